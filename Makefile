@@ -1,0 +1,28 @@
+# Two commands do all the set-up: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint check bench theory clean
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: .venv/installed
+	$(BIN)/vafl demo --out build/demo
+
+test: .venv/installed lint
+	$(BIN)/pytest --cov --cov-report=term
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/installed
+	$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) --out build/bench.json
+
+clean:
+	rm -rf build .venv

@@ -1,0 +1,166 @@
+"""One TOML describes a run. Every section is a frozen settings object of the room that uses it.
+
+Reading is strict: unknown keys fail with "did you mean", wrong types name what was expected, and the
+settings check their own values when they are made.
+"""
+
+import dataclasses
+import tomllib
+import types
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import tomli_w
+
+from vafl.data.partition import PartitionSettings
+from vafl.data.sources import DataSettings
+from vafl.errors import ConfigError
+from vafl.models.settings import ModelSettings
+from vafl.privacy.perturb import PrivacySettings
+from vafl.protocol.descent import OptimiserSettings
+from vafl.protocol.rules import RuleSettings
+from vafl.protocol.schedule import ScheduleSettings
+from vafl.runtime.delays import DelaySettings
+from vafl.runtime.training import EvaluationSettings, StopSettings
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides a run.
+
+    Attributes:
+        seed: fixes initial models, batches, test rows and delays (never the privacy noise).
+        threads: torch's threads; small models are fastest with one.
+    """
+
+    seed: int = 0
+    threads: int = 1
+    data: DataSettings = field(default_factory=DataSettings)
+    partition: PartitionSettings = field(default_factory=PartitionSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    rule: RuleSettings = field(default_factory=RuleSettings)
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    delays: DelaySettings = field(default_factory=DelaySettings)
+    stop: StopSettings = field(default_factory=StopSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ConfigError(f"seed must be 0 or more. Found {self.seed}.")
+        if self.threads < 1:
+            raise ConfigError(f"threads must be 1 or more. Found {self.threads}.")
+
+    def to_toml(self) -> str:
+        """The whole configuration, defaults included, as a file that reads back to the same."""
+        return tomli_w.dumps(_plain(self))
+
+
+def read_config(path: Path, overrides: list[str] | None = None) -> Config:
+    """Reads a TOML file; `overrides` are `section.key=value` and win over the file."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f'cannot read the config file "{path}": {error.strerror}.') from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f'"{path}" must be a TOML file. {error}.') from error
+    for override in overrides or []:
+        _override(document, override)
+    _anchor_paths(document, path.parent)
+    return from_document(document)
+
+
+def from_document(document: dict[str, Any]) -> Config:
+    """A Config from nested dictionaries, as tomllib gives them."""
+    config: Config = _make(Config, document, "")
+    return config
+
+
+def _override(document: dict[str, Any], text: str) -> None:
+    dotted, equals, value = text.partition("=")
+    keys = dotted.strip().split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f'--set takes section.key=value. Found "{text}".')
+    *sections, last = keys
+    for section in sections:
+        document = document.setdefault(section, {})
+        if not isinstance(document, dict):
+            raise ConfigError(f'--set {text}: "{section}" is not a section.')
+    try:
+        document[last] = tomllib.loads(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        document[last] = value.strip()  # a bare word is a string: --set rule.name=sync
+
+
+def _anchor_paths(document: dict[str, Any], folder: Path) -> None:
+    """Relative files in a config are meant from where the config lies."""
+    for section, key in (("data", "path"), ("delays", "trace")):
+        table = document.get(section)
+        if isinstance(table, dict) and isinstance(table.get(key), str) and table[key]:
+            table[key] = str((folder / table[key]).resolve())
+
+
+def _make(kind: type, values: Any, where: str) -> Any:
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where} must be a section. Found {values!r}.")
+    hints = get_type_hints(kind)
+    for key in values:
+        if key not in hints:
+            near = get_close_matches(key, hints, 1, cutoff=0.5)
+            hint = f'Did you mean "{near[0]}"?' if near else f"Known here: {', '.join(hints)}."
+            raise ConfigError(f'unknown key "{_dotted(where, key)}". {hint}')
+    return kind(**{key: _convert(hints[key], value, _dotted(where, key)) for key, value in values.items()})
+
+
+def _dotted(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
+
+
+def _convert(kind: Any, value: Any, where: str) -> Any:
+    """`value` as the type the settings declare, or an error that says what was expected."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        value = _make(kind, value, where)  # type: ignore[arg-type]
+    elif origin is Literal:
+        _check_choice(arguments, value, where)
+    elif origin in (Union, types.UnionType):
+        value = _convert(next(a for a in arguments if a is not type(None)), value, where)
+    elif origin is tuple and isinstance(value, list | tuple):
+        value = tuple(_convert(arguments[0], item, where) for item in value)
+    elif origin is dict and isinstance(value, dict):
+        value = {key: _convert(arguments[1], item, _dotted(where, key)) for key, item in value.items()}
+    elif kind is float and type(value) is int:
+        value = float(value)
+    elif kind is not Any and type(value) is not kind:
+        raise ConfigError(f"{where} must be {_words(kind)}. Found {value!r}.")
+    return value
+
+
+def _check_choice(choices: tuple[Any, ...], value: Any, where: str) -> None:
+    if value not in choices:
+        near = get_close_matches(str(value), choices, 1)
+        hint = f' Did you mean "{near[0]}"?' if near else ""
+        raise ConfigError(f"{where} must be one of {', '.join(map(str, choices))}. Found {value!r}.{hint}")
+
+
+def _words(kind: Any) -> str:
+    if get_origin(kind) is tuple:
+        return f"a list, each item {_words(get_args(kind)[0])}"
+    if get_origin(kind) is dict:
+        return "a section"
+    names = {int: "a whole number", float: "a number", str: "text in quotes", bool: "true or false"}
+    return names.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        entries = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+        return {name: _plain(entry) for name, entry in entries.items() if entry is not None}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,88 @@
+"""A data set in one place, checked, before it is split over the parties."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from vafl.errors import DataError
+
+Array = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.generic]
+Split = Literal["train", "test"]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Features and labels of the training and the test rows.
+
+    Attributes:
+        train, test: float32 [rows, columns], or images [rows, channels, height, width].
+        columns: the names of the columns of a table; empty for images.
+        classes: the sorted class names, which labels index; None for regression.
+    """
+
+    name: str
+    train: Array
+    test: Array
+    train_labels: Labels
+    test_labels: Labels
+    columns: tuple[str, ...] = ()
+    classes: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.train) == 0 or len(self.test) == 0:
+            raise DataError(
+                f"{self.name}: training and test rows are both needed. Found {len(self.train)} and "
+                f"{len(self.test)}. Give more rows, or another data.test_fraction."
+            )
+        for features in (self.train, self.test):
+            self._check_finite(features)
+        if self.classes is not None and len(np.unique(self.train_labels)) < 2:
+            raise DataError(
+                f"{self.name}: training labels must show at least two classes. Found only "
+                f'"{self.classes[int(self.train_labels[0])]}". Is data.label the right column?'
+            )
+
+    def _check_finite(self, features: Array) -> None:
+        if np.isfinite(features).all():
+            return
+        flat = features.reshape(len(features), -1)
+        bad = np.flatnonzero(~np.isfinite(flat).all(axis=0))
+        names = [self.columns[i] if self.columns else f"#{i}" for i in bad[:5].tolist()]
+        raise DataError(
+            f"{self.name}: features must be finite numbers. Found NaN or infinity in {len(bad)} column(s): "
+            f"{', '.join(names)}. Fill or drop the missing values first."
+        )
+
+
+def encode_labels(values: Labels, *, regression: bool, name: str) -> tuple[Labels, tuple[str, ...] | None]:
+    """Class numbers and names, or float labels."""
+    if regression:
+        try:
+            numbers = values.astype(np.float32)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{name}: the label of a regression must be a number. {error}.") from None
+        if not np.isfinite(numbers).all():
+            raise DataError(f"{name}: labels must be finite numbers. Found NaN or infinity: drop those rows.")
+        return numbers, None
+    if values.dtype.kind == "f" and not np.isfinite(values.astype(np.float64)).all():
+        raise DataError(f"{name}: labels must not be missing. Found NaN: drop those rows.")
+    classes, indices = np.unique(values, return_inverse=True)
+    return indices.astype(np.int64), tuple(map(str, classes.tolist()))
+
+
+def split_rows(count: int, test_fraction: float, seed: int) -> tuple[Sequence[int], Sequence[int]]:
+    """Training and test rows by a shuffle that only the seed decides."""
+    order = np.random.Generator(np.random.Philox(seed)).permutation(count)
+    tests = round(count * test_fraction)
+    return np.sort(order[tests:]).tolist(), np.sort(order[:tests]).tolist()
+
+
+def standardised(train: Array, test: Array) -> tuple[Array, Array]:
+    """Zero mean and unit deviation per column by the training rows alone."""
+    mean, deviation = train.mean(axis=0), train.std(axis=0)
+    deviation[deviation == 0] = 1
+    return (train - mean) / deviation, (test - mean) / deviation

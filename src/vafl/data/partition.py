@@ -1,0 +1,147 @@
+"""Splitting a data set by columns: each party gets its own, nobody gets all."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vafl.data.dataset import Array, Dataset, standardised
+from vafl.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class PartitionSettings:
+    """Who holds which columns.
+
+    Attributes:
+        clients: number of parties, each with an equal share, when no groups are given.
+        groups: party name -> its columns, by name or pattern (`pay_*`), for tables.
+        layout: for images: `columns` deals out flat pixels, `bands` horizontal bands that stay
+            images (for cnn), `sequence` vertical bands read line by line (for lstm).
+    """
+
+    clients: int = 2
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    layout: Literal["columns", "bands", "sequence"] = "columns"
+
+    def __post_init__(self) -> None:
+        if self.clients < 1:
+            raise ConfigError(f"partition.clients must be 1 or more. Found {self.clients}.")
+
+
+@dataclass(frozen=True)
+class Party:
+    """One party's own features, [rows, ...], of the training and the test rows."""
+
+    name: str
+    train: Tensor
+    test: Tensor
+
+
+@dataclass(frozen=True)
+class VerticalData:
+    """A data set as a federation holds it: features with the parties, labels with the server."""
+
+    parties: tuple[Party, ...]
+    train_labels: Tensor
+    test_labels: Tensor
+    classes: tuple[str, ...] | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.train_labels)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(party.train.nbytes + party.test.nbytes for party in self.parties)
+
+
+def partition(dataset: Dataset, settings: PartitionSettings, scale: str = "auto") -> VerticalData:
+    """Gives every party its columns, scaled by that party's own training rows."""
+    is_table = dataset.train.ndim == 2
+    parts = _by_name(dataset, settings) if settings.groups else _equal_shares(dataset, settings)
+    parties = []
+    for name, *pair in parts:
+        train, test = standardised(*pair) if scale == "standard" or (scale == "auto" and is_table) else pair
+        parties.append(Party(name, _tensor(train), _tensor(test)))
+    return VerticalData(
+        tuple(parties),
+        torch.from_numpy(np.ascontiguousarray(dataset.train_labels)),
+        torch.from_numpy(np.ascontiguousarray(dataset.test_labels)),
+        dataset.classes,
+    )
+
+
+def match_columns(columns: Sequence[str], groups: dict[str, tuple[str, ...]]) -> dict[str, list[int]]:
+    """Column numbers of each group; refuses unknown names, empty groups and overlaps."""
+    owner: dict[str, str] = {}
+    found: dict[str, list[int]] = {}
+    for group, patterns in groups.items():
+        names = [name for pattern in patterns for name in _matches(columns, group, pattern)]
+        for name in dict.fromkeys(names):
+            if name in owner:
+                raise DataError(
+                    f'partition.groups: a column belongs to one party. "{name}" is claimed by both '
+                    f'"{owner[name]}" and "{group}". Take it out of one of them.'
+                )
+            owner[name] = group
+        found[group] = [columns.index(name) for name in dict.fromkeys(names)]
+    return found
+
+
+def _matches(columns: Sequence[str], group: str, pattern: str) -> list[str]:
+    names = [name for name in columns if fnmatchcase(name, pattern)]
+    if not names:
+        near = get_close_matches(pattern, columns, 1)
+        hint = f' Did you mean "{near[0]}"?' if near else f" Columns: {', '.join(columns[:20])}."
+        raise DataError(f'partition.groups.{group}: no column matches "{pattern}".{hint}')
+    return names
+
+
+def _by_name(dataset: Dataset, settings: PartitionSettings) -> list[tuple[str, Array, Array]]:
+    if not dataset.columns:
+        raise ConfigError(
+            f"partition.groups needs a table with named columns. Found {dataset.name}, which has none. "
+            "Use partition.clients instead."
+        )
+    matched = match_columns(dataset.columns, settings.groups)
+    return [(name, dataset.train[:, chosen], dataset.test[:, chosen]) for name, chosen in matched.items()]
+
+
+def _equal_shares(dataset: Dataset, settings: PartitionSettings) -> list[tuple[str, Array, Array]]:
+    train, test = _laid_out(dataset.train, settings.layout), _laid_out(dataset.test, settings.layout)
+    axis = 2 if train.ndim > 2 else 1
+    if settings.clients > train.shape[axis]:
+        raise ConfigError(
+            f"partition.clients must be at most the {train.shape[axis]} columns to share out. "
+            f"Found {settings.clients}."
+        )
+    shares = zip(
+        np.array_split(train, settings.clients, axis),
+        np.array_split(test, settings.clients, axis),
+        strict=True,
+    )
+    return [(f"client-{number}", own, held_out) for number, (own, held_out) in enumerate(shares, 1)]
+
+
+def _laid_out(features: Array, layout: str) -> Array:
+    """Flat [rows, columns], bands [rows, channels, height, width], or sequences [rows, steps, features]."""
+    if layout == "columns":
+        return features.reshape(len(features), -1)
+    if features.ndim != 4:
+        raise ConfigError(
+            f'partition.layout = "{layout}" needs images. Found a table. Use layout = "columns".'
+        )
+    if layout == "bands":
+        return features
+    rows, channels, height, width = features.shape
+    return features.reshape(rows, channels * height, width)
+
+
+def _tensor(features: Array) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32))

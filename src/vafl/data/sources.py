@@ -1,0 +1,177 @@
+"""Where data sets come from: scikit-learn's own, public files in a folder, or the user's CSV."""
+
+import gzip
+import os
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from sklearn import datasets as bundled
+
+from vafl.data.dataset import Array, Dataset, encode_labels, split_rows
+from vafl.errors import ConfigError, DataError
+
+_BUNDLED: dict[str, tuple[Callable[..., Any], bool]] = {  # name: (loader, is a regression)
+    "digits": (bundled.load_digits, False),
+    "breast_cancer": (bundled.load_breast_cancer, False),
+    "wine": (bundled.load_wine, False),
+    "iris": (bundled.load_iris, False),
+    "diabetes": (bundled.load_diabetes, True),
+}
+_IDX = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}
+NAMES = (*_BUNDLED, *_IDX, "csv")
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Which data set, and how it is made ready.
+
+    Attributes:
+        name: one that scikit-learn carries (`digits`, `breast_cancer`, `wine`, `iris`, `diabetes`), a
+            public one in the data folder (`mnist`, `fashion_mnist`), or `csv` for a file of one's own.
+        path: the CSV file; a relative path is taken from the config file's folder.
+        label: the CSV's label column.
+        ignore: CSV columns that are neither features nor the label.
+        task: `classification` or `regression`, for a CSV.
+        test_fraction: share of rows held out for testing, where the set has no test rows of its own.
+        scale: `standard` gives every column zero mean and unit deviation by the training rows;
+            `none` leaves it; `auto` standardises tables and leaves images (already in 0..1).
+        folder: where public data sets lie; `--data` or VAFL_DATA set it too.
+    """
+
+    name: str = "digits"
+    path: str = ""
+    label: str = ""
+    ignore: tuple[str, ...] = ()
+    task: Literal["classification", "regression"] = "classification"
+    test_fraction: float = 0.25
+    scale: Literal["auto", "standard", "none"] = "auto"
+    folder: str = ""
+
+    def __post_init__(self) -> None:
+        if self.name not in NAMES:
+            near = get_close_matches(self.name, NAMES, 1)
+            hint = f' Did you mean "{near[0]}"?' if near else ""
+            raise ConfigError(f'data.name must be one of {", ".join(NAMES)}. Found "{self.name}".{hint}')
+        if not 0 < self.test_fraction < 1:
+            raise ConfigError(f"data.test_fraction must be between 0 and 1. Found {self.test_fraction}.")
+        if self.name == "csv" and not (self.path and self.label):
+            raise ConfigError(
+                'data.name = "csv" needs data.path (the file) and data.label (its label column). '
+                f'Found path "{self.path}", label "{self.label}".'
+            )
+
+
+def load(settings: DataSettings, seed: int) -> Dataset:
+    """Reads the data set the settings name. `seed` decides the test rows where none are given."""
+    if settings.name in _BUNDLED:
+        return _load_bundled(settings, seed)
+    if settings.name in _IDX:
+        return _load_idx(settings)
+    return _load_csv(settings, seed)
+
+
+def _load_bundled(settings: DataSettings, seed: int) -> Dataset:
+    loader, regression = _BUNDLED[settings.name]
+    bunch = loader()
+    features = bunch.data.astype(np.float32)
+    columns = tuple(map(str, bunch.feature_names))
+    if settings.name == "digits":
+        features, columns = features.reshape(-1, 1, 8, 8) / np.float32(16), ()
+    return _split(settings, features, bunch.target, columns, regression, seed)
+
+
+def _load_csv(settings: DataSettings, seed: int) -> Dataset:
+    path = Path(settings.path)
+    if not path.is_file():
+        raise DataError(f'data.path must be a CSV file. Found nothing at "{path}".')
+    try:
+        table = pl.read_csv(path, infer_schema_length=None)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise DataError(f'"{path}" must be a CSV with a header line. {error}') from error
+    for name in (settings.label, *settings.ignore):
+        if name not in table.columns:
+            near = get_close_matches(name, table.columns, 1)
+            hint = (
+                f' Did you mean "{near[0]}"?' if near else f" Its columns: {', '.join(table.columns[:20])}."
+            )
+            raise DataError(f'"{path}" has no column "{name}".{hint}')
+    if table[settings.label].null_count():
+        raise DataError(f'"{path}": the label column "{settings.label}" has missing values. Drop those rows.')
+    features = table.drop(settings.label, *settings.ignore)
+    words = [name for name, kind in features.schema.items() if not (kind.is_numeric() or kind == pl.Boolean)]
+    if words:
+        raise DataError(
+            f'"{path}": features must be numbers. Found text in {", ".join(words[:5])}. Encode these columns '
+            "as numbers, or list them in data.ignore."
+        )
+    numbers = features.cast(pl.Float32).fill_null(float("nan")).to_numpy()
+    regression = settings.task == "regression"
+    return _split(
+        settings, numbers, table[settings.label].to_numpy(), tuple(features.columns), regression, seed
+    )
+
+
+def _split(
+    settings: DataSettings,
+    features: Array,
+    labels: npt.NDArray[Any],
+    columns: tuple[str, ...],
+    regression: bool,
+    seed: int,
+) -> Dataset:
+    numbers, classes = encode_labels(labels, regression=regression, name=settings.name)
+    train, test = split_rows(len(features), settings.test_fraction, seed)
+    return Dataset(
+        name=settings.name,
+        train=np.ascontiguousarray(features[train]),
+        test=np.ascontiguousarray(features[test]),
+        train_labels=numbers[train],
+        test_labels=numbers[test],
+        columns=columns,
+        classes=classes,
+    )
+
+
+def _load_idx(settings: DataSettings) -> Dataset:
+    folder = Path(settings.folder or os.environ.get("VAFL_DATA", "")) / settings.name
+    files = [
+        f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+    ]
+    missing = [name for name in files if not (folder / name).is_file()]
+    if missing:
+        raise DataError(
+            f'{_IDX[settings.name]} must lie in "{folder}" as its four original files. Missing: '
+            f"{', '.join(missing)}. Get them from the data set's home page, and name the folder above with "
+            "--data or VAFL_DATA."
+        )
+    images, labels, test_images, test_labels = (read_idx(folder / name) for name in files)
+    return Dataset(
+        name=settings.name,
+        train=images[:, None].astype(np.float32) / np.float32(255),
+        test=test_images[:, None].astype(np.float32) / np.float32(255),
+        train_labels=labels.astype(np.int64),
+        test_labels=test_labels.astype(np.int64),
+        classes=tuple(map(str, range(10))),
+    )
+
+
+def read_idx(path: Path) -> npt.NDArray[np.uint8]:
+    """A gzipped idx file of unsigned bytes, as MNIST's."""
+    try:
+        content = gzip.decompress(path.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f'"{path}" must be a gzip file. {error}. Download it again.') from error
+    if content[:3] != b"\x00\x00\x08" or len(content) < 4:
+        raise DataError(f'"{path}" must be an idx file of bytes. Found a header {content[:4].hex()}.')
+    axes = content[3]
+    shape = tuple(np.frombuffer(content, ">u4", axes, 4).tolist())
+    if len(content) != 4 + 4 * axes + int(np.prod(shape)):
+        raise DataError(f'"{path}" must hold {shape} bytes. Found {len(content)} in all. Download it again.')
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape)

@@ -1,0 +1,60 @@
+"""Every exception vafl raises on purpose. Nothing else lives here.
+
+    VaflError
+    ├── ConfigError          a setting is wrong                              exit code 2
+    ├── DataError            a file, a table or a label is wrong             exit code 3
+    ├── RunError             a run cannot go on                              exit code 4
+    │   ├── Diverged           the loss is no longer a finite number
+    │   └── Stalled            nothing can happen any more, and why
+    ├── RunFolderError       a run folder is missing, damaged or taken       exit code 5
+    └── RemoteFault          the other party broke the protocol
+        └── InvalidMessage     a message that was refused; no state changed
+
+Every message names the rule that was broken, the value that was found, and the remedy.
+"""
+
+
+class VaflError(Exception):
+    """The root: `except VaflError` catches all that vafl raises on purpose."""
+
+    exit_code = 1
+
+
+class ConfigError(VaflError, ValueError):
+    """A setting is unknown, missing or out of range."""
+
+    exit_code = 2
+
+
+class DataError(VaflError, ValueError):
+    """Data cannot be used: missing file, NaN, one class only, overlapping columns."""
+
+    exit_code = 3
+
+
+class RunError(VaflError, RuntimeError):
+    """A run that had begun cannot go on."""
+
+    exit_code = 4
+
+
+class Diverged(RunError):
+    """The training loss stopped being a finite number."""
+
+
+class Stalled(RunError):
+    """Every party waits for a message that cannot come."""
+
+
+class RunFolderError(VaflError, OSError):
+    """A run folder is missing, damaged, or holds another run."""
+
+    exit_code = 5
+
+
+class RemoteFault(VaflError):
+    """The other party broke the protocol: its fault, not ours."""
+
+
+class InvalidMessage(RemoteFault, ValueError):
+    """A message failed its checks and was dropped before it touched any state."""

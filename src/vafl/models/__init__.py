@@ -1,0 +1,1 @@
+"""Embedding models, heads, losses and metrics: plain torch modules and functions, nothing federated."""

@@ -1,0 +1,87 @@
+"""The clients' embedding models: linear, MLP, CNN, LSTM, or any torch module the user names."""
+
+import importlib
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from vafl.errors import ConfigError
+
+Factory = Callable[[Sequence[int], int], nn.Module]
+
+
+class SequenceEncoder(nn.Module):
+    """The paper's clinical encoder: a bidirectional LSTM, then an LSTM whose last state is the embedding."""
+
+    def __init__(self, features: int, hidden: int, width: int) -> None:
+        super().__init__()
+        self.first = nn.LSTM(features, hidden, batch_first=True, bidirectional=True)
+        self.second = nn.LSTM(2 * hidden, width, batch_first=True)
+
+    def forward(self, sequences: Tensor) -> Tensor:
+        """[batch, steps, features] -> [batch, width]."""
+        states, _ = self.first(sequences)
+        _, (last, _) = self.second(states)
+        return last[0]  # type: ignore[no-any-return]
+
+
+def linear(shape: Sequence[int], width: int) -> nn.Module:
+    """One affine map of all features."""
+    size = int(torch.Size(shape).numel())
+    layer = nn.Linear(size, width)
+    return layer if len(shape) == 1 else nn.Sequential(nn.Flatten(), layer)
+
+
+def mlp(shape: Sequence[int], width: int, hidden: Sequence[int]) -> nn.Module:
+    """Affine layers with ReLU between them."""
+    sizes = [int(torch.Size(shape).numel()), *hidden]
+    layers: list[nn.Module] = [] if len(shape) == 1 else [nn.Flatten()]
+    for before, after in pairwise(sizes):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], width))
+
+
+def cnn(shape: Sequence[int], width: int, channels: Sequence[int]) -> nn.Module:
+    """3x3 convolutions with ReLU, halved after every second one; the last gives `width` averages.
+
+    The paper's 7-layer CNN is six channel counts and the width.
+    """
+    if len(shape) != 3:
+        raise ConfigError(
+            f"a cnn embedding needs images [channels, height, width]. Found features of shape {list(shape)}. "
+            'Use an image data set with partition.layout = "bands", or another embedding.'
+        )
+    layers: list[nn.Module] = []
+    before = shape[0]
+    for position, after in enumerate(channels):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU()]
+        if position % 2:
+            layers.append(nn.MaxPool2d(2, ceil_mode=True))
+        before = after
+    layers += [nn.Conv2d(before, width, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers)
+
+
+def lstm(shape: Sequence[int], width: int, hidden: Sequence[int]) -> nn.Module:
+    """A BiLSTM of hidden[0] units, then an LSTM of `width`."""
+    if len(shape) != 2:
+        raise ConfigError(
+            f"an lstm embedding needs sequences [steps, features]. Found features of shape {list(shape)}. "
+            'Use an image or series data set with partition.layout = "sequence", or another embedding.'
+        )
+    return SequenceEncoder(shape[1], hidden[0], width)
+
+
+def named_factory(name: str) -> Factory:
+    """The user's own `package.module:Factory`, called as Factory(shape, width) -> torch module."""
+    module_name, _, attribute = name.partition(":")
+    try:
+        factory: Factory = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f'model.embedding "{name}" must name something importable as package.module:Factory. {error}. '
+            "Is the package installed, or its folder on PYTHONPATH?"
+        ) from error
+    return factory

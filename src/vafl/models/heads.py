@@ -1,0 +1,30 @@
+"""The server's head theta_0: from the embeddings' sum, or their concatenation, to outputs."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vafl.models.embeddings import mlp
+
+
+class Bias(nn.Module):
+    """outputs = sum of embeddings + bias: with linear embeddings, (logistic) regression."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, sums: Tensor) -> Tensor:
+        """[batch, outputs] -> [batch, outputs]."""
+        return sums + self.bias
+
+
+def linear(inputs: int, outputs: int) -> nn.Module:
+    """One affine layer, after the embeddings' own non-linearity."""
+    return nn.Linear(inputs, outputs)
+
+
+def deep(inputs: int, outputs: int, hidden: Sequence[int]) -> nn.Module:
+    """ReLU on the combined embeddings, then affine layers with ReLU between them."""
+    return nn.Sequential(nn.ReLU(), mlp([inputs], outputs, hidden))

@@ -1,0 +1,1 @@
+"""What keeps embeddings from telling too much. Here so far: clipping and Gaussian noise."""

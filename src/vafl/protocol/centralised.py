@@ -1,0 +1,65 @@
+"""The ceiling: the same models and the same loss, with every column in one place."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vafl.protocol.descent import Descent
+from vafl.protocol.losslog import LossLog
+from vafl.protocol.schedule import BatchSchedule
+from vafl.protocol.server import Loss
+
+
+class Centralised:
+    """Minibatch descent over all parties' models and the head at once; nothing is ever stale.
+
+    Args:
+        features: [rows, ...] of each party.
+        models: the parties' embedding models.
+        head: on the sum or on the concatenation of the embeddings.
+        summed: which of the two.
+        descents: of the parties' models, then of the head.
+        l2: the parties' regulariser.
+    """
+
+    def __init__(
+        self,
+        features: Sequence[Tensor],
+        labels: Tensor,
+        models: Sequence[nn.Module],
+        head: nn.Module,
+        loss: Loss,
+        descents: Sequence[Descent],
+        schedule: BatchSchedule,
+        *,
+        summed: bool,
+        l2: float = 0.0,
+    ) -> None:
+        self.models, self.head = list(models), head
+        self.iteration = 0
+        self._features, self._labels, self._loss = list(features), labels, loss
+        self._descents, self._schedule, self._summed, self._l2 = list(descents), schedule, summed, l2
+        self.losses = LossLog()
+
+    def step(self) -> None:
+        """One minibatch: every party's model and the head move together."""
+        rows = torch.from_numpy(self._schedule.batch(self.iteration))
+        parts = [
+            model(features.index_select(0, rows))
+            for model, features in zip(self.models, self._features, strict=True)
+        ]
+        inputs = torch.stack(parts).sum(0) if self._summed else torch.cat(parts, dim=1)
+        loss = self._loss(self.head(inputs), self._labels.index_select(0, rows)).mean()
+        self.losses.check(float(loss.detach()), self.iteration)
+        self.losses.note(float(loss.detach()))
+        parameters = [parameter for descent in self._descents for parameter in descent.parameters]
+        gradients = list(torch.autograd.grad(loss, parameters, materialize_grads=True))
+        for descent in self._descents:
+            mine, gradients = gradients[: len(descent.parameters)], gradients[len(descent.parameters) :]
+            if descent is not self._descents[-1]:
+                mine = [
+                    g.add(p.detach(), alpha=self._l2) for g, p in zip(mine, descent.parameters, strict=True)
+                ]
+            descent.step(mine, self.iteration)
+        self.iteration += 1

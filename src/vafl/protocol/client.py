@@ -1,0 +1,182 @@
+"""A client: picks a minibatch, embeds it, uploads, and steps its own model on the answer.
+
+Raw features and theta_m never leave this object; what leaves are embeddings, perturbed if the client
+is private.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vafl.errors import InvalidMessage
+from vafl.protocol.descent import Descent
+from vafl.protocol.messages import (
+    ClientMessage,
+    Gradient,
+    Query,
+    Refresh,
+    Request,
+    ServerMessage,
+    Upload,
+    Welcome,
+)
+from vafl.protocol.rules import RuleSettings
+from vafl.protocol.schedule import BatchSchedule
+from vafl.protocol.schedule import Refresh as RefreshPolicy
+
+Perturb = Callable[[Tensor], Tensor]
+_EMBED_ROWS = 4096  # rows embedded at once when no gradient is needed: bounds memory
+
+
+@dataclass(slots=True)
+class _Flight:
+    """An upload whose gradient has not come yet.
+
+    `embeddings` still holds its autograd graph, which is valid while theta_m is unchanged, that is
+    while `version` is the client's.
+    """
+
+    rows: Tensor
+    embeddings: Tensor
+    version: int
+
+
+@torch.no_grad()
+def embed(model: nn.Module, features: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Embeddings [rows, width] of these rows (None: all) without a graph, in bounded memory."""
+    if rows is None:
+        parts = [model(part) for part in torch.split(features, _EMBED_ROWS)]
+    else:
+        parts = [model(features.index_select(0, part)) for part in torch.split(rows, _EMBED_ROWS)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+class Client:
+    """Holds the features and the embedding model theta_m of one party.
+
+    Args:
+        index: which column of the server's table is this client's.
+        features: [rows, ...], the party's own features, one line a record.
+        model: maps features to embeddings [batch, width].
+        descent: steps the model's parameters.
+        schedule: which rows to pick at which activation.
+        refresh: which other rows to upload.
+        rule: the order of Algorithm 1, local steps, start.
+        l2: coefficient of the regulariser l2/2 |theta_m|^2.
+        perturb: clips and noises embeddings before they leave, or None.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        features: Tensor,
+        model: nn.Module,
+        descent: Descent,
+        schedule: BatchSchedule,
+        refresh: RefreshPolicy,
+        rule: RuleSettings,
+        *,
+        l2: float = 0.0,
+        perturb: Perturb | None = None,
+    ) -> None:
+        self.index, self.model = index, model
+        self.activation = 0
+        self._features, self._descent, self._schedule = features, descent, schedule
+        self._refresh, self._rule, self._l2, self._perturb = refresh, rule, l2, perturb
+        self._sequence = 0
+        self._version = 0
+        self._flights: dict[int, _Flight] = {}
+        self._queried = -1
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an answer is owed, so that the client cannot begin another activation."""
+        return bool(self._flights) if self._rule.order == "upload-first" else self._queried >= 0
+
+    def wake(self) -> list[ClientMessage]:
+        """Begins an activation. Call it only when not `waiting`."""
+        if self._rule.order == "query-first" and self._flights:
+            self._queried = next(iter(self._flights))
+            return [Query(self.index, self._next(), self._queried)]
+        first: list[ClientMessage] = []
+        if self._rule.start == "upload" and self.activation == 0:
+            first = [self._refreshed(None)]
+        return [*first, self._upload()]
+
+    def receive(self, message: ServerMessage) -> list[ClientMessage]:
+        """Takes one message of the server and gives what the client says next."""
+        if isinstance(message, Request):
+            return [self._refreshed(message.rows, message.number)]
+        if isinstance(message, Welcome):
+            self._restart(message)
+            return []
+        flight = self._flights.pop(message.activation, None)
+        if flight is None:
+            raise InvalidMessage(f"activation {message.activation} is not waiting for an answer.")
+        self._queried = -1
+        if isinstance(message, Gradient):
+            self._apply(flight, message)
+        return self._end_activation(message.activations)
+
+    def _restart(self, welcome: Welcome) -> None:
+        """Goes on where the server says the run stands; answers to older uploads will not come."""
+        self._flights.clear()
+        self._queried = -1
+        self.activation = welcome.activations[self.index]
+
+    def _upload(self) -> Upload:
+        rows = torch.from_numpy(self._schedule.batch(self.activation))
+        embeddings = self._embed_with_graph(rows)
+        self._flights[self.activation] = _Flight(rows, embeddings, self._version)
+        message = Upload(
+            client=self.index,
+            sequence=self._next(),
+            activation=self.activation,
+            rows=rows,
+            embeddings=embeddings.detach(),
+            answer=self._rule.order == "upload-first",
+        )
+        self.activation += 1
+        return message
+
+    def _embed_with_graph(self, rows: Tensor) -> Tensor:
+        embeddings = self.model(self._features.index_select(0, rows))
+        return embeddings if self._perturb is None else self._perturb(embeddings)
+
+    def _apply(self, flight: _Flight, answer: Gradient) -> None:
+        """theta_m <- theta_m - eta (grad h * gradient + grad r), Q times."""
+        for _ in range(self._rule.local_steps):
+            current = flight.version == self._version
+            embeddings = flight.embeddings if current else self._embed_with_graph(flight.rows)
+            self._step(embeddings, answer)
+
+    def _step(self, embeddings: Tensor, answer: Gradient) -> None:
+        parameters = self._descent.parameters
+        gradients = torch.autograd.grad(embeddings, parameters, answer.gradients, materialize_grads=True)
+        if self._l2:
+            with torch.no_grad():
+                for gradient, parameter in zip(gradients, parameters, strict=True):
+                    gradient.add_(parameter, alpha=self._l2)
+        self._descent.step(gradients, answer.iteration)
+        self._version += 1
+
+    def _end_activation(self, activations: Sequence[int]) -> list[ClientMessage]:
+        """With the model just updated: the next upload (query-first order), and the refresh."""
+        said: list[ClientMessage] = [self._upload()] if self._rule.order == "query-first" else []
+        rows = self._refresh.rows(activations)
+        if rows is None or len(rows):
+            said.append(self._refreshed(None if rows is None else torch.from_numpy(rows)))
+        return said
+
+    def _refreshed(self, rows: Tensor | None, request: int | None = None) -> Refresh:
+        embeddings = embed(self.model, self._features, rows)
+        if self._perturb is not None:
+            embeddings = self._perturb(embeddings)
+        rows = torch.arange(len(self._features)) if rows is None else rows
+        return Refresh(self.index, self._next(), rows, embeddings.float(), request)
+
+    def _next(self) -> int:
+        self._sequence += 1
+        return self._sequence

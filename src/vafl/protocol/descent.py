@@ -1,0 +1,126 @@
+"""Moving parameters down their gradients: plain SGD, or any optimiser of torch.optim."""
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vafl.errors import ConfigError
+from vafl.protocol.stepsizes import SCHEDULES, StepSize, constant
+
+
+@dataclass(frozen=True)
+class OptimiserSettings:
+    """How every party steps.
+
+    Attributes:
+        name: `sgd`, or a class of torch.optim (`Adam`, `AdamW`, ...).
+        step_size: eta_m, the clients' step size.
+        server_step_size: eta_0, the head's; 0 means the same as `step_size`.
+        schedule: `constant`, or a schedule of vafl.protocol.stepsizes.
+        constants: the constants that schedule needs, by the paper's names.
+        options: more arguments for the optimiser, e.g. { momentum = 0.9 }.
+        l2: the clients' regulariser r(theta_m) = l2/2 |theta_m|^2.
+    """
+
+    name: str = "sgd"
+    step_size: float = 0.1
+    server_step_size: float = 0.0
+    schedule: str = "constant"
+    constants: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    l2: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.step_size > 0:
+            raise ConfigError(f"optimiser.step_size must be above 0. Found {self.step_size}.")
+        if self.server_step_size < 0:
+            raise ConfigError(
+                "optimiser.server_step_size must be above 0, or 0 to take step_size. "
+                f"Found {self.server_step_size}."
+            )
+        if self.l2 < 0:
+            raise ConfigError(f"optimiser.l2 must be 0 or more. Found {self.l2}.")
+        self._torch_class()
+        self._schedule(1.0)
+
+    def _torch_class(self) -> Callable[..., torch.optim.Optimizer] | None:
+        if self.name == "sgd" and not self.options:
+            return None
+        name = "SGD" if self.name == "sgd" else self.name
+        found = getattr(torch.optim, name, None)
+        if not (inspect.isclass(found) and issubclass(found, torch.optim.Optimizer)):
+            near = get_close_matches(name, dir(torch.optim), 1) or ["sgd"]
+            raise ConfigError(
+                f'optimiser.name must be "sgd" or a class of torch.optim. Found "{self.name}". '
+                f'Did you mean "{near[0]}"?'
+            )
+        return found
+
+    def _schedule(self, step_size: float) -> StepSize:
+        if self.schedule == "constant":
+            return constant(step_size)
+        if self.schedule not in SCHEDULES:
+            raise ConfigError(
+                f"optimiser.schedule must be constant or one of {', '.join(SCHEDULES)}. "
+                f'Found "{self.schedule}".'
+            )
+        make = SCHEDULES[self.schedule]
+        try:
+            inspect.signature(make).bind(**self.constants)
+        except TypeError as error:
+            needs = ", ".join(inspect.signature(make).parameters)
+            raise ConfigError(
+                f'optimiser.schedule "{self.schedule}" takes the constants {needs}: {error}. '
+                "Put them into [optimiser.constants]."
+            ) from None
+        return make(**self.constants)
+
+    def descent(self, parameters: Iterable[Tensor], *, server: bool = False) -> "Descent":
+        """A descent over these parameters, for the head or for a client's model."""
+        step_size = self.server_step_size if server and self.server_step_size else self.step_size
+        kind = self._torch_class()
+        make = None if kind is None else lambda listed: kind(listed, lr=step_size, **self.options)
+        return Descent(parameters, self._schedule(step_size), make)
+
+
+class Descent:
+    """Steps a fixed list of parameters.
+
+    Args:
+        parameters: the tensors to move, in place.
+        step_size: a function of the global iteration.
+        optimiser: makes a torch optimiser from the list; None is plain SGD without its overhead.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        step_size: StepSize,
+        optimiser: Callable[[list[Tensor]], torch.optim.Optimizer] | None = None,
+    ) -> None:
+        self.parameters = list(parameters)
+        self._step_size = step_size
+        self._optimiser = optimiser(self.parameters) if optimiser and self.parameters else None
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor], iteration: int) -> None:
+        """One step along `gradients`, one for each parameter, at global iteration `iteration`."""
+        step_size = self._step_size(iteration)
+        if self._optimiser is None:
+            for parameter, gradient in zip(self.parameters, gradients, strict=True):
+                parameter.sub_(gradient, alpha=step_size)
+            return
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        for group in self._optimiser.param_groups:
+            group["lr"] = step_size
+        self._optimiser.step()
+
+    def state(self) -> dict[str, Any]:
+        """What the optimiser remembers between steps (empty for plain SGD)."""
+        return {} if self._optimiser is None else self._optimiser.state_dict()

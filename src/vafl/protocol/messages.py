@@ -1,0 +1,220 @@
+"""Everything the parties say to each other: frozen, and checked when made.
+
+What a message says about itself (shapes, types, signs) is checked here; what only the receiver can
+know (how many rows there are, whose turn it is) is checked by the receiver. No message carries raw
+features or model parameters, and none of these types could.
+
+| client says | server says |
+|---|---|
+| `Join`, `Leave` (the runtime speaks for a client that vanished) | `Welcome` |
+| `Upload`: embeddings of a minibatch, at one activation | `Gradient` or `Skipped` |
+| `Query`: the gradient for an earlier upload (query-first order) | `Gradient` or `Skipped` |
+| `Refresh`: embeddings of other rows, or of the rows asked for | |
+| `Decline`: cannot give the rows asked for | `Request`: fresh embeddings of these rows, please |
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vafl.errors import InvalidMessage
+
+HEADER_BYTES = 32  # kind, party, sequence, activation, iteration, lengths
+ROW_BYTES = 4  # a row travels as an unsigned 32-bit number
+
+
+def _rows_fault(rows: Tensor) -> str | None:
+    if rows.dtype != torch.int64 or rows.ndim != 1:
+        return f"rows must be a vector of int64. Found {rows.dtype} {list(rows.shape)}."
+    return None
+
+
+def _matrix_fault(name: str, matrix: Tensor, count: int | None = None) -> str | None:
+    if matrix.dtype != torch.float32 or matrix.ndim != 2:
+        return f"{name} must be a float32 matrix [rows, width]. Found {matrix.dtype} {list(matrix.shape)}."
+    if count is not None and len(matrix) != count:
+        return f"{name} must have one line a row, {count}. Found {len(matrix)}."
+    if not np.isfinite(matrix.numpy()).all():
+        return f"{name} must be finite. Found NaN or infinity: a step size too large does that."
+    return None
+
+
+def _require(*faults: str | None) -> None:
+    for fault in faults:
+        if fault:
+            raise InvalidMessage(fault)
+
+
+def _count_fault(name: str, value: int) -> str | None:
+    return f"{name} must be 0 or more. Found {value}." if value < 0 else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Join:
+    """Client `client` is here, for the first time or again."""
+
+    client: int
+    nbytes = HEADER_BYTES
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Leave:
+    """Client `client` is gone. What it had uploaded stays in the table."""
+
+    client: int
+    nbytes = HEADER_BYTES
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Upload:
+    """Embeddings of the minibatch of one activation; the server steps on these rows.
+
+    Attributes:
+        sequence: grows by at least one with each message of this client.
+        activation: which of the client's activations this is, from 0; its batch follows from it.
+        rows: [batch] distinct row numbers.
+        embeddings: [batch, width].
+        answer: whether the server answers with the gradient (Algorithm 1 as written) or the client
+            will ask for it at its next activation (the footnote's order).
+    """
+
+    client: int
+    sequence: int
+    activation: int
+    rows: Tensor
+    embeddings: Tensor
+    answer: bool = True
+
+    def __post_init__(self) -> None:
+        _require(
+            _count_fault("sequence", self.sequence),
+            _count_fault("activation", self.activation),
+            _rows_fault(self.rows),
+            _matrix_fault("embeddings", self.embeddings, len(self.rows)),
+            None if len(self.rows) else "an upload needs at least one row. Found none.",
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + ROW_BYTES * len(self.rows) + self.embeddings.nbytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Refresh:
+    """Embeddings of rows that no step is owed for: stored, not answered.
+
+    Attributes:
+        request: the number of the `Request` this answers; None when the client refreshes by itself.
+    """
+
+    client: int
+    sequence: int
+    rows: Tensor
+    embeddings: Tensor
+    request: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(
+            _count_fault("sequence", self.sequence),
+            _rows_fault(self.rows),
+            _matrix_fault("embeddings", self.embeddings, len(self.rows)),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + ROW_BYTES * len(self.rows) + self.embeddings.nbytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Query:
+    """Asks for the gradient of an earlier upload, made with `answer=False`."""
+
+    client: int
+    sequence: int
+    activation: int
+    nbytes = HEADER_BYTES
+
+    def __post_init__(self) -> None:
+        _require(_count_fault("sequence", self.sequence), _count_fault("activation", self.activation))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decline:
+    """Client `client` cannot give what `request` asks for, and says why."""
+
+    client: int
+    sequence: int
+    request: int
+    reason: str
+    nbytes = HEADER_BYTES
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Welcome:
+    """Where the run stands: the global iteration and how often each client was active."""
+
+    client: int
+    iteration: int
+    activations: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + 8 * len(self.activations)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gradient:
+    """The mean loss's gradient w.r.t. the embeddings of one upload.
+
+    Attributes:
+        iteration: the global iteration k whose step this gradient belongs to.
+        gradients: [batch, width], in the order of the upload's rows.
+        activations: how often each client has been active, for look-ahead refresh.
+    """
+
+    client: int
+    activation: int
+    iteration: int
+    gradients: Tensor
+    activations: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _require(_matrix_fault("gradients", self.gradients))
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + self.gradients.nbytes + 8 * len(self.activations)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Skipped:
+    """No step was made for this upload, and why; the client goes on with its next activation."""
+
+    client: int
+    activation: int
+    iteration: int
+    activations: tuple[int, ...]
+    reason: str
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + 8 * len(self.activations)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """Fresh embeddings of these rows, please: the delay bound needs them."""
+
+    client: int
+    number: int
+    rows: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + ROW_BYTES * len(self.rows)
+
+
+ClientMessage = Join | Leave | Upload | Refresh | Query | Decline
+ServerMessage = Welcome | Gradient | Skipped | Request

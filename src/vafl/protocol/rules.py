@@ -1,0 +1,106 @@
+"""The update rules as one switch: which waiting uploads may the server act on now?
+
+`async` acts on every upload; `t-sync` once t different clients have uploaded; `sync` once all have,
+on a common minibatch. Each composes with a delay bound D and with both orders of Algorithm 1.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from vafl.errors import ConfigError
+
+RuleName = Literal["async", "t-sync", "sync", "centralised"]
+Order = Literal["upload-first", "query-first"]
+Unanswered = Literal["wait", "skip", "use"]
+
+
+@dataclass(frozen=True)
+class RuleSettings:
+    """When the server acts.
+
+    Attributes:
+        name: `async`, `t-sync`, `sync`, or `centralised` (all columns in one place: the ceiling).
+        t: for `t-sync`, how many different clients a step waits for.
+        delay_bound: D; before a step uses a cell older than D iterations, the server asks its client
+            for a fresh embedding. 0 means no bound.
+        when_unanswered: what to do when that client cannot answer: `wait` for it, `skip` the upload
+            that needs it, or `use` the stale cell and report it.
+        order: `upload-first` is Algorithm 1 as written; `query-first` is its footnote: the client
+            asks for the gradient of its last upload, updates, then picks and uploads anew.
+        start: cells nobody has uploaded yet count as `zeros`, or each client's first act is a full
+            `upload`.
+        local_steps: Q, the client's steps on one answer (the same gradient, re-applied).
+    """
+
+    name: RuleName = "async"
+    t: int = 2
+    delay_bound: int = 0
+    when_unanswered: Unanswered = "wait"
+    order: Order = "upload-first"
+    start: Literal["zeros", "upload"] = "zeros"
+    local_steps: int = 1
+
+    def __post_init__(self) -> None:
+        if self.t < 1:
+            raise ConfigError(f"rule.t must be 1 or more. Found {self.t}. t = 1 is the async rule.")
+        if self.delay_bound < 0:
+            raise ConfigError(
+                f"rule.delay_bound must be at least 1, or 0 for no bound. Found {self.delay_bound}."
+            )
+        if self.local_steps < 1:
+            raise ConfigError(f"rule.local_steps must be 1 or more. Found {self.local_steps}.")
+
+    def check_clients(self, clients: int) -> None:
+        """Raises ConfigError where the rule cannot be followed by so many clients."""
+        if self.name == "t-sync" and self.t > clients:
+            raise ConfigError(
+                f"rule.t must be at most the number of clients, {clients}. Found {self.t}. "
+                f"Set rule.t to {clients} or less; t = {clients} waits for everyone."
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """Something a client is owed: a step of the server, a gradient, or (as written) both."""
+
+    client: int
+    activation: int
+    rows: Tensor
+    steps: bool
+    answers: bool
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Picks the turns of the next step.
+
+    Attributes:
+        quorum: how many different clients a step takes.
+        common_rows: whether they must all have uploaded the same rows.
+    """
+
+    quorum: int
+    common_rows: bool = False
+
+    @classmethod
+    def of(cls, settings: RuleSettings, clients: int) -> "Rule":
+        settings.check_clients(clients)
+        if settings.name == "async":
+            return cls(1)
+        if settings.name == "t-sync":
+            return cls(settings.t)
+        return cls(clients, common_rows=True)
+
+    def ready(self, waiting: Sequence[Turn]) -> list[Turn]:
+        """The oldest turns of `quorum` different clients that are of one kind, or none yet."""
+        for steps in (True, False):
+            group: dict[int, Turn] = {}
+            for turn in waiting:
+                if turn.steps is steps and turn.client not in group:
+                    group[turn.client] = turn
+                    if len(group) == self.quorum:
+                        return list(group.values())
+        return []

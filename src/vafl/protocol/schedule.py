@@ -1,0 +1,159 @@
+"""Which rows a client picks at its i-th activation, and which other rows it refreshes.
+
+A schedule is a pure function of (seed, stream, activation), so every party that knows the seed can
+compute what any client will pick next. Look-ahead refresh rests on that.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from vafl.errors import ConfigError
+
+Rows = npt.NDArray[np.int64]
+ScheduleKind = Literal["epochs", "iid"]
+
+
+@dataclass(frozen=True)
+class ScheduleSettings:
+    """How minibatches are drawn.
+
+    Attributes:
+        kind: `epochs` deals every row once per reshuffled epoch; `iid` draws each batch afresh.
+        batch_size: rows in a minibatch; 1 is the single-record algorithm.
+        seed: `shared` lets every party compute every client's batches (look-ahead needs it);
+            `private` keeps each client's schedule to itself until it uploads.
+        refresh: which other rows a client uploads: `none`, `random:R`, `all` or `lookahead`.
+    """
+
+    kind: ScheduleKind = "epochs"
+    batch_size: int = 32
+    seed: Literal["shared", "private"] = "shared"
+    refresh: str = "lookahead"
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ConfigError(f"schedule.batch_size must be 1 or more. Found {self.batch_size}.")
+        parse_refresh(self.refresh)
+        if self.seed == "private" and self.refresh == "lookahead":
+            raise ConfigError(
+                'schedule.refresh = "lookahead" computes the other clients\' next batches, so it needs '
+                'schedule.seed = "shared". Found "private". Use refresh = "none", "random:R" or "all".'
+            )
+
+    def check_rows(self, rows: int) -> None:
+        if self.batch_size > rows:
+            raise ConfigError(
+                f"schedule.batch_size must be at most the number of training rows, {rows}. "
+                f"Found {self.batch_size}."
+            )
+
+
+def parse_refresh(text: str) -> tuple[str, int]:
+    """`random:3000` -> ("random", 3000); the other policies have no number."""
+    name, _, number = text.partition(":")
+    if name == "random" and number.isdigit() and int(number) > 0:
+        return name, int(number)
+    if name in ("none", "all", "lookahead") and not number:
+        return name, 0
+    raise ConfigError(f'schedule.refresh must be none, random:R, all or lookahead. Found "{text}".')
+
+
+class BatchSchedule:
+    """The minibatches of one client (or the common ones of all): `batch(i)` for any i.
+
+    Args:
+        rows: number of records N.
+        batch_size: rows in a minibatch; the last one of an epoch may be smaller.
+        seed: the run's seed.
+        stream: tells the clients' schedules apart; equal streams give equal batches.
+    """
+
+    _REMEMBERED = 4  # look-ahead reads across the seam of two epochs
+
+    def __init__(self, kind: ScheduleKind, rows: int, batch_size: int, seed: int, stream: int) -> None:
+        self._kind, self._rows, self._batch_size = kind, rows, batch_size
+        self._key = (seed, stream)
+        self._drawn: OrderedDict[int, npt.NDArray[np.int32]] = OrderedDict()
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return -(-self._rows // self._batch_size)
+
+    def batch(self, activation: int) -> Rows:
+        """The distinct rows of activation `activation`, counted from 0."""
+        if self._kind == "iid":
+            generator = self._generator(activation)
+            return generator.choice(self._rows, self._batch_size, replace=False, shuffle=False)
+        epoch, position = divmod(activation, self.batches_per_epoch)
+        start = position * self._batch_size
+        return self._epoch(epoch)[start : start + self._batch_size].astype(np.int64)
+
+    def _epoch(self, epoch: int) -> npt.NDArray[np.int32]:
+        if epoch not in self._drawn:
+            order = np.arange(self._rows, dtype=np.int32)
+            self._generator(epoch).shuffle(order)
+            self._drawn[epoch] = order
+            if len(self._drawn) > self._REMEMBERED:
+                self._drawn.popitem(last=False)
+        return self._drawn[epoch]
+
+    def _generator(self, index: int) -> np.random.Generator:
+        return np.random.Generator(np.random.Philox(np.random.SeedSequence((*self._key, index))))
+
+
+class Refresh(Protocol):
+    """Chooses the rows a client refreshes at the end of an activation."""
+
+    def rows(self, activations: Sequence[int]) -> Rows | None:
+        """Distinct rows, or None for all of them; `activations` counts each client's so far."""
+
+
+class NoRefresh:
+    """Algorithm 1 as written: nothing but the batch is ever uploaded."""
+
+    def rows(self, activations: Sequence[int]) -> Rows | None:
+        return np.empty(0, dtype=np.int64)
+
+
+class RefreshAll:
+    """The footnote taken to its end: the whole column, every time."""
+
+    def rows(self, activations: Sequence[int]) -> Rows | None:
+        return None
+
+
+class RandomRefresh:
+    """`count` rows drawn afresh each time."""
+
+    def __init__(self, rows: int, count: int, generator: np.random.Generator) -> None:
+        self._rows, self._count, self._generator = rows, min(count, rows), generator
+
+    def rows(self, activations: Sequence[int]) -> Rows | None:
+        return self._generator.choice(self._rows, self._count, replace=False, shuffle=False)
+
+
+class Lookahead:
+    """The rows the other clients will pick before this client is active again.
+
+    For each other client j: its next L batches, where L is how many activations j made between this
+    client's last two, plus one. So each row is uploaded about once per use, as fresh as
+    intermittence allows: the communication of the sync rule without its waiting.
+    """
+
+    def __init__(self, client: int, schedules: Sequence[BatchSchedule]) -> None:
+        self._others = [(j, schedule) for j, schedule in enumerate(schedules) if j != client]
+        self._last: Sequence[int] | None = None
+
+    def rows(self, activations: Sequence[int]) -> Rows | None:
+        last, self._last = self._last or activations, activations
+        batches = [
+            schedule.batch(activations[j] + ahead)
+            for j, schedule in self._others
+            for ahead in range(min(activations[j] - last[j] + 1, schedule.batches_per_epoch))
+        ]
+        return np.unique(np.concatenate(batches)) if batches else np.empty(0, dtype=np.int64)

@@ -1,0 +1,87 @@
+"""Step sizes: a constant, and the schedules of the paper's theorems (as corrected by its proofs).
+
+A step size is a function of the global iteration k. Symbols are the paper's: L smoothness, mu strong
+convexity, D the delay bound, K the planned iterations, q_min the smallest activation probability,
+and the stochastic delay's P(tau = d) <= pbar rho^d.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+from vafl.errors import ConfigError
+
+StepSize = Callable[[int], float]
+
+
+def constant(eta: float) -> StepSize:
+    """The same step for ever."""
+    _require_positive(step_size=eta)
+    return lambda k: eta
+
+
+def harmonic(numerator: float, offset: float) -> StepSize:
+    """numerator / (k + offset)."""
+    _require_positive(numerator=numerator, offset=offset)
+    return lambda k: numerator / (k + offset)
+
+
+def nonconvex_bounded(L: float, D: int, K: int, c_eta: float = 1.0) -> StepSize:  # noqa: N803
+    """Theorem 1: min{1 / (4(1+D)L), c_eta / sqrt(K)}."""
+    _require_positive(L=L, K=K, c_eta=c_eta)
+    return constant(min(1 / (4 * (1 + D) * L), c_eta / math.sqrt(K)))
+
+
+def strongly_convex_bounded(L: float, mu: float, D: int, q_min: float) -> StepSize:  # noqa: N803
+    """Theorem 2: 4 / (mu q_min (k + K0)), with q_min as in its proof."""
+    _require_positive(L=L, mu=mu, q_min=q_min)
+    offset = 4 * (4 * (D + 1) * L + 2 * mu * q_min * D) / (mu * q_min)
+    return harmonic(4 / (mu * q_min), offset)
+
+
+def nonconvex_stochastic(
+    L: float,  # noqa: N803
+    K: int,  # noqa: N803
+    rho: float,
+    pbar: Sequence[float],
+    c_eta: float = 1.0,
+) -> StepSize:
+    """Theorem 3: min{1 / (4(1 + max_m sqrt(c_m))L), c_eta / sqrt(K)}, with max_m as in its proof."""
+    _require_positive(L=L, K=K, c_eta=c_eta)
+    return constant(min(_largest_stochastic_step(L, rho, pbar), c_eta / math.sqrt(K)))
+
+
+def strongly_convex_stochastic(
+    L: float,  # noqa: N803
+    mu: float,
+    q_min: float,
+    rho: float,
+    pbar: Sequence[float],
+) -> StepSize:
+    """Theorem 4: 2 / (nu (k + K0))."""
+    _require_positive(L=L, mu=mu, q_min=q_min)
+    largest = _largest_stochastic_step(L, rho, pbar)
+    nu = min((1 - rho) / (16 * largest), mu * q_min / 2)
+    return harmonic(2 / nu, 2 / (largest * nu))
+
+
+def _largest_stochastic_step(L: float, rho: float, pbar: Sequence[float]) -> float:  # noqa: N803
+    """etabar = 1 / (4(1 + max_m sqrt(c_m))L)."""
+    if not 0 < rho < 1:
+        raise ConfigError(f"rho must be between 0 and 1. Found {rho}. It is the delay tail's ratio.")
+    moment = rho / (1 - rho) ** 2 + 2 * rho**2 / (1 - rho) ** 3
+    return 1 / (4 * (1 + math.sqrt(max(pbar) * moment)) * L)
+
+
+def _require_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not (value > 0 and math.isfinite(value)):
+            raise ConfigError(f"{name} must be a positive number. Found {value}.")
+
+
+SCHEDULES: dict[str, Callable[..., StepSize]] = {
+    "harmonic": harmonic,
+    "nonconvex-bounded": nonconvex_bounded,
+    "strongly-convex-bounded": strongly_convex_bounded,
+    "nonconvex-stochastic": nonconvex_stochastic,
+    "strongly-convex-stochastic": strongly_convex_stochastic,
+}

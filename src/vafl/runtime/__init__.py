@@ -1,0 +1,1 @@
+"""Moves the protocol's messages and supplies time."""

@@ -1,0 +1,142 @@
+"""The simulator: the protocol's own objects, moved by discrete events on a virtual clock.
+
+Simulated seconds cost nothing, and the seed fixes the whole history, byte for byte. Nothing of the
+algorithm is here: the simulator decides only when a message arrives.
+"""
+
+import heapq
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from vafl.errors import Stalled
+from vafl.protocol.client import Client
+from vafl.protocol.losslog import LossLog
+from vafl.protocol.messages import ClientMessage, Join, Leave, Request, ServerMessage
+from vafl.protocol.server import Server
+from vafl.runtime.delays import DelaySettings
+
+Event = Callable[[], None]
+
+
+@dataclass
+class Traffic:
+    """What one client has sent and received."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    messages_up: int = 0
+
+
+class Link:
+    """A client's way to the server or back: messages queue for the bandwidth, then take the latency."""
+
+    def __init__(self, latency: float, bandwidth: float) -> None:
+        self._latency, self._bandwidth = latency, bandwidth
+        self._free_at = 0.0
+
+    def arrival(self, now: float, nbytes: int) -> float:
+        """When a message of that size, handed over now, arrives."""
+        sending = nbytes / self._bandwidth if self._bandwidth else 0.0
+        self._free_at = max(now, self._free_at) + sending
+        return self._free_at + self._latency
+
+
+class Simulator:
+    """Runs one server and its clients.
+
+    Args:
+        server, clients: the protocol's objects.
+        delays: sleep times, links and drop-outs.
+        seed: of the sleep times.
+    """
+
+    def __init__(self, server: Server, clients: Sequence[Client], delays: DelaySettings, seed: int) -> None:
+        self.server, self.clients = server, list(clients)
+        self.now = 0.0
+        self.traffic = [Traffic() for _ in clients]
+        self._sleepers = delays.clock(len(self.clients), seed)
+        self._up = [Link(delays.latency, delays.bandwidth) for _ in clients]
+        self._down = [Link(delays.latency, delays.bandwidth) for _ in clients]
+        self._lives = [0] * len(self.clients)
+        self._events: list[tuple[float, int, Event]] = []
+        self._order = itertools.count()
+        for client in self.clients:
+            self._sleep(client.index)
+        for dropout in delays.dropouts:
+            self._at(dropout.start, partial(self._begin_life, Leave(dropout.client - 1)))
+            self._at(dropout.end, partial(self._begin_life, Join(dropout.client - 1)))
+
+    @property
+    def updates(self) -> int:
+        """Steps of the server so far: the global iteration."""
+        return self.server.iteration
+
+    @property
+    def losses(self) -> LossLog:
+        return self.server.losses
+
+    def advance(self) -> None:
+        """Lets the next event happen.
+
+        Raises:
+            Stalled: no event is left, so nobody will ever act again.
+        """
+        if not self._events:
+            raise Stalled(
+                f"nothing can happen any more at {self.now:.2f} s: the server waits for "
+                f"{self.server.waiting_for()}. Let the client come back, lower rule.t, or set "
+                'rule.when_unanswered to "skip" or "use".'
+            )
+        self.now, _, event = heapq.heappop(self._events)
+        event()
+
+    def _at(self, time: float, event: Event) -> None:
+        heapq.heappush(self._events, (time, next(self._order), event))
+
+    def _sleep(self, index: int) -> None:
+        self._at(self._sleepers[index].wakes_at(self.now), partial(self._wake, index, self._lives[index]))
+
+    def _wake(self, index: int, life: int) -> None:
+        if life == self._lives[index]:
+            self._say(index, self.clients[index].wake())
+
+    def _say(self, index: int, messages: Sequence[ClientMessage]) -> None:
+        """Sends what a client says; if it waits for no answer then, it goes to sleep."""
+        self._send(index, messages)
+        if not self.clients[index].waiting:
+            self._sleep(index)
+
+    def _send(self, index: int, messages: Sequence[ClientMessage]) -> None:
+        for message in messages:
+            self.traffic[index].bytes_up += message.nbytes
+            self.traffic[index].messages_up += 1
+            arrival = self._up[index].arrival(self.now, message.nbytes)
+            self._at(arrival, partial(self._at_server, message, self._lives[index]))
+
+    def _at_server(self, message: ClientMessage, life: int) -> None:
+        if life != self._lives[message.client]:
+            return  # lost with the connection it was sent on
+        for reply in self.server.receive(message):
+            index = reply.client
+            self.traffic[index].bytes_down += reply.nbytes
+            arrival = self._down[index].arrival(self.now, reply.nbytes)
+            self._at(arrival, partial(self._at_client, reply, self._lives[index]))
+
+    def _at_client(self, message: ServerMessage, life: int) -> None:
+        if life != self._lives[message.client]:
+            return
+        if isinstance(message, Request):  # a slow client is slow to answer, too
+            self._at(self._sleepers[message.client].wakes_at(self.now), partial(self._answer, message, life))
+        else:
+            self._say(message.client, self.clients[message.client].receive(message))
+
+    def _answer(self, request: Request, life: int) -> None:
+        if life == self._lives[request.client]:
+            self._send(request.client, self.clients[request.client].receive(request))
+
+    def _begin_life(self, event: Join | Leave) -> None:
+        """A client vanishes or comes back; what was under way to or from it is lost."""
+        self._lives[event.client] += 1
+        self._at_server(event, self._lives[event.client])

@@ -1,0 +1,198 @@
+"""One training run, whatever moves it: advance, look at it now and then, stop when it is time."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from vafl.errors import ConfigError
+from vafl.models.losses import Metric
+from vafl.protocol.centralised import Centralised
+from vafl.protocol.client import embed
+from vafl.protocol.losslog import LossLog
+from vafl.runtime.simulator import Traffic
+
+
+@dataclass(frozen=True)
+class StopSettings:
+    """A run ends at the first of these.
+
+    Attributes:
+        updates: steps of the server.
+        seconds: on the run's clock; 0 means no limit.
+        metric: as soon as an evaluation is this good; leave out for no such limit.
+    """
+
+    updates: int = 1000
+    seconds: float = 0.0
+    metric: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.updates < 1:
+            raise ConfigError(f"stop.updates must be 1 or more. Found {self.updates}.")
+        if self.seconds < 0:
+            raise ConfigError(f"stop.seconds must be above 0, or 0 for no limit. Found {self.seconds}.")
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """How often the model is measured on the test rows.
+
+    Attributes:
+        every: updates between two evaluations.
+        every_seconds: seconds on the run's clock instead, if above 0.
+    """
+
+    every: int = 50
+    every_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ConfigError(f"evaluation.every must be 1 or more. Found {self.every}.")
+        if self.every_seconds < 0:
+            raise ConfigError(f"evaluation.every_seconds must be 0 or more. Found {self.every_seconds}.")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One evaluation: a line of history.jsonl."""
+
+    seconds: float
+    updates: int
+    bytes_up: int
+    bytes_down: int
+    train_loss: float | None
+    metric: float
+
+
+class Runtime(Protocol):
+    """What a run needs of whatever moves it."""
+
+    now: float
+    traffic: list[Traffic]
+
+    @property
+    def updates(self) -> int: ...
+
+    @property
+    def losses(self) -> LossLog: ...
+
+    def advance(self) -> None: ...
+
+
+class CentralisedRuntime:
+    """Moves the centralised trainer. It has nobody to wait for: its clock stands still."""
+
+    def __init__(self, trainer: Centralised) -> None:
+        self.trainer = trainer
+        self.now = 0.0
+        self.traffic: list[Traffic] = []
+
+    @property
+    def updates(self) -> int:
+        return self.trainer.iteration
+
+    @property
+    def losses(self) -> LossLog:
+        return self.trainer.losses
+
+    def advance(self) -> None:
+        self.trainer.step()
+
+
+class Evaluator:
+    """Measures the whole model on rows held out. It sees every party's model: a simulator may.
+
+    Args:
+        models, features: of each party; features are [test rows, ...].
+        summed: whether the head sees the sum or the concatenation of the embeddings.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        features: Sequence[Tensor],
+        head: nn.Module,
+        labels: Tensor,
+        metric: Metric,
+        *,
+        summed: bool,
+    ) -> None:
+        self._models, self._features = list(models), list(features)
+        self._head, self._labels, self._metric, self._summed = head, labels, metric, summed
+
+    def __call__(self) -> float:
+        return self._metric.measure(self.outputs(self._features), self._labels)
+
+    @torch.no_grad()
+    def outputs(self, features: Sequence[Tensor]) -> Tensor:
+        """The head's outputs [rows, outputs] for one feature tensor a party."""
+        with _evaluating([*self._models, self._head]):
+            parts = [embed(model, own) for model, own in zip(self._models, features, strict=True)]
+            inputs = torch.stack(parts).sum(0) if self._summed else torch.cat(parts, dim=1)
+            return self._head(inputs)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.train()
+
+
+def train(
+    runtime: Runtime,
+    evaluate: Callable[[], float],
+    metric: Metric,
+    stop: StopSettings,
+    evaluation: EvaluationSettings,
+    observe: Callable[[Point], None],
+) -> list[Point]:
+    """Runs until a stop criterion holds; evaluates at the start, at every interval and at the end."""
+    points = [_measure(runtime, evaluate)]
+    observe(points[0])
+    due = _next_due(runtime, evaluation)
+    while not _over(runtime, stop):
+        runtime.advance()
+        if _progress(runtime, evaluation) < due:
+            continue
+        points.append(_measure(runtime, evaluate))
+        observe(points[-1])
+        due = _next_due(runtime, evaluation)
+        if stop.metric is not None and metric.reaches(points[-1].metric, stop.metric):
+            return points
+    if points[-1].updates != runtime.updates:
+        points.append(_measure(runtime, evaluate))
+        observe(points[-1])
+    return points
+
+
+def _over(runtime: Runtime, stop: StopSettings) -> bool:
+    return runtime.updates >= stop.updates or bool(stop.seconds and runtime.now >= stop.seconds)
+
+
+def _progress(runtime: Runtime, evaluation: EvaluationSettings) -> float:
+    return runtime.now if evaluation.every_seconds else runtime.updates
+
+
+def _next_due(runtime: Runtime, evaluation: EvaluationSettings) -> float:
+    interval = evaluation.every_seconds or evaluation.every
+    return (_progress(runtime, evaluation) // interval + 1) * interval
+
+
+def _measure(runtime: Runtime, evaluate: Callable[[], float]) -> Point:
+    return Point(
+        seconds=runtime.now,
+        updates=runtime.updates,
+        bytes_up=sum(traffic.bytes_up for traffic in runtime.traffic),
+        bytes_down=sum(traffic.bytes_down for traffic in runtime.traffic),
+        train_loss=runtime.losses.take_mean(),
+        metric=evaluate(),
+    )
