@@ -30,7 +30,7 @@ from vafl.protocol.schedule import (
 from vafl.protocol.server import Server
 from vafl.protocol.table import EmbeddingTable
 from vafl.runtime.simulator import Simulator
-from vafl.runtime.training import CentralisedRuntime, Evaluator, Point, train
+from vafl.runtime.training import CentralisedRuntime, Evaluator, Point, measure, train
 
 _COMMON_STREAM = 0  # clients have the streams 1..M
 _PRIVATE_STREAMS = 1_000_000
@@ -88,6 +88,10 @@ class Run:
                 self.config.evaluation,
                 observe,
             )
+
+    def measure(self) -> Point:
+        """An evaluation, now."""
+        return measure(self.runtime, self.evaluator)
 
     def delays(self) -> list[DelaySummary]:
         """How stale each client's embeddings were when used; none for a centralised run."""

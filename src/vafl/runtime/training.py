@@ -156,20 +156,20 @@ def train(
     observe: Callable[[Point], None],
 ) -> list[Point]:
     """Runs until a stop criterion holds; evaluates at the start, at every interval and at the end."""
-    points = [_measure(runtime, evaluate)]
+    points = [measure(runtime, evaluate)]
     observe(points[0])
     due = _next_due(runtime, evaluation)
     while not _over(runtime, stop):
         runtime.advance()
         if _progress(runtime, evaluation) < due:
             continue
-        points.append(_measure(runtime, evaluate))
+        points.append(measure(runtime, evaluate))
         observe(points[-1])
         due = _next_due(runtime, evaluation)
         if stop.metric is not None and metric.reaches(points[-1].metric, stop.metric):
             return points
     if points[-1].updates != runtime.updates:
-        points.append(_measure(runtime, evaluate))
+        points.append(measure(runtime, evaluate))
         observe(points[-1])
     return points
 
@@ -187,7 +187,8 @@ def _next_due(runtime: Runtime, evaluation: EvaluationSettings) -> float:
     return (_progress(runtime, evaluation) // interval + 1) * interval
 
 
-def _measure(runtime: Runtime, evaluate: Callable[[], float]) -> Point:
+def measure(runtime: Runtime, evaluate: Callable[[], float]) -> Point:
+    """An evaluation, now."""
     return Point(
         seconds=runtime.now,
         updates=runtime.updates,

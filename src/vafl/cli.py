@@ -1,0 +1,134 @@
+"""The `vafl` command. Each subcommand is a few lines on top of the library."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from vafl.config import read_config
+from vafl.demo import demo
+from vafl.errors import ConfigError, VaflError
+from vafl.launch import launch
+from vafl.observe.compare import common_target, compare, table
+from vafl.observe.plots import plot_runs
+from vafl.observe.record import read_run
+from vafl.starter import starter_config
+
+_EXIT_CODES = """exit codes:
+  0 done    1 unexpected failure    2 configuration or usage    3 data
+  4 the run could not go on (diverged, stalled)    5 run folder    130 interrupted
+"""
+_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; errors made on purpose become one message and a documented exit code."""
+    options = _parser().parse_args(arguments)
+    console = Console()
+    try:
+        options.command(options, console)
+    except VaflError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        return error.exit_code
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted")
+        return _INTERRUPTED
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="vafl",
+        description="Vertical asynchronous federated learning.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    run = commands.add_parser("run", help="train as a TOML file says, on the simulator's virtual clock")
+    run.add_argument("config", type=Path)
+    run.add_argument(
+        "--set", action="append", default=[], metavar="section.key=value", help="override a setting"
+    )
+    run.add_argument("--out", type=Path, help="the run folder (default: runs/NAME, numbered if taken)")
+    run.add_argument("--data", help="the folder of public data sets (or VAFL_DATA)")
+    run.add_argument("--overwrite", action="store_true", help="replace the run in the folder")
+    run.set_defaults(command=_run)
+
+    comparison = commands.add_parser("compare", help="table and plot of several runs")
+    comparison.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    comparison.add_argument("--target", type=float, help="metric to reach (default: what every run reached)")
+    comparison.add_argument(
+        "--out", type=Path, help="where the plot goes, without ending (default: comparison)"
+    )
+    comparison.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    comparison.set_defaults(command=_compare)
+
+    init = commands.add_parser("init", help="write a commented starter configuration")
+    init.add_argument("csv", type=Path, nargs="?", help="your CSV file (default: scikit-learn's digits)")
+    init.add_argument("--label", default="", help="its label column (default: the last)")
+    init.add_argument("--clients", type=int, default=2)
+    init.add_argument("--out", type=Path, default=Path("vafl.toml"))
+    init.set_defaults(command=_init)
+
+    demonstration = commands.add_parser("demo", help="digits over four clients, under every rule")
+    demonstration.add_argument("--out", type=Path, default=Path("build/demo"))
+    demonstration.set_defaults(command=lambda options, console: demo(options.out, console))
+    return parser
+
+
+def _run(options: argparse.Namespace, console: Console) -> None:
+    folder = options.data or os.environ.get("VAFL_DATA", "")
+    overrides = [*([f"data.folder={json.dumps(folder)}"] if folder else []), *options.set]
+    config = read_config(options.config, overrides)
+    recorded = launch(
+        config, options.out or _free_folder(options.config.stem), console, overwrite=options.overwrite
+    )
+    metric = recorded.summary["metric"]
+    console.print(f"{metric['name']} {metric['value']:.4f}; the run is in {recorded.path}")
+
+
+def _free_folder(name: str) -> Path:
+    """runs/NAME, or runs/NAME-2, runs/NAME-3, ..."""
+    path, number = Path("runs") / name, 1
+    while path.exists():
+        number += 1
+        path = Path("runs") / f"{name}-{number}"
+    return path
+
+
+def _compare(options: argparse.Namespace, console: Console) -> None:
+    runs = [read_run(path) for path in options.runs]
+    metrics = {run.summary["metric"]["name"] for run in runs}
+    if len(metrics) > 1:
+        raise ConfigError(f"runs compared must share one metric. Found {', '.join(sorted(metrics))}.")
+    target = common_target(runs) if options.target is None else options.target
+    lines = compare(runs, target)
+    stem = options.out or Path("comparison")
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    plots = plot_runs(runs, stem)
+    if options.json:
+        sys.stdout.write(
+            json.dumps({"target": target, "runs": [asdict(line) for line in lines]}, indent=2) + "\n"
+        )
+    else:
+        console.print(table(lines, metrics.pop(), target))
+        console.print(f"plots: {', '.join(map(str, plots))}")
+
+
+def _init(options: argparse.Namespace, console: Console) -> None:
+    if options.clients < 1:
+        raise ConfigError(f"--clients must be 1 or more. Found {options.clients}.")
+    if options.out.exists():
+        raise ConfigError(f'"{options.out}" exists and is left as it is. Name another --out.')
+    options.out.write_text(starter_config(options.csv, options.label, options.clients), encoding="utf-8")
+    console.print(f"wrote {options.out}; now: vafl run {options.out}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Runs a configuration with everything around it: progress on the terminal, a folder with the record."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+from vafl.build import Run, build
+from vafl.config import Config
+from vafl.observe.plots import plot_runs
+from vafl.observe.progress import ClientStatus, Progress
+from vafl.observe.record import RecordedRun, RunFolder, read_run, versions
+from vafl.runtime.simulator import Simulator
+from vafl.runtime.training import Point
+
+
+def launch(config: Config, path: Path, console: Console, *, overwrite: bool = False) -> RecordedRun:
+    """Trains as `config` says and writes the run folder `path`.
+
+    Everything is built and checked before the folder is touched. An interrupt (Ctrl-C, SIGTERM) ends
+    the run early but orderly: what was reached is evaluated, saved and marked as interrupted.
+    """
+    run = build(config)
+    with RunFolder(path, config.to_toml(), overwrite=overwrite) as folder:
+        points, interrupted = _train(run, folder, console)
+        _write_models(run, folder)
+        folder.finish(_summary(run, points, interrupted))
+    recorded = read_run(path)
+    plot_runs([recorded], path / "progress")
+    if interrupted:
+        raise KeyboardInterrupt
+    return recorded
+
+
+def _train(run: Run, folder: RunFolder, console: Console) -> tuple[list[Point], bool]:
+    """Trains to the end or to an interrupt; every evaluation is shown and recorded as it is made."""
+    points: list[Point] = []
+
+    def observe(point: Point) -> None:
+        points.append(point)
+        folder.append(point)
+        progress.observe(point)
+
+    with _progress(run, console) as progress, _signals_interrupt():
+        try:
+            run.train(observe)
+        except KeyboardInterrupt:
+            observe(run.measure())
+            return points, True
+    return points, False
+
+
+def _progress(run: Run, console: Console) -> Progress:
+    config = run.config
+    sizes = f"{len(run.data.parties)} clients, {run.data.rows:,} training rows"
+    title = f"{config.rule.name}: {config.data.name}, {sizes}, {config.model.embedding} embedding"
+    return Progress(
+        console, title, run.task.metric.name, run.runtime, lambda: _share_done(run), lambda: _clients(run)
+    )
+
+
+def _share_done(run: Run) -> float:
+    stop = run.config.stop
+    by_time = run.runtime.now / stop.seconds if stop.seconds else 0.0
+    return min(1.0, max(run.runtime.updates / stop.updates, by_time))
+
+
+def _clients(run: Run) -> list[ClientStatus]:
+    if not isinstance(run.runtime, Simulator):
+        return []
+    server = run.runtime.server
+    rows = zip(run.data.parties, server.activations, run.delays(), run.runtime.traffic, strict=True)
+    return [
+        ClientStatus(party.name, activations, delay.mean, delay.max, traffic, index in server.absent)
+        for index, (party, activations, delay, traffic) in enumerate(rows)
+    ]
+
+
+def _write_models(run: Run, folder: RunFolder) -> None:
+    names = [party.name for party in run.data.parties]
+    states = {name: model.state_dict() for name, model in zip(names, run.models, strict=True)}
+    folder.write_models({**states, "head": run.head.state_dict()})
+
+
+def _summary(run: Run, points: list[Point], interrupted: bool) -> dict[str, Any]:
+    end = points[-1]
+    names = [party.name for party in run.data.parties]
+    return {
+        "rule": run.config.rule.name,
+        "clients": len(names),
+        "updates": end.updates,
+        "seconds": end.seconds,
+        "bytes_up": end.bytes_up,
+        "bytes_down": end.bytes_down,
+        "metric": {"name": run.task.metric.name, "value": end.metric},
+        "delays": {name: asdict(delay) for name, delay in zip(names, run.delays(), strict=False)},
+        "activations": {status.name: status.activations for status in _clients(run)},
+        "interrupted": interrupted,
+        "seed": run.config.seed,
+        "versions": versions(),
+    }
+
+
+@contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

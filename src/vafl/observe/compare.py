@@ -1,0 +1,89 @@
+"""Runs beside each other: what each reached, and what it took to get as far as all of them got."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from vafl.observe.record import RecordedRun
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One line: a run's end, and its way to the target (None where it never got there)."""
+
+    run: str
+    rule: str
+    metric: float
+    seconds: float
+    updates: int
+    megabytes: float
+    seconds_to_target: float | None
+    updates_to_target: int | None
+    megabytes_to_target: float | None
+
+
+def common_target(runs: Sequence[RecordedRun]) -> float:
+    """The best level that every run reached."""
+    if runs[0].higher_is_better:
+        return min(max(point.metric for point in run.points) for run in runs)
+    return max(min(point.metric for point in run.points) for run in runs)
+
+
+def compare(runs: Sequence[RecordedRun], target: float) -> list[Comparison]:
+    """Each run's figures, for a table or as JSON."""
+    return [_compared(run, target) for run in runs]
+
+
+def _compared(run: RecordedRun, target: float) -> Comparison:
+    end, there = run.points[-1], run.first_reaching(target)
+    return Comparison(
+        run=run.name,
+        rule=run.summary["rule"],
+        metric=end.metric,
+        seconds=end.seconds,
+        updates=end.updates,
+        megabytes=(end.bytes_up + end.bytes_down) / 1e6,
+        seconds_to_target=None if there is None else there.seconds,
+        updates_to_target=None if there is None else there.updates,
+        megabytes_to_target=None if there is None else (there.bytes_up + there.bytes_down) / 1e6,
+    )
+
+
+def headings(metric: str, target: float) -> list[str]:
+    """The columns of the table, on a terminal and on a page."""
+    goal = f"to {target:.4g}"
+    return [
+        "run",
+        f"final {metric}",
+        "seconds",
+        "updates",
+        "MB",
+        f"seconds {goal}",
+        f"updates {goal}",
+        f"MB {goal}",
+    ]
+
+
+def cells(line: Comparison) -> list[str]:
+    """One run's cells, in the order of `headings`."""
+    numbers = (line.seconds_to_target, line.updates_to_target, line.megabytes_to_target)
+    reached = ["never" if number is None else f"{number:,.4g}" for number in numbers]
+    return [
+        line.run,
+        f"{line.metric:.4f}",
+        f"{line.seconds:,.1f}",
+        f"{line.updates:,}",
+        f"{line.megabytes:,.1f}",
+        *reached,
+    ]
+
+
+def table(lines: Sequence[Comparison], metric: str, target: float) -> Table:
+    """The comparison for a terminal."""
+    shown = Table(title=f"what each run reached, and what it took to reach {metric} {target:.4g}")
+    for number, heading in enumerate(headings(metric, target)):
+        shown.add_column(heading, justify="left" if number == 0 else "right", no_wrap=number == 0)
+    for line in lines:
+        shown.add_row(*cells(line))
+    return shown

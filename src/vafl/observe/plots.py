@@ -1,0 +1,84 @@
+"""Plots of one run or of several beside each other, as PNG and SVG."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from vafl.observe.record import RecordedRun
+
+COLOURS = ("#0b6e99", "#d1495b", "#edae49", "#3f7d4f", "#6b4e9b", "#7a7a7a", "#c06014", "#2e86ab")
+STYLE: Any = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.8,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "svg.hashsalt": "vafl",
+    "svg.fonttype": "path",
+}
+_AXES = (
+    ("seconds", "seconds (the run's clock)", lambda point: point.seconds),
+    ("updates", "server updates", lambda point: point.updates),
+    ("bytes", "megabytes, both ways", lambda point: (point.bytes_up + point.bytes_down) / 1e6),
+)
+
+
+def plot_runs(runs: Sequence[RecordedRun], stem: Path) -> list[Path]:
+    """The metric against seconds, updates and bytes, and the loss against updates: stem.png and stem.svg."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(11, 7), layout="constrained")
+        axes = figure.subplots(2, 2).ravel()
+        for axis, (_, label, reading) in zip(axes, _AXES, strict=False):
+            for number, run in enumerate(runs):
+                _draw_metric(axis, run, COLOURS[number % len(COLOURS)], reading)
+            axis.set_xlabel(label)
+            axis.set_ylabel(f"test {runs[0].summary['metric']['name']}")
+            _focus(axis, runs)
+        for number, run in enumerate(runs):
+            _draw_loss(axes[3], run, COLOURS[number % len(COLOURS)])
+        axes[3].set_xlabel("server updates")
+        axes[3].set_ylabel("training loss (minibatches)")
+        axes[3].set_yscale("log")
+        axes[3].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes[3].yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=min(6, len(runs)))
+        return save(figure, stem)
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Writes stem.png and stem.svg."""
+    paths = [stem.with_name(stem.name + ending) for ending in (".png", ".svg")]
+    figure.savefig(paths[0], dpi=140)
+    figure.savefig(paths[1], metadata={"Date": None})
+    return paths
+
+
+def _draw_metric(axis: Axes, run: RecordedRun, colour: str, reading: Any) -> None:
+    """A line over the run; a run that never waits or sends (centralised) is a level to compare with."""
+    across = [reading(point) for point in run.points]
+    if across[-1] == 0:
+        axis.axhline(run.points[-1].metric, color=colour, linestyle="--", linewidth=1.4, label=run.name)
+    else:
+        axis.plot(across, [point.metric for point in run.points], color=colour, linewidth=1.8, label=run.name)
+
+
+def _draw_loss(axis: Axes, run: RecordedRun, colour: str) -> None:
+    known = [(point.updates, point.train_loss) for point in run.points if point.train_loss is not None]
+    axis.plot([updates for updates, _ in known], [loss for _, loss in known], color=colour, linewidth=1.5)
+
+
+def _focus(axis: Axes, runs: Sequence[RecordedRun]) -> None:
+    """Leaves out the first, untrained evaluations, which would flatten everything else."""
+    values = sorted(point.metric for run in runs for point in run.points)
+    if runs[0].higher_is_better and len(values) > 10:
+        low = values[len(values) // 12]
+        axis.set_ylim(low - 0.05 * (values[-1] - low), values[-1] + 0.04 * (values[-1] - low))

@@ -1,0 +1,137 @@
+"""The run folder: what a run leaves behind, and how it is read back.
+
+DIR/config.toml      the resolved configuration
+DIR/history.jsonl    one object per evaluation
+DIR/summary.json     the result; a folder without it holds a run that did not end
+DIR/models/          one safetensors file a party, and head.safetensors
+DIR/*.png, *.svg     plots
+"""
+
+import json
+import os
+import platform
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vafl.errors import RunFolderError
+from vafl.runtime.training import Point
+
+_OURS = ("config.toml", "history.jsonl", "summary.json", "models", "progress.png", "progress.svg")
+
+
+class RunFolder:
+    """Writes one run's folder. Nothing of another run is ever mixed in or lost by accident.
+
+    Use as a context manager: leaving it closes the history.
+    """
+
+    def __init__(self, path: Path, config_toml: str, *, overwrite: bool = False) -> None:
+        self.path = path
+        if path.exists():
+            self._clear(overwrite)
+        (path / "models").mkdir(parents=True)
+        (path / "config.toml").write_text(config_toml, encoding="utf-8")
+        self._history = (path / "history.jsonl").open("w", encoding="utf-8")
+
+    def _clear(self, overwrite: bool) -> None:
+        """Makes room for the run, if that is what the user asked for; only ever removes our own files."""
+        if not self.path.is_dir():
+            raise RunFolderError(f'the run folder must be a folder. "{self.path}" is a file.')
+        present = [entry.name for entry in self.path.iterdir()]
+        if not present:
+            return
+        if not overwrite:
+            raise RunFolderError(
+                f'the run folder must be new or empty. "{self.path}" holds {len(present)} entries. '
+                "Name another --out, or add --overwrite to replace that run."
+            )
+        if foreign := [name for name in present if name not in _OURS]:
+            raise RunFolderError(
+                f'--overwrite replaces run folders only. "{self.path}" holds {", ".join(foreign[:3])}, '
+                "which no run wrote. Name another --out."
+            )
+        for name in present:
+            target = self.path / name
+            shutil.rmtree(target) if target.is_dir() else target.unlink()
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._history.close()
+
+    def append(self, point: Point) -> None:
+        """Adds one evaluation; it is on disk when this returns, should the process die."""
+        self._history.write(json.dumps(asdict(point)) + "\n")
+        self._history.flush()
+
+    def write_models(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """One safetensors file for each party's parameters."""
+        for name, state in states.items():
+            tensors = {key: tensor.detach().contiguous() for key, tensor in state.items()}
+            save_file(tensors, self.path / "models" / f"{name}.safetensors")
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Writes the summary, whole or not at all."""
+        temporary = self.path / "summary.json.part"
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(summary, file, indent=2)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.path / "summary.json")
+
+
+def versions() -> dict[str, str]:
+    """The versions that made a result."""
+    packages = {name: version(name) for name in ("vafl", "torch", "numpy")}
+    return {"python": platform.python_version(), **packages}
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run folder, read back."""
+
+    name: str
+    path: Path
+    summary: Mapping[str, Any]
+    points: Sequence[Point]
+
+    @property
+    def higher_is_better(self) -> bool:
+        return bool(self.summary["metric"]["name"] != "loss")
+
+    def first_reaching(self, target: float) -> Point | None:
+        """The first evaluation as good as `target`."""
+        sign = 1 if self.higher_is_better else -1
+        return next((point for point in self.points if sign * (point.metric - target) >= 0), None)
+
+
+def read_run(path: Path) -> RecordedRun:
+    """Reads a finished run's folder.
+
+    Raises:
+        RunFolderError: it is missing, damaged, or the run did not end.
+    """
+    try:
+        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        lines = (path / "history.jsonl").read_text(encoding="utf-8").splitlines()
+        points = [Point(**json.loads(line)) for line in lines]
+        if not points or "metric" not in summary:
+            raise ValueError("it has no evaluation")
+    except FileNotFoundError as error:
+        raise RunFolderError(
+            f'"{path}" must be the folder of a finished run. Found no {Path(error.filename).name} there.'
+        ) from error
+    except (OSError, ValueError, TypeError) as error:
+        raise RunFolderError(
+            f'"{path}" must be the folder of a finished run. It is damaged: {error}.'
+        ) from error
+    return RecordedRun(path.resolve().name, path, summary, points)

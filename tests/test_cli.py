@@ -1,0 +1,215 @@
+"""The command as a user starts it: real processes, real files, and what they see when they err."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+
+import pytest
+from safetensors.torch import load_file
+
+from vafl.cli import main
+
+SMALL = """
+seed = 3
+[data]
+name = "iris"
+[stop]
+updates = 60
+[evaluation]
+every = 20
+[schedule]
+batch_size = 16
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return path
+
+
+def vafl(*arguments, **options):
+    command = [sys.executable, "-m", "vafl.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
+
+
+def test_run_writes_the_whole_folder(config, tmp_path):
+    result = vafl("run", config, "--out", tmp_path / "run", "--set", "rule.name=t-sync", "--set", "rule.t=2")
+    assert result.returncode == 0, result.stderr
+    folder = tmp_path / "run"
+    resolved = tomllib.loads((folder / "config.toml").read_text())
+    assert resolved["rule"]["name"] == "t-sync"
+    history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    assert [point["updates"] for point in history] == [0, 20, 40, 60]
+    assert set(history[0]) == {"seconds", "updates", "bytes_up", "bytes_down", "train_loss", "metric"}
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["rule"] == "t-sync"
+    assert summary["clients"] == 2
+    assert summary["metric"] == {"name": "accuracy", "value": history[-1]["metric"]}
+    assert {"max", "mean", "p50", "p99"} <= set(summary["delays"]["client-1"])
+    assert {"python", "torch", "vafl"} <= set(summary["versions"])
+    for name in ("client-1", "client-2", "head"):
+        assert load_file(folder / "models" / f"{name}.safetensors")
+    for ending in ("png", "svg"):
+        assert (folder / f"progress.{ending}").stat().st_size > 1000
+
+
+def test_the_same_seed_gives_the_same_bytes(config, tmp_path):
+    for name in ("one", "two"):
+        assert main(["run", str(config), "--out", str(tmp_path / name)]) == 0
+    for file in ("history.jsonl", "models/client-1.safetensors", "models/head.safetensors"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+def test_the_resolved_config_runs_again_to_the_same_result(config, tmp_path):
+    main(["run", str(config), "--out", str(tmp_path / "one")])
+    main(["run", str(tmp_path / "one" / "config.toml"), "--out", str(tmp_path / "two")])
+    assert (tmp_path / "one/history.jsonl").read_bytes() == (tmp_path / "two/history.jsonl").read_bytes()
+
+
+def test_without_out_runs_are_numbered(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert main(["run", str(config)]) == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["small", "small-2"]
+
+
+BAD = {
+    "typo in a key": ('[rule]\nnmae = "sync"', 2, 'Did you mean "name"?'),
+    "typo in a section": ('[ruel]\nname = "sync"', 2, 'Did you mean "rule"?'),
+    "bound below one": ("[rule]\ndelay_bound = -1", 2, "delay_bound must be at least 1"),
+    "t beyond the clients": ('[rule]\nname = "t-sync"\nt = 5', 2, "at most the number of clients, 2"),
+    "batch beyond the rows": ("[schedule]\nbatch_size = 5000", 2, "at most the number of training rows"),
+    "missing file": ('[data]\nname = "csv"\npath = "none.csv"\nlabel = "y"', 3, "none.csv"),
+    "missing public data": ('[data]\nname = "mnist"\nfolder = "nowhere"', 3, "--data or VAFL_DATA"),
+    "NaN features": ('[data]\nname = "csv"\npath = "holes.csv"\nlabel = "y"', 3, "column(s): b"),
+    "one class": ('[data]\nname = "csv"\npath = "one.csv"\nlabel = "y"', 3, "at least two classes"),
+    "overlapping groups": (
+        '[data]\nname = "csv"\npath = "good.csv"\nlabel = "y"\n[partition.groups]\nx = ["a"]\nz = ["a", "b"]',
+        3,
+        'claimed by both "x" and "z"',
+    ),
+    "not TOML": ("= what", 2, "must be a TOML file"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_clear_error_and_writes_nothing(case, tmp_path, capsys):
+    text, code, words = BAD[case]
+    rows = [f"{i},{i * i % 7},{i % 2}" for i in range(40)]
+    (tmp_path / "good.csv").write_text("a,b,y\n" + "\n".join(rows))
+    (tmp_path / "holes.csv").write_text("a,b,y\n1,,0\n" + "\n".join(rows))
+    (tmp_path / "one.csv").write_text("a,b,y\n" + "\n".join(f"{i},{i},0" for i in range(40)))
+    (tmp_path / "bad.toml").write_text(text)
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "summary.json").write_text("precious")
+    assert main(["run", str(tmp_path / "bad.toml"), "--out", str(out), "--overwrite"]) == code
+    error = " ".join(capsys.readouterr().err.split())
+    assert words in error
+    assert len(error) < 1200
+    assert (out / "summary.json").read_text() == "precious"
+    assert [path.name for path in out.iterdir()] == ["summary.json"]
+
+
+def test_a_taken_folder_is_left_alone(config, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(["run", str(config), "--out", str(out)]) == 0
+    before = (out / "summary.json").read_bytes()
+    assert main(["run", str(config), "--out", str(out)]) == 5
+    assert "--overwrite" in capsys.readouterr().err
+    assert (out / "summary.json").read_bytes() == before
+    assert main(["run", str(config), "--out", str(out), "--overwrite"]) == 0
+
+
+def test_overwrite_refuses_a_folder_that_is_no_run(config, tmp_path, capsys):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    assert main(["run", str(config), "--out", str(tmp_path), "--overwrite"]) == 5
+    assert "which no run wrote" in " ".join(capsys.readouterr().err.split())
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_divergence_ends_the_run_with_a_remedy(config, tmp_path, capsys):
+    options = [
+        "--set",
+        "optimiser.step_size=1e30",
+        "--set",
+        "model.loss=squared",
+        "--set",
+        "model.metric=loss",
+    ]
+    assert main(["run", str(config), "--out", str(tmp_path / "run"), *options]) == 4
+    assert "Lower optimiser.step_size" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_signal_ends_a_run_orderly(config, tmp_path):
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "vafl.cli", "run", str(config), "--out", str(out)]
+    process = subprocess.Popen(
+        [*command, "--set", "stop.updates=100000000"], stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not (out / "history.jsonl").exists() or (out / "history.jsonl").stat().st_size == 0:
+        assert time.monotonic() < deadline, "the run never began"
+        os.sched_yield()
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in errors
+    assert json.loads((out / "summary.json").read_text())["interrupted"] is True
+
+
+def test_compare_shows_table_json_and_plots(config, tmp_path, capsys):
+    for rule in ("async", "sync", "centralised"):
+        main(["run", str(config), "--out", str(tmp_path / rule), "--set", f"rule.name={rule}"])
+    runs = [str(tmp_path / rule) for rule in ("async", "sync", "centralised")]
+    capsys.readouterr()
+    assert main(["compare", *runs, "--out", str(tmp_path / "plots" / "all")]) == 0
+    shown = capsys.readouterr().out
+    assert "async" in shown
+    assert (tmp_path / "plots" / "all.png").exists()
+    assert main(["compare", *runs, "--json", "--target", "0.5", "--out", str(tmp_path / "all")]) == 0
+    lines = json.loads(capsys.readouterr().out)
+    assert lines["target"] == 0.5
+    assert [line["run"] for line in lines["runs"]] == ["async", "sync", "centralised"]
+
+
+def test_compare_names_what_is_missing(tmp_path, capsys):
+    assert main(["compare", str(tmp_path)]) == 5
+    assert "summary.json" in capsys.readouterr().err
+
+
+def test_init_writes_a_config_that_runs(tmp_path, capsys):
+    table = tmp_path / "people.csv"
+    rows = [f"{i % 13},{(i * 7) % 11},{i % 5},word,{'yes' if i % 13 > 6 else 'no'}" for i in range(200)]
+    table.write_text("age,income,visits,city,bought\n" + "\n".join(rows))
+    out = tmp_path / "people.toml"
+    assert main(["init", str(table), "--clients", "3", "--out", str(out)]) == 0
+    text = out.read_text()
+    assert text.count("#") > 5
+    parsed = tomllib.loads(text)
+    assert parsed["data"]["label"] == "bought"
+    assert parsed["data"]["ignore"] == ["city"]
+    assert len(parsed["partition"]["groups"]) == 3
+    assert main(["run", str(out), "--out", str(tmp_path / "run"), "--set", "stop.updates=200"]) == 0
+    assert main(["init", "--out", str(out)]) == 2
+    assert "left as it is" in capsys.readouterr().err
+    assert main(["init", str(tmp_path / "none.csv"), "--out", str(tmp_path / "x.toml")]) == 3
+
+
+def test_init_without_a_file_runs_digits(tmp_path):
+    out = tmp_path / "digits.toml"
+    assert main(["init", "--out", str(out)]) == 0
+    assert main(["run", str(out), "--out", str(tmp_path / "run"), "--set", "stop.updates=50"]) == 0
+
+
+def test_help_lists_commands_and_exit_codes():
+    result = vafl("--help")
+    assert result.returncode == 0
+    for word in ("run", "compare", "init", "demo", "exit codes", "130"):
+        assert word in result.stdout

@@ -1,0 +1,21 @@
+"""The demonstration ends with what the README promises."""
+
+import json
+
+from rich.console import Console
+
+from vafl.demo import demo
+
+
+def test_demo_writes_every_run_and_the_page(tmp_path):
+    with (tmp_path / "log").open("w") as log:
+        demo(tmp_path / "demo", Console(file=log))
+    for rule in ("async", "t-sync", "sync", "centralised"):
+        summary = json.loads((tmp_path / "demo" / rule / "summary.json").read_text())
+        assert summary["rule"] == rule
+        assert summary["metric"]["value"] > 0.92
+    page = (tmp_path / "demo" / "index.html").read_text()
+    assert "<svg" in page
+    assert page.count("<tr>") == 5
+    assert "times as long" in page
+    assert "http-equiv" not in page.split("<svg")[0]
