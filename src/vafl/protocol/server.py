@@ -97,10 +97,14 @@ class Server:
 
     def waiting_for(self) -> str:
         """What the server is waiting for, in words, for whoever watches."""
-        if self.bound and self.bound.outstanding:
-            return f"fresh embeddings from clients {sorted(self.bound.outstanding)} (delay bound)"
-        here = sorted({turn.client for turn in self._waiting})
         gone = sorted(self.absent)
+        if self.bound and self._group:
+            rows = torch.cat([turn.rows for turn in self._group])
+            lacking = (
+                self.bound.stale(self.table, rows, self.iteration).keys() | self.bound.outstanding.keys()
+            )
+            return f"fresh embeddings from clients {sorted(lacking)} (delay bound); gone: {gone}"
+        here = sorted({turn.client for turn in self._waiting})
         return f"uploads of {self.rule.quorum} different clients; it has those of {here}; gone: {gone}"
 
     # --- each kind of message: first every check, then the change ---
@@ -164,6 +168,8 @@ class Server:
         self._answerable.pop(client, None)
         if any(turn.client == client for turn in self._group):
             self._group = []
+            if self.bound:
+                self.bound.begin_step()
         if self.bound:
             self.bound.forget(client)
         if self.rule.common_rows:  # the round is not over: the client uploads it again when it is back
@@ -211,7 +217,7 @@ class Server:
         replies += bound.ask(stale, self.absent)
         if bound.must_wait(stale):
             return True
-        bound.declined.clear()
+        bound.begin_step()
         if skipped := bound.to_skip(self._group, stale):
             self._finish(skipped)
             self._group = []
