@@ -159,6 +159,7 @@ class Server:
 
     def _welcome(self, join: Join) -> Welcome:
         self.absent.discard(join.client)
+        self._sequences[join.client] = -1  # a client that died has forgotten how far it had counted
         self._drop_turns_of(join.client)
         return Welcome(join.client, self.iteration, tuple(self.activations))
 
