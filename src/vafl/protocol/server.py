@@ -26,6 +26,7 @@ from vafl.protocol.messages import (
     Skipped,
     Upload,
     Welcome,
+    made_here,
 )
 from vafl.protocol.rules import Rule, Turn
 from vafl.protocol.table import EmbeddingTable
@@ -77,7 +78,7 @@ class Server:
 
         Raises:
             InvalidMessage: the message broke a rule; nothing has changed.
-            Diverged: the loss is not finite any more.
+            Diverged: the loss or its gradient is not finite any more.
         """
         if not 0 <= message.client < self.table.clients:
             raise InvalidMessage(f"client must be in 0..{self.table.clients - 1}. Found {message.client}.")
@@ -250,11 +251,12 @@ class Server:
             self.iteration += 1
         parts = self._split(gradients[0], group, shared)
         counts = tuple(self.activations)
-        return [
-            Gradient(turn.client, turn.activation, iteration, part, counts)
-            for turn, part in zip(group, parts, strict=True)
-            if turn.answers
-        ]
+        with made_here():
+            return [
+                Gradient(turn.client, turn.activation, iteration, part, counts)
+                for turn, part in zip(group, parts, strict=True)
+                if turn.answers
+            ]
 
     def _record_delays(self, turns: Sequence[Turn], rows: Tensor, shared: bool) -> None:
         delays = self.table.delays(rows, self.iteration)
