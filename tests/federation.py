@@ -11,6 +11,8 @@ from vafl.config import from_document
 from vafl.data.partition import Party, VerticalData
 from vafl.protocol.delays import DelayLog
 from vafl.protocol.messages import Join, Leave, Welcome
+from vafl.runtime.simulator import Simulator
+from vafl.runtime.training import Point
 
 
 def vertical_data(rows=20, clients=2, shape=(3,), classes=3, seed=0) -> VerticalData:
@@ -39,6 +41,15 @@ def run_of(data: VerticalData | None = None, **sections) -> Run:
     for name, values in sections.items():
         document[name] = {**document.get(name, {}), **values}
     return build(from_document(document), vertical_data() if data is None else data)
+
+
+def train_and_settle(run: Run) -> list[Point]:
+    """Trains, then lets the answers of the last step arrive, which the stop left under way."""
+    points = run.train()
+    if isinstance(run.runtime, Simulator):
+        while run.runtime._events[0][0] == run.runtime.now:
+            run.runtime.advance()
+    return points
 
 
 def parameters(run: Run) -> list[torch.Tensor]:
