@@ -52,6 +52,10 @@ class DelayBound:
         self.outstanding.pop(client, None)
         self.declined.discard(client)
 
+    def begin_step(self) -> None:
+        """Another step is next: whoever declined for the one before may be asked again."""
+        self.declined.clear()
+
     def stale(self, table: EmbeddingTable, rows: Tensor, iteration: int) -> dict[int, Tensor]:
         """The rows each client would have to refresh before a step may use them all."""
         old = table.delays(rows, iteration) > self.limit

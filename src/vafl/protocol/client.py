@@ -21,6 +21,7 @@ from vafl.protocol.messages import (
     ServerMessage,
     Upload,
     Welcome,
+    made_here,
 )
 from vafl.protocol.rules import RuleSettings
 from vafl.protocol.schedule import BatchSchedule
@@ -130,14 +131,15 @@ class Client:
         rows = torch.from_numpy(self._schedule.batch(self.activation))
         embeddings = self._embed_with_graph(rows)
         self._flights[self.activation] = _Flight(rows, embeddings, self._version)
-        message = Upload(
-            client=self.index,
-            sequence=self._next(),
-            activation=self.activation,
-            rows=rows,
-            embeddings=embeddings.detach(),
-            answer=self._rule.order == "upload-first",
-        )
+        with made_here():
+            message = Upload(
+                client=self.index,
+                sequence=self._next(),
+                activation=self.activation,
+                rows=rows,
+                embeddings=embeddings.detach(),
+                answer=self._rule.order == "upload-first",
+            )
         self.activation += 1
         return message
 
@@ -175,7 +177,8 @@ class Client:
         if self._perturb is not None:
             embeddings = self._perturb(embeddings)
         rows = torch.arange(len(self._features)) if rows is None else rows
-        return Refresh(self.index, self._next(), rows, embeddings.float(), request)
+        with made_here():
+            return Refresh(self.index, self._next(), rows, embeddings.float(), request)
 
     def _next(self) -> int:
         self._sequence += 1

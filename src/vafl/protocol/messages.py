@@ -13,13 +13,15 @@ features or model parameters, and none of these types could.
 | `Decline`: cannot give the rows asked for | `Request`: fresh embeddings of these rows, please |
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vafl.errors import InvalidMessage
+from vafl.errors import Diverged, InvalidMessage
 
 HEADER_BYTES = 32  # kind, party, sequence, activation, iteration, lengths
 ROW_BYTES = 4  # a row travels as an unsigned 32-bit number
@@ -47,6 +49,15 @@ def _require(*faults: str | None) -> None:
             raise InvalidMessage(fault)
 
 
+@contextmanager
+def made_here() -> Iterator[None]:
+    """Around a message of our own making: what is not finite in it is no fault of the other party."""
+    try:
+        yield
+    except InvalidMessage as fault:
+        raise Diverged(f"{fault} Lower optimiser.step_size, or scale the features.") from fault
+
+
 def _count_fault(name: str, value: int) -> str | None:
     return f"{name} must be 0 or more. Found {value}." if value < 0 else None
 
@@ -72,7 +83,7 @@ class Upload:
     """Embeddings of the minibatch of one activation; the server steps on these rows.
 
     Attributes:
-        sequence: grows by at least one with each message of this client.
+        sequence: grows by at least one with each message of this client since it joined.
         activation: which of the client's activations this is, from 0; its batch follows from it.
         rows: [batch] distinct row numbers.
         embeddings: [batch, width].

@@ -96,11 +96,20 @@ class Rule:
 
     def ready(self, waiting: Sequence[Turn]) -> list[Turn]:
         """The oldest turns of `quorum` different clients that are of one kind, or none yet."""
-        for steps in (True, False):
-            group: dict[int, Turn] = {}
-            for turn in waiting:
-                if turn.steps is steps and turn.client not in group:
-                    group[turn.client] = turn
-                    if len(group) == self.quorum:
-                        return list(group.values())
-        return []
+        uploads = [turn for turn in waiting if turn.steps]
+        queries = [turn for turn in waiting if not turn.steps]
+        if self.common_rows:  # a query waits for its round, not for other queries: their clients may be gone
+            unfinished = {turn.client for turn in uploads}
+            over = [turn for turn in queries if turn.client not in unfinished]
+            return _oldest(uploads, self.quorum) or over[:1]
+        return _oldest(uploads, self.quorum) or _oldest(queries, self.quorum)
+
+
+def _oldest(turns: Sequence[Turn], quorum: int) -> list[Turn]:
+    """The oldest turn of each of the first `quorum` clients; none if there are fewer."""
+    group: dict[int, Turn] = {}
+    for turn in turns:
+        group.setdefault(turn.client, turn)
+        if len(group) == quorum:
+            return list(group.values())
+    return []

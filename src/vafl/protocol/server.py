@@ -26,6 +26,7 @@ from vafl.protocol.messages import (
     Skipped,
     Upload,
     Welcome,
+    made_here,
 )
 from vafl.protocol.rules import Rule, Turn
 from vafl.protocol.table import EmbeddingTable
@@ -77,7 +78,7 @@ class Server:
 
         Raises:
             InvalidMessage: the message broke a rule; nothing has changed.
-            Diverged: the loss is not finite any more.
+            Diverged: the loss or its gradient is not finite any more.
         """
         if not 0 <= message.client < self.table.clients:
             raise InvalidMessage(f"client must be in 0..{self.table.clients - 1}. Found {message.client}.")
@@ -97,10 +98,14 @@ class Server:
 
     def waiting_for(self) -> str:
         """What the server is waiting for, in words, for whoever watches."""
-        if self.bound and self.bound.outstanding:
-            return f"fresh embeddings from clients {sorted(self.bound.outstanding)} (delay bound)"
-        here = sorted({turn.client for turn in self._waiting})
         gone = sorted(self.absent)
+        if self.bound and self._group:
+            rows = torch.cat([turn.rows for turn in self._group])
+            lacking = (
+                self.bound.stale(self.table, rows, self.iteration).keys() | self.bound.outstanding.keys()
+            )
+            return f"fresh embeddings from clients {sorted(lacking)} (delay bound); gone: {gone}"
+        here = sorted({turn.client for turn in self._waiting})
         return f"uploads of {self.rule.quorum} different clients; it has those of {here}; gone: {gone}"
 
     # --- each kind of message: first every check, then the change ---
@@ -155,6 +160,7 @@ class Server:
 
     def _welcome(self, join: Join) -> Welcome:
         self.absent.discard(join.client)
+        self._sequences[join.client] = -1  # a client that died has forgotten how far it had counted
         self._drop_turns_of(join.client)
         return Welcome(join.client, self.iteration, tuple(self.activations))
 
@@ -164,6 +170,8 @@ class Server:
         self._answerable.pop(client, None)
         if any(turn.client == client for turn in self._group):
             self._group = []
+            if self.bound:
+                self.bound.begin_step()
         if self.bound:
             self.bound.forget(client)
         if self.rule.common_rows:  # the round is not over: the client uploads it again when it is back
@@ -211,7 +219,7 @@ class Server:
         replies += bound.ask(stale, self.absent)
         if bound.must_wait(stale):
             return True
-        bound.declined.clear()
+        bound.begin_step()
         if skipped := bound.to_skip(self._group, stale):
             self._finish(skipped)
             self._group = []
@@ -243,11 +251,12 @@ class Server:
             self.iteration += 1
         parts = self._split(gradients[0], group, shared)
         counts = tuple(self.activations)
-        return [
-            Gradient(turn.client, turn.activation, iteration, part, counts)
-            for turn, part in zip(group, parts, strict=True)
-            if turn.answers
-        ]
+        with made_here():
+            return [
+                Gradient(turn.client, turn.activation, iteration, part, counts)
+                for turn, part in zip(group, parts, strict=True)
+                if turn.answers
+            ]
 
     def _record_delays(self, turns: Sequence[Turn], rows: Tensor, shared: bool) -> None:
         delays = self.table.delays(rows, self.iteration)

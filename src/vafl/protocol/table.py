@@ -15,6 +15,7 @@ from torch import Tensor
 from vafl.errors import ConfigError, InvalidMessage
 
 FOREVER = 2**30  # a delay at or above this means: never uploaded
+_EXACT_CHANGE = 2.0**20  # beyond it float64 no longer remembers the small embeddings beside a large one
 Delays = npt.NDArray[np.int32]
 
 
@@ -74,11 +75,22 @@ class EmbeddingTable:
     def store(self, client: int, rows: Tensor, embeddings: Tensor, iteration: int) -> None:
         """Replaces the cells of `client` at distinct `rows`: fresh for step `iteration`."""
         view = self._views[client]
-        if self.sums is not None:
+        if self.sums is None:
+            view.index_copy_(0, rows, embeddings)
+        else:
             change = embeddings.double().sub_(view.index_select(0, rows))
-            self.sums.index_add_(0, rows, change)
-        view.index_copy_(0, rows, embeddings)
+            view.index_copy_(0, rows, embeddings)
+            self._add(self.sums, rows, change)
         self.stored_at[rows.numpy(), client] = iteration
+
+    def _add(self, sums: Tensor, rows: Tensor, change: Tensor) -> None:
+        """S[row] += change; summed anew where something huge came or went and took digits with it."""
+        flat = change.view(-1)
+        if float(flat.dot(flat)) < _EXACT_CHANGE**2:
+            sums.index_add_(0, rows, change)
+        else:
+            cells = self.cells.index_select(0, rows).view(len(rows), self.clients, -1)
+            sums.index_copy_(0, rows, cells.sum(1, dtype=torch.float64))
 
     def read(self, rows: Tensor) -> Tensor:
         """What the head sees of these rows: [batch, width] of sums, or [batch, all widths]."""

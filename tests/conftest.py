@@ -1,0 +1,31 @@
+"""What every test relies on: one thread, and property tests that draw the same examples every time."""
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+SLOW_START = [HealthCheck.too_slow]  # the first example pays for torch's own start
+
+settings.register_profile(
+    "ci", derandomize=True, database=None, deadline=None, max_examples=60, suppress_health_check=SLOW_START
+)
+settings.register_profile(
+    "explore", database=None, deadline=None, max_examples=1000, suppress_health_check=SLOW_START
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def no_data_folder(monkeypatch):
+    """The tester's own VAFL_DATA must not decide what a test sees."""
+    monkeypatch.delenv("VAFL_DATA", raising=False)

@@ -1,0 +1,172 @@
+"""Small federations for tests: synthetic data, whole runs, and messages in any order a test likes."""
+
+from collections import deque
+from copy import deepcopy
+
+import numpy as np
+import torch
+
+from vafl.build import Run, build
+from vafl.config import from_document
+from vafl.data.partition import Party, VerticalData
+from vafl.protocol.delays import DelayLog
+from vafl.protocol.messages import Join, Leave, Welcome
+from vafl.runtime.simulator import Simulator
+from vafl.runtime.training import Point
+
+
+def vertical_data(rows=20, clients=2, shape=(3,), classes=3, seed=0) -> VerticalData:
+    """Random features of that shape for every party; classes = 0 gives a regression."""
+    generator = torch.Generator().manual_seed(seed)
+    features = [torch.randn(rows, *shape, generator=generator) for _ in range(clients)]
+    parties = [Party(f"client-{i}", own, own[: rows // 2]) for i, own in enumerate(features, 1)]
+    if classes:
+        labels = torch.arange(rows) % classes
+        names = tuple(map(str, range(classes)))
+    else:
+        labels, names = torch.randn(rows, generator=generator), None
+    return VerticalData(tuple(parties), labels, labels[: rows // 2].clone(), names)
+
+
+def run_of(data: VerticalData | None = None, **sections) -> Run:
+    """A run on (synthetic) data, with small defaults that any section may replace."""
+    document = {
+        "seed": sections.pop("seed", 1),
+        "schedule": {"batch_size": 4, "refresh": "none"},
+        "optimiser": {"step_size": 0.2},
+        "delays": {"kind": "fixed"},
+        "stop": {"updates": 20},
+        "evaluation": {"every": 10},
+    }
+    for name, values in sections.items():
+        document[name] = {**document.get(name, {}), **values}
+    return build(from_document(document), vertical_data() if data is None else data)
+
+
+def train_and_settle(run: Run) -> list[Point]:
+    """Trains, then lets the answers of the last step arrive, which the stop left under way."""
+    points = run.train()
+    if isinstance(run.runtime, Simulator):
+        while run.runtime._events[0][0] == run.runtime.now:
+            run.runtime.advance()
+    return points
+
+
+def parameters(run: Run) -> list[torch.Tensor]:
+    """Copies of the parameters of every party's model, then of the head."""
+    return [p.detach().clone() for module in (*run.models, run.head) for p in module.parameters()]
+
+
+def snapshot(server) -> dict:
+    """All that a message could change in a server, copied deeply."""
+    table, bound = server.table, server.bound
+    state = {
+        "cells": table.cells.clone(),
+        "sums": None if table.sums is None else table.sums.clone(),
+        "stored_at": table.stored_at.copy(),
+        "head": [p.detach().clone() for p in server.head.parameters()],
+        "iteration": server.iteration,
+        "activations": list(server.activations),
+        "absent": set(server.absent),
+        "sequences": list(server._sequences),
+        "waiting": [id(turn) for turn in server._waiting],
+        "group": [id(turn) for turn in server._group],
+        "answerable": {client: id(upload) for client, upload in server._answerable.items()},
+        "optimiser": deepcopy(server._descent.state()),
+        "delays": deepcopy(server.delays.summaries()),
+    }
+    if bound is not None:
+        state |= {"outstanding": {c: r.number for c, r in bound.outstanding.items()}}
+        state |= {"declined": set(bound.declined), "asked": bound.asked}
+    return state
+
+
+def same(one, other) -> bool:
+    """Whether two (nested) snapshots are equal, tensors bit by bit."""
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one == other)
+
+
+class SeenDelays(DelayLog):
+    """A delay log that also keeps every delay a step used, the active client's own included."""
+
+    def __init__(self, clients, bound=None):
+        super().__init__(clients, bound)
+        self.used = []
+
+    def record(self, delays, own):
+        self.used.append((delays.copy(), own))
+        super().record(delays, own)
+
+    def largest(self) -> int:
+        return max((int(delays.max()) for delays, _ in self.used), default=0)
+
+
+class Exchange:
+    """Carries messages between a run's server and clients, in order per client and direction only.
+
+    `moves()` lists what could happen next, `play(move)` lets it happen; when and in which order is for
+    the test to say. The simulator's clock is not used.
+    """
+
+    def __init__(self, run: Run):
+        self.server, self.clients = run.runtime.server, run.runtime.clients
+        bound = self.server.bound
+        self.server.delays = self.seen = SeenDelays(len(self.clients), bound.limit if bound else None)
+        self.up = [deque() for _ in self.clients]
+        self.down = [deque() for _ in self.clients]
+        self.here = [True] * len(self.clients)
+
+    def moves(self) -> list[tuple[str, int]]:
+        found = []
+        for client in self.clients:
+            i = client.index
+            found += [("up", i)] * bool(self.up[i]) + [("down", i)] * bool(self.down[i])
+            if self.here[i] and not client.waiting:
+                found.append(("wake", i))
+        return found
+
+    def play(self, move: tuple[str, int]) -> None:
+        what, i = move
+        if what == "wake":
+            self.up[i].extend(self.clients[i].wake())
+        elif what == "up":
+            self._dispatch(self.server.receive(self.up[i].popleft()))
+        else:
+            message = self.down[i].popleft()
+            self.up[i].extend(self.clients[i].receive(message))
+            self.here[i] = self.here[i] or isinstance(message, Welcome)
+
+    def leave(self, i: int) -> None:
+        self._begin_life(i, Leave(i))
+
+    def join(self, i: int) -> None:
+        self._begin_life(i, Join(i))
+
+    def _begin_life(self, i, message) -> None:
+        self.here[i] = False  # until the welcome is read
+        self.up[i].clear()
+        self.down[i].clear()
+        self._dispatch(self.server.receive(message))
+
+    def _dispatch(self, replies) -> None:
+        for reply in replies:
+            if reply.client not in self.server.absent:
+                self.down[reply.client].append(reply)
+
+    def turn(self, i: int) -> None:
+        """One client's whole activation: it wakes, and all that is under way to and from it arrives."""
+        self.play(("wake", i))
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Lets every message under way arrive, until only wakes are left."""
+        while moves := [move for move in self.moves() if move[0] != "wake"]:
+            self.play(moves[0])

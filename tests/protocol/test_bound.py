@@ -1,0 +1,229 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.federation import Exchange, run_of, vertical_data
+from vafl.errors import InvalidMessage
+from vafl.protocol.bound import DelayBound
+from vafl.protocol.messages import Decline, Gradient, Refresh, Request, Skipped
+from vafl.protocol.rules import Turn
+from vafl.protocol.table import FOREVER, EmbeddingTable
+
+CLIENTS = 3
+DATA = vertical_data(rows=9, clients=CLIENTS, shape=(2,))
+
+settings = st.fixed_dictionaries(
+    {
+        "name": st.sampled_from(["async", "t-sync", "sync"]),
+        "t": st.integers(1, CLIENTS),
+        "delay_bound": st.integers(1, 5),
+        "when_unanswered": st.sampled_from(["wait", "skip", "use"]),
+        "order": st.sampled_from(["upload-first", "query-first"]),
+        "start": st.sampled_from(["zeros", "upload"]),
+    }
+)
+schedules = st.fixed_dictionaries(
+    {
+        "kind": st.sampled_from(["epochs", "iid"]),
+        "refresh": st.sampled_from(["none", "random:2", "all", "lookahead"]),
+        "batch_size": st.integers(1, 4),
+    }
+)
+choices = st.lists(st.integers(0, 11), min_size=20, max_size=90)
+
+
+@given(settings, schedules, choices)
+def test_no_step_ever_uses_a_cell_older_than_the_bound(rule, schedule, order):
+    exchange = Exchange(run_of(DATA, rule=rule, schedule=schedule))
+    for choice in order:
+        moves = exchange.moves()
+        assert moves, f"deadlock: the server waits for {exchange.server.waiting_for()}"
+        exchange.play(moves[choice % len(moves)])
+    assert exchange.seen.largest() <= rule["delay_bound"]
+    assert all(summary.over_bound == 0 for summary in exchange.seen.summaries())
+
+
+@given(
+    settings, schedules, st.lists(st.tuples(st.integers(0, 11), st.integers(0, 15)), min_size=20, max_size=90)
+)
+def test_the_bound_holds_while_clients_come_and_go(rule, schedule, order):
+    exchange = Exchange(run_of(DATA, rule=rule, schedule=schedule))
+    for choice, upheaval in order:
+        if upheaval < CLIENTS:  # a client leaves, or one that is gone comes back
+            gone = upheaval in exchange.server.absent
+            (exchange.join if gone else exchange.leave)(upheaval)
+        moves = exchange.moves()
+        assert moves or exchange.server.absent, exchange.server.waiting_for()
+        if moves:
+            exchange.play(moves[choice % len(moves)])
+    over = [(delays > rule["delay_bound"]).any() for delays, _ in exchange.seen.used]
+    reported = sum(summary.over_bound for summary in exchange.seen.summaries())
+    assert reported == sum(
+        int((delays[:, client] > rule["delay_bound"]).sum())
+        for delays, own in exchange.seen.used
+        for client in range(CLIENTS)
+        if client != own
+    )
+    assert rule["when_unanswered"] == "use" or not any(over)
+
+
+@given(settings, schedules, choices)
+def test_everybody_gets_on_once_all_are_back(rule, schedule, order):
+    """After any upheaval, with all clients present, rounds of fair delivery make steps again."""
+    exchange = Exchange(run_of(DATA, rule=rule, schedule=schedule))
+    for choice in order:
+        if choice < 2:
+            (exchange.join if choice in exchange.server.absent else exchange.leave)(choice)
+        if moves := exchange.moves():
+            exchange.play(moves[choice % len(moves)])
+    for client in sorted(exchange.server.absent):
+        exchange.join(client)
+    before = exchange.server.iteration
+    for _ in range(4):
+        exchange.deliver()
+        for client in exchange.clients:
+            if not client.waiting:
+                exchange.turn(client.index)
+    assert exchange.server.iteration >= before + 2
+
+
+def bounded(policy, **rule):
+    """An async server with D = 1: client 1's cells have delay 2 when client 0 uploads next."""
+    rule = {"delay_bound": 1, "when_unanswered": policy, **rule}
+    exchange = Exchange(run_of(vertical_data(rows=3, shape=(2,)), rule=rule, schedule={"batch_size": 3}))
+    exchange.turn(1)
+    exchange.turn(0)
+    return exchange
+
+
+def asked(exchange):
+    """Client 0 uploads; the request that follows from it is taken from client 1's hands."""
+    exchange.play(("wake", 0))
+    exchange.play(("up", 0))
+    return exchange.down[1].popleft()
+
+
+def test_a_stale_cell_is_asked_for_and_the_step_waits():
+    exchange = bounded("wait")
+    before = exchange.server.iteration
+    request = asked(exchange)
+    assert isinstance(request, Request)
+    assert request.rows.tolist() == [0, 1, 2]
+    assert exchange.server.iteration == before
+    assert "fresh embeddings from clients [1]" in exchange.server.waiting_for()
+    (answer,) = exchange.clients[1].receive(request)
+    assert answer.request == request.number
+    (reply,) = exchange.server.receive(answer)
+    assert isinstance(reply, Gradient)
+    assert exchange.server.iteration == before + 1
+
+
+def test_a_client_is_asked_once_while_it_has_not_answered():
+    exchange = bounded("wait")
+    first = asked(exchange)
+    exchange.play(("wake", 1))
+    exchange.play(("up", 1))  # its own upload makes the cells fresh, but the question stands
+    assert list(exchange.server.bound.outstanding.values()) == [first]
+    assert not exchange.down[1]
+
+
+def decline(exchange, request):
+    sequence = exchange.clients[1]._next()
+    return exchange.server.receive(Decline(1, sequence, request.number, "out of budget"))
+
+
+def test_a_declined_step_waits():
+    exchange = bounded("wait")
+    assert decline(exchange, asked(exchange)) == []
+    assert "fresh embeddings from clients [1]" in exchange.server.waiting_for()
+
+
+def test_a_declined_step_is_skipped():
+    exchange = bounded("skip")
+    before = exchange.server.iteration
+    (reply,) = decline(exchange, asked(exchange))
+    assert isinstance(reply, Skipped)
+    assert "no fresh embeddings from clients [1] within delay bound 1" in reply.reason
+    assert exchange.server.iteration == before
+    exchange.down[0].append(reply)
+    exchange.deliver()
+    assert not exchange.clients[0].waiting
+    assert isinstance(asked(exchange), Request), "the next step asks anew"
+
+
+def test_a_declined_step_uses_the_stale_cell_and_reports_it():
+    exchange = bounded("use")
+    (reply,) = decline(exchange, asked(exchange))
+    assert isinstance(reply, Gradient)
+    summary = exchange.server.delays.summaries()[1]
+    assert (summary.over_bound, summary.max) == (3, 2)
+
+
+@pytest.mark.parametrize(("policy", "kind"), [("skip", Skipped), ("use", Gradient)])
+def test_a_client_that_leaves_while_asked_counts_as_unanswered(policy, kind):
+    exchange = bounded(policy)
+    asked(exchange)
+    exchange.leave(1)
+    (reply,) = exchange.down[0]
+    assert isinstance(reply, kind)
+
+
+def test_a_step_that_waits_for_an_absent_client_says_so():
+    exchange = bounded("wait")
+    exchange.leave(1)
+    exchange.play(("wake", 0))
+    exchange.play(("up", 0))
+    assert "fresh embeddings from clients [1] (delay bound); gone: [1]" in exchange.server.waiting_for()
+
+
+def test_a_client_that_comes_back_is_asked_again():
+    exchange = bounded("wait")
+    asked(exchange)
+    exchange.leave(1)
+    exchange.join(1)
+    _, request = exchange.down[1]
+    assert isinstance(request, Request)
+    exchange.deliver()
+    assert not exchange.clients[0].waiting
+
+
+def test_a_decline_does_not_outlive_the_step_it_was_for():
+    """Client 1 declines for client 0's step; client 0 goes and returns: client 1 is asked anew."""
+    exchange = bounded("wait")
+    decline(exchange, asked(exchange))
+    exchange.leave(0)
+    assert exchange.server.bound.declined == set()
+    exchange.join(0)
+    exchange.play(("down", 0))
+    assert isinstance(asked(exchange), Request)
+
+
+def test_only_the_turns_that_need_a_missing_row_are_skipped():
+    bound = DelayBound(1, "skip")
+    turns = [Turn(0, 0, torch.tensor([0, 1]), True, True), Turn(1, 0, torch.tensor([2]), True, True)]
+    assert bound.to_skip(turns, {2: torch.tensor([1])}) == turns[:1]
+    assert bound.to_skip(turns, {}) == []
+    assert DelayBound(1, "use").to_skip(turns, {2: torch.tensor([1])}) == []
+
+
+def test_stale_names_each_row_once_and_only_clients_that_have_one():
+    table = EmbeddingTable(4, [1] * CLIENTS, summed=False)
+    for client in range(2):
+        table.store(client, torch.arange(4), torch.zeros(4, 1), 0)
+    table.store(0, torch.tensor([3]), torch.zeros(1, 1), 3)
+    stale = DelayBound(2).stale(table, torch.tensor([3, 1, 3, 1]), 3)
+    assert {client: rows.tolist() for client, rows in stale.items()} == {0: [1], 1: [1, 3], 2: [1, 3]}
+    assert DelayBound(3).stale(table, torch.tensor([3, 1]), 3).keys() == {2}
+    assert DelayBound(FOREVER + 3).stale(table, torch.tensor([3, 1]), 3) == {}
+
+
+def test_an_answer_must_fit_the_question():
+    bound = DelayBound(1)
+    with pytest.raises(InvalidMessage, match="client 1 was not asked request 0"):
+        bound.check(Decline(1, 0, 0, ""))
+    (request,) = bound.ask({1: torch.tensor([2, 3])}, set())
+    with pytest.raises(InvalidMessage, match="was not asked request 9"):
+        bound.check(Decline(1, 0, 9, ""))
+    with pytest.raises(InvalidMessage, match="must hold exactly its rows"):
+        bound.check(Refresh(1, 0, torch.tensor([3, 2]), torch.zeros(2, 1), request.number))

@@ -1,0 +1,60 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vafl.protocol.delays import EXACT_BELOW, DelayLog
+from vafl.protocol.table import FOREVER
+
+CLIENTS = 3
+delay = st.one_of(
+    st.integers(0, 12),
+    st.integers(0, EXACT_BELOW - 1),
+    st.just(FOREVER + 5),
+)
+step = st.tuples(
+    st.lists(st.lists(delay, min_size=CLIENTS, max_size=CLIENTS), min_size=1, max_size=4),
+    st.one_of(st.none(), st.integers(0, CLIENTS - 1)),
+)
+
+
+def smallest_reached_by(values, percent):
+    """The smallest delay that at least so many per cent of the uses do not exceed."""
+    return next(v for v in sorted(values) if 100 * sum(w <= v for w in values) >= percent * len(values))
+
+
+@given(st.lists(step, max_size=8), st.one_of(st.none(), st.integers(1, 20)))
+def test_summaries_equal_a_count_by_hand(steps, bound):
+    log = DelayLog(CLIENTS, bound)
+    for delays, own in steps:
+        log.record(np.array(delays, dtype=np.int32), own)
+    for client, found in enumerate(log.summaries()):
+        used = [line[client] for delays, own in steps if own != client for line in delays]
+        known = [value for value in used if value < FOREVER]
+        assert found.uses == len(known)
+        assert found.never == len(used) - len(known)
+        assert found.over_bound == (0 if bound is None else sum(value > bound for value in used))
+        assert found.max == max(known, default=0)
+        assert found.mean == (sum(known) / len(known) if known else 0.0)
+        assert found.p50 == (smallest_reached_by(known, 50) if known else 0)
+        assert found.p99 == (smallest_reached_by(known, 99) if known else 0)
+
+
+def test_counting_is_the_same_however_often_it_is_looked_at():
+    generator = np.random.default_rng(0)
+    once, often = DelayLog(2), DelayLog(2)
+    for _ in range(150):  # more than the log puts aside before it counts
+        delays = generator.integers(0, 300, (3, 2)).astype(np.int32)
+        once.record(delays, 0)
+        often.record(delays, 0)
+        often.summaries()
+    assert once.summaries() == often.summaries()
+    assert once.summaries()[1].uses == 450
+    assert once.summaries()[0].uses == 0
+
+
+def test_very_long_delays_share_a_bin_but_keep_maximum_and_mean_exact():
+    log = DelayLog(1)
+    log.record(np.array([[EXACT_BELOW + 100], [EXACT_BELOW + 300]], dtype=np.int32), None)
+    found = log.summaries()[0]
+    assert (found.max, found.mean, found.uses) == (EXACT_BELOW + 300, EXACT_BELOW + 200, 2)
+    assert found.p50 == found.p99 == EXACT_BELOW

@@ -1,0 +1,296 @@
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.federation import Exchange, parameters, run_of, same, snapshot, train_and_settle, vertical_data
+from vafl.build import build
+from vafl.errors import Diverged
+from vafl.models.losses import softmax
+from vafl.protocol.messages import Gradient, Join, Leave, Query, Refresh, Upload, Welcome
+
+CLIENTS = 3
+DATA = vertical_data(rows=10, clients=CLIENTS, shape=(2,))
+ETA = 0.2
+
+rules = st.fixed_dictionaries(
+    {
+        "name": st.sampled_from(["async", "t-sync", "sync"]),
+        "t": st.integers(1, CLIENTS),
+        "delay_bound": st.integers(0, 4),
+        "when_unanswered": st.sampled_from(["skip", "use"]),
+        "order": st.sampled_from(["upload-first", "query-first"]),
+    }
+)
+models = st.sampled_from(
+    [
+        {"head": "bias"},
+        {"head": "linear", "combine": "sum", "width": 4},
+        {"head": "mlp", "combine": "concat", "width": 2, "head_hidden": [3]},
+    ]
+)
+
+
+class Witness(Exchange):
+    """Recomputes every answer and every step of the head from the table, and compares."""
+
+    def __init__(self, run):
+        super().__init__(run)
+        self.run, self.heads, self.pending = run, {}, {}
+        step = self.server._descent.step
+
+        def remember_then_step(gradients, iteration):
+            self.heads[iteration] = copy.deepcopy(self.server.head)
+            step(gradients, iteration)
+
+        self.server._descent.step = remember_then_step
+
+    def _dispatch(self, replies):
+        answers = [reply for reply in replies if isinstance(reply, Gradient)]
+        for answer in answers:
+            rows = self.clients[answer.client]._flights[answer.activation].rows
+            expected, _ = self.expected(rows, self.heads.get(answer.iteration, self.server.head))
+            own = self.server.table.columns[answer.client]
+            expected = expected if self.server.table.sums is not None else expected[:, own]
+            assert torch.allclose(answer.gradients, expected, atol=1e-6)
+        super()._dispatch(replies)
+        self.answers = answers
+
+    def expected(self, rows, head):
+        """Gradients of the mean loss at these rows: w.r.t. what the head sees, and w.r.t. the head."""
+        inputs = self.server.table.read(rows).requires_grad_()
+        loss = softmax(head(inputs), self.run.data.train_labels[rows]).mean()
+        first, *rest = torch.autograd.grad(loss, [inputs, *head.parameters()])
+        return first, rest
+
+
+@given(rules, models, st.lists(st.integers(0, 23), min_size=20, max_size=80))
+def test_every_answer_is_the_gradient_of_the_clients_own_mean_loss(rule, model, order):
+    exchange = Witness(run_of(DATA, rule=rule, model=model))
+    for choice in order:
+        if choice < 2:
+            (exchange.join if choice in exchange.server.absent else exchange.leave)(choice)
+        if moves := exchange.moves():
+            exchange.play(moves[choice % len(moves)])
+
+
+@given(st.integers(1, CLIENTS), models, st.lists(st.integers(0, 11), min_size=10, max_size=60))
+def test_t_sync_steps_on_t_different_clients_by_the_mean_over_them(t, model, order):
+    exchange = Witness(run_of(DATA, rule={"name": "t-sync", "t": t}, model=model))
+    server = exchange.server
+    for choice in order:
+        before, table = server.iteration, server.table
+        moves = exchange.moves()
+        what, client = moves[choice % len(moves)]
+        flights = {c.index: dict(c._flights) for c in exchange.clients}
+        exchange.play((what, client))
+        assert server.iteration - before in (0, 1)
+        if server.iteration == before:
+            continue
+        stepped = [answer.client for answer in exchange.answers]
+        assert len(set(stepped)) == len(stepped) == t
+        head = exchange.heads[before]
+        rows = [flights[answer.client][answer.activation].rows for answer in exchange.answers]
+        moved = [exchange.expected(own, head)[1] for own in rows]
+        for now, old, *gradients in zip(server.head.parameters(), head.parameters(), *moved, strict=True):
+            assert torch.allclose(now, old - ETA * torch.stack(gradients).mean(0), atol=1e-6)
+        assert table is server.table
+
+
+@pytest.mark.parametrize("order", ["upload-first", "query-first"])
+@pytest.mark.parametrize("refresh", ["none", "lookahead"])
+def test_t_of_one_is_async_bit_by_bit(order, refresh):
+    ends = []
+    for rule in ({"name": "async"}, {"name": "t-sync", "t": 1}):
+        run = run_of(DATA, rule={**rule, "order": order}, schedule={"refresh": refresh}, stop={"updates": 60})
+        ends.append((run.train(), parameters(run), run.delays()))
+    assert same(*ends)
+
+
+@pytest.mark.parametrize("t", [1, 2, 3])
+def test_t_sync_waits_for_the_t_th_client(t):
+    exchange = Exchange(run_of(DATA, rule={"name": "t-sync", "t": t}))
+    for client in range(CLIENTS):
+        exchange.play(("wake", client))
+    for client in range(t - 1):
+        exchange.play(("up", client))
+        assert exchange.server.iteration == 0
+    assert t == 1 or f"uploads of {t} different clients; it has those of" in exchange.server.waiting_for()
+    exchange.play(("up", t - 1))
+    assert exchange.server.iteration == 1
+
+
+def test_a_second_upload_of_one_client_does_not_count_twice():
+    run = run_of(DATA, rule={"name": "t-sync", "t": 2})
+    server, client = run.runtime.server, run.runtime.clients[0]
+    client.wake()
+    for activation in range(2):  # as over a network, with a window of two messages in flight
+        rows = torch.tensor([activation])
+        assert server.receive(Upload(0, activation, activation, rows, torch.ones(1, 3))) == []
+    replies = server.receive(Upload(1, 0, 0, torch.tensor([5]), torch.ones(1, 3)))
+    assert [(reply.client, reply.activation) for reply in replies] == [(0, 0), (1, 0)]
+    assert server.iteration == 1
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"head": "bias"},
+        {"head": "linear", "combine": "sum"},
+        {"head": "linear", "combine": "concat"},
+        {"head": "mlp", "combine": "sum", "embedding": "mlp", "hidden": [5]},
+        {"head": "mlp", "combine": "concat", "embedding": "mlp", "hidden": [5]},
+    ],
+    ids=lambda model: "-".join(map(str, model.values())),
+)
+@pytest.mark.parametrize(
+    "optimiser", [{}, {"name": "Adam", "step_size": 0.01}, {"options": {"momentum": 0.5}}], ids=str
+)
+@pytest.mark.parametrize("l2", [0.0, 0.05])
+@pytest.mark.parametrize("order", ["upload-first"])
+def test_sync_without_delay_is_centralised_block_descent(model, optimiser, l2, order):
+    optimiser = {"step_size": 0.1, "l2": l2, "server_step_size": 0.07, **optimiser}
+    ends = []
+    for name in ("sync", "centralised"):
+        run = run_of(DATA, rule={"name": name, "order": order}, model=model, optimiser=optimiser)
+        ends.append((parameters(run), train_and_settle(run), parameters(run)))
+    assert same(ends[0][0], ends[1][0])
+    assert not same(ends[0][0], ends[0][2])
+    for distributed, central in zip(ends[0][2], ends[1][2], strict=True):
+        assert torch.allclose(distributed, central, rtol=1e-4, atol=1e-5)
+    assert ends[0][1][-1].train_loss == pytest.approx(ends[1][1][-1].train_loss, rel=1e-4)
+
+
+def test_one_client_alone_is_centralised_under_every_rule():
+    data = vertical_data(rows=10, clients=1)
+    ends = []
+    for name in ("async", "sync", "t-sync", "centralised"):
+        run = run_of(data, rule={"name": name, "t": 1}, schedule={"batch_size": 10})
+        train_and_settle(run)
+        ends.append(parameters(run))
+    for end in ends[:-1]:
+        for found, central in zip(end, ends[-1], strict=True):
+            assert torch.allclose(found, central, rtol=1e-4, atol=1e-6)
+
+
+def test_a_query_is_answered_without_a_step():
+    exchange = Exchange(run_of(DATA, rule={"order": "query-first"}))
+    exchange.turn(0)
+    assert exchange.server.iteration == 1
+    before = snapshot(exchange.server)["head"]
+    (query,) = exchange.clients[0].wake()
+    assert isinstance(query, Query)
+    (answer,) = exchange.server.receive(query)
+    assert isinstance(answer, Gradient)
+    assert (answer.activation, exchange.server.iteration) == (0, 1)
+    assert same(before, snapshot(exchange.server)["head"])
+
+
+def test_a_sync_round_survives_a_client_that_comes_back_in_query_first_order():
+    """Its lost query must neither block the others nor hand anyone the gradient of other rows."""
+    exchange = Witness(run_of(DATA, rule={"name": "sync", "order": "query-first"}))
+    for client in range(CLIENTS):
+        exchange.turn(client)
+    exchange.leave(0)
+    exchange.join(0)
+    for _ in range(5):
+        exchange.deliver()
+        for client in exchange.clients:
+            if not client.waiting:
+                exchange.turn(client.index)
+    assert exchange.server.iteration >= 4
+    assert max(exchange.server.activations) - min(exchange.server.activations) <= 1
+
+
+def test_counters_and_welcome_tell_where_the_run_stands():
+    exchange = Exchange(run_of(DATA))
+    for client in (0, 1, 0):
+        exchange.turn(client)
+    (welcome,) = exchange.server.receive(Join(2))
+    assert isinstance(welcome, Welcome)
+    assert (welcome.client, welcome.iteration, welcome.activations) == (2, 3, (2, 1, 0))
+
+
+def test_what_a_client_uploaded_stays_when_it_leaves_but_its_turns_go():
+    exchange = Exchange(run_of(DATA, rule={"name": "t-sync", "t": 2}))
+    exchange.turn(0)
+    cells = exchange.server.table.cells.clone()
+    assert exchange.server.receive(Leave(0)) == []
+    assert exchange.server.absent == {0}
+    assert torch.equal(exchange.server.table.cells, cells)
+    assert "it has those of []; gone: [0]" in exchange.server.waiting_for()
+    exchange.turn(1)
+    assert exchange.server.iteration == 0
+
+
+def test_a_client_restarted_from_nothing_may_count_its_messages_from_the_start():
+    """A process that died has lost its sequence; the join begins a new one."""
+    run = run_of(DATA)
+    exchange = Exchange(run)
+    for _ in range(3):
+        exchange.turn(0)
+    exchange.leave(0)
+    fresh = run_of(DATA).runtime.clients[0]
+    exchange.clients[0] = fresh
+    exchange.join(0)
+    exchange.deliver()
+    assert fresh.activation == 3
+    exchange.turn(0)
+    assert exchange.server.activations[0] == 4
+
+
+def test_sync_clients_repeat_the_round_they_left():
+    exchange = Exchange(run_of(DATA, rule={"name": "sync"}))
+    for client in range(CLIENTS):
+        exchange.turn(client)
+    exchange.turn(0)
+    exchange.leave(0)
+    assert exchange.server.activations == [1, 1, 1]
+    exchange.join(0)
+    exchange.deliver()
+    for client in range(CLIENTS):
+        exchange.turn(client)
+    assert exchange.server.iteration == 2
+    assert exchange.seen.largest() == 0
+
+
+def test_a_refresh_is_stored_and_not_answered():
+    server = run_of(DATA).runtime.server
+    assert server.receive(Refresh(1, 0, torch.tensor([4, 2]), torch.ones(2, 3))) == []
+    assert server.table.delays(torch.tensor([2, 3]), 0)[:, 1].tolist()[0] == 0
+    assert server.activations == [0, 0, 0]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run():
+    data = vertical_data(rows=10, clients=2, classes=0)
+    server = run_of(data).runtime.server
+    with pytest.raises(Diverged, match=r"Found inf at iteration 0. Lower optimiser.step_size"):
+        server.receive(Upload(0, 0, 0, torch.tensor([1]), torch.full((1, 1), 3e38)))
+
+
+def test_a_gradient_that_is_not_finite_is_our_own_fault_not_the_clients():
+    run = run_of(vertical_data(rows=10, clients=2, classes=0), model={"head": "linear", "width": 1})
+    with torch.no_grad():
+        run.head.weight.fill_(1e38)
+    with pytest.raises(Diverged, match="gradients must be finite"):
+        run.runtime.server.receive(Upload(0, 0, 0, torch.tensor([1]), torch.full((1, 1), 1e-20)))
+
+
+def test_the_last_batch_of_an_epoch_may_be_shorter_than_the_others_in_a_group():
+    run = run_of(DATA, rule={"name": "t-sync", "t": 2})
+    server = run.runtime.server
+    server.receive(Upload(0, 0, 0, torch.tensor([1, 2, 3]), torch.ones(3, 3)))
+    first, second = server.receive(Upload(1, 0, 0, torch.tensor([4]), torch.ones(1, 3)))
+    assert (first.gradients.shape, second.gradients.shape) == ((3, 3), (1, 3))
+
+
+def test_the_seed_decides_everything():
+    config = run_of(DATA).config
+    one, again, other = (build(replace(config, seed=seed), DATA) for seed in (5, 5, 6))
+    for run in (one, again, other):
+        run.train()
+    assert same(parameters(one), parameters(again))
+    assert not same(parameters(one), parameters(other))

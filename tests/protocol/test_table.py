@@ -1,0 +1,121 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vafl.errors import ConfigError, InvalidMessage
+from vafl.protocol.table import FOREVER, EmbeddingTable
+
+ROWS, CLIENTS = 5, 3
+ALL = torch.arange(ROWS)
+
+row_sets = st.lists(st.integers(0, ROWS - 1), unique=True, max_size=ROWS)
+stores = st.tuples(st.integers(0, CLIENTS - 1), row_sets)
+float32s = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+def paper_delays(history):
+    """tau[n, m], counted up step by step as equation (3) says: 1 if just stored, else one more."""
+    tau = np.full((ROWS, CLIENTS), np.inf)
+    for stored in history:
+        fresh = np.zeros((ROWS, CLIENTS), dtype=bool)
+        for client, rows in stored:
+            fresh[rows, client] = True
+        tau = np.where(fresh, 1, tau + 1)
+    return tau
+
+
+@given(st.lists(st.lists(stores, max_size=4), max_size=12))
+def test_delays_follow_equation_3_for_any_history(history):
+    table = EmbeddingTable(ROWS, [2] * CLIENTS, summed=False)
+    for iteration, stored in enumerate(history):
+        for client, rows in stored:
+            table.store(client, torch.tensor(rows, dtype=torch.int64), torch.ones(len(rows), 2), iteration)
+            assert (table.delays(torch.tensor(rows, dtype=torch.int64), iteration)[:, client] == 0).all()
+    found = table.delays(ALL, len(history)).astype(float)
+    found[found >= FOREVER] = np.inf
+    assert np.array_equal(found, paper_delays(history))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, CLIENTS - 1), st.integers(0, ROWS - 1), st.lists(float32s, min_size=2, max_size=2)
+        ),
+        max_size=30,
+    )
+)
+def test_running_sums_equal_recomputed_sums_after_any_history(history):
+    """Whatever has come and gone in between, be it 3e38: the error is that of the numbers now there."""
+    table = EmbeddingTable(ROWS, [2] * CLIENTS, summed=True)
+    for client, row, values in history:
+        table.store(client, torch.tensor([row]), torch.tensor([values]), 0)
+    cells = table.cells.double().view(ROWS, CLIENTS, 2)
+    error = (table.sums - cells.sum(1)).abs()
+    assert (error <= 1e-12 * cells.abs().sum(1) + 1e-8).all()
+
+
+def test_a_small_embedding_survives_a_huge_one_that_came_and_went():
+    table, row = EmbeddingTable(1, [1, 1], summed=True), torch.tensor([0])
+    table.store(0, row, torch.tensor([[1.0]]), 0)
+    table.store(1, row, torch.tensor([[1e30]]), 0)
+    table.store(1, row, torch.tensor([[2.0]]), 0)
+    assert table.read(row).item() == 3.0
+
+
+def test_sums_do_not_drift_over_a_long_history():
+    table, rows = EmbeddingTable(4, [3] * 2, summed=True), torch.arange(4)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(2000):
+        table.store(step % 2, rows, torch.randn(4, 3, generator=generator), step)
+    assert torch.allclose(table.sums, table.cells.double().view(4, 2, 3).sum(1), rtol=0, atol=1e-12)
+
+
+def test_a_read_gives_sums_or_all_cells_in_the_order_asked():
+    summed, joined = EmbeddingTable(3, [2, 2], summed=True), EmbeddingTable(3, [2, 1], summed=False)
+    for table in (summed, joined):
+        table.store(0, torch.tensor([2, 0]), torch.tensor([[1.0, 2], [3, 4]]), 0)
+    summed.store(1, torch.tensor([0]), torch.tensor([[10.0, 20]]), 0)
+    joined.store(1, torch.tensor([0]), torch.tensor([[10.0]]), 0)
+    wanted = torch.tensor([0, 1, 2])
+    assert summed.read(wanted).tolist() == [[13, 24], [0, 0], [1, 2]]
+    assert summed.read(wanted).dtype == torch.float32
+    assert joined.read(wanted).tolist() == [[3, 4, 10], [0, 0, 0], [1, 2, 0]]
+    assert joined.clients == 2
+
+
+def test_bytes_count_cells_stamps_and_sums():
+    assert EmbeddingTable(10, [4, 4], summed=False).nbytes == 10 * 8 * 4 + 10 * 2 * 4
+    assert EmbeddingTable(10, [4, 4], summed=True).nbytes == 10 * 8 * 4 + 10 * 2 * 4 + 10 * 4 * 8
+
+
+def test_a_sum_needs_one_width():
+    with pytest.raises(ConfigError, match=r"one width. Found \[2, 3\].*combine = \"concat\""):
+        EmbeddingTable(4, [2, 3], summed=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "said"),
+    [
+        ([0, 5], 2, r"rows must be in 0\.\.4\. Found 0\.\.5"),
+        ([-1], 2, r"Found -1\.\.-1"),
+        ([1], 3, "client 1 must be 2 wide. Found 3"),
+        ([3, 1, 3], 2, "distinct"),
+    ],
+)
+def test_check_refuses_and_changes_nothing(rows, width, said):
+    table = EmbeddingTable(ROWS, [2] * CLIENTS, summed=True)
+    table.store(1, ALL, torch.ones(ROWS, 2), 7)
+    before = table.cells.clone(), table.sums.clone(), table.stored_at.copy()
+    with pytest.raises(InvalidMessage, match=said):
+        table.check(1, torch.tensor(rows), torch.zeros(len(rows), width))
+    assert torch.equal(table.cells, before[0])
+    assert torch.equal(table.sums, before[1])
+    assert np.array_equal(table.stored_at, before[2])
+
+
+def test_check_takes_no_rows_and_all_rows():
+    table = EmbeddingTable(ROWS, [2] * CLIENTS, summed=False)
+    table.check(0, torch.empty(0, dtype=torch.int64), torch.empty(0, 2))
+    table.check(0, ALL.flip(0), torch.zeros(ROWS, 2))
