@@ -1,5 +1,6 @@
 """What the classifier and the regressor share: their parameters, `fit`, and the way to outputs."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -24,7 +25,7 @@ Labels = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
 
 
-class VerticalEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has no types
     """A model over columns that several parties hold, trained by the protocol in the simulator."""
 
     n_features_in_: int
@@ -137,12 +138,13 @@ class VerticalEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         self._keep(run)
         return self
 
+    @abstractmethod
     def _check_labels(self, y: Any) -> Labels:
-        raise NotImplementedError
+        """y as an array [rows] without gaps."""
 
+    @abstractmethod
     def _encode(self, labels: Labels, train: Rows) -> tuple[Labels, tuple[str, ...] | None]:
         """Labels as the loss takes them, and the class names; scales come from the training rows alone."""
-        raise NotImplementedError
 
     def _tables(self, X: Any, *, fitting: bool = False) -> dict[str, Table]:
         """The checked table of each party, in the order of fit."""
