@@ -84,5 +84,5 @@ def split_rows(count: int, test_fraction: float, seed: int) -> tuple[Sequence[in
 def standardised(train: Array, test: Array) -> tuple[Array, Array]:
     """Zero mean and unit deviation per column by the training rows alone."""
     mean, deviation = train.mean(axis=0), train.std(axis=0)
-    deviation[deviation == 0] = 1
+    deviation[(train == train[0]).all(axis=0)] = 1  # rounding gives a constant column a tiny deviation
     return (train - mean) / deviation, (test - mean) / deviation

@@ -127,13 +127,20 @@ class Evaluator:
     def __call__(self) -> float:
         return self._metric.measure(self.outputs(self._features), self._labels)
 
-    @torch.no_grad()
     def outputs(self, features: Sequence[Tensor]) -> Tensor:
         """The head's outputs [rows, outputs] for one feature tensor a party."""
-        with _evaluating([*self._models, self._head]):
-            parts = [embed(model, own) for model, own in zip(self._models, features, strict=True)]
-            inputs = torch.stack(parts).sum(0) if self._summed else torch.cat(parts, dim=1)
-            return self._head(inputs)  # type: ignore[no-any-return]
+        return outputs(self._models, self._head, features, summed=self._summed)
+
+
+@torch.no_grad()
+def outputs(
+    models: Sequence[nn.Module], head: nn.Module, features: Sequence[Tensor], *, summed: bool
+) -> Tensor:
+    """What the whole model says, [rows, outputs], given every party's features."""
+    with _evaluating([*models, head]):
+        parts = [embed(model, own) for model, own in zip(models, features, strict=True)]
+        inputs = torch.stack(parts).sum(0) if summed else torch.cat(parts, dim=1)
+        return head(inputs)  # type: ignore[no-any-return]
 
 
 @contextmanager
