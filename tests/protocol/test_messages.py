@@ -59,24 +59,24 @@ def test_a_message_checks_itself(good, changes, said):
 
 
 def test_an_upload_needs_rows_and_a_refresh_does_not():
-    with pytest.raises(InvalidMessage, match="at least one row. Found none"):
+    with pytest.raises(InvalidMessage, match=r"at least one row. Found none"):
         Upload(0, 0, 0, NO_ROWS, MATRIX[:0])
     assert Refresh(0, 0, NO_ROWS, MATRIX[:0]).nbytes == HEADER_BYTES
 
 
 def test_counters_are_not_negative():
-    with pytest.raises(InvalidMessage, match="activation must be 0 or more. Found -3"):
+    with pytest.raises(InvalidMessage, match=r"activation must be 0 or more. Found -3"):
         Upload(0, 0, -3, ROWS, MATRIX)
-    with pytest.raises(InvalidMessage, match="activation must be 0 or more. Found -1"):
+    with pytest.raises(InvalidMessage, match=r"activation must be 0 or more. Found -1"):
         Query(0, 0, -1)
-    with pytest.raises(InvalidMessage, match="sequence must be 0 or more. Found -1"):
+    with pytest.raises(InvalidMessage, match=r"sequence must be 0 or more. Found -1"):
         Query(0, -1, 0)
 
 
 def test_gradients_are_finite_numbers():
-    with pytest.raises(InvalidMessage, match="gradients must be finite"):
+    with pytest.raises(InvalidMessage, match=r"gradients must be finite"):
         Gradient(0, 0, 0, MATRIX / 0, (1,))
-    with pytest.raises(InvalidMessage, match="gradients must be a float32 matrix"):
+    with pytest.raises(InvalidMessage, match=r"gradients must be a float32 matrix"):
         Gradient(0, 0, 0, MATRIX[0], (1,))
 
 
@@ -86,5 +86,5 @@ def test_messages_are_frozen():
 
 
 def test_what_is_not_finite_in_a_message_of_our_own_is_divergence():
-    with pytest.raises(Diverged, match="must be finite.*Lower optimiser.step_size"), made_here():
+    with pytest.raises(Diverged, match=r"must be finite.*Lower optimiser.step_size"), made_here():
         Upload(0, 0, 0, ROWS, MATRIX / 0)
