@@ -180,11 +180,12 @@ class Client:
 
     def _step(self, embeddings: Tensor, answer: Gradient) -> None:
         parameters = self._descent.parameters
+        if not parameters:  # a fixed embedding
+            return
         gradients = torch.autograd.grad(embeddings, parameters, answer.gradients, materialize_grads=True)
-        if self._l2:
-            with torch.no_grad():
-                for gradient, parameter in zip(gradients, parameters, strict=True):
-                    gradient.add_(parameter, alpha=self._l2)
+        if self._l2:  # not in place: autograd may give one tensor for two parameters
+            pairs = zip(gradients, parameters, strict=True)
+            gradients = tuple(g.add(p.detach(), alpha=self._l2) for g, p in pairs)
         self._descent.step(gradients, answer.iteration)
         self._version += 1
 

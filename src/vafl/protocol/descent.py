@@ -105,7 +105,7 @@ class Descent:
     """Steps a fixed list of parameters.
 
     Args:
-        parameters: the tensors to move, in place.
+        parameters: the tensors to move, in place; those that are frozen are left out.
         step_size: a function of the global iteration.
         optimiser: makes a torch optimiser from the list; None is plain SGD without its overhead.
     """
@@ -116,7 +116,7 @@ class Descent:
         step_size: StepSize,
         optimiser: Callable[[list[Tensor]], torch.optim.Optimizer] | None = None,
     ) -> None:
-        self.parameters = list(parameters)
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._step_size = step_size
         self._optimiser = optimiser(self.parameters) if optimiser and self.parameters else None
 
