@@ -82,6 +82,8 @@ def match_columns(columns: Sequence[str], groups: dict[str, tuple[str, ...]]) ->
     owner: dict[str, str] = {}
     found: dict[str, list[int]] = {}
     for group, patterns in groups.items():
+        if not patterns:
+            raise DataError(f"partition.groups.{group} must name at least one column. Found none.")
         names = [name for pattern in patterns for name in _matches(columns, group, pattern)]
         for name in dict.fromkeys(names):
             if name in owner:
@@ -95,6 +97,8 @@ def match_columns(columns: Sequence[str], groups: dict[str, tuple[str, ...]]) ->
 
 
 def _matches(columns: Sequence[str], group: str, pattern: str) -> list[str]:
+    if pattern in columns:  # a name may hold what a pattern would read otherwise: "x[1]"
+        return [pattern]
     names = [name for name in columns if fnmatchcase(name, pattern)]
     if not names:
         near = get_close_matches(pattern, columns, 1)
