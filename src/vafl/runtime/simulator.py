@@ -6,6 +6,7 @@ algorithm is here: the simulator decides only when a message arrives.
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -42,6 +43,10 @@ class Link:
         self._free_at = max(now, self._free_at) + sending
         return self._free_at + self._latency
 
+    def cut(self) -> None:
+        """The connection is broken: nothing waits to be sent any more."""
+        self._free_at = 0.0
+
 
 class Simulator:
     """Runs one server and its clients.
@@ -66,7 +71,8 @@ class Simulator:
             self._sleep(client.index)
         for dropout in delays.dropouts:
             self._at(dropout.start, partial(self._begin_life, Leave(dropout.client - 1)))
-            self._at(dropout.end, partial(self._begin_life, Join(dropout.client - 1)))
+            if dropout.end < math.inf:
+                self._at(dropout.end, partial(self._begin_life, Join(dropout.client - 1)))
 
     @property
     def updates(self) -> int:
@@ -139,4 +145,6 @@ class Simulator:
     def _begin_life(self, event: Join | Leave) -> None:
         """A client vanishes or comes back; what was under way to or from it is lost."""
         self._lives[event.client] += 1
+        self._up[event.client].cut()
+        self._down[event.client].cut()
         self._at_server(event, self._lives[event.client])
