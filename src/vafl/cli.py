@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from vafl.config import read_config
 from vafl.demo import demo
@@ -33,7 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options.command(options, console)
     except VaflError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(
+            f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True
+        )
         return error.exit_code
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted")
