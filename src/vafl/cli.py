@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from vafl.commands import certs
 from vafl.config import read_config
 from vafl.demo import demo
 from vafl.errors import ConfigError, VaflError
@@ -82,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     demonstration = commands.add_parser("demo", help="digits over four clients, under every rule")
     demonstration.add_argument("--out", type=Path, default=Path("build/demo"))
     demonstration.set_defaults(command=lambda options, console: demo(options.out, console))
+    certs.add_parser(commands)
     return parser
 
 
