@@ -33,13 +33,13 @@ TABLES = {
 }
 
 
-def trained(source, model, updates):
+def trained(source, model, updates, step_size):
     run = build(
         from_document(
             {
                 "model": model,
                 "schedule": {"batch_size": 50},
-                "optimiser": {"name": "Adam", "step_size": 0.02},
+                "optimiser": {"name": "Adam", "step_size": step_size},
                 "delays": {"kind": "exponential"},
                 "stop": {"updates": updates},
                 "evaluation": {"every": updates},
@@ -57,7 +57,7 @@ def trained(source, model, updates):
 @pytest.mark.parametrize("embedding", LAYOUTS)
 def test_digits_are_learnt_by_every_model(embedding, head, combine):
     model = {"embedding": embedding, "hidden": SIZES[embedding], "head": head, "combine": combine}
-    start, end = trained(DIGITS[LAYOUTS[embedding]], model, updates=120)
+    start, end = trained(DIGITS[LAYOUTS[embedding]], model, updates=120, step_size=0.02)
     assert start.metric < 0.3
     assert end.metric > (0.5 if embedding in ("cnn", "lstm") else 0.8)
 
@@ -73,13 +73,13 @@ def test_tables_are_learnt_under_every_loss(embedding, head, combine, loss, good
         "combine": combine,
         "loss": loss,
     }
-    _, end = trained(TABLES[loss], model, updates=150)
+    _, end = trained(TABLES[loss], model, updates=60, step_size=0.05)
     assert end.metric > good
 
 
 def test_a_module_of_the_users_own_learns():
     model = {"embedding": "tests.models.factories:scaled", "head": "linear", "combine": "concat"}
-    assert trained(DIGITS["columns"], model, updates=100)[-1].metric > 0.8
+    assert trained(DIGITS["columns"], model, updates=100, step_size=0.02)[-1].metric > 0.8
 
 
 def test_perturbed_embeddings_still_learn():
