@@ -172,12 +172,11 @@ class Server:
         """A client that went away, or begins anew, does not wait for answers any more."""
         self._waiting = [turn for turn in self._waiting if turn.client != client]
         self._answerable.pop(client, None)
-        if any(turn.client == client for turn in self._group):
-            self._group = []
-            if self.bound:
-                self.bound.begin_step()
         if self.bound:
             self.bound.forget(client)
+            if any(turn.client == client for turn in self._group):  # only a bound keeps a group waiting
+                self._group = []
+                self.bound.begin_step()
         if self.rule.common_rows:  # the round is not over: the client uploads it again when it is back
             self.activations[client] = self.iteration
 

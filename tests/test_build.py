@@ -1,0 +1,159 @@
+import pytest
+import torch
+
+from tests.federation import parameters, run_of, same, vertical_data
+from vafl.build import Task, build, make_refresh, make_schedule
+from vafl.config import Config, from_document
+from vafl.data.sources import load
+from vafl.errors import ConfigError, DataError
+from vafl.protocol.schedule import Lookahead, NoRefresh, RandomRefresh, RefreshAll
+from vafl.runtime.simulator import Simulator
+
+
+def config(**sections) -> Config:
+    return from_document(sections)
+
+
+# --- what the labels make of a run ---
+
+
+@pytest.mark.parametrize(
+    ("classes", "settings", "outputs", "loss", "metric"),
+    [
+        (3, {}, 3, "softmax", "accuracy"),
+        (2, {}, 1, "binary", "accuracy"),
+        (2, {"metric": "auc"}, 1, "binary", "auc"),
+        (2, {"loss": "softmax"}, 2, "softmax", "accuracy"),
+        (0, {}, 1, "squared", "r2"),
+        (0, {"metric": "loss"}, 1, "squared", "loss"),
+        (3, {"loss": "squared"}, 1, "squared", "r2"),
+    ],
+)
+def test_loss_outputs_and_metric_follow_from_the_labels(classes, settings, outputs, loss, metric):
+    task = Task.of(config(model=settings), vertical_data(classes=classes))
+    assert (task.outputs, task.loss, task.metric.name) == (outputs, loss, metric)
+
+
+@pytest.mark.parametrize(
+    ("classes", "settings", "said"),
+    [
+        (
+            3,
+            {"loss": "binary"},
+            r'"binary" does not fit labels with 3 classes. Use loss = "auto", or set data.task',
+        ),
+        (0, {"loss": "softmax"}, r'"softmax" does not fit labels with numbers'),
+        (3, {"metric": "r2"}, r'metric for the softmax loss must be one of .* Found "r2"'),
+    ],
+)
+def test_a_loss_or_metric_that_does_not_fit_is_refused(classes, settings, said):
+    with pytest.raises(ConfigError, match=said):
+        build(config(model=settings), vertical_data(rows=40, classes=classes))
+
+
+@pytest.mark.parametrize(("classes", "dtype"), [(3, torch.int64), (2, torch.float32), (0, torch.float32)])
+def test_labels_have_the_type_their_loss_wants(classes, dtype):
+    run = run_of(vertical_data(classes=classes))
+    assert run.data.train_labels.dtype == run.data.test_labels.dtype == dtype
+    assert run.train()[-1].updates == 20
+
+
+# --- checks before anything is trained ---
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"rule": {"name": "t-sync", "t": 3}}, r"rule.t must be at most the number of clients, 2. Found 3"),
+        ({"schedule": {"batch_size": 21}}, r"at most the number of training rows, 20. Found 21"),
+        ({"delays": {"seconds": [1.0]}}, r"one number for each of 2 clients. Found 1"),
+        (
+            {"delays": {"dropouts": [{"client": 3, "start": 0.0, "end": 1.0}]}},
+            r"client must be in 1\.\.2. Found 3",
+        ),
+        ({"model": {"embedding": "cnn"}}, r"needs images"),
+        ({"model": {"width": 5}}, r"as wide as the outputs, 3. Found model.width = 5"),
+    ],
+)
+def test_what_only_the_data_can_tell_is_checked_before_training(sections, said):
+    with pytest.raises(ConfigError, match=said):
+        run_of(vertical_data(rows=20, clients=2), **sections)
+
+
+def test_data_that_is_not_there_is_said_before_training():
+    with pytest.raises(DataError, match=r"MNIST must lie in"):
+        build(config(data={"name": "mnist", "folder": "nowhere"}))
+
+
+# --- objects ---
+
+
+def test_the_configs_own_data_is_loaded_and_split():
+    run = build(config(data={"name": "iris"}, partition={"clients": 4}))
+    assert [tuple(party.train.shape) for party in run.data.parties] == [(112, 1)] * 4
+    expected = load(run.config.data, run.config.seed)
+    assert run.data.train_labels.tolist() == expected.train_labels.tolist()
+    assert isinstance(run.runtime, Simulator)
+
+
+def test_a_seed_gives_the_models_and_leaves_torchs_generator_alone():
+    torch.manual_seed(99)
+    before = torch.get_rng_state()
+    one, again, other = (run_of(seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert same(parameters(one), parameters(again))
+    assert not same(parameters(one), parameters(other))
+
+
+def test_threads_are_set_for_the_run_and_put_back():
+    seen = []
+    before = torch.get_num_threads()
+    run = build(config(threads=2, stop={"updates": 3}, schedule={"batch_size": 4}), vertical_data())
+    run.train(lambda point: seen.append(torch.get_num_threads()))
+    assert set(seen) == {2}
+    assert torch.get_num_threads() == before
+
+
+def test_schedules_are_common_under_sync_and_each_clients_own_otherwise():
+    def first(name, index, **schedule):
+        settings = config(rule={"name": name}, schedule={"batch_size": 10, "refresh": "none", **schedule})
+        return make_schedule(settings, 20, index).batch(0).tolist()
+
+    assert first("sync", 0) == first("sync", 1) == first("centralised", 0)
+    assert first("sync", 0, seed="private", refresh="none") == first("sync", 1)
+    assert first("async", 0) != first("async", 1)
+    assert first("async", 0) != first("async", 0, seed="private")
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "kind"),
+    [
+        ("none", "async", NoRefresh),
+        ("all", "async", RefreshAll),
+        ("lookahead", "t-sync", Lookahead),
+        ("random:5", "async", RandomRefresh),
+        ("all", "sync", NoRefresh),
+    ],
+)
+def test_refresh_policies_by_name(text, rule, kind):
+    assert isinstance(make_refresh(config(schedule={"refresh": text}, rule={"name": rule}), 20, 0, 2), kind)
+
+
+def test_random_refreshes_differ_between_clients():
+    settings = config(schedule={"refresh": "random:10"})
+    drawn = [make_refresh(settings, 40, index, 3).rows([0, 0, 0]).tolist() for index in (0, 1, 1)]
+    assert drawn[1] == drawn[2] != drawn[0]
+
+
+def test_what_the_head_sees_decides_the_table():
+    summed = run_of(model={"head": "linear", "width": 5}).runtime.server.table
+    joined = run_of(model={"head": "linear", "width": 5, "combine": "concat"}).runtime.server.table
+    assert summed.sums.shape == (20, 5)
+    assert joined.sums is None
+    assert joined.widths == (5, 5)
+
+
+def test_the_bound_is_there_only_when_asked_for():
+    assert run_of().runtime.server.bound is None
+    bound = run_of(rule={"delay_bound": 4, "when_unanswered": "skip"}).runtime.server.bound
+    assert (bound.limit, bound.policy) == (4, "skip")
