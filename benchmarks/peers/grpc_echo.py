@@ -1,0 +1,180 @@
+"""The yardstick: a bare grpc.aio echo over mTLS on loopback, one server process and some client processes.
+
+Each client keeps `window` messages of `up` bytes in flight on one bidirectional stream and gets `down` bytes
+for each. The bytes go through no serialiser and nothing is computed, so that no runtime built on the same
+transport can be faster. Nothing of vafl is imported here.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import json
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from benchmarks.peers.certificates import write_certificates
+
+METHOD = "Exchange"
+SERVICE = "benchmark.Echo"
+WARM_UP_SECONDS = 0.5
+PATIENCE_SECONDS = 60.0  # for start-up and goodbye; a process older than this plus its measurement is killed
+OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def measure_echo(
+    up_bytes: int, down_bytes: int, clients: int = 4, window: int = 1, seconds: float = 5.0
+) -> float:
+    """Round trips per second, summed over the clients."""
+    return sum(echo_rates(up_bytes, down_bytes, clients, window, seconds))
+
+
+def echo_rates(up_bytes: int, down_bytes: int, clients: int, window: int, seconds: float) -> list[float]:
+    """Round trips per second of each client, all measured over the same stretch of time."""
+    limit = str(int(seconds + PATIENCE_SECONDS))
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as processes:
+        write_certificates(Path(folder), ("server", "client"))
+        server = processes.enter_context(_process("serve", folder, limit, str(down_bytes)))
+        port = _line(server).strip()
+        arguments = (folder, limit, port, str(up_bytes), str(window), str(seconds))
+        senders = [processes.enter_context(_process("send", *arguments)) for _ in range(clients)]
+        for sender in senders:
+            _line(sender)  # connected and warm
+        for sender in senders:
+            _write_line(sender)  # all start together
+        return [float(_line(sender)) for sender in senders]
+
+
+@contextlib.contextmanager
+def _process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A fresh interpreter running one end; it ends when its standard input closes, or is killed."""
+    command = [sys.executable, "-m", "benchmarks.peers.grpc_echo", *arguments]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"an echo process died with exit status {process.wait()}; see its traceback above")
+    return line
+
+
+def _write_line(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+
+
+async def _serve(folder: Path, down_bytes: int) -> None:
+    reply = bytes(down_bytes)
+
+    async def exchange(_: AsyncIterator[bytes], context: Any) -> None:
+        while await context.read() is not grpc.aio.EOF:
+            await context.write(reply)
+
+    handler = grpc.stream_stream_rpc_method_handler(exchange)
+    server = grpc.aio.server(options=OPTIONS)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+    credentials = grpc.ssl_server_credentials(
+        [((folder / "server.key").read_bytes(), (folder / "server.pem").read_bytes())],
+        (folder / "ca.pem").read_bytes(),
+        require_client_auth=True,
+    )
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    print(port, flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+
+
+async def _send(folder: Path, port: int, up_bytes: int, window: int, seconds: float) -> None:
+    credentials = grpc.ssl_channel_credentials(
+        (folder / "ca.pem").read_bytes(),
+        (folder / "client.key").read_bytes(),
+        (folder / "client.pem").read_bytes(),
+    )
+    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=OPTIONS) as channel:
+        stream = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
+        message = bytes(up_bytes)
+        for _ in range(window):
+            await stream.write(message)
+        await _rate(stream, message, WARM_UP_SECONDS)
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        print(await _rate(stream, message, seconds), flush=True)
+
+
+async def _rate(stream: Any, message: bytes, seconds: float) -> float:
+    """Take a reply and send the next message, for so long; round trips per second."""
+    read, write, clock = stream.read, stream.write, time.perf_counter
+    begin = now = clock()
+    count = 0
+    while now < begin + seconds:
+        if await read() is grpc.aio.EOF:
+            raise ConnectionError("the echo server closed the stream")
+        await write(message)
+        count += 1
+        now = clock()
+    return count / (now - begin)
+
+
+def _settle(limit: int) -> None:
+    """Make this process die by itself at its limit, and keep large messages out of mmap."""
+    signal.alarm(limit)
+    if platform.libc_ver()[0] == "glibc":
+        library = ctypes.CDLL(None)
+        for setting, value in ((-3, 32 << 20), (-1, 512 << 20), (-2, 64 << 20)):  # mmap, trim, top pad
+            library.mallopt(setting, value)
+
+
+def _runner() -> Callable[[Coroutine[Any, Any, None]], None]:
+    try:
+        import uvloop  # noqa: PLC0415 (optional: the plain loop is slower, not wrong)
+    except ImportError:
+        return asyncio.run
+    return uvloop.run
+
+
+def _end(arguments: list[str]) -> None:
+    """Be one end of the echo: `serve FOLDER LIMIT DOWN` or `send FOLDER LIMIT PORT UP WINDOW SECONDS`."""
+    side, folder, limit, *rest = arguments
+    _settle(int(limit))
+    if side == "serve":
+        _runner()(_serve(Path(folder), int(rest[0])))
+    else:
+        port, up_bytes, window, seconds = rest
+        _runner()(_send(Path(folder), int(port), int(up_bytes), int(window), float(seconds)))
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description="Round trips per second of a bare gRPC echo over mTLS.")
+    parser.add_argument("--up", type=int, default=64 * 64 * 4, metavar="BYTES")
+    parser.add_argument("--down", type=int, default=64 * 64 * 4, metavar="BYTES")
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--window", type=int, default=1, help="messages in flight per client")
+    parser.add_argument("--seconds", type=float, default=5.0)
+    chosen = parser.parse_args(arguments)
+    rates = echo_rates(chosen.up, chosen.down, chosen.clients, chosen.window, chosen.seconds)
+    print(json.dumps({"round_trips_per_second": sum(rates), "per_client": rates}))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] in (["serve"], ["send"]):
+        _end(sys.argv[1:])
+    else:
+        main(sys.argv[1:])
