@@ -1,0 +1,81 @@
+"""Many independent runs of one experiment, spread over processes, with a progress bar."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from multiprocessing import get_context
+from typing import TypeVar
+
+import torch
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+def run_all(
+    label: str,
+    work: Callable[[Job], Result],
+    jobs: Sequence[Job],
+    cost: Callable[[Job], float] = lambda job: 1.0,
+    workers: int = 1,
+) -> list[Result]:
+    """The result of every job, in order. `cost` weighs a job in the progress bar."""
+    found: dict[int, Result] = {}
+    with _progress() as progress:
+        task = progress.add_task(label, total=sum(map(cost, jobs)))
+        # The dearest first, so that no worker is left alone with a long job at the end.
+        order = sorted(range(len(jobs)), key=lambda index: -cost(jobs[index]))
+        for index, result in _one_by_one(work, jobs, order, workers):
+            found[index] = result
+            progress.advance(task, cost(jobs[index]))
+    return [found[index] for index in range(len(jobs))]
+
+
+def _one_by_one(
+    work: Callable[[Job], Result], jobs: Sequence[Job], order: Sequence[int], workers: int
+) -> Iterator[tuple[int, Result]]:
+    """Each job's number and result, as they are done; the first error ends it all."""
+    if workers == 1:
+        yield from ((index, work(jobs[index])) for index in order)
+        return
+    # Started afresh, not forked: a fork of a process in which torch has threads may hang.
+    with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        futures = {pool.submit(work, jobs[index]): index for index in order}
+        try:
+            yield from ((futures[future], future.result()) for future in as_completed(futures))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def in_groups(results: Sequence[Result], size: int) -> list[list[Result]]:
+    """Neighbours together, `size` of them at a time."""
+    return [list(results[start : start + size]) for start in range(0, len(results), size)]
+
+
+def _progress() -> Progress:
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+    )
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Small models are fastest with one thread, and the more so where several processes work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

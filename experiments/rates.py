@@ -1,0 +1,14 @@
+"""How fast a measured curve falls: the slope of a straight line through its logarithms."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from experiments.figures import Values
+
+
+def slope(x: Sequence[float] | Values, y: Sequence[float] | Values, start: float) -> float:
+    """Of log y against log x, fitted over x >= start: -1 is y = O(1/x), -1/2 is O(1/sqrt(x))."""
+    horizontal, vertical = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    tail = horizontal >= start
+    return float(np.polyfit(np.log(horizontal[tail]), np.log(vertical[tail]), 1)[0])

@@ -1,0 +1,41 @@
+"""Runs of an experiment's TOML, and looking at their parameters on the way."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from torch import Tensor
+from torch.nn import Parameter
+from torch.nn.utils import parameters_to_vector
+
+from vafl.build import Run, build
+from vafl.config import read_config
+from vafl.data.partition import partition
+from vafl.data.sources import load
+
+
+def make_run(path: Path, changes: Sequence[str], seed: int) -> Run:
+    """The run of the TOML at `path` with these changes; every seed has the same training rows."""
+    config = read_config(path, [*changes, f"seed={seed}"])
+    data = partition(load(config.data, seed=0), config.partition, config.data.scale)
+    return build(config, data)
+
+
+def parameters_of(run: Run) -> list[Parameter]:
+    """The parameters of the clients' models in order, then of the head."""
+    return [parameter for module in (*run.models, run.head) for parameter in module.parameters()]
+
+
+def point_of(run: Run) -> Tensor:
+    """All parameters as one vector."""
+    return parameters_to_vector(parameters_of(run)).detach().double()
+
+
+def visit(run: Run, iterations: Sequence[int]) -> Iterator[Tensor]:
+    """Moves the run on and gives the parameters at each of these global iterations.
+
+    The last answer may still be on its way to its client, so one client's step can be missing.
+    """
+    for iteration in iterations:
+        while run.runtime.updates < iteration:
+            run.runtime.advance()
+        yield point_of(run)

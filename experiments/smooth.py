@@ -1,0 +1,10 @@
+"""An embedding with a smooth activation: theorem 1 assumes Lipschitz gradients, which ReLU has not."""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+
+def perceptron(shape: Sequence[int], width: int) -> nn.Module:
+    """Affine, tanh, affine, tanh."""
+    return nn.Sequential(nn.Linear(shape[0], 16), nn.Tanh(), nn.Linear(16, width), nn.Tanh())
