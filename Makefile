@@ -24,5 +24,8 @@ lint: .venv/installed
 bench: .venv/installed
 	$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) --out build/bench.json
 
+theory: .venv/installed
+	$(BIN)/python -m experiments.convergence
+
 clean:
 	rm -rf build .venv

@@ -109,7 +109,9 @@ def judge_convex(convex: Convex, scale: Scale) -> list[Verdict]:
 
 
 def judge_nonconvex(found: Nonconvex, scale: Scale) -> list[Verdict]:
-    steepest = max(run.steepest for row in found.runs for run in row)
+    runs = [run for row in found.runs for run in row]
+    steepest = max(run.steepest for run in runs)
+    longest = max(run.longest_delay for run in runs)
     fitted = slope(found.lengths, found.mean_squares.mean(axis=0), scale.fit_from)
     return [
         Verdict(
@@ -119,6 +121,7 @@ def judge_nonconvex(found: Nonconvex, scale: Scale) -> list[Verdict]:
             fitted <= scale.nonconvex_slope,
         ),
         Verdict("steepest secant on the paths", f"{steepest:.3f}", f"L = {found.L:.3f}", steepest <= found.L),
+        Verdict("longest delay used (nonconvex)", str(longest), f"D = {runs[0].D}", longest <= runs[0].D),
     ]
 
 

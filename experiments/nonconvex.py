@@ -35,6 +35,7 @@ class Descended:
         steepest: the largest secant of the gradient between two iterates looked at: at most L, if the
             estimate of L holds where the run went.
         last: F at the end.
+        longest_delay: of the embeddings used; D is the bound it must keep.
     """
 
     step_size: float
@@ -42,6 +43,7 @@ class Descended:
     steepest: float
     last: float
     longest_delay: int
+    D: int
 
 
 def estimate_smoothness(changes: tuple[str, ...], updates: int) -> float:
@@ -75,4 +77,5 @@ def descend(job: Job) -> Descended:
         steepest=max(secants),
         last=value,
         longest_delay=max(summary.max for summary in run.delays()),
+        D=delay_bound,
     )

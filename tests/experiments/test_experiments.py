@@ -55,7 +55,7 @@ def test_convergence_quick(tmp_path):
     assert_drawn(tmp_path, "convergence")
     results = read(tmp_path)
     assert results["quick"]
-    assert len(results["verdicts"]) == 7
+    assert len(results["verdicts"]) == 8
     for verdict in results["verdicts"]:
         assert set(verdict) == {"claim", "measured", "target", "holds"}
         assert verdict["holds"]
