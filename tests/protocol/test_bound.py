@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.federation import Exchange, run_of, vertical_data
 from vafl.errors import InvalidMessage
 from vafl.protocol.bound import DelayBound
-from vafl.protocol.messages import Decline, Gradient, Refresh, Request, Skipped
+from vafl.protocol.messages import Decline, Gradient, Refresh, Request, Skipped, Upload
 from vafl.protocol.rules import Turn
 from vafl.protocol.table import FOREVER, EmbeddingTable
 
@@ -186,6 +186,33 @@ def test_a_client_that_comes_back_is_asked_again():
     assert isinstance(request, Request)
     exchange.deliver()
     assert not exchange.clients[0].waiting
+
+
+def test_a_client_that_declined_and_comes_back_is_asked_again():
+    exchange = bounded("wait")
+    decline(exchange, asked(exchange))
+    exchange.leave(1)
+    exchange.join(1)
+    _, request = exchange.down[1]
+    assert isinstance(request, Request)
+
+
+def test_a_step_that_waits_is_not_overtaken():
+    """A query waits for fresh cells; uploads that come meanwhile must not age its cells again."""
+    rule = {"delay_bound": 1, "order": "query-first"}
+    exchange = Exchange(run_of(DATA, rule=rule, schedule={"batch_size": 9}))
+    for client in (2, 0, 1):
+        exchange.turn(client)
+    exchange.play(("wake", 0))
+    exchange.play(("up", 0))
+    (request,) = exchange.down[0]  # the query's own rows are the stale ones
+    server, iteration = exchange.server, exchange.server.iteration
+    upload = Upload(1, 100, 1, torch.arange(9), torch.ones(9, 3), answer=False)
+    assert server.receive(upload) == []
+    answer, *_ = server.receive(exchange.clients[0].receive(request)[0])
+    assert isinstance(answer, Gradient)
+    assert (answer.client, answer.iteration) == (0, iteration)
+    assert server.iteration == iteration + 1, "the upload had its turn after the query"
 
 
 def test_a_decline_does_not_outlive_the_step_it_was_for():

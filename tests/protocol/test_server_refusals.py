@@ -107,6 +107,19 @@ def test_a_query_is_for_the_last_upload_and_answered_once():
     refuses(server, Query(0, 102, 0), "no unanswered upload of activation 0")
 
 
+def test_every_kind_of_message_counts_for_the_sequence():
+    server, request = waiting_for_client_2()
+    server.receive(refresh(client=0, sequence=100))
+    refuses(server, refresh(client=0, sequence=100), r"must grow beyond 100. Found 100")
+    server.receive(Decline(2, 100, request.number, "no"))
+    refuses(server, refresh(client=2, sequence=100), r"must grow beyond 100. Found 100")
+    server = run_of(DATA, rule={"order": "query-first"}).runtime.server
+    server.receive(upload(activation=0, answer=False))
+    refuses(server, Query(0, 100, 0), r"must grow beyond 100. Found 100")
+    server.receive(Query(0, 101, 0))
+    refuses(server, refresh(client=0, sequence=101), r"must grow beyond 101. Found 101")
+
+
 def test_a_client_that_left_must_join_first():
     server, request = waiting_for_client_2()
     server.receive(Leave(2))
