@@ -8,7 +8,8 @@
     │   └── Stalled            nothing can happen any more, and why
     ├── RunFolderError       a run folder is missing, damaged or taken       exit code 5
     └── RemoteFault          the other party broke the protocol
-        └── InvalidMessage     a message that was refused; no state changed
+        ├── InvalidMessage     a message that was refused; no state changed
+        └── Unauthenticated    it has not proved who it is
 
 Every message names the rule that was broken, the value that was found, and the remedy.
 """
@@ -58,3 +59,7 @@ class RemoteFault(VaflError):
 
 class InvalidMessage(RemoteFault, ValueError):
     """A message failed its checks and was dropped before it touched any state."""
+
+
+class Unauthenticated(RemoteFault):
+    """The other party showed no certificate, or none that names it to our satisfaction."""

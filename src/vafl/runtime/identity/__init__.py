@@ -1,0 +1,29 @@
+"""Who is who between hosts: one authority, one certificate per party, mutual TLS. No sockets here.
+
+    DIR/ca.pem  DIR/ca.key                              whoever runs `vafl certs`
+    DIR/client-1/{ca.pem, client-1.pem, client-1.key}   handed to client-1, and so on for each party
+
+A party's name is a URI in its certificate, `vafl:party/<name>`, and nothing it sends can change it. The
+server's certificate also carries the name `vafl-server`, which clients insist on whatever host they
+dial. Certificates are good for one end of a connection only: `server` serves, all others dial.
+"""
+
+from vafl.runtime.identity.authority import issue, make_authority
+from vafl.runtime.identity.credentials import Credentials
+from vafl.runtime.identity.handshake import log_refusals, refusal
+from vafl.runtime.identity.loopback import LOOPBACK_OPTIONS, require_loopback
+from vafl.runtime.identity.names import SERVER, SERVER_NAME, check_party, party_of
+
+__all__ = [
+    "LOOPBACK_OPTIONS",
+    "SERVER",
+    "SERVER_NAME",
+    "Credentials",
+    "check_party",
+    "issue",
+    "log_refusals",
+    "make_authority",
+    "party_of",
+    "refusal",
+    "require_loopback",
+]

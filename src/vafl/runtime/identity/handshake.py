@@ -1,0 +1,67 @@
+"""Refused handshakes in words. gRPC tells the client little and Python on the server nothing at all."""
+
+import os
+
+from vafl.errors import Unauthenticated
+from vafl.runtime.identity.names import SERVER_NAME
+
+# What gRPC's status details contain, and what that means to whoever runs the client. First match wins.
+_MEANINGS = (
+    (
+        "certificate has expired",
+        "the server's certificate must be in date. Found an expired one. Have it issued anew, or set this "
+        "machine's clock if it is wrong.",
+    ),
+    (
+        "certificate is not yet valid",
+        "the server's certificate must be in date. Found one that is not valid yet. Set the clock that is "
+        "wrong, this machine's or the one it was issued on.",
+    ),
+    (
+        "unsupported certificate purpose",
+        "the server's certificate must be for serving. Found one for dialling, so a client poses as the "
+        "server. Check the address and who answers there.",
+    ),
+    (
+        "Hostname Verification Check failed",
+        f'the server\'s certificate must carry the name "{SERVER_NAME}". Found other names. Check the '
+        "address and who answers there.",
+    ),
+    (
+        "WRONG_VERSION_NUMBER",
+        "the server must speak TLS. Found something else at that address. Check the address, and that the "
+        "server was started with its certificate.",
+    ),
+    (
+        "Tls handshake failed",
+        "the server's certificate must be signed by the authority in this party's ca.pem. Found one that is "
+        "not. Check the address, and that both took their files from the same authority.",
+    ),
+)
+_CLOSED = ("failed to connect to all addresses", "Socket closed")
+
+
+def refusal(details: str) -> Unauthenticated | None:
+    """What a failed call's `details()` say about certificates, or None if it failed for another reason.
+
+    A server that refuses this party's certificate just closes the connection; so does one that is killed
+    at that moment. Then the text says what to look at, and trying again is reasonable.
+    """
+    for sign, meaning in _MEANINGS:
+        if sign in details:
+            return Unauthenticated(meaning)
+    if all(sign in details for sign in _CLOSED):
+        return Unauthenticated(
+            "the server must accept this party's certificate. Found that it closed the connection before "
+            "the first message. Its log says why: no certificate, one of another authority, or one out of "
+            "date by its clock."
+        )
+    return None
+
+
+def log_refusals() -> None:
+    """Makes gRPC log each refused handshake and its reason to stderr; call before the first server.
+
+    The refusal happens below Python, where no callback leads: the log is all there is.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "INFO")

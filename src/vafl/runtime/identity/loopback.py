@@ -1,0 +1,52 @@
+"""Where traffic may go unencrypted: to this machine and no further."""
+
+import ipaddress
+import re
+
+from vafl.errors import ConfigError
+
+LOOPBACK_OPTIONS = (("grpc.enable_http_proxy", 0),)
+"""For every plaintext channel: gRPC would send even 127.0.0.1 through a proxy named in http_proxy."""
+
+_NETWORKS = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
+_BRACKETED = re.compile(r"\[(?P<host>[^\[\]]*)\](:(?P<port>.*))?", re.DOTALL)
+
+
+def require_loopback(address: str) -> None:
+    """Raises ConfigError unless plaintext sent to `address` stays on this machine.
+
+    Args:
+        address: HOST, HOST:PORT, [IPV6]:PORT or unix:PATH. No name but localhost is looked up or believed.
+    """
+    if address.startswith("unix:") or _is_loopback(*_split(address)):
+        return
+    raise ConfigError(
+        "without certificates the parties must be on one machine: a loopback address (127.0.0.0/8, ::1, "
+        f"localhost) or unix:PATH, for anyone on the way could read and change the traffic. "
+        f"Found {address!r}. Use certificates (`vafl certs`) or a loopback address."
+    )
+
+
+def _split(address: str) -> tuple[str, str]:
+    """Host and port; the port is "0" where there is none."""
+    bracketed = _BRACKETED.fullmatch(address)
+    if bracketed:
+        return bracketed["host"], "0" if bracketed["port"] is None else bracketed["port"]
+    if address.count(":") > 1:  # an IPv6 address as it stands
+        return address, "0"
+    host, colon, port = address.partition(":")
+    return host, port if colon else "0"
+
+
+def _is_loopback(host: str, port: str) -> bool:
+    # gRPC reads "localhost:text" as a URI of the scheme "localhost": a port must be digits.
+    # An IPv6 address with a zone ("::1%eth0") is somebody's, if not this machine's.
+    if not re.fullmatch("[0-9]{1,5}", port) or "%" in host:
+        return False
+    if host.lower() == "localhost":
+        return True
+    try:
+        found = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return any(found in network for network in _NETWORKS)

@@ -1,0 +1,70 @@
+"""What parties are called, and where a certificate says so."""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from cryptography import x509
+
+from vafl.errors import ConfigError, Unauthenticated
+
+SERVER = "server"
+"""The one party that serves; every other name is a client's."""
+
+SERVER_NAME = "vafl-server"
+"""The DNS name in the server's certificate that clients insist on."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+# These would collide with the authority's own files, or pass for the server at a glance.
+_RESERVED = {"ca", "ca.pem", "ca.key", SERVER}
+_URI = "vafl:party/"
+
+
+def check_party(name: str) -> str:
+    """Returns the name if a party may be called so; it becomes a file name and part of a URI."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            "a party's name must be 1 to 63 letters, digits, '.', '_' or '-', a letter or digit first. "
+            f"Found {name!r}. Choose another name."
+        )
+    if name.lower() in _RESERVED and name != SERVER:
+        raise ConfigError(
+            f"a party's name must not be one of {', '.join(sorted(_RESERVED))}, in any case, except the "
+            f'server\'s own "{SERVER}". Found {name!r}. Choose another name.'
+        )
+    return name
+
+
+def party_uri(name: str) -> x509.UniformResourceIdentifier:
+    """The entry of a certificate's subject alternative names that makes it this party's."""
+    return x509.UniformResourceIdentifier(_URI + name)
+
+
+def party_of(auth_context: Mapping[str, Iterable[bytes]]) -> str:
+    """The name of the party at the other end, by the certificate it has proved to hold.
+
+    Args:
+        auth_context: `context.auth_context()` of a gRPC call.
+
+    Raises:
+        Unauthenticated: No certificate was shown, or it does not name exactly one party.
+    """
+    security = _texts(auth_context, "transport_security_type")
+    if security != ["ssl"]:
+        raise Unauthenticated(
+            "a peer must show its certificate (mutual TLS). "
+            f"Found a connection with security {', '.join(security) or 'unknown'}. "
+            "Connect with the files that `vafl certs` made for the party."
+        )
+    # "peer_uri" holds URIs only; "x509_subject_alternative_name" would mix in host names.
+    uris = _texts(auth_context, "peer_uri")
+    name = uris[0].removeprefix(_URI) if len(uris) == 1 and uris[0].startswith(_URI) else ""
+    if not _NAME.fullmatch(name):
+        raise Unauthenticated(
+            f"a peer's certificate must name one party, as the URI {_URI}NAME. "
+            f"Found {', '.join(map(repr, uris)) or 'no URI'}. Issue its certificate with `vafl certs`."
+        )
+    return name
+
+
+def _texts(auth_context: Mapping[str, Iterable[bytes]], key: str) -> list[str]:
+    return [value.decode("utf-8", "backslashreplace") for value in auth_context.get(key, ())]
