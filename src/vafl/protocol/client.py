@@ -209,7 +209,12 @@ class Client:
 
     def _refreshed(self, rows: Tensor | None, request: int | None = None) -> Refresh:
         training = self._features[: self._schedule.rows]
+        evaluating = rows is not None and len(rows) > 0 and int(rows[0]) >= len(training)
+        if evaluating:
+            self.model.eval()
         embeddings = embed(self.model, training if rows is None else self._features, rows)
+        if evaluating:
+            self.model.train()
         if self._perturb is not None:
             embeddings = self._perturb(embeddings)
         rows = torch.arange(len(training)) if rows is None else rows

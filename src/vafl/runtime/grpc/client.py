@@ -137,8 +137,11 @@ class FederationClient:
             if received:
                 self._heard = time.monotonic()
             said, stop, welcomed = await loop.run_in_executor(self._worker, self._turn, received, awake)
-            for frame in said:
-                await stream.write(frame)
+            try:
+                for frame in said:
+                    await stream.write(frame)
+            except asyncio.InvalidStateError:  # the stream has ended meanwhile
+                await _raise_status(stream)
             if stop is not None:
                 await stream.done_writing()
                 return stop

@@ -204,15 +204,14 @@ class FederationServer:
         return str(claimed)
 
     async def _read(self, connection: Connection, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
-        joined = await _next_frame(context)
+        """Hands frames on, as many at a time as the client has credit: the rest waits on its own side."""
         self.seen.add(connection.client)
         if len(self.seen) == len(self.parties):
             self._everybody.set()
         await self._everybody.wait()
-        self._inbox.put_nowait((connection, joined))
-        while True:
-            await connection.credit.acquire()  # taken back when the worker has handled a frame
-            self._inbox.put_nowait((connection, await _next_frame(context)))
+        while frame := await _next_frame(context):
+            await connection.credit.acquire()  # given back when the worker has handled the frame
+            self._inbox.put_nowait((connection, frame))
 
     async def _write(self, connection: Connection, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         while (frame := await connection.outbox.get()) is not None:
@@ -234,8 +233,9 @@ class FederationServer:
                 self._reason = f"the server failed: {error}"
                 self._over.set()
                 return
-            for connection, _ in batch:
-                connection.credit.release()
+            for connection, frame in batch:
+                if frame:
+                    connection.credit.release()
             for client, frame in replies:
                 if client in self.connections:
                     self.connections[client].outbox.put_nowait(frame)
@@ -255,6 +255,8 @@ class FederationServer:
         client = connection.client
         if not frame:
             return self.server.receive(Leave(client))
+        if self.connections.get(client) is not connection:
+            return []  # left over from a stream that a newer one has replaced
         traffic = self.traffic[client]
         traffic.bytes_up += len(frame)
         traffic.messages_up += 1
@@ -291,8 +293,6 @@ class FederationServer:
 
 
 async def _next_frame(context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
-    """The next frame; ends the stream's task when the client has closed it."""
+    """The next frame; empty when the client has closed the stream."""
     frame = await context.read()
-    if frame is grpc.aio.EOF or not isinstance(frame, bytes) or not frame:
-        raise asyncio.CancelledError
-    return frame
+    return frame if isinstance(frame, bytes) else b""
