@@ -117,6 +117,12 @@ def test_bad_input_is_one_clear_error_and_writes_nothing(case, tmp_path, capsys)
     assert [path.name for path in out.iterdir()] == ["summary.json"]
 
 
+def test_what_was_found_is_shown_as_it_is_even_if_it_looks_like_markup(tmp_path, capsys):
+    for name in ("[/x].toml", "[bold].toml"):
+        assert main(["run", name]) == 2
+        assert name in capsys.readouterr().err
+
+
 def test_a_taken_folder_is_left_alone(config, tmp_path, capsys):
     out = tmp_path / "run"
     assert main(["run", str(config), "--out", str(out)]) == 0

@@ -10,7 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
+from vafl.commands import certs
 from vafl.config import Config, read_config
 from vafl.demo import demo
 from vafl.errors import ConfigError, VaflError
@@ -37,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options.command(options, console)
     except VaflError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(
+            f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True
+        )
         return error.exit_code
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted")
@@ -90,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     demonstration = commands.add_parser("demo", help="digits over four clients, under every rule")
     demonstration.add_argument("--out", type=Path, default=Path("build/demo"))
     demonstration.set_defaults(command=lambda options, console: demo(options.out, console))
+    certs.add_parser(commands)
     return parser
 
 

@@ -114,7 +114,16 @@ def _make(kind: type, values: Any, where: str) -> Any:
             near = get_close_matches(key, hints, 1, cutoff=0.5)
             hint = f'Did you mean "{near[0]}"?' if near else f"Known here: {', '.join(hints)}."
             raise ConfigError(f'unknown key "{_dotted(where, key)}". {hint}')
+    missing = [
+        item.name for item in dataclasses.fields(kind) if _is_required(item) and item.name not in values
+    ]
+    if missing:
+        raise ConfigError(f"{where} needs {', '.join(missing)}. Found only {', '.join(values) or 'nothing'}.")
     return kind(**{key: _convert(hints[key], value, _dotted(where, key)) for key, value in values.items()})
+
+
+def _is_required(item: dataclasses.Field[Any]) -> bool:
+    return item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
 
 
 def _dotted(where: str, key: str) -> str:
@@ -151,7 +160,7 @@ def _check_choice(choices: tuple[Any, ...], value: Any, where: str) -> None:
 def _words(kind: Any) -> str:
     if get_origin(kind) is tuple:
         return f"a list, each item {_words(get_args(kind)[0])}"
-    if get_origin(kind) is dict:
+    if get_origin(kind) is dict or dataclasses.is_dataclass(kind):
         return "a section"
     names = {int: "a whole number", float: "a number", str: "text in quotes", bool: "true or false"}
     return names.get(kind, getattr(kind, "__name__", str(kind)))

@@ -220,10 +220,10 @@ def test_stale_names_each_row_once_and_only_clients_that_have_one():
 
 def test_an_answer_must_fit_the_question():
     bound = DelayBound(1)
-    with pytest.raises(InvalidMessage, match="client 1 was not asked request 0"):
+    with pytest.raises(InvalidMessage, match=r"client 1 was not asked request 0"):
         bound.check(Decline(1, 0, 0, ""))
     (request,) = bound.ask({1: torch.tensor([2, 3])}, set())
-    with pytest.raises(InvalidMessage, match="was not asked request 9"):
+    with pytest.raises(InvalidMessage, match=r"was not asked request 9"):
         bound.check(Decline(1, 0, 9, ""))
-    with pytest.raises(InvalidMessage, match="must hold exactly its rows"):
+    with pytest.raises(InvalidMessage, match=r"must hold exactly its rows"):
         bound.check(Refresh(1, 0, torch.tensor([3, 2]), torch.zeros(2, 1), request.number))

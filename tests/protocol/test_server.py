@@ -275,7 +275,7 @@ def test_a_gradient_that_is_not_finite_is_our_own_fault_not_the_clients():
     run = run_of(vertical_data(rows=10, clients=2, classes=0), model={"head": "linear", "width": 1})
     with torch.no_grad():
         run.head.weight.fill_(1e38)
-    with pytest.raises(Diverged, match="gradients must be finite"):
+    with pytest.raises(Diverged, match=r"gradients must be finite"):
         run.runtime.server.receive(Upload(0, 0, 0, torch.tensor([1]), torch.full((1, 1), 1e-20)))
 
 

@@ -41,7 +41,12 @@ class Dataset:
                 f"{self.name}: training and test rows are both needed. Found {len(self.train)} and "
                 f"{len(self.test)}. Give more rows, or another data.test_fraction."
             )
-        for features in (self.train, self.test):
+        for features, labels in ((self.train, self.train_labels), (self.test, self.test_labels)):
+            if len(features) != len(labels):
+                raise DataError(
+                    f"{self.name}: one label a row is needed. Found {len(features)} rows and {len(labels)} "
+                    "labels. Do the files belong together?"
+                )
             self._check_finite(features)
         if self.classes is not None and len(np.unique(self.train_labels)) < 2:
             raise DataError(
@@ -93,7 +98,11 @@ def digest_records(train: Sequence[int], test: Sequence[int]) -> str:
 
 
 def standardised(train: Array, test: Array) -> tuple[Array, Array]:
-    """Zero mean and unit deviation per column by the training rows alone."""
-    mean, deviation = train.mean(axis=0), train.std(axis=0)
-    deviation[deviation == 0] = 1
-    return (train - mean) / deviation, (test - mean) / deviation
+    """Zero mean and unit deviation per column by the training rows alone.
+
+    Both are taken in float64, and a constant column keeps its scale: rounding is no deviation.
+    """
+    mean, deviation = train.mean(axis=0, dtype=np.float64), train.std(axis=0, dtype=np.float64)
+    deviation[(train == train[0]).all(axis=0)] = 1
+    own, held_out = (((part - mean) / deviation).astype(np.float32) for part in (train, test))
+    return own, held_out

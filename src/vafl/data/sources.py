@@ -1,6 +1,7 @@
 """Where data sets come from: scikit-learn's own, public files in a folder, or the user's CSV."""
 
 import gzip
+import math
 import os
 import zlib
 from collections.abc import Callable
@@ -170,10 +171,12 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
         content = gzip.decompress(path.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f'"{path}" must be a gzip file. {error}. Download it again.') from error
-    if content[:3] != b"\x00\x00\x08" or len(content) < 4:
-        raise DataError(f'"{path}" must be an idx file of bytes. Found a header {content[:4].hex()}.')
-    axes = content[3]
+    axes = content[3] if len(content) > 3 else 0
+    if content[:3] != b"\x00\x00\x08" or len(content) < 4 + 4 * axes:
+        raise DataError(
+            f'"{path}" must be an idx file of bytes. Found a header {content[:16].hex()}. Download it again.'
+        )
     shape = tuple(np.frombuffer(content, ">u4", axes, 4).tolist())
-    if len(content) != 4 + 4 * axes + int(np.prod(shape)):
+    if len(content) != 4 + 4 * axes + math.prod(shape):
         raise DataError(f'"{path}" must hold {shape} bytes. Found {len(content)} in all. Download it again.')
     return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape)

@@ -52,7 +52,11 @@ class ModelSettings:
                 'combine = "concat". Use combine = "sum", or head = "linear".'
             )
         if self.width < 0 or min((*self.hidden, *self.head_hidden, 1)) < 1:
-            raise ConfigError("model.width, hidden and head_hidden must be positive. Found a smaller number.")
+            raise ConfigError(
+                f"model.width, hidden and head_hidden must be positive. Found width = {self.width}, "
+                f"hidden = {list(self.hidden)}, head_hidden = {list(self.head_hidden)}. Leave out what you "
+                "do not mean to set."
+            )
 
     def metric_for(self, loss: str) -> str:
         """The metric's name once the loss is known; refuses a metric that makes no sense for it."""
@@ -101,9 +105,11 @@ class ModelSettings:
 def _check_output(module: nn.Module, shape: Sequence[int], width: int, name: str) -> None:
     """The user's module is tried once on two rows, before anything else is built on it."""
     with torch.no_grad():
-        found = list(module(torch.zeros(2, *shape)).shape)
-    if found != [2, width]:
+        output = module(torch.zeros(2, *shape))
+    if list(output.shape) != [2, width] or output.dtype != torch.float32:
+        kind = str(output.dtype).removeprefix("torch.")
         raise ConfigError(
-            f'model.embedding "{name}" must map [rows, {", ".join(map(str, shape))}] to [rows, {width}]. '
-            f"Found output {found} for 2 rows. Set model.width to what the module gives."
+            f'model.embedding "{name}" must map [rows, {", ".join(map(str, shape))}] to [rows, {width}] '
+            f"float32. Found output {list(output.shape)} {kind} for 2 rows. Set model.width to what the "
+            "module gives."
         )

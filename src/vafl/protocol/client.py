@@ -131,20 +131,43 @@ class Client:
         return [*first, self._upload()]
 
     def receive(self, message: ServerMessage) -> list[ClientMessage]:
-        """Takes one message of the server and gives what the client says next."""
+        """Takes one message of the server and gives what the client says next.
+
+        Raises:
+            InvalidMessage: the message broke a rule; nothing has changed.
+            Diverged: the model's embeddings are not finite any more.
+        """
+        if message.client != self.index:
+            raise InvalidMessage(f"client {self.index} was sent a message for client {message.client}.")
         if isinstance(message, Request):
+            self._check_rows(message.rows)
             return [self._refreshed(message.rows, message.number)]
         if isinstance(message, Welcome):
             return self._rejoin(message)
         if not isinstance(message, Gradient | Skipped):
             return []
-        flight = self._flights.pop(message.activation, None)
-        if flight is None:
-            raise InvalidMessage(f"activation {message.activation} is not waiting for an answer.")
+        self._check_answer(message)
+        flight = self._flights.pop(message.activation)
         self._queried = -1
         if isinstance(message, Gradient):
             self._apply(flight, message)
         return self._end_activation(message.activations)
+
+    def _check_rows(self, rows: Tensor) -> None:
+        if len(rows) and not (rows.min() >= 0 and rows.max() < len(self._features)):
+            raise InvalidMessage(
+                f"rows must be in 0..{len(self._features) - 1}. Found {int(rows.min())}..{int(rows.max())}."
+            )
+
+    def _check_answer(self, answer: Gradient | Skipped) -> None:
+        flight = self._flights.get(answer.activation)
+        if flight is None:
+            raise InvalidMessage(f"activation {answer.activation} is not waiting for an answer.")
+        if isinstance(answer, Gradient) and answer.gradients.shape != flight.embeddings.shape:
+            raise InvalidMessage(
+                f"gradients of activation {answer.activation} must be {list(flight.embeddings.shape)}. "
+                f"Found {list(answer.gradients.shape)}."
+            )
 
     def _rejoin(self, welcome: Welcome) -> list[ClientMessage]:
         """Says again what the server never got; goes on where the server stands if that is further."""
@@ -190,11 +213,12 @@ class Client:
 
     def _step(self, embeddings: Tensor, answer: Gradient) -> None:
         parameters = self.descent.parameters
+        if not parameters:  # a fixed embedding
+            return
         gradients = torch.autograd.grad(embeddings, parameters, answer.gradients, materialize_grads=True)
-        if self._l2:
-            with torch.no_grad():
-                for gradient, parameter in zip(gradients, parameters, strict=True):
-                    gradient.add_(parameter, alpha=self._l2)
+        if self._l2:  # not in place: autograd may give one tensor for two parameters
+            pairs = zip(gradients, parameters, strict=True)
+            gradients = tuple(g.add(p.detach(), alpha=self._l2) for g, p in pairs)
         self.descent.step(gradients, answer.iteration)
         self._version += 1
         self.iteration = answer.iteration

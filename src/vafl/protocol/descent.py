@@ -1,6 +1,7 @@
 """Moving parameters down their gradients: plain SGD, or any optimiser of torch.optim."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -36,17 +37,31 @@ class OptimiserSettings:
     l2: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.step_size > 0:
+        if not 0 < self.step_size < math.inf:
             raise ConfigError(f"optimiser.step_size must be above 0. Found {self.step_size}.")
-        if self.server_step_size < 0:
+        if not 0 <= self.server_step_size < math.inf:
             raise ConfigError(
                 "optimiser.server_step_size must be above 0, or 0 to take step_size. "
                 f"Found {self.server_step_size}."
             )
-        if self.l2 < 0:
+        if not 0 <= self.l2 < math.inf:
             raise ConfigError(f"optimiser.l2 must be 0 or more. Found {self.l2}.")
-        self._torch_class()
-        self._schedule(1.0)
+        self._try_once()
+
+    def _try_once(self) -> None:
+        """Steps a single number once, so that a wrong option fails here and not in the middle of a run."""
+        step_size, make = self._schedule(self.step_size), self._maker(self.step_size)
+        try:
+            Descent([torch.zeros(1, requires_grad=True)], step_size, make).step([torch.ones(1)], 0)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f'optimiser.name "{self.name}" with options {self.options} cannot step: {error}. '
+                "Take another class of torch.optim, or other [optimiser.options]."
+            ) from error
+
+    def _maker(self, step_size: float) -> Callable[[list[Tensor]], torch.optim.Optimizer] | None:
+        kind = self._torch_class()
+        return None if kind is None else lambda listed: kind(listed, lr=step_size, **self.options)
 
     def _torch_class(self) -> Callable[..., torch.optim.Optimizer] | None:
         if self.name == "sgd" and not self.options:
@@ -72,27 +87,25 @@ class OptimiserSettings:
         make = SCHEDULES[self.schedule]
         try:
             inspect.signature(make).bind(**self.constants)
+            return make(**self.constants)
         except TypeError as error:
             needs = ", ".join(inspect.signature(make).parameters)
             raise ConfigError(
                 f'optimiser.schedule "{self.schedule}" takes the constants {needs}: {error}. '
                 "Put them into [optimiser.constants]."
             ) from None
-        return make(**self.constants)
 
     def descent(self, parameters: Iterable[Tensor], *, server: bool = False) -> "Descent":
         """A descent over these parameters, for the head or for a client's model."""
         step_size = self.server_step_size if server and self.server_step_size else self.step_size
-        kind = self._torch_class()
-        make = None if kind is None else lambda listed: kind(listed, lr=step_size, **self.options)
-        return Descent(parameters, self._schedule(step_size), make)
+        return Descent(parameters, self._schedule(step_size), self._maker(step_size))
 
 
 class Descent:
     """Steps a fixed list of parameters.
 
     Args:
-        parameters: the tensors to move, in place.
+        parameters: the tensors to move, in place; those that are frozen are left out.
         step_size: a function of the global iteration.
         optimiser: makes a torch optimiser from the list; None is plain SGD without its overhead.
     """
@@ -103,7 +116,7 @@ class Descent:
         step_size: StepSize,
         optimiser: Callable[[list[Tensor]], torch.optim.Optimizer] | None = None,
     ) -> None:
-        self.parameters = list(parameters)
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._step_size = step_size
         self._optimiser = optimiser(self.parameters) if optimiser and self.parameters else None
 

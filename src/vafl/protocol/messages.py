@@ -258,6 +258,9 @@ class Request:
     number: int
     rows: Tensor
 
+    def __post_init__(self) -> None:
+        _require(_count_fault("number", self.number), _rows_fault(self.rows))
+
     @property
     def nbytes(self) -> int:
         return HEADER_BYTES + ROW_BYTES * len(self.rows)

@@ -152,9 +152,8 @@ class Lookahead:
 
     def rows(self, activations: Sequence[int]) -> Rows | None:
         last, self._last = self._last or activations, activations
-        batches = [
-            schedule.batch(activations[j] + ahead)
-            for j, schedule in self._others
-            for ahead in range(min(activations[j] - last[j] + 1, schedule.batches_per_epoch))
-        ]
+        ahead = [(schedule, activations[j], activations[j] - last[j] + 1) for j, schedule in self._others]
+        if any(count >= 2 * schedule.batches_per_epoch - 1 for schedule, _, count in ahead):
+            return None  # a whole epoch lies in that many batches, wherever they begin
+        batches = [schedule.batch(first + i) for schedule, first, count in ahead for i in range(count)]
         return np.unique(np.concatenate(batches)) if batches else np.empty(0, dtype=np.int64)

@@ -98,6 +98,10 @@ class Server:
         """
         if not 0 <= message.client < self.table.clients:
             raise InvalidMessage(f"client must be in 0..{self.table.clients - 1}. Found {message.client}.")
+        if message.client in self.absent and not isinstance(message, Join | Leave):
+            raise InvalidMessage(
+                f"client {message.client} is gone: it must join before it says anything else."
+            )
         if isinstance(message, Upload):
             replies = self._take_upload(message)
         elif isinstance(message, Refresh):

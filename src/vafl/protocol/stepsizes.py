@@ -28,12 +28,14 @@ def harmonic(numerator: float, offset: float) -> StepSize:
 def nonconvex_bounded(L: float, D: int, K: int, c_eta: float = 1.0) -> StepSize:  # noqa: N803
     """Theorem 1: min{1 / (4(1+D)L), c_eta / sqrt(K)}."""
     _require_positive(L=L, K=K, c_eta=c_eta)
+    _require_bound(D)
     return constant(min(1 / (4 * (1 + D) * L), c_eta / math.sqrt(K)))
 
 
 def strongly_convex_bounded(L: float, mu: float, D: int, q_min: float) -> StepSize:  # noqa: N803
     """Theorem 2: 4 / (mu q_min (k + K0)), with q_min as in its proof."""
     _require_positive(L=L, mu=mu, q_min=q_min)
+    _require_bound(D)
     offset = 4 * (4 * (D + 1) * L + 2 * mu * q_min * D) / (mu * q_min)
     return harmonic(4 / (mu * q_min), offset)
 
@@ -68,14 +70,21 @@ def _largest_stochastic_step(L: float, rho: float, pbar: Sequence[float]) -> flo
     """etabar = 1 / (4(1 + max_m sqrt(c_m))L)."""
     if not 0 < rho < 1:
         raise ConfigError(f"rho must be between 0 and 1. Found {rho}. It is the delay tail's ratio.")
+    if not (isinstance(pbar, Sequence) and pbar and min(pbar) > 0):
+        raise ConfigError(f"pbar must be positive numbers, one a client. Found {pbar}.")
     moment = rho / (1 - rho) ** 2 + 2 * rho**2 / (1 - rho) ** 3
     return 1 / (4 * (1 + math.sqrt(max(pbar) * moment)) * L)
 
 
 def _require_positive(**values: float) -> None:
     for name, value in values.items():
-        if not (value > 0 and math.isfinite(value)):
+        if not (isinstance(value, int | float) and value > 0 and math.isfinite(value)):
             raise ConfigError(f"{name} must be a positive number. Found {value}.")
+
+
+def _require_bound(D: int) -> None:  # noqa: N803
+    if not (isinstance(D, int) and D >= 0):
+        raise ConfigError(f"D must be a whole number, 0 or more. Found {D}. It is the delay bound.")
 
 
 SCHEDULES: dict[str, Callable[..., StepSize]] = {

@@ -14,7 +14,7 @@ from vafl.errors import ConfigError, DataError
 
 @dataclass(frozen=True)
 class DropOut:
-    """Client `client` (counted from 1) is gone from `start` to `end`, in seconds."""
+    """Client `client` (counted from 1) is gone from `start` to `end`, in seconds; `inf` is for ever."""
 
     client: int
     start: float
@@ -67,6 +67,20 @@ class DelaySettings:
             raise ConfigError(f"delays.seconds must be 0 or more. Found {list(self.seconds)}.")
         if self.seconds and self.kind != "fixed":
             raise ConfigError(f'delays.seconds belongs to kind = "fixed". Found kind "{self.kind}".')
+        if self.kind == "poisson-process" and not self.unit:
+            raise ConfigError(
+                f'delays.kind = "poisson-process" needs a delays.unit above 0. Found {self.unit}.'
+            )
+        self._check_windows()
+
+    def _check_windows(self) -> None:
+        windows = sorted(self.dropouts, key=lambda dropout: (dropout.client, dropout.start))
+        for one, other in itertools.pairwise(windows):
+            if one.client == other.client and other.start <= one.end:
+                raise ConfigError(
+                    f"delays.dropouts: the windows of one client must not meet. Client {one.client} is gone "
+                    f"from {one.start} to {one.end} and from {other.start} to {other.end}. Join them."
+                )
 
     def check_clients(self, clients: int) -> None:
         if self.seconds and len(self.seconds) != clients:
@@ -143,8 +157,13 @@ def _read_trace(path: Path, clients: int) -> "list[Sleeper]":
         ) from error
     sleepers: list[Sleeper] = []
     for number in range(1, clients + 1):
-        own = [seconds for client, seconds in lines if client == number and seconds >= 0]
+        own = [seconds for client, seconds in lines if client == number]
         if not own:
             raise DataError(f'delays.trace "{path}" has no delays for client {number}.')
+        for seconds in own:
+            if not 0 <= seconds < float("inf"):
+                raise DataError(
+                    f'delays.trace "{path}": seconds must be 0 or more. Found {seconds} for client {number}.'
+                )
         sleepers.append(Sampled(itertools.cycle(own).__next__))
     return sleepers

@@ -6,6 +6,7 @@ algorithm is here: the simulator decides only when a message arrives.
 
 import heapq
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +44,10 @@ class Link:
         self._free_at = max(now, self._free_at) + sending
         return self._free_at + self._latency
 
+    def cut(self) -> None:
+        """The connection is broken: nothing waits to be sent any more."""
+        self._free_at = 0.0
+
 
 class Simulator:
     """Runs one server and its clients.
@@ -78,7 +83,8 @@ class Simulator:
             self._sleep(client.index)
         for dropout in delays.dropouts:
             self._at(dropout.start, partial(self._vanish, dropout.client - 1))
-            self._at(dropout.end, partial(self._return, dropout.client - 1))
+            if dropout.end < math.inf:
+                self._at(dropout.end, partial(self._return, dropout.client - 1))
 
     @property
     def updates(self) -> int:
@@ -144,6 +150,8 @@ class Simulator:
         if life != self._lives[message.client]:
             return  # lost with the connection it was sent on
         for reply in self.server.receive(message):
+            if reply.client in self.server.absent:
+                continue  # nobody to send it to: the server keeps it for when the client is back
             index, nbytes = reply.client, self._codec.size(reply)
             self.traffic[index].bytes_down += nbytes
             received = self._codec.as_received_by_client(reply)
@@ -164,10 +172,15 @@ class Simulator:
 
     def _vanish(self, index: int) -> None:
         """What is under way to or from a client that vanishes is lost."""
-        self._lives[index] += 1
+        self._cut(index)
         self._at_server(Leave(index), self._lives[index])
 
     def _return(self, index: int) -> None:
-        self._lives[index] += 1
+        self._cut(index)
         self._asleep[index] = False
         self._send(index, [self.clients[index].join()])
+
+    def _cut(self, index: int) -> None:
+        self._lives[index] += 1
+        self._up[index].cut()
+        self._down[index].cut()

@@ -1,5 +1,6 @@
 """One training run, whatever moves it: advance, look at it now and then, stop when it is time."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,8 +34,12 @@ class StopSettings:
     def __post_init__(self) -> None:
         if self.updates < 1:
             raise ConfigError(f"stop.updates must be 1 or more. Found {self.updates}.")
-        if self.seconds < 0:
+        if not 0 <= self.seconds < math.inf:
             raise ConfigError(f"stop.seconds must be above 0, or 0 for no limit. Found {self.seconds}.")
+        if self.metric is not None and not math.isfinite(self.metric):
+            raise ConfigError(
+                f"stop.metric must be a number. Found {self.metric}. Leave it out for no target."
+            )
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class EvaluationSettings:
     def __post_init__(self) -> None:
         if self.every < 1:
             raise ConfigError(f"evaluation.every must be 1 or more. Found {self.every}.")
-        if self.every_seconds < 0:
+        if not 0 <= self.every_seconds < math.inf:
             raise ConfigError(f"evaluation.every_seconds must be 0 or more. Found {self.every_seconds}.")
 
 
@@ -138,13 +143,20 @@ class Evaluator:
     def __call__(self) -> float:
         return self._metric.measure(self.outputs(self._features), self._labels)
 
-    @torch.no_grad()
     def outputs(self, features: Sequence[Tensor]) -> Tensor:
         """The head's outputs [rows, outputs] for one feature tensor a party."""
-        with _evaluating([*self._models, self._head]):
-            parts = [embed(model, own) for model, own in zip(self._models, features, strict=True)]
-            inputs = torch.stack(parts).sum(0) if self._summed else torch.cat(parts, dim=1)
-            return self._head(inputs)  # type: ignore[no-any-return]
+        return outputs(self._models, self._head, features, summed=self._summed)
+
+
+@torch.no_grad()
+def outputs(
+    models: Sequence[nn.Module], head: nn.Module, features: Sequence[Tensor], *, summed: bool
+) -> Tensor:
+    """What the whole model says, [rows, outputs], given every party's features."""
+    with _evaluating([*models, head]):
+        parts = [embed(model, own) for model, own in zip(models, features, strict=True)]
+        inputs = torch.stack(parts).sum(0) if summed else torch.cat(parts, dim=1)
+        return head(inputs)  # type: ignore[no-any-return]
 
 
 @contextmanager

@@ -143,7 +143,7 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 def _alternative_names(party: str, hosts: Sequence[str]) -> list[x509.GeneralName]:
     if party == SERVER:
-        return [party_uri(party), *map(_host, dict.fromkeys([SERVER_NAME, *hosts]))]
+        return [party_uri(party), *dict.fromkeys(map(_host, [SERVER_NAME, *hosts]))]
     if hosts:
         raise ConfigError(
             f"only the server is dialled and has host names. Found {', '.join(hosts)} for {party}. "

@@ -1,6 +1,9 @@
-"""Refused handshakes in words. gRPC tells the client little and Python on the server nothing at all."""
+"""Refused handshakes in words.
 
-import os
+A handshake is refused below Python, where no callback leads. The server's side of the story is the line
+gRPC itself writes to stderr ("Handshake failed with error ..."), unless GRPC_VERBOSITY is ERROR or NONE.
+The client's side is a status UNAVAILABLE with details in OpenSSL's words; here they get ours.
+"""
 
 from vafl.errors import Unauthenticated
 from vafl.runtime.identity.names import SERVER_NAME
@@ -57,11 +60,3 @@ def refusal(details: str) -> Unauthenticated | None:
             "date by its clock."
         )
     return None
-
-
-def log_refusals() -> None:
-    """Makes gRPC log each refused handshake and its reason to stderr; call before the first server.
-
-    The refusal happens below Python, where no callback leads: the log is all there is.
-    """
-    os.environ.setdefault("GRPC_VERBOSITY", "INFO")

@@ -1,0 +1,63 @@
+"""Vertical asynchronous federated learning: the public names, each loaded when it is first asked for."""
+
+import sys
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from vafl.errors import ConfigError, DataError, RunError, RunFolderError, VaflError
+
+if TYPE_CHECKING:
+    from vafl.build import Run, build
+    from vafl.config import Config, read_config
+    from vafl.estimator import VerticalClassifier, VerticalRegressor
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "DataError",
+    "Run",
+    "RunError",
+    "RunFolderError",
+    "VaflError",
+    "VerticalClassifier",
+    "VerticalRegressor",
+    "__version__",
+    "build",
+    "read_config",
+]
+
+try:
+    __version__ = version("vafl")
+except PackageNotFoundError:  # a checkout on the path, never installed
+    __version__ = "unknown"
+
+_HOMES = {
+    "Config": "vafl.config",
+    "Run": "vafl.build",
+    "VerticalClassifier": "vafl.estimator",
+    "VerticalRegressor": "vafl.estimator",
+    "build": "vafl.build",
+    "read_config": "vafl.config",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """Keeps `vafl.build` the function: loading the module of that name would bind the module to it."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, getattr(value, name) if name == "build" else value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,0 +1,246 @@
+"""What the classifier and the regressor share: their parameters, `fit`, and the way to outputs."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import check_consistent_length, check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from vafl.build import Run, build
+from vafl.data.dataset import split_rows
+from vafl.data.partition import Party, VerticalData
+from vafl.errors import ConfigError, DataError
+from vafl.estimator.settings import make_config
+from vafl.estimator.tables import DTYPES, OwnTables, SharedTable, Table, check_form, is_dictionary
+from vafl.runtime.training import Point, outputs
+
+Labels = npt.NDArray[Any]
+Rows = npt.NDArray[np.int64]
+
+
+class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has no types
+    """A model over columns that several parties hold, trained by the protocol in the simulator."""
+
+    n_features_in_: int
+    _layout: SharedTable | OwnTables
+
+    def __init__(
+        self,
+        *,
+        parties: Mapping[str, Any] | None = None,
+        clients: int = 2,
+        rule: str = "async",
+        t: int = 2,
+        delay_bound: int = 0,
+        refresh: str = "lookahead",
+        embedding: str = "linear",
+        width: int = 0,
+        hidden: tuple[int, ...] = (),
+        head: str = "bias",
+        head_hidden: tuple[int, ...] = (64,),
+        combine: str = "sum",
+        batch_size: int = 32,
+        epochs: float = 30,
+        optimiser: str = "Adam",
+        step_size: float = 0.01,
+        l2: float = 1e-3,
+        delays: str | dict[str, Any] = "poisson",
+        scale: bool = True,
+        metric: str = "auto",
+        validation_fraction: float = 0.0,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool = False,
+    ) -> None:
+        """The defaults are logistic (or ridge) regression, asynchronous, over two parties.
+
+        Args:
+            parties: {party: its columns}, each column a name, a pattern such as `pay_*`, or a position;
+                columns nobody claims are left out. None shares the columns out evenly. Leave it out
+                where X is a dictionary {party: table}: each party then has its own table.
+            clients: how many parties share the columns evenly, at most one a column.
+            rule: when the server steps: `async` on every upload, `t-sync` once `t` different clients
+                have uploaded, `sync` once all have; `centralised` trains on all columns in one place.
+            t: how many clients a `t-sync` step waits for.
+            delay_bound: no step uses an embedding older than so many updates; 0 means no bound.
+            refresh: which rows a client uploads besides its batch: `lookahead` (those the others are
+                about to pick), `none` (Algorithm 1 as written), `all`, or `random:R`.
+            embedding: each party's model: `linear`, `mlp`, `package.module:Factory`; for tables of
+                sequences or images in a dictionary X, `lstm` or `cnn`.
+            width: of an embedding; 0 means as wide as the outputs for a `bias` head, else 16.
+            hidden: the embedding's hidden units; () means the default of its kind, (64,) for `mlp`.
+            head: the server's model: `bias` (sums the embeddings), `linear` or `mlp`.
+            head_hidden: hidden units of an `mlp` head.
+            combine: whether the head sees the `sum` of the embeddings or their `concat`enation.
+            batch_size: rows in a minibatch, at most all of them.
+            epochs: passes over the rows, on average over the clients: a slow one makes fewer.
+            optimiser: `sgd` or a class of torch.optim, for every party and the head.
+            step_size: of the optimiser.
+            l2: the coefficient of each party's regulariser l2/2 |theta_m|^2.
+            delays: how long clients sleep in simulated time: `poisson`, `exponential`, `poisson-process`,
+                `fixed` or `none`; or a dictionary with the keys of vafl.runtime.delays.DelaySettings,
+                such as {"kind": "fixed", "seconds": [1.0, 1.0, 10.0]}.
+            scale: whether each party standardises its columns, by its own training rows.
+            metric: of the history: `accuracy`, `auc` (two classes), `r2` or `loss`; `auto` is accuracy or r2.
+            validation_fraction: share of rows held out of training for the history; with 0 the history
+                is measured on the training rows.
+            random_state: fixes models, batches, delays and held-out rows; None draws a fresh seed.
+            verbose: whether to print the history as it is made.
+        """
+        self.parties = parties
+        self.clients = clients
+        self.rule = rule
+        self.t = t
+        self.delay_bound = delay_bound
+        self.refresh = refresh
+        self.embedding = embedding
+        self.width = width
+        self.hidden = hidden
+        self.head = head
+        self.head_hidden = head_hidden
+        self.combine = combine
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.optimiser = optimiser
+        self.step_size = step_size
+        self.l2 = l2
+        self.delays = delays
+        self.scale = scale
+        self.metric = metric
+        self.validation_fraction = validation_fraction
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Trains on X, one table or {party: table} with the same rows in the same order, and on y.
+
+        Raises:
+            ConfigError, DataError: a parameter, or what X and y hold, is wrong; both are ValueErrors.
+            Diverged: the loss grew out of bounds; a smaller step_size helps.
+        """
+        labels = self._check_labels(y)
+        tables = self._tables(X, fitting=True)
+        check_consistent_length(*tables.values(), labels)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        train, held_out = self._split(len(labels), seed)
+        numbers, classes = self._encode(labels, train)
+        config = make_config(
+            self.get_params(deep=False), seed=seed, rows=len(train), clients=len(self._layout.columns)
+        )
+        run = build(config, self._share_out(tables, numbers, classes, train, held_out))
+        self.history_ = run.train(self._report)
+        self._keep(run)
+        return self
+
+    @abstractmethod
+    def _check_labels(self, y: Any) -> Labels:
+        """y as an array [rows] without gaps."""
+
+    @abstractmethod
+    def _encode(self, labels: Labels, train: Rows) -> tuple[Labels, tuple[str, ...] | None]:
+        """Labels as the loss takes them, and the class names; scales come from the training rows alone."""
+
+    def _tables(self, X: Any, *, fitting: bool = False) -> dict[str, Table]:
+        """The checked table of each party, in the order of fit."""
+        if fitting and is_dictionary(X):
+            self._adopt(X)
+        if not fitting:
+            check_form(self._layout, X)
+        if is_dictionary(X):
+            return self._layout.read(X)
+        is_frame = hasattr(X, "columns")  # only the columns that somebody claims need to be numbers
+        table = validate_data(self, X, reset=fitting, skip_check_array=is_frame, dtype=DTYPES)
+        if fitting:
+            names = getattr(self, "feature_names_in_", None)
+            self._layout = SharedTable.of(self.n_features_in_, names, self.parties, self.clients)
+        return self._layout.read(table)
+
+    def _adopt(self, tables: Mapping[str, Any]) -> None:
+        """Takes the parties from a dictionary, which says itself who holds what."""
+        if self.parties is not None:
+            raise ConfigError(
+                "parties splits one table, but X is a dictionary with a table for each party already. "
+                f"Found both: parties = {self.parties!r}. Leave parties out."
+            )
+        self._layout = OwnTables.of(tables)
+        self.n_features_in_ = self._layout.features
+        self.__dict__.pop("feature_names_in_", None)  # of an earlier fit on one table
+
+    def _split(self, count: int, seed: int) -> tuple[Rows, Rows]:
+        """The rows to train on, and those to measure the history on: held out, or the same."""
+        share = self.validation_fraction
+        if not 0 <= share < 1:
+            raise ConfigError(f"validation_fraction must be in 0..1, below 1. Found {share}.")
+        every = np.arange(count)
+        train, held_out = map(np.asarray, split_rows(count, share, seed)) if share else (every, every)
+        if min(len(train), len(held_out)) < 2:
+            raise DataError(
+                "at least two rows are needed to train on, and two to measure on. Found "
+                f"{len(train)} and {len(held_out)} (n_samples = {count}, validation_fraction = {share}). "
+                "Bring more rows, or set another validation_fraction."
+            )
+        return train, held_out
+
+    def _share_out(
+        self,
+        tables: Mapping[str, Table],
+        numbers: Labels,
+        classes: tuple[str, ...] | None,
+        train: Rows,
+        held_out: Rows,
+    ) -> VerticalData:
+        """The data as the federation holds it; rows that serve twice are not copied."""
+        scaled = tables if self.scale else {}
+        self.scalers_ = {party: StandardScaler().fit(_flat(table[train])) for party, table in scaled.items()}
+        features, labels = self._tensors(tables), torch.from_numpy(numbers)
+        if train is held_out:
+            parties = [Party(party, own, own) for party, own in features.items()]
+            return VerticalData(tuple(parties), labels, labels, classes)
+        parties = [Party(party, own[train], own[held_out]) for party, own in features.items()]
+        return VerticalData(tuple(parties), labels[train], labels[held_out], classes)
+
+    def _tensors(self, tables: Mapping[str, Table]) -> dict[str, Tensor]:
+        """Features [rows, ...] of each party, scaled as in fit."""
+        tensors = {}
+        for party, table in tables.items():
+            scaler = self.scalers_.get(party)
+            scaled = scaler.transform(_flat(table)).reshape(table.shape) if scaler else table
+            tensors[party] = torch.tensor(scaled, dtype=torch.float32)
+        return tensors
+
+    def _report(self, point: Point) -> None:
+        if self.verbose:
+            loss = "" if point.train_loss is None else f", loss {point.train_loss:.4f}"
+            print(
+                f"{point.updates} updates, {point.seconds:.1f} simulated s{loss}, metric {point.metric:.4f}"
+            )
+
+    def _keep(self, run: Run) -> None:
+        names = list(self._layout.columns)
+        self.run_, self.head_, self.models_ = run, run.head, dict(zip(names, run.models, strict=True))
+        self._summed = run.config.model.combine == "sum"
+        self.parties_ = self._layout.columns
+        self.n_iter_ = run.runtime.updates
+        self.traffic_ = dict(zip(names, run.runtime.traffic, strict=False))  # none if centralised
+        self.delays_ = dict(zip(names, run.delays(), strict=False))
+
+    def _outputs(self, X: Any) -> Tensor:
+        """The head's outputs [rows, outputs]."""
+        check_is_fitted(self)
+        features = list(self._tensors(self._tables(X)).values())
+        return outputs(list(self.models_.values()), self.head_, features, summed=self._summed)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without `run_`: a saved model must not carry the parties' training rows."""
+        state: dict[str, Any] = super().__getstate__()
+        return {name: value for name, value in state.items() if name != "run_"}
+
+
+def _flat(table: Table) -> Table:
+    return table.reshape(len(table), -1)

@@ -1,0 +1,95 @@
+"""The two estimators: what y means to them, and what they make of the head's outputs."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import validate_data
+
+from vafl.errors import DataError
+from vafl.estimator.fitting import Labels, Rows, VerticalEstimator
+
+Floats = npt.NDArray[np.floating[Any]]
+
+
+class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[misc]
+    """A classifier over columns that several parties hold, trained by the protocol in the simulator.
+
+    Attributes:
+        classes_: the sorted class labels.
+        parties_: party -> its columns, by name or position.
+        n_features_in_, feature_names_in_: as everywhere in scikit-learn; a dictionary X has no
+            `feature_names_in_`.
+        n_iter_: steps of the server.
+        history_: evaluations (vafl.runtime.training.Point) from the start to the end of training.
+        traffic_: party -> bytes it sent and received (vafl.runtime.simulator.Traffic).
+        delays_: party -> how stale its embeddings were when used (vafl.protocol.delays.DelaySummary).
+        models_, head_: the torch modules of the parties and of the server.
+        scalers_: party -> its StandardScaler; empty with scale=False.
+        run_: the vafl.build.Run underneath, which holds the training rows; copies and pickles of the
+            estimator go without it.
+    """
+
+    classes_: Labels
+
+    def predict(self, X: Any) -> Labels:
+        """The most likely class of each row."""
+        decisions = self.decision_function(X)
+        best = (decisions > 0).astype(np.int64) if decisions.ndim == 1 else decisions.argmax(axis=1)
+        labels: Labels = self.classes_[best]
+        return labels
+
+    def predict_proba(self, X: Any) -> Floats:
+        """[rows, classes]: the probability of each class."""
+        outputs = self._outputs(X)
+        if outputs.shape[1] == 1:  # one output is the log-odds of the second class
+            outputs = torch.cat([torch.zeros_like(outputs), outputs], dim=1)
+        return outputs.softmax(dim=1).numpy()
+
+    def decision_function(self, X: Any) -> Floats:
+        """The log-odds of the second class, [rows], or one score a class, [rows, classes]."""
+        outputs = self._outputs(X)
+        return (outputs[:, 0] if outputs.shape[1] == 1 else outputs).numpy()
+
+    def _check_labels(self, y: Any) -> Labels:
+        labels: Labels = validate_data(self, y=y)
+        check_classification_targets(labels)
+        return labels
+
+    def _encode(self, labels: Labels, train: Rows) -> tuple[Labels, tuple[str, ...] | None]:
+        self.classes_, numbers = np.unique(labels, return_inverse=True)
+        if len(np.unique(numbers[train])) < 2:
+            raise DataError(
+                f"y must show at least two classes. Found one class among {len(train)} training rows: "
+                f"{labels[train[0]]!r}. Is y the right column?"
+            )
+        return numbers.astype(np.int64), tuple(map(str, self.classes_.tolist()))
+
+
+class VerticalRegressor(RegressorMixin, VerticalEstimator):  # type: ignore[misc]
+    """A regressor over columns that several parties hold, trained by the protocol in the simulator.
+
+    The target is standardised inside, so that step sizes and l2 mean the same whatever its unit.
+
+    Attributes:
+        target_mean_, target_scale_: of the training rows' y.
+        parties_, n_features_in_, feature_names_in_, n_iter_, history_, traffic_, delays_, models_, head_,
+            scalers_, run_: as those of VerticalClassifier.
+    """
+
+    def predict(self, X: Any) -> Floats:
+        """The expected value of each row."""
+        outputs = self._outputs(X)[:, 0].numpy()
+        return outputs.astype(np.float64) * self.target_scale_ + self.target_mean_
+
+    def _check_labels(self, y: Any) -> Labels:
+        labels: Labels = validate_data(self, y=y, y_numeric=True)
+        return labels.astype(np.float64)
+
+    def _encode(self, labels: Labels, train: Rows) -> tuple[Labels, tuple[str, ...] | None]:
+        self.target_mean_ = float(labels[train].mean())
+        self.target_scale_ = float(labels[train].std()) or 1.0
+        return ((labels - self.target_mean_) / self.target_scale_).astype(np.float32), None

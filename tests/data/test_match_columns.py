@@ -1,0 +1,34 @@
+"""Which columns a party's names and patterns mean."""
+
+import pytest
+
+from vafl.data.partition import match_columns
+from vafl.errors import DataError
+
+
+def test_a_name_with_brackets_means_itself():
+    assert match_columns(["dose[mg]", "dosem"], {"a": ("dose[mg]",)}) == {"a": [0]}
+
+
+def test_a_pattern_means_what_it_matches():
+    assert match_columns(["pay_1", "age", "pay_2"], {"a": ("pay_?",), "b": ("age",)}) == {
+        "a": [0, 2],
+        "b": [1],
+    }
+
+
+def test_a_party_without_columns_is_refused():
+    with pytest.raises(DataError, match=r"^partition\.groups\.b: a party needs at least one column"):
+        match_columns(["age"], {"a": ("age",), "b": ()})
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ({"bank": ("agee",)}, r'^parties\.bank: no column matches "agee". Did you mean "age"\?'),
+        ({"bank": ("age",), "shop": ("a*",)}, r"^parties: a column belongs to one party"),
+    ],
+)
+def test_errors_call_the_setting_what_the_user_calls_it(groups, message):
+    with pytest.raises(DataError, match=message):
+        match_columns(["age"], groups, setting="parties")

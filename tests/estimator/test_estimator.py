@@ -1,0 +1,176 @@
+"""The estimators as scikit-learn's users know estimators."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from vafl import ConfigError, DataError, Run, VerticalClassifier, VerticalRegressor
+
+WINE = load_wine(return_X_y=True)
+ESTIMATORS = [VerticalClassifier(random_state=0), VerticalRegressor(random_state=0)]
+
+
+def wine(**parameters):
+    return VerticalClassifier(**{"epochs": 3, "random_state": 0, **parameters}).fit(*WINE)
+
+
+@parametrize_with_checks(ESTIMATORS)
+def test_scikit_learn_accepts_the_estimators(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.parametrize("load", [load_breast_cancer, load_wine])
+def test_the_default_classifier_is_about_as_good_as_logistic_regression(load):
+    train, test, y_train, y_test = train_test_split(*load(return_X_y=True), random_state=0)
+    ceiling = make_pipeline(StandardScaler(), LogisticRegression()).fit(train, y_train).score(test, y_test)
+    assert VerticalClassifier(random_state=0).fit(train, y_train).score(test, y_test) > ceiling - 0.03
+
+
+def test_the_default_regressor_is_about_as_good_as_ridge_regression():
+    train, test, y_train, y_test = train_test_split(*load_diabetes(return_X_y=True), random_state=0)
+    ceiling = make_pipeline(StandardScaler(), Ridge()).fit(train, y_train).score(test, y_test)
+    assert VerticalRegressor(random_state=0).fit(train, y_train).score(test, y_test) > ceiling - 0.05
+
+
+@pytest.mark.parametrize("rule", ["async", "t-sync", "sync", "centralised"])
+def test_every_rule_learns(rule):
+    model = wine(rule=rule, epochs=30)
+    assert model.score(*WINE) > 0.95
+    assert model.n_iter_ == model.run_.runtime.updates == model.run_.config.stop.updates
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"embedding": "mlp", "hidden": (16,)},
+        {"head": "linear", "width": 4, "combine": "concat"},
+        {"head": "mlp", "head_hidden": (8,)},
+        {"delay_bound": 3, "refresh": "none"},
+        {"optimiser": "sgd", "step_size": 0.1, "l2": 0.0},
+    ],
+)
+def test_other_models_and_protocols_learn(parameters):
+    assert wine(epochs=30, **parameters).score(*WINE) > 0.9
+
+
+def test_probabilities_follow_from_decisions():
+    X, y = WINE
+    three = wine()
+    scores = np.exp(three.decision_function(X))
+    np.testing.assert_allclose(three.predict_proba(X), scores / scores.sum(1, keepdims=True), rtol=1e-5)
+    np.testing.assert_array_equal(three.predict(X), three.decision_function(X).argmax(1))
+    two = VerticalClassifier(epochs=3, random_state=0).fit(X, np.where(y == 0, "red", "amber"))
+    decisions = two.decision_function(X)
+    np.testing.assert_allclose(two.predict_proba(X)[:, 1], 1 / (1 + np.exp(-decisions)), rtol=1e-5)
+    assert two.classes_.tolist() == ["amber", "red"]
+    np.testing.assert_array_equal(two.predict(X), np.where(decisions > 0, "red", "amber"))
+
+
+def test_the_history_is_of_the_model_that_predicts():
+    model = wine()
+    assert model.history_[0].updates == 0
+    assert model.history_[-1].updates == model.n_iter_
+    assert model.history_[-1].metric == pytest.approx(model.score(*WINE))
+    regressor = VerticalRegressor(epochs=3, random_state=0).fit(*WINE)
+    assert regressor.history_[-1].metric == pytest.approx(regressor.score(*WINE), abs=1e-5)
+
+
+def test_rows_held_out_are_neither_trained_on_nor_scaled_by():
+    X, y = WINE
+    model = wine(validation_fraction=0.25, metric="loss")
+    assert model.run_.data.rows == 134
+    assert len(model.run_.data.test_labels) == 44
+    for party in model.run_.data.parties:
+        assert party.train.mean(0).abs().max() < 1e-6
+        assert party.test.mean(0).abs().max() > 1e-3
+    target = VerticalRegressor(epochs=1, random_state=0, validation_fraction=0.25).fit(X, y).run_.data
+    assert abs(float(target.train_labels.mean())) < 1e-6 < abs(float(target.test_labels.mean()))
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0])
+def test_the_share_held_out_is_a_share(share):
+    with pytest.raises(ConfigError, match=r"^validation_fraction must be"):
+        wine(validation_fraction=share)
+
+
+def test_too_few_rows_are_refused():
+    with pytest.raises(DataError, match=r"Found 178 and 0 \(n_samples = 178, validation_fraction = 0\.001\)"):
+        wine(validation_fraction=0.001)
+    with pytest.raises(DataError, match=r"at least two classes\. Found one class among 3 training rows"):
+        VerticalClassifier().fit(np.eye(3), [1, 1, 1])
+
+
+def test_every_party_has_its_traffic_and_its_delays():
+    model = wine(clients=3)
+    assert list(model.traffic_) == list(model.delays_) == list(model.parties_)
+    assert sum(traffic.bytes_up for traffic in model.traffic_.values()) == model.history_[-1].bytes_up
+    assert model.delays_["client-3"].mean > model.delays_["client-1"].mean  # the slowest sleeps longest
+    assert wine(rule="centralised").traffic_ == {}
+
+
+def test_the_unit_of_the_target_does_not_matter():
+    X, y = load_diabetes(return_X_y=True)
+    plain = VerticalRegressor(epochs=3, random_state=0).fit(X, y).predict(X)
+    other = VerticalRegressor(epochs=3, random_state=0).fit(X, 1e4 * y - 7e6).predict(X)
+    np.testing.assert_allclose(other, 1e4 * plain - 7e6, rtol=1e-5)
+
+
+def test_features_far_from_zero_keep_their_precision():
+    X, y = WINE
+    near = wine().decision_function(X)
+    far = VerticalClassifier(epochs=3, random_state=0).fit(X + 1e9, y).decision_function(X + 1e9)
+    np.testing.assert_allclose(far, near, atol=1e-4)
+
+
+def test_without_scaling_features_are_left_as_they_are():
+    model = wine(scale=False)
+    assert model.scalers_ == {}
+    np.testing.assert_allclose(model.run_.data.parties[0].train, WINE[0][:, :7].astype(np.float32))
+
+
+def test_the_random_state_decides_everything():
+    X, _ = WINE
+    np.testing.assert_array_equal(wine().predict_proba(X), wine().predict_proba(X))
+    assert not np.array_equal(wine(random_state=1).predict_proba(X), wine().predict_proba(X))
+    assert wine(random_state=None).run_.config.seed != wine(random_state=None).run_.config.seed
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_predict_alike_and_carry_no_training_rows(copied):
+    model = wine()
+    again = copied(model)
+    np.testing.assert_array_equal(again.predict_proba(WINE[0]), model.predict_proba(WINE[0]))
+    assert isinstance(model.run_, Run)
+    assert not hasattr(again, "run_")
+    assert (again.traffic_, again.delays_, again.history_) == (model.traffic_, model.delays_, model.history_)
+
+
+def test_a_saved_model_does_not_grow_with_the_training_rows():
+    X, y = WINE
+    many = VerticalClassifier(epochs=1, random_state=0).fit(np.tile(X, (50, 1)), np.tile(y, 50))
+    assert len(pickle.dumps(many)) < 1.1 * len(pickle.dumps(wine(epochs=1)))
+
+
+def test_searches_and_cross_validation_work():
+    grid = {"epochs": np.arange(1, 3), "step_size": np.geomspace(0.01, 0.1, 2)}
+    search = GridSearchCV(VerticalClassifier(random_state=0), grid, cv=2).fit(*WINE)
+    assert search.best_params_["step_size"] == pytest.approx(0.1)
+    assert cross_val_score(clone(search.best_estimator_), *WINE, cv=2).mean() > 0.8
+
+
+def test_verbose_prints_the_history(capsys):
+    model = wine(verbose=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(model.history_)
+    assert lines[-1].startswith(f"{model.n_iter_} updates, ")
+    wine()
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,70 @@
+"""Flat parameters become a configuration, sized to the data."""
+
+import numpy as np
+import pytest
+
+from vafl import ConfigError, VerticalClassifier
+from vafl.estimator.settings import make_config
+
+
+def config(rows=100, clients=4, **parameters):
+    parameters = {**VerticalClassifier().get_params(), **parameters}
+    return make_config(parameters, seed=7, rows=rows, clients=clients)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "updates"),
+    [
+        ({"rule": "async"}, 3 * 4 * 4),
+        ({"rule": "t-sync", "t": 2}, 3 * 4 * 4 // 2),
+        ({"rule": "sync"}, 3 * 4),
+        ({"rule": "centralised"}, 3 * 4),
+        ({"rule": "async", "batch_size": 1000}, 3 * 4),
+        ({"rule": "sync", "epochs": 0.1}, 1),
+    ],
+)
+def test_epochs_become_updates_by_the_rule(parameters, updates):
+    assert config(**{"epochs": 3, **parameters}).stop.updates == updates
+
+
+def test_a_batch_is_at_most_all_rows():
+    assert config(rows=5).schedule.batch_size == 5
+
+
+def test_parameters_reach_their_sections():
+    made = config(
+        rule="sync", delay_bound=5, refresh="random:3", hidden=[8], optimiser="sgd", step_size=1, l2=0
+    )
+    assert made.seed == 7
+    assert (made.rule.name, made.rule.delay_bound) == ("sync", 5)
+    assert (made.schedule.refresh, made.model.hidden) == ("random:3", (8,))
+    assert (made.optimiser.name, made.optimiser.step_size, made.optimiser.l2) == ("sgd", 1.0, 0.0)
+
+
+def test_delays_are_a_kind_or_a_section():
+    assert config(delays="exponential").delays.kind == "exponential"
+    section = {"kind": "fixed", "seconds": [1, 1, 1, 10], "latency": 0.5}
+    assert config(delays=section).delays.seconds == (1.0, 1.0, 1.0, 10.0)
+
+
+def test_numbers_of_numpy_are_numbers():
+    made = config(batch_size=np.int64(8), step_size=np.float32(0.5), epochs=np.int64(2))
+    assert (made.schedule.batch_size, made.optimiser.step_size, made.stop.updates) == (8, 0.5, 2 * 13 * 4)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"rule": "asynch"}, r'Did you mean "async"\?'),
+        ({"rule": "t-sync", "t": 5}, r"^rule\.t must be at most the number of clients, 4"),
+        ({"head": "bais"}, r'Did you mean "bias"\?'),
+        ({"batch_size": "32"}, r"^schedule\.batch_size must be a whole number"),
+        ({"delays": {"knd": "fixed"}}, r'"delays\.knd"\. Did you mean "kind"\?'),
+        ({"optimiser": "adam"}, r'Did you mean "Adam"\?'),
+        ({"epochs": 0}, r"^epochs must be a positive number\. Found 0\.$"),
+        ({"epochs": "many"}, r"^epochs must be a positive number"),
+    ],
+)
+def test_a_wrong_parameter_is_named(parameters, message):
+    with pytest.raises(ConfigError, match=message):
+        config(**parameters)

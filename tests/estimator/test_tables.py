@@ -1,0 +1,178 @@
+"""X in all its forms: who gets which columns, and what is refused."""
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+
+from vafl import ConfigError, DataError, VerticalClassifier, VerticalRegressor
+
+ROWS = 12
+NUMBERS = np.random.default_rng(0).normal(size=(ROWS, 5))
+LABELS = np.arange(ROWS) % 2
+NAMES = ["pay_1", "age", "pay_2", "dose[mg]", "bmi"]
+
+
+def classifier(**parameters):
+    return VerticalClassifier(epochs=1, random_state=0, **parameters)
+
+
+def frame(library):
+    columns = dict(zip(NAMES, NUMBERS.T, strict=True))
+    return {"pandas": pd.DataFrame, "polars": pl.DataFrame}[library](columns)
+
+
+def by_party(rows=slice(None)):
+    return {"bank": NUMBERS[rows, :2], "shop": NUMBERS[rows, 2:]}
+
+
+@pytest.mark.parametrize(
+    ("clients", "expected"),
+    [
+        (1, {"client-1": [0, 1, 2, 3, 4]}),
+        (2, {"client-1": [0, 1, 2], "client-2": [3, 4]}),
+        (9, {f"client-{number}": [number - 1] for number in range(1, 6)}),
+    ],
+)
+def test_without_wishes_the_columns_are_shared_evenly(clients, expected):
+    assert classifier(clients=clients).fit(NUMBERS, LABELS).parties_ == expected
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_parties_take_columns_of_a_frame_by_name_pattern_or_position(library):
+    parties = {"bank": ["pay_*"], "shop": "age", "hospital": ["dose[mg]", 4]}
+    model = classifier(parties=parties).fit(frame(library), LABELS)
+    assert model.parties_ == {"bank": ["pay_1", "pay_2"], "shop": ["age"], "hospital": ["dose[mg]", "bmi"]}
+    assert model.feature_names_in_.tolist() == NAMES
+    assert model.n_features_in_ == 5
+
+
+def test_parties_take_columns_of_an_array_by_position():
+    model = classifier(parties={"bank": range(2), "shop": np.array([4, 2])}).fit(NUMBERS, LABELS)
+    assert model.parties_ == {"bank": [0, 1], "shop": [4, 2]}
+    assert [party.train.shape[1] for party in model.run_.data.parties] == [2, 2]
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_a_column_nobody_claims_may_hold_anything(library):
+    plain = frame(library)
+    words = ["x"] * ROWS
+    named = plain.assign(name=words) if library == "pandas" else plain.with_columns(pl.Series("name", words))
+    parties = {"bank": ["pay_*"], "shop": ["age"]}
+    expected = classifier(parties=parties).fit(plain, LABELS).decision_function(plain)
+    found = classifier(parties=parties).fit(named, LABELS).decision_function(named)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_the_same_split_gives_the_same_model_in_every_form():
+    positions = {"bank": [0, 1], "shop": [2, 3, 4]}
+    names = {"bank": NAMES[:2], "shop": NAMES[2:]}
+    expected = classifier(parties=positions).fit(NUMBERS, LABELS).decision_function(NUMBERS)
+    for library in ("pandas", "polars"):
+        X = frame(library)
+        found = classifier(parties=names).fit(X, LABELS).decision_function(X)
+        np.testing.assert_array_equal(found, expected)
+        split = {party: X[own] for party, own in names.items()}
+        found = classifier().fit(split, LABELS).decision_function(split)
+        np.testing.assert_array_equal(found, expected)
+    found = classifier().fit(by_party(), LABELS).decision_function(by_party())
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_dictionary_says_who_holds_what():
+    X = {"bank": frame("pandas")[["age", "bmi"]], "shop": NUMBERS[:, :3]}
+    model = classifier().fit(X, LABELS)
+    assert model.parties_ == {"bank": ["age", "bmi"], "shop": [0, 1, 2]}
+    assert model.n_features_in_ == 5
+    assert not hasattr(model, "feature_names_in_")
+
+
+def test_the_parties_of_a_dictionary_may_come_in_any_order():
+    model = classifier().fit(by_party(), LABELS)
+    turned = dict(reversed(by_party().items()))
+    np.testing.assert_array_equal(model.predict_proba(turned), model.predict_proba(by_party()))
+
+
+def test_a_fit_forgets_the_form_of_the_fit_before():
+    model = classifier().fit(frame("pandas"), LABELS).fit(by_party(), LABELS)
+    assert not hasattr(model, "feature_names_in_")
+    assert len(model.predict(by_party(slice(3)))) == 3
+    assert len(model.fit(NUMBERS, LABELS).predict(NUMBERS)) == ROWS
+
+
+def test_a_dictionary_may_hold_sequences():
+    sequences = {"bank": np.random.default_rng(1).normal(size=(ROWS, 4, 2)), "shop": NUMBERS[:, :, None]}
+    model = VerticalRegressor(embedding="lstm", epochs=1, random_state=0).fit(sequences, LABELS)
+    assert model.n_features_in_ == 4 * 2 + 5
+    assert np.isfinite(model.predict(sequences)).all()
+    with pytest.raises(DataError, match=r'"shop" must have rows of shape \[5, 1\].*Found 5 columns'):
+        model.predict({**sequences, "shop": NUMBERS})
+
+
+@pytest.mark.parametrize(
+    ("parties", "error", "message"),
+    [
+        ({"bank": [5]}, DataError, r"^parties\.bank: .* a position in 0\.\.4\. Found 5\.$"),
+        ({"bank": [-1]}, DataError, r"Found -1"),
+        ({"bank": [0.5]}, DataError, r"Found 0\.5"),
+        ({"bank": ["income"]}, DataError, r'^parties\.bank: no column matches "income"'),
+        ({"bank": [0, 1], "shop": [1]}, DataError, r'"1" is claimed by both "bank" and "shop"'),
+        ({"bank": []}, DataError, r"^parties\.bank: a party needs at least one column"),
+        ({}, ConfigError, r"^parties must be a dictionary"),
+        ([[0], [1]], ConfigError, r"^parties must be a dictionary"),
+    ],
+)
+def test_wishes_that_cannot_be_met_are_refused(parties, error, message):
+    with pytest.raises(error, match=message):
+        classifier(parties=parties).fit(NUMBERS, LABELS)
+
+
+@pytest.mark.parametrize("clients", [0, 1.5, "two"])
+def test_the_number_of_clients_is_a_whole_number(clients):
+    with pytest.raises(ConfigError, match=r"^clients must be a whole number"):
+        classifier(clients=clients).fit(NUMBERS, LABELS)
+
+
+def test_a_dictionary_leaves_nothing_to_split():
+    with pytest.raises(ConfigError, match="Leave parties out"):
+        classifier(parties={"bank": [0]}).fit(by_party(), LABELS)
+    with pytest.raises(DataError, match="at least one party"):
+        classifier().fit({}, LABELS)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shop": None}, r'^X must hold a table for each party of fit\. Missing: "shop"\. Found "bank"\.$'),
+        ({"shops": NUMBERS}, r'Found "shops"\. Did you mean "shop"\?$'),
+        ({"customs": NUMBERS}, r'Found "customs"\. Leave it out\.$'),
+        ({"bank": NUMBERS}, r'^the table of "bank" must have 2 columns, as in fit\. Found 5 columns\.'),
+        ({"bank": NUMBERS[:3, :2]}, r'same rows in the same order\. Found 3 of "bank", 12 of "shop"\.'),
+        ({"bank": np.full((ROWS, 2), np.nan)}, r"contains NaN"),
+        ({"bank": NUMBERS[:, 0]}, r'^the table of "bank" must have 2 columns'),
+    ],
+)
+def test_prediction_needs_the_tables_of_fit(change, message):
+    model = classifier().fit(by_party(), LABELS)
+    X = {party: table for party, table in {**by_party(), **change}.items() if table is not None}
+    with pytest.raises(ValueError, match=message):
+        model.predict(X)
+
+
+def test_prediction_needs_the_columns_of_fit_in_their_order():
+    X = {"bank": frame("polars")}
+    model = classifier().fit(X, LABELS)
+    with pytest.raises(DataError, match=r'Found "bmi" in the place of "pay_1"\. Select "pay_1", "age"'):
+        model.predict({"bank": X["bank"][NAMES[::-1]]})
+
+
+def test_prediction_needs_the_form_of_fit():
+    with pytest.raises(DataError, match=r"dictionary with one table for each party.*Found ndarray"):
+        classifier().fit(by_party(), LABELS).predict(NUMBERS)
+    with pytest.raises(DataError, match=r"X must be one table.*Found a dictionary"):
+        classifier().fit(NUMBERS, LABELS).predict(by_party())
+
+
+def test_y_needs_a_label_for_each_row():
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        classifier().fit(by_party(), LABELS[:5])

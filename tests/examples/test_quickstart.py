@@ -1,0 +1,24 @@
+"""The example the README shows runs as it stands."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.py"
+
+
+def test_the_quickstart_shows_that_together_is_better_than_alone():
+    done = subprocess.run([sys.executable, QUICKSTART], capture_output=True, text=True, check=True)
+    together, *parties = done.stdout.splitlines()
+    best = int(re.fullmatch(r"together: (\d+)% right", together)[1])
+    assert best >= 94
+    for line, party in zip(parties, ["bank", "shop", "hospital"], strict=True):
+        alone = re.fullmatch(
+            party + r" alone: (\d+)% right; together: [\d,]+ bytes sent, used \d+\.\d updates later", line
+        )
+        assert int(alone[1]) < best - 10
+
+
+def test_the_quickstart_is_short():
+    assert len(QUICKSTART.read_text(encoding="utf-8").splitlines()) <= 20

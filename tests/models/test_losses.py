@@ -1,0 +1,48 @@
+import math
+
+import pytest
+import torch
+
+from vafl.models.losses import LOSSES, accuracy, auc, metric, r2
+
+
+def test_softmax_is_the_log_loss_of_the_label():
+    outputs, labels = torch.tensor([[0.0, math.log(3)], [0.0, 0.0]]), torch.tensor([1, 0])
+    assert LOSSES["softmax"](outputs, labels).tolist() == pytest.approx([math.log(4 / 3), math.log(2)])
+
+
+def test_binary_is_the_log_loss_of_one_output():
+    outputs, labels = torch.tensor([[math.log(3)], [math.log(3)]]), torch.tensor([1.0, 0.0])
+    assert LOSSES["binary"](outputs, labels).tolist() == pytest.approx([math.log(4 / 3), math.log(4)])
+
+
+def test_squared_error():
+    assert LOSSES["squared"](torch.tensor([[1.0], [4.0]]), torch.tensor([3.0, 4.0])).tolist() == [4.0, 0.0]
+
+
+def test_accuracy_of_classes_and_of_one_output():
+    assert accuracy(
+        torch.tensor([[1.0, 2.0], [3.0, 1.0], [0.0, 1.0]]), torch.tensor([1, 0, 0])
+    ) == pytest.approx(2 / 3)
+    assert accuracy(torch.tensor([[-1.0], [2.0], [3.0], [0.0]]), torch.tensor([0.0, 1.0, 0.0, 0.0])) == 0.75
+
+
+def test_auc_of_one_output_or_of_a_difference():
+    scores, labels = torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0, 0, 1, 1])
+    assert auc(scores[:, None], labels) == 0.75
+    assert auc(torch.stack([-scores, scores], 1), labels) == 0.75
+
+
+def test_r2():
+    assert r2(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([1.0, 2.0, 3.0])) == 1.0
+    assert r2(torch.tensor([[2.0], [2.0], [2.0]]), torch.tensor([1.0, 2.0, 3.0])) == 0.0
+
+
+def test_a_metric_knows_which_way_is_better():
+    higher = metric("accuracy", "softmax")
+    assert (higher.name, higher.reaches(0.9, 0.9), higher.reaches(0.89, 0.9)) == ("accuracy", True, False)
+    lower = metric("loss", "squared")
+    assert (lower.name, lower.reaches(0.1, 0.1), lower.reaches(0.2, 0.1)) == ("loss", True, False)
+    assert lower.measure(torch.tensor([[1.0], [4.0]]), torch.tensor([3.0, 4.0])) == 2.0
+    assert metric("auc", "binary").measure is auc
+    assert metric("r2", "squared").measure is r2

@@ -1,0 +1,106 @@
+import pytest
+import torch
+from torch import nn
+
+from vafl.errors import ConfigError
+from vafl.models.heads import Bias
+from vafl.models.settings import ModelSettings
+
+
+@pytest.mark.parametrize(
+    ("embedding", "shape", "parameters"),
+    [
+        ("linear", (6,), [(16, 6), (16,)]),
+        ("mlp", (6,), [(64, 6), (64,), (16, 64), (16,)]),
+        ("tests.models.factories:scaled", (6,), [(16, 6), (16,)]),
+    ],
+)
+def test_embeddings_by_name(embedding, shape, parameters):
+    module = ModelSettings(embedding=embedding, head="linear").make_embedding(shape, 10)
+    assert [tuple(p.shape) for p in module.parameters()] == parameters
+
+
+def test_hidden_sizes_of_every_kind():
+    settings = {"head": "linear", "width": 3, "hidden": (7,)}
+    assert ModelSettings("mlp", **settings).make_embedding((6,), 2)[0].out_features == 7
+    assert ModelSettings("cnn", **settings).make_embedding((1, 4, 4), 2)[0].out_channels == 7
+    assert ModelSettings("lstm", **settings).make_embedding((4, 4), 2).first.hidden_size == 7
+    assert ModelSettings("lstm").make_embedding((4, 4), 2).first.hidden_size == 16
+    deepest = [
+        layer for layer in ModelSettings("cnn").make_embedding((1, 4, 4), 2) if isinstance(layer, nn.Conv2d)
+    ]
+    assert [layer.out_channels for layer in deepest] == [16, 16, 32, 32, 64, 64, 2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "inputs"),
+    [
+        ({"head": "linear", "combine": "sum"}, 16),
+        ({"head": "linear", "combine": "concat"}, 48),
+        ({"head": "mlp", "combine": "concat", "width": 4}, 12),
+    ],
+)
+def test_heads_see_the_sum_or_the_concatenation(settings, inputs):
+    head = ModelSettings(**settings).make_head(clients=3, outputs=5)
+    assert head(torch.zeros(2, inputs)).shape == (2, 5)
+
+
+def test_a_bias_head_is_as_wide_as_the_outputs():
+    assert ModelSettings().embedding_width(10) == 10
+    assert ModelSettings(width=10).embedding_width(10) == 10
+    assert isinstance(ModelSettings().make_head(3, 10), Bias)
+    with pytest.raises(
+        ConfigError, match=r"as wide as the outputs, 10. Found model.width = 4. Leave width out"
+    ):
+        ModelSettings(width=4).make_embedding((6,), 10)
+
+
+@pytest.mark.parametrize(
+    ("metric", "loss", "name"),
+    [
+        ("auto", "softmax", "accuracy"),
+        ("auto", "squared", "r2"),
+        ("auc", "binary", "auc"),
+        ("loss", "squared", "loss"),
+    ],
+)
+def test_the_metric_follows_from_the_loss(metric, loss, name):
+    assert ModelSettings(metric=metric).metric_for(loss) == name
+
+
+def test_a_metric_that_makes_no_sense_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"softmax loss must be one of \('accuracy', 'loss'\). Found \"auc\""
+    ):
+        ModelSettings(metric="auc").metric_for("softmax")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"embedding": "transformer"},
+            r'one of linear, mlp, cnn, lstm or package.module:Factory. Found "transformer"',
+        ),
+        (
+            {"head": "bias", "combine": "concat"},
+            r'cannot take combine = "concat". Use combine = "sum", or head = "linear"',
+        ),
+        ({"width": -1}, r"must be positive. Found width = -1"),
+        ({"hidden": (8, 0)}, r"must be positive. Found .*hidden = \[8, 0\]"),
+        ({"head_hidden": (-2,)}, r"must be positive. Found .*head_hidden = \[-2\]"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        ModelSettings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("too_wide", r"Found output \[2, 17\] float32"), ("double", r"Found output \[2, 16\] float64")],
+)
+def test_a_module_of_the_users_own_is_tried_before_it_is_used(name, found):
+    settings = ModelSettings(embedding=f"tests.models.factories:{name}", head="linear")
+    with pytest.raises(ConfigError, match=rf"must map \[rows, 6\] to \[rows, 16\] float32. {found}"):
+        settings.make_embedding((6,), 10)

@@ -1,0 +1,304 @@
+import pytest
+import torch
+from torch import nn
+
+from tests.federation import Exchange, parameters, run_of, same, vertical_data
+from vafl.errors import Diverged, InvalidMessage
+from vafl.protocol.client import Client, embed
+from vafl.protocol.descent import OptimiserSettings
+from vafl.protocol.messages import Gradient, Query, Refresh, Request, Skipped, Upload, Welcome
+from vafl.protocol.rules import RuleSettings
+from vafl.protocol.schedule import BatchSchedule, NoRefresh, RefreshAll
+
+ROWS, COLUMNS, WIDTH, ETA = 7, 3, 2, 0.5
+
+
+def client(model=None, refresh=None, l2=0.0, perturb=None, **rule):
+    torch.manual_seed(0)
+    model = nn.Linear(COLUMNS, WIDTH) if model is None else model
+    return Client(
+        index=1,
+        features=torch.randn(ROWS, COLUMNS),
+        model=model,
+        descent=OptimiserSettings(step_size=ETA).descent(model.parameters()),
+        schedule=BatchSchedule("epochs", ROWS, 3, 0, 1),
+        refresh=refresh or NoRefresh(),
+        rule=RuleSettings(**rule),
+        l2=l2,
+        perturb=perturb,
+    )
+
+
+def state(of):
+    return [p.detach().clone() for p in of.model.parameters()], of.activation, of.waiting, of._sequence
+
+
+def gradient(upload, activations=(4, 4), iteration=8):
+    shape = upload.embeddings.shape
+    values = torch.arange(float(shape.numel())).reshape(shape)
+    return Gradient(1, upload.activation, iteration, values, activations)
+
+
+# --- one activation ---
+
+
+def test_an_activation_uploads_the_scheduled_batch_and_waits_for_the_answer():
+    own = client()
+    (upload,) = own.wake()
+    assert isinstance(upload, Upload)
+    assert (upload.client, upload.activation, upload.answer) == (1, 0, True)
+    assert upload.rows.tolist() == BatchSchedule("epochs", ROWS, 3, 0, 1).batch(0).tolist()
+    assert torch.equal(upload.embeddings, own.model(own._features[upload.rows]))
+    assert not upload.embeddings.requires_grad
+    assert own.waiting
+    assert own.receive(gradient(upload)) == []
+    assert not own.waiting
+    (second,) = own.wake()
+    assert second.activation == 1
+    assert second.sequence > upload.sequence
+
+
+@pytest.mark.parametrize("l2", [0.0, 0.1])
+def test_the_answer_is_backpropagated_with_the_regulariser(l2):
+    own = client(l2=l2)
+    (upload,) = own.wake()
+    features, answer = own._features[upload.rows], gradient(upload)
+    weight, bias = (p.detach().clone() for p in own.model.parameters())
+    own.receive(answer)
+    assert torch.allclose(own.model.weight, weight - ETA * (answer.gradients.T @ features + l2 * weight))
+    assert torch.allclose(own.model.bias, bias - ETA * (answer.gradients.sum(0) + l2 * bias))
+
+
+def test_local_steps_apply_the_same_gradient_at_the_moved_point():
+    """Q = 2 is two applications of one answer; the second differentiates the model where it then is."""
+    model = nn.Sequential(nn.Linear(COLUMNS, 4), nn.Tanh(), nn.Linear(4, WIDTH))
+    own = client(model, l2=0.1, local_steps=2)
+    (upload,) = own.wake()
+    expected = nn.Sequential(nn.Linear(COLUMNS, 4), nn.Tanh(), nn.Linear(4, WIDTH))
+    expected.load_state_dict(model.state_dict())
+    answer = gradient(upload)
+    own.receive(answer)
+    for _ in range(2):
+        out = expected(own._features[upload.rows])
+        penalty = 0.05 * sum(p.square().sum() for p in expected.parameters())
+        gradients = torch.autograd.grad((out * answer.gradients).sum() + penalty, list(expected.parameters()))
+        with torch.no_grad():
+            for p, g in zip(expected.parameters(), gradients, strict=True):
+                p.sub_(g, alpha=ETA)
+    for found, wanted in zip(model.parameters(), expected.parameters(), strict=True):
+        assert torch.allclose(found, wanted, atol=1e-5)
+
+
+def test_a_skipped_upload_moves_nothing_but_the_schedule():
+    own = client()
+    (upload,) = own.wake()
+    before = [p.detach().clone() for p in own.model.parameters()]
+    assert own.receive(Skipped(1, 0, 3, (2, 2), "stale")) == []
+    assert same(before, [p.detach() for p in own.model.parameters()])
+    (following,) = own.wake()
+    assert following.activation == upload.activation + 1
+
+
+def test_the_refresh_comes_after_the_update_with_the_new_model():
+    own = client(refresh=RefreshAll())
+    (upload,) = own.wake()
+    (refresh,) = own.receive(gradient(upload))
+    assert isinstance(refresh, Refresh)
+    assert refresh.request is None
+    assert refresh.rows.tolist() == list(range(ROWS))
+    assert torch.equal(refresh.embeddings, own.model(own._features).detach())
+
+
+def test_a_request_is_answered_with_exactly_its_rows_even_while_waiting():
+    own = client()
+    own.wake()
+    (answer,) = own.receive(Request(1, 5, torch.tensor([6, 0])))
+    assert (answer.request, answer.rows.tolist()) == (5, [6, 0])
+    assert torch.equal(answer.embeddings, own.model(own._features[[6, 0]]).detach())
+    assert own.waiting
+
+
+def test_the_first_act_may_be_a_full_upload():
+    own = client(start="upload")
+    everything, upload = own.wake()
+    assert isinstance(everything, Refresh)
+    assert everything.rows.tolist() == list(range(ROWS))
+    own.receive(gradient(upload))
+    assert [type(message) for message in own.wake()] == [Upload]
+
+
+def test_query_first_asks_updates_then_uploads_anew():
+    own = client(order="query-first", refresh=RefreshAll())
+    (first,) = own.wake()
+    assert not first.answer
+    assert not own.waiting, "the step is the server's business"
+    (query,) = own.wake()
+    assert isinstance(query, Query)
+    assert query.activation == 0
+    assert own.waiting
+    before = own.model.weight.detach().clone()
+    upload, refresh = own.receive(gradient(first))
+    assert not torch.equal(own.model.weight, before)
+    assert upload.activation == 1
+    assert torch.equal(upload.embeddings, own.model(own._features[upload.rows]).detach())
+    assert torch.equal(refresh.embeddings, own.model(own._features).detach())
+    assert not own.waiting
+
+
+@pytest.mark.parametrize("order", ["upload-first", "query-first"])
+def test_a_welcome_puts_the_client_where_the_server_stands(order):
+    own = client(order=order)
+    own.wake()
+    if order == "query-first":
+        own.wake()
+    assert own.receive(Welcome(1, 40, (9, 6))) == []
+    assert not own.waiting
+    (upload,) = own.wake()
+    assert upload.activation == 6
+    with pytest.raises(InvalidMessage, match=r"activation 0 is not waiting for an answer"):
+        own.receive(Gradient(1, 0, 3, torch.zeros(3, WIDTH), (1, 1)))
+
+
+# --- what a client refuses ---
+
+REFUSED = {
+    "for another client": (
+        Gradient(0, 0, 1, torch.zeros(3, WIDTH), (1, 1)),
+        r"client 1 was sent a message for client 0",
+    ),
+    "another activation": (Gradient(1, 4, 1, torch.zeros(3, WIDTH), (1, 1)), r"activation 4 is not waiting"),
+    "another width": (
+        Gradient(1, 0, 1, torch.zeros(3, 5), (1, 1)),
+        r"gradients of activation 0 must be \[3, 2\]. Found \[3, 5\]",
+    ),
+    "too few rows": (Gradient(1, 0, 1, torch.zeros(2, WIDTH), (1, 1)), r"must be \[3, 2\]. Found \[2, 2\]"),
+    "rows it does not have": (
+        Request(1, 0, torch.tensor([2, ROWS])),
+        r"rows must be in 0\.\.6. Found 2\.\.7",
+    ),
+    "negative rows": (Request(1, 0, torch.tensor([-1])), r"Found -1\.\.-1"),
+    "skipped another activation": (Skipped(1, 3, 1, (1, 1), "stale"), r"activation 3 is not waiting"),
+}
+
+
+@pytest.mark.parametrize(("message", "said"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_message_that_does_not_fit_is_refused_and_changes_nothing(message, said):
+    own = client()
+    (upload,) = own.wake()
+    before = state(own)
+    with pytest.raises(InvalidMessage, match=said):
+        own.receive(message)
+    assert same(before, state(own))
+    own.receive(gradient(upload))
+
+
+def test_embeddings_that_are_not_finite_are_divergence():
+    own = client(start="upload")
+    with torch.no_grad():
+        own.model.bias.fill_(float("inf"))
+    with pytest.raises(Diverged, match=r"embeddings must be finite.*Lower optimiser.step_size"):
+        own.wake()
+    own = client()
+    with torch.no_grad():
+        own.model.bias.fill_(float("nan"))
+    with pytest.raises(Diverged, match=r"embeddings must be finite"):
+        own.wake()
+
+
+# --- any torch module ---
+
+
+class SharedGradient(nn.Module):
+    """Its two biases get one and the same gradient tensor from autograd."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Parameter(torch.ones(WIDTH)), nn.Parameter(torch.full((WIDTH,), 5.0))
+
+    def forward(self, features):
+        return features[:, :WIDTH] + (self.one + self.two)
+
+
+def test_the_regulariser_of_one_parameter_does_not_reach_another():
+    own = client(SharedGradient(), l2=0.1)
+    (upload,) = own.wake()
+    answer = gradient(upload)
+    own.receive(answer)
+    summed = answer.gradients.sum(0)
+    assert torch.allclose(own.model.one, 1 - ETA * (summed + 0.1 * 1))
+    assert torch.allclose(own.model.two, 5 - ETA * (summed + 0.1 * 5))
+
+
+def test_frozen_parameters_stay_and_the_others_move():
+    model = nn.Sequential(nn.Linear(COLUMNS, 4), nn.Linear(4, WIDTH))
+    model[0].requires_grad_(False)
+    own = client(model)
+    before = [p.detach().clone() for p in model.parameters()]
+    (upload,) = own.wake()
+    own.receive(gradient(upload))
+    unmoved = [torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True)]
+    assert unmoved == [True, True, False, False]
+
+
+@pytest.mark.parametrize("model", [nn.Identity(), nn.Linear(COLUMNS, COLUMNS).requires_grad_(False)])
+def test_an_embedding_without_anything_to_train_is_fine(model):
+    own = client(model)
+    (upload,) = own.wake()
+    assert own.receive(gradient(upload)) == []
+    assert not own.waiting
+
+
+def test_embedding_in_parts_gives_the_same(monkeypatch):
+    model, features = nn.Linear(COLUMNS, WIDTH), torch.randn(ROWS, COLUMNS)
+    monkeypatch.setattr("vafl.protocol.client._EMBED_ROWS", 2)
+    assert torch.allclose(embed(model, features), model(features))
+    rows = torch.tensor([6, 1, 3])
+    assert torch.allclose(embed(model, features, rows), model(features[rows]))
+    assert not embed(model, features).requires_grad
+
+
+def test_what_leaves_is_perturbed():
+    own = client(perturb=lambda embeddings: embeddings * 0 + 7, start="upload")
+    everything, upload = own.wake()
+    (answer,) = own.receive(Request(1, 0, torch.tensor([2])))
+    for message in (everything, upload, answer):
+        assert (message.embeddings == 7).all()
+
+
+# --- server and clients together are autograd on the joint model ---
+
+SHAPES = {"linear": (4,), "mlp": (4,), "cnn": (1, 4, 5), "lstm": (3, 4)}
+HEADS = [
+    {"head": "bias"},
+    {"head": "linear", "combine": "sum", "width": 5},
+    {"head": "linear", "combine": "concat", "width": 5},
+    {"head": "mlp", "combine": "sum", "width": 5, "head_hidden": [6]},
+    {"head": "mlp", "combine": "concat", "width": 5, "head_hidden": [6]},
+]
+HIDDEN = {"linear": [], "mlp": [6], "cnn": [3, 4], "lstm": [3]}
+
+
+@pytest.mark.parametrize("embedding", SHAPES)
+@pytest.mark.parametrize("head", HEADS, ids=lambda head: "-".join(map(str, head.values())))
+def test_one_round_moves_every_parameter_along_the_joint_gradient(embedding, head):
+    data = vertical_data(rows=6, clients=3, shape=SHAPES[embedding], classes=3)
+    run = run_of(
+        data,
+        model={"embedding": embedding, "hidden": HIDDEN[embedding], **head},
+        rule={"name": "sync"},
+        schedule={"batch_size": 5},
+        optimiser={"step_size": ETA, "l2": 0.1},
+    )
+    exchange = Exchange(run)
+    before, rows = parameters(run), run.runtime.clients[0]._schedule.batch(0)
+    parts = [model(party.train[rows]) for model, party in zip(run.models, data.parties, strict=True)]
+    inputs = sum(parts) if head.get("combine", "sum") == "sum" else torch.cat(parts, 1)
+    loss = nn.functional.cross_entropy(run.head(inputs), data.train_labels[rows])
+    penalty = 0.05 * sum(p.square().sum() for model in run.models for p in model.parameters())
+    every = [p for module in (*run.models, run.head) for p in module.parameters()]
+    gradients = torch.autograd.grad(loss + penalty, every)
+    for index in range(3):
+        exchange.turn(index)
+    assert exchange.server.iteration == 1
+    for found, old, wanted in zip(parameters(run), before, gradients, strict=True):
+        assert torch.allclose(found, old - ETA * wanted, atol=1e-6)

@@ -1,0 +1,119 @@
+import math
+
+import pytest
+import torch
+
+from vafl.errors import ConfigError
+from vafl.protocol.descent import Descent, OptimiserSettings
+
+
+def parameter(*values):
+    return torch.nn.Parameter(torch.tensor(values))
+
+
+def stepped(settings, gradients, server=False):
+    """Where a parameter at (1, 2) is after steps along these gradients, at iterations 0, 1, ..."""
+    moved = parameter(1.0, 2.0)
+    descent = settings.descent([moved], server=server)
+    for iteration, gradient in enumerate(gradients):
+        descent.step([torch.tensor(gradient)], iteration)
+    return moved.tolist()
+
+
+def test_plain_sgd():
+    assert stepped(OptimiserSettings(step_size=0.5), [[1.0, -2.0], [2.0, 0.0]]) == [-0.5, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "make"),
+    [
+        (OptimiserSettings(step_size=0.1, options={"momentum": 0.9}), lambda p: torch.optim.SGD(p, 0.1, 0.9)),
+        (OptimiserSettings(name="Adam", step_size=0.1), lambda p: torch.optim.Adam(p, 0.1)),
+        (
+            OptimiserSettings(name="RMSprop", step_size=0.1, options={"alpha": 0.5}),
+            lambda p: torch.optim.RMSprop(p, 0.1, 0.5),
+        ),
+    ],
+    ids=["momentum", "adam", "rmsprop"],
+)
+def test_any_optimiser_of_torch(settings, make):
+    gradients = [[1.0, -2.0], [0.5, 3.0], [-1.0, 1.0]]
+    expected = parameter(1.0, 2.0)
+    optimiser = make([expected])
+    for gradient in gradients:
+        expected.grad = torch.tensor(gradient)
+        optimiser.step()
+    assert stepped(settings, gradients) == expected.tolist()
+
+
+def test_the_servers_own_step_size():
+    settings = OptimiserSettings(step_size=0.5, server_step_size=0.25)
+    assert stepped(settings, [[1.0, 0.0]], server=True) == [0.75, 2.0]
+    assert stepped(settings, [[1.0, 0.0]]) == [0.5, 2.0]
+    assert stepped(OptimiserSettings(step_size=0.5), [[1.0, 0.0]], server=True) == [0.5, 2.0]
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.0}], ids=["plain", "torch"])
+def test_a_schedule_follows_the_global_iteration(options):
+    settings = OptimiserSettings(
+        schedule="harmonic", constants={"numerator": 1.0, "offset": 1.0}, options=options
+    )
+    found = stepped(settings, [[1.0, 0.0]] * 3)
+    assert found == pytest.approx([1 - (1 + 1 / 2 + 1 / 3), 2.0])
+
+
+def test_state_is_what_the_optimiser_remembers():
+    plain = OptimiserSettings().descent([parameter(1.0)])
+    assert plain.state() == {}
+    adam = OptimiserSettings(name="Adam").descent([parameter(1.0)])
+    adam.step([torch.ones(1)], 0)
+    assert adam.state()["state"][0]["step"] == 1
+
+
+def test_nothing_to_move_is_fine():
+    Descent([], lambda k: 0.1, torch.optim.Adam).step([], 0)
+
+
+def test_one_gradient_a_parameter():
+    with pytest.raises(ValueError, match=r"zip"):
+        OptimiserSettings().descent([parameter(1.0)]).step([], 0)
+
+
+HARMONIC = {"numerator": 1.0, "offset": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"step_size": 0.0}, r"optimiser.step_size must be above 0. Found 0.0"),
+        ({"step_size": math.nan}, r"optimiser.step_size must be above 0. Found nan"),
+        ({"step_size": math.inf}, r"optimiser.step_size must be above 0. Found inf"),
+        ({"server_step_size": -0.1}, r"server_step_size must be above 0, or 0 to take step_size. Found -0.1"),
+        ({"server_step_size": math.nan}, r"server_step_size must be above 0.*Found nan"),
+        ({"l2": -1.0}, r"optimiser.l2 must be 0 or more. Found -1.0"),
+        ({"l2": math.nan}, r"optimiser.l2 must be 0 or more. Found nan"),
+        ({"name": "Adamm"}, r'"sgd" or a class of torch.optim. Found "Adamm". Did you mean "Adam"?'),
+        ({"name": "lr_scheduler"}, r'Found "lr_scheduler"'),
+        ({"name": "Optimizer"}, r'optimiser.name "Optimizer" with options {} cannot step'),
+        ({"name": "LBFGS"}, r'optimiser.name "LBFGS" with options {} cannot step.*closure'),
+        ({"options": {"momentumm": 0.9}}, r"with options {'momentumm': 0.9} cannot step.*'momentumm'"),
+        ({"options": {"momentum": -1.0}}, r"cannot step.*momentum"),
+        ({"schedule": "harmonious"}, r'must be constant or one of harmonic, .*Found "harmonious"'),
+        ({"schedule": "harmonic"}, r"takes the constants numerator, offset: missing.*optimiser.constants"),
+        (
+            {"schedule": "harmonic", "constants": {**HARMONIC, "x": 1}},
+            r"got an unexpected keyword argument 'x'",
+        ),
+        (
+            {"schedule": "harmonic", "constants": {**HARMONIC, "offset": "1"}},
+            r"offset must be a positive number",
+        ),
+        (
+            {"schedule": "nonconvex-stochastic", "constants": {"L": 1, "K": 9, "rho": "1/2", "pbar": [1]}},
+            r"takes the constants L, K, rho, pbar, c_eta: ",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        OptimiserSettings(**settings)

@@ -1,0 +1,90 @@
+import dataclasses
+
+import pytest
+import torch
+
+from vafl.errors import Diverged, InvalidMessage
+from vafl.protocol.messages import (
+    HEADER_BYTES,
+    Decline,
+    Gradient,
+    Join,
+    Leave,
+    Query,
+    Refresh,
+    Request,
+    Skipped,
+    Upload,
+    Welcome,
+    made_here,
+)
+
+ROWS, MATRIX = torch.tensor([3, 1]), torch.ones(2, 5)
+
+
+def test_bytes_are_header_rows_and_numbers():
+    assert Upload(0, 0, 0, ROWS, MATRIX).nbytes == HEADER_BYTES + 2 * 4 + 2 * 5 * 4
+    assert Refresh(0, 0, ROWS, MATRIX).nbytes == HEADER_BYTES + 2 * 4 + 2 * 5 * 4
+    assert Gradient(0, 0, 0, MATRIX, (1, 2, 3)).nbytes == HEADER_BYTES + 2 * 5 * 4 + 3 * 8
+    assert Skipped(0, 0, 0, (1, 2, 3), "late").nbytes == HEADER_BYTES + 3 * 8
+    assert Welcome(0, 0, (1, 2)).nbytes == HEADER_BYTES + 2 * 8
+    assert Request(0, 0, ROWS).nbytes == HEADER_BYTES + 2 * 4
+    for message in (Join(0), Leave(0), Query(0, 0, 0), Decline(0, 0, 0, "no budget")):
+        assert message.nbytes == HEADER_BYTES
+
+
+NO_ROWS = torch.empty(0, dtype=torch.int64)
+FAULTS = {
+    "rows of another type": (
+        {"rows": ROWS.int()},
+        r"rows must be a vector of int64. Found torch.int32 \[2\]",
+    ),
+    "rows in a matrix": ({"rows": ROWS[None]}, r"vector of int64. Found torch.int64 \[1, 2\]"),
+    "embeddings of another type": ({"embeddings": MATRIX.double()}, "float32 matrix.*Found torch.float64"),
+    "embeddings in a vector": ({"embeddings": MATRIX[0]}, r"float32 matrix.*Found torch.float32 \[5\]"),
+    "too few embeddings": ({"embeddings": MATRIX[:1]}, "one line a row, 2. Found 1"),
+    "NaN": ({"embeddings": MATRIX * float("nan")}, "must be finite. Found NaN or infinity"),
+    "infinity": ({"embeddings": MATRIX * float("-inf")}, "must be finite. Found NaN or infinity"),
+    "a negative sequence": ({"sequence": -1}, "sequence must be 0 or more. Found -1"),
+}
+
+
+@pytest.mark.parametrize(("changes", "said"), FAULTS.values(), ids=FAULTS.keys())
+@pytest.mark.parametrize(
+    "good", [Upload(0, 0, 0, ROWS, MATRIX), Refresh(0, 0, ROWS, MATRIX)], ids=["upload", "refresh"]
+)
+def test_a_message_checks_itself(good, changes, said):
+    with pytest.raises(InvalidMessage, match=said):
+        dataclasses.replace(good, **changes)
+
+
+def test_an_upload_needs_rows_and_a_refresh_does_not():
+    with pytest.raises(InvalidMessage, match=r"at least one row. Found none"):
+        Upload(0, 0, 0, NO_ROWS, MATRIX[:0])
+    assert Refresh(0, 0, NO_ROWS, MATRIX[:0]).nbytes == HEADER_BYTES
+
+
+def test_counters_are_not_negative():
+    with pytest.raises(InvalidMessage, match=r"activation must be 0 or more. Found -3"):
+        Upload(0, 0, -3, ROWS, MATRIX)
+    with pytest.raises(InvalidMessage, match=r"activation must be 0 or more. Found -1"):
+        Query(0, 0, -1)
+    with pytest.raises(InvalidMessage, match=r"sequence must be 0 or more. Found -1"):
+        Query(0, -1, 0)
+
+
+def test_gradients_are_finite_numbers():
+    with pytest.raises(InvalidMessage, match=r"gradients must be finite"):
+        Gradient(0, 0, 0, MATRIX / 0, (1,))
+    with pytest.raises(InvalidMessage, match=r"gradients must be a float32 matrix"):
+        Gradient(0, 0, 0, MATRIX[0], (1,))
+
+
+def test_messages_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Join(0).client = 1
+
+
+def test_what_is_not_finite_in_a_message_of_our_own_is_divergence():
+    with pytest.raises(Diverged, match=r"must be finite.*Lower optimiser.step_size"), made_here():
+        Upload(0, 0, 0, ROWS, MATRIX / 0)

@@ -1,0 +1,162 @@
+"""Every message that breaks a rule is refused, and nothing has changed then."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.federation import Exchange, run_of, same, snapshot, vertical_data
+from vafl.errors import InvalidMessage
+from vafl.protocol.messages import Decline, Gradient, Join, Leave, Query, Refresh, Upload
+
+DATA = vertical_data(rows=6, clients=3, shape=(2,))
+WIDTH = 3
+
+
+def upload(client=0, sequence=100, activation=1, rows=(0, 1), width=WIDTH, answer=True):
+    rows = torch.tensor(rows)
+    return Upload(client, sequence, activation, rows, torch.ones(len(rows), width), answer)
+
+
+def refresh(client=1, sequence=100, rows=(0, 1), width=WIDTH, request=None):
+    return Refresh(client, sequence, torch.tensor(rows), torch.ones(len(rows), width), request)
+
+
+def waiting_for_client_2():
+    """All have been active; another upload of client 1 waits for fresh rows of client 2."""
+    exchange = Exchange(run_of(DATA, rule={"delay_bound": 2}, schedule={"batch_size": 6}))
+    for client in (2, 1, 0):
+        exchange.turn(client)
+    exchange.play(("wake", 1))
+    exchange.play(("up", 1))
+    (request,) = exchange.down[2]
+    return exchange.server, request
+
+
+def refuses(server, message, said):
+    before = snapshot(server)
+    with pytest.raises(InvalidMessage, match=said):
+        server.receive(message)
+    assert same(before, snapshot(server))
+
+
+MESSAGES = {
+    "client 3 of 3": (upload(client=3), r"client must be in 0\.\.2. Found 3"),
+    "client -1": (Join(-1), "Found -1"),
+    "client 9 leaves": (Leave(9), "Found 9"),
+    "a repeated sequence": (upload(sequence=2), "sequence of client 0 must grow beyond 2. Found 2"),
+    "a stale sequence": (refresh(sequence=0), "must grow beyond 3. Found 0"),
+    "a repeated activation": (upload(activation=0), "must be activation 1. Found 0"),
+    "an activation left out": (upload(activation=2), "must be activation 1. Found 2"),
+    "rows beyond the table": (upload(rows=(0, 6)), r"rows must be in 0\.\.5. Found 0\.\.6"),
+    "a negative row": (upload(rows=(-1, 2)), r"Found -1\.\.2"),
+    "a row named twice": (upload(rows=(2, 4, 2)), "rows must be distinct"),
+    "another width": (upload(width=4), "client 0 must be 3 wide. Found 4"),
+    "a refresh beyond the table": (refresh(rows=(7,)), r"Found 7\.\.7"),
+    "a refresh that names a row twice": (refresh(rows=(1, 1)), "rows must be distinct"),
+    "a refresh of another width": (refresh(width=1), "must be 3 wide. Found 1"),
+    "a refresh nobody asked for": (refresh(request=0), "client 1 was not asked request 0"),
+    "an answer to another request": (refresh(client=2, request=77), "client 2 was not asked request 77"),
+    "an answer with too few rows": (refresh(client=2, rows=(0, 1), request=2), "exactly its rows"),
+    "a decline nobody asked for": (Decline(0, 100, 0, "no"), "client 0 was not asked request 0"),
+    "a decline with a stale sequence": (Decline(2, 0, 2, "no"), "must grow beyond"),
+    "a query for nothing": (Query(0, 100, 0), "client 0 has no unanswered upload of activation 0"),
+    "a query with a stale sequence": (Query(1, 1, 0), "must grow beyond"),
+}
+
+
+@pytest.mark.parametrize(("message", "said"), MESSAGES.values(), ids=MESSAGES.keys())
+def test_a_refused_message_changes_nothing(message, said):
+    server, request = waiting_for_client_2()
+    assert request.number == 2
+    refuses(server, message, said)
+
+
+def test_after_all_that_the_step_goes_on():
+    server, request = waiting_for_client_2()
+    for message, said in MESSAGES.values():
+        refuses(server, message, said)
+    (reply,) = server.receive(refresh(client=2, rows=request.rows.tolist(), request=request.number))
+    assert isinstance(reply, Gradient)
+    refuses(server, refresh(client=2, sequence=101, request=request.number), "was not asked")
+
+
+@pytest.mark.parametrize(
+    "message", [refresh(request=0), Decline(1, 100, 0, "no")], ids=["refresh", "decline"]
+)
+def test_without_a_bound_nothing_was_ever_asked(message):
+    refuses(run_of(DATA).runtime.server, message, "this run has no delay bound")
+
+
+def test_sync_refuses_other_rows_than_the_common_ones():
+    server = run_of(DATA, rule={"name": "sync"}).runtime.server
+    server.receive(upload(client=1, activation=0, rows=(2, 3)))
+    refuses(
+        server,
+        upload(client=0, activation=0, rows=(3, 2)),
+        "Client 0 uploaded other rows than client 1: .* seeds",
+    )
+    server.receive(upload(client=0, activation=0, rows=(2, 3)))
+
+
+def test_a_query_is_for_the_last_upload_and_answered_once():
+    server = run_of(DATA, rule={"order": "query-first"}).runtime.server
+    server.receive(upload(activation=0, answer=False))
+    refuses(server, Query(0, 101, 1), "no unanswered upload of activation 1")
+    server.receive(Query(0, 101, 0))
+    refuses(server, Query(0, 102, 0), "no unanswered upload of activation 0")
+
+
+def test_a_client_that_left_must_join_first():
+    server, request = waiting_for_client_2()
+    server.receive(Leave(2))
+    refuses(server, upload(client=2), "client 2 is gone: it must join before it says anything else")
+    refuses(server, refresh(client=2, rows=request.rows.tolist(), request=request.number), "must join")
+    server.receive(Leave(2))
+    server.receive(Join(2))
+    server.receive(upload(client=2, sequence=0))
+
+
+rows = st.lists(st.integers(-1, 6), min_size=1, max_size=4)
+noise = st.one_of(
+    st.builds(
+        upload,
+        st.integers(-1, 3),
+        st.integers(0, 9),
+        st.integers(0, 4),
+        rows,
+        st.sampled_from([2, 3]),
+        st.booleans(),
+    ),
+    st.builds(
+        refresh,
+        st.integers(-1, 3),
+        st.integers(0, 9),
+        rows,
+        st.sampled_from([2, 3]),
+        st.sampled_from([None, 0, 1, 2]),
+    ),
+    st.builds(Query, st.integers(-1, 3), st.integers(0, 9), st.integers(0, 4)),
+    st.builds(Decline, st.integers(-1, 3), st.integers(-1, 9), st.integers(-1, 3), st.just("no")),
+    st.builds(Leave, st.integers(-1, 3)),
+    st.builds(Join, st.integers(-1, 3)),
+)
+
+
+@given(
+    st.sampled_from(["async", "t-sync", "sync"]),
+    st.sampled_from([0, 1]),
+    st.sampled_from(["wait", "skip"]),
+    st.lists(noise, max_size=30),
+)
+def test_whatever_is_said_a_message_is_taken_or_leaves_no_trace(name, bound, policy, said):
+    rule = {"name": name, "delay_bound": bound, "when_unanswered": policy}
+    server = run_of(DATA, rule=rule).runtime.server
+    for message in said:
+        before = snapshot(server)
+        try:
+            server.receive(message)
+        except InvalidMessage:
+            assert same(before, snapshot(server))
+    if bound and server.delays.summaries():
+        assert all(summary.max <= bound and summary.never == 0 for summary in server.delays.summaries())

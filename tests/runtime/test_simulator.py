@@ -1,0 +1,258 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.federation import parameters, run_of, same, vertical_data
+from vafl.errors import Stalled
+from vafl.protocol.messages import HEADER_BYTES
+from vafl.runtime.simulator import Link
+
+DATA = vertical_data(rows=20, clients=2)
+UPLOAD = HEADER_BYTES + 4 * 4 + 4 * 3 * 4  # 4 rows, 3 wide
+GRADIENT = HEADER_BYTES + 4 * 3 * 4 + 2 * 8  # and 2 counters
+
+
+def step_times(run, count, limit=10_000):
+    """The virtual seconds of the first `count` steps."""
+    times, simulator = [], run.runtime
+    for _ in range(limit):
+        before = simulator.updates
+        simulator.advance()
+        times += [simulator.now] * (simulator.updates - before)
+        if len(times) >= count:
+            return times
+    raise AssertionError(f"only {len(times)} steps")
+
+
+# --- time ---
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 10), st.integers(0, 1000)), max_size=10),
+    st.floats(0, 3),
+    st.floats(1, 1e4),
+)
+def test_messages_queue_for_the_bandwidth_then_take_the_latency(messages, latency, bandwidth):
+    link, now, free = Link(latency, bandwidth), 0.0, 0.0
+    for gap, size in messages:
+        now += gap
+        free = max(free, now) + size / bandwidth
+        assert link.arrival(now, size) == pytest.approx(free + latency)
+
+
+def test_a_link_without_limits_delivers_at_once():
+    link = Link(0.0, 0.0)
+    assert [link.arrival(3.0, 10**9), link.arrival(3.0, 1)] == [3.0, 3.0]
+
+
+def test_the_times_of_a_run_worked_out_by_hand():
+    """One client that sleeps 2 s; 96 bytes up, 88 down, at 100 bytes/s and 0.5 s latency."""
+    run = run_of(
+        vertical_data(rows=20, clients=1),
+        delays={"kind": "fixed", "seconds": [2.0], "latency": 0.5, "bandwidth": 100.0},
+    )
+    first = 2 + 0.96 + 0.5
+    answered = first + 0.88 + 0.5
+    assert step_times(run, 2) == pytest.approx([first, answered + first])
+
+
+def test_a_full_first_upload_keeps_the_batch_behind_it_waiting_for_the_line():
+    """The refresh of 20 rows takes 32 + 80 + 240 bytes, 3.52 s; the batch's 96 follow it."""
+    run = run_of(
+        vertical_data(rows=20, clients=1),
+        rule={"start": "upload"},
+        delays={"kind": "fixed", "seconds": [2.0], "latency": 0.5, "bandwidth": 100.0},
+    )
+    assert step_times(run, 1) == pytest.approx([2 + 3.52 + 0.96 + 0.5])
+    assert run.runtime.traffic[0].bytes_up == 352 + 96
+
+
+def test_async_steps_whenever_anyone_is_ready_and_sync_when_the_slowest_is():
+    fast_and_slow = {"kind": "fixed", "seconds": [1.0, 3.0]}
+    assert step_times(run_of(DATA, delays=fast_and_slow), 7) == [1, 2, 3, 3, 4, 5, 6]
+    assert step_times(run_of(DATA, rule={"name": "sync"}, delays=fast_and_slow), 3) == [3, 6, 9]
+
+
+def test_a_slow_client_is_slow_to_answer_a_request_too():
+    """D = 1: client 1's step at 1 s must wait for client 2, which has never uploaded, to wake at 5 s."""
+    run = run_of(DATA, rule={"delay_bound": 1}, delays={"kind": "fixed", "seconds": [1.0, 4.0]})
+    assert step_times(run, 1)[0] == 5.0
+
+
+# --- bytes ---
+
+
+def test_every_byte_is_counted():
+    run = run_of(DATA, stop={"updates": 10}, delays={"kind": "fixed", "seconds": [1.0, 1.0]})
+    points = run.train()
+    traffic = run.runtime.traffic
+    assert [t.messages_up for t in traffic] == [5, 5]
+    assert [t.bytes_up for t in traffic] == [5 * UPLOAD] * 2
+    assert [t.bytes_down for t in traffic] == [5 * GRADIENT] * 2
+    assert (points[-1].bytes_up, points[-1].bytes_down) == (10 * UPLOAD, 10 * GRADIENT)
+
+
+@given(
+    st.sampled_from(["async", "t-sync", "sync"]),
+    st.sampled_from(["upload-first", "query-first"]),
+    st.sampled_from(["none", "random:3", "all", "lookahead"]),
+    st.integers(0, 3),
+)
+def test_bytes_are_those_of_the_messages_that_were_sent(name, order, refresh, bound):
+    run = run_of(
+        DATA, rule={"name": name, "order": order, "delay_bound": bound}, schedule={"refresh": refresh}
+    )
+    sent, said = run.runtime.server.receive, []
+
+    def listen(message):
+        replies = sent(message)
+        said.append((message, replies))
+        return replies
+
+    run.runtime.server.receive = listen
+    run.train()
+    while run.runtime._events[0][0] == run.runtime.now:  # what is under way has been counted already
+        run.runtime.advance()
+    for client in (0, 1):
+        up = sum(message.nbytes for message, _ in said if message.client == client)
+        down = sum(reply.nbytes for _, replies in said for reply in replies if reply.client == client)
+        assert (run.runtime.traffic[client].bytes_up, run.runtime.traffic[client].bytes_down) == (up, down)
+
+
+# --- a seed fixes the whole history ---
+
+
+@pytest.mark.parametrize("kind", ["poisson", "exponential", "poisson-process"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"name": "async", "order": "query-first"},
+        {"name": "t-sync", "t": 2, "delay_bound": 3},
+        {"name": "sync"},
+        {"name": "async", "delay_bound": 2, "when_unanswered": "use", "local_steps": 2},
+    ],
+    ids=lambda rule: rule["name"],
+)
+def test_one_seed_gives_one_history_byte_for_byte(kind, rule):
+    ends = []
+    for seed in (3, 3, 4):
+        run = run_of(
+            vertical_data(clients=3),
+            seed=seed,
+            rule=rule,
+            schedule={"refresh": "random:2"},
+            delays={"kind": kind, "latency": 0.1, "dropouts": [{"client": 2, "start": 3.0, "end": 9.0}]},
+            stop={"updates": 60},
+        )
+        history = run.train()
+        state = [p.numpy().tobytes() for p in parameters(run)]
+        ends.append((history, state, run.delays(), [vars(t) for t in run.runtime.traffic]))
+    assert ends[0] == ends[1]
+    assert ends[0] != ends[2]
+
+
+# --- drop-outs ---
+
+
+def gone(client, start, end):
+    return {
+        "kind": "fixed",
+        "seconds": [1.0, 1.0],
+        "dropouts": [{"client": client, "start": start, "end": end}],
+    }
+
+
+def test_async_goes_on_without_a_client_and_with_it_when_it_is_back():
+    run = run_of(DATA, delays=gone(2, 3.5, 8.5))
+    active = {}
+    while run.runtime.now < 14:
+        run.runtime.advance()
+        active[math.floor(run.runtime.now)] = list(run.runtime.server.activations)
+    assert active[3] == [3, 3]
+    assert active[8] == [8, 3]
+    assert active[13] == [13, 3 + 5], "it sleeps first, then wakes at 9.5, 10.5, ..."
+
+
+def test_sync_waits_for_a_client_and_resumes_with_it():
+    run = run_of(DATA, rule={"name": "sync"}, delays=gone(2, 3.5, 8.5))
+    times = step_times(run, 6)
+    assert times == [1, 2, 3, 9.5, 10.5, 11.5]
+
+
+def test_what_was_under_way_is_lost():
+    """Client 2's upload of 1 s would arrive at 3 s, but its connection breaks at 2 s."""
+    delays = {**gone(2, 2.0, 4.0), "seconds": [100.0, 1.0], "latency": 2.0}
+    run = run_of(DATA, delays=delays)
+    assert step_times(run, 1)[0] == 4 + 2 + 1 + 2, "back at 4, welcomed at 6, awake at 7, heard at 9"
+    assert run.runtime.traffic[1].messages_up == 2
+
+
+def test_a_new_connection_does_not_wait_for_the_lost_message_to_be_sent():
+    delays = {**gone(2, 2.0, 4.0), "seconds": [100.0, 1.0], "bandwidth": 1.0}
+    run = run_of(DATA, delays=delays)
+    welcome = HEADER_BYTES + 2 * 8
+    assert step_times(run, 1)[0] == pytest.approx(4 + welcome + 1 + UPLOAD)
+
+
+@pytest.mark.parametrize("order", ["upload-first", "query-first"])
+@pytest.mark.parametrize("name", ["async", "t-sync", "sync"])
+def test_training_gets_over_many_drop_outs(name, order):
+    windows = [
+        {"client": c, "start": 2.0 * i + c, "end": 2.0 * i + c + 1.3} for i in range(6) for c in (1, 2, 3)
+    ]
+    run = run_of(
+        vertical_data(clients=3),
+        rule={"name": name, "t": 2, "order": order, "delay_bound": 3},
+        delays={"kind": "exponential", "unit": 0.1, "latency": 0.01, "dropouts": windows},
+        stop={"updates": 300},
+    )
+    assert run.train()[-1].updates >= 300
+    assert all(summary.max <= 3 for summary in run.delays())
+
+
+def test_a_quorum_that_can_never_be_reached_is_stalled_with_the_reason():
+    run = run_of(DATA, rule={"name": "t-sync", "t": 2}, delays=gone(2, 3.5, math.inf))
+    with pytest.raises(
+        Stalled, match=r"at 4.00 s: .* uploads of 2 different clients; it has those of \[0\]; gone: \[1\]"
+    ) as caught:
+        run.train()
+    assert "lower rule.t" in str(caught.value)
+    assert run.runtime.updates == 3
+
+
+def test_a_bound_that_can_never_be_kept_is_stalled_with_the_reason():
+    run = run_of(DATA, rule={"delay_bound": 2}, delays=gone(2, 3.5, math.inf))
+    with pytest.raises(
+        Stalled, match=r"fresh embeddings from clients \[1\] \(delay bound\); gone: \[1\].*when_unanswered"
+    ):
+        run.train()
+
+
+def test_the_same_drop_out_with_use_goes_on_and_reports():
+    run = run_of(DATA, rule={"delay_bound": 2, "when_unanswered": "use"}, delays=gone(2, 3.5, math.inf))
+    run.train()
+    assert run.runtime.updates == 20
+    assert run.delays()[1].over_bound > 0
+    assert run.delays()[0].over_bound == 0
+
+
+def test_skipped_uploads_make_no_steps_until_the_client_is_back():
+    rule = {"delay_bound": 2, "when_unanswered": "skip"}
+    run = run_of(DATA, rule=rule, schedule={"batch_size": 20}, delays=gone(2, 3.5, 8.5))
+    times = step_times(run, 9)
+    assert not [time for time in times if 6 < time < 8.5]
+    run.train()
+    assert all(summary.max <= 2 for summary in run.delays())
+    assert run.runtime.updates == 20
+
+
+def test_nothing_is_left_to_happen_when_nobody_is_there():
+    run = run_of(
+        vertical_data(clients=1),
+        delays={"seconds": [1.0], "dropouts": [{"client": 1, "start": 0.5, "end": math.inf}]},
+    )
+    with pytest.raises(Stalled, match=r"nothing can happen any more at 1.00 s"):
+        run.train()
+    assert same(run.runtime.server.activations, [0])

@@ -1,0 +1,152 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from tests.federation import run_of, vertical_data
+from vafl.errors import ConfigError
+from vafl.models.losses import metric
+from vafl.protocol.losslog import LossLog
+from vafl.runtime.simulator import Traffic
+from vafl.runtime.training import CentralisedRuntime, EvaluationSettings, Evaluator, StopSettings, train
+
+
+class Script:
+    """A runtime that does what it is told: a list of (seconds, updates) to arrive at."""
+
+    def __init__(self, *moments):
+        self.now, self.updates, self.losses = 0.0, 0, LossLog()
+        self.traffic = [Traffic(), Traffic()]
+        self._moments = iter(moments)
+
+    def advance(self):
+        self.now, self.updates = next(self._moments)
+        self.losses.note(float(self.updates))
+        self.traffic[0].bytes_up += 10
+        self.traffic[1].bytes_down += 1
+
+
+def history(runtime, stop, evaluation, values=None, name="accuracy"):
+    """The (seconds, updates) at which a run was evaluated; `values` are what it measures there."""
+    values = iter(values) if values else iter(lambda: 0.5, None)
+    seen = []
+    points = train(runtime, lambda: next(values), metric(name, "softmax"), stop, evaluation, seen.append)
+    assert seen == points
+    return points
+
+
+def moments(points):
+    return [(point.seconds, point.updates) for point in points]
+
+
+def counting(updates):
+    return Script(*[(float(k), k) for k in range(1, updates + 1)])
+
+
+def test_a_run_is_measured_at_the_start_at_intervals_and_at_the_end():
+    found = history(counting(100), StopSettings(updates=7), EvaluationSettings(every=3))
+    assert moments(found) == [(0, 0), (3, 3), (6, 6), (7, 7)]
+
+
+def test_the_last_measure_is_not_taken_twice():
+    found = history(counting(100), StopSettings(updates=6), EvaluationSettings(every=3))
+    assert moments(found) == [(0, 0), (3, 3), (6, 6)]
+
+
+def test_steps_that_come_many_at_once_do_not_shift_the_intervals():
+    script = Script((1.0, 2), (2.0, 5), (3.0, 5), (4.0, 6), (5.0, 8), (6.0, 9))
+    found = history(script, StopSettings(updates=9), EvaluationSettings(every=3))
+    assert moments(found) == [(0, 0), (2, 5), (4, 6), (6, 9)]
+
+
+def test_intervals_may_be_seconds():
+    script = Script((0.4, 1), (0.9, 2), (1.1, 3), (1.9, 4), (3.5, 5), (3.6, 6))
+    found = history(script, StopSettings(updates=6), EvaluationSettings(every_seconds=1.0))
+    assert moments(found) == [(0, 0), (1.1, 3), (3.5, 5), (3.6, 6)]
+
+
+def test_a_run_stops_by_the_clock():
+    found = history(counting(100), StopSettings(updates=50, seconds=4.0), EvaluationSettings(every=100))
+    assert moments(found) == [(0, 0), (4, 4)]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "target"),
+    [("accuracy", [0.1, 0.5, 0.8, 0.9], 0.8), ("loss", [3.0, 2.0, 0.5, 0.1], 0.5)],
+)
+def test_a_run_stops_when_it_is_good_enough(name, values, target):
+    stop = StopSettings(updates=100, metric=target)
+    found = history(counting(100), stop, EvaluationSettings(every=10), values, name)
+    assert moments(found) == [(0, 0), (10, 10), (20, 20)]
+    assert found[-1].metric == target
+
+
+def test_a_point_holds_losses_and_bytes_so_far():
+    found = history(counting(100), StopSettings(updates=4), EvaluationSettings(every=2))
+    assert [point.train_loss for point in found] == [None, 1.5, 3.5]
+    assert [(point.bytes_up, point.bytes_down) for point in found] == [(0, 0), (20, 2), (40, 4)]
+
+
+# --- the evaluator ---
+
+
+@pytest.mark.parametrize("summed", [True, False])
+def test_the_evaluator_measures_the_whole_model_on_the_test_rows(summed):
+    models = [nn.Linear(2, 3), nn.Linear(4, 3)]
+    features = [torch.randn(5, 2), torch.randn(5, 4)]
+    head = nn.Linear(3 if summed else 6, 2)
+    labels = torch.tensor([0, 1, 0, 1, 1])
+    evaluator = Evaluator(models, features, head, labels, metric("accuracy", "softmax"), summed=summed)
+    parts = [model(own) for model, own in zip(models, features, strict=True)]
+    expected = head(parts[0] + parts[1] if summed else torch.cat(parts, 1))
+    assert torch.allclose(evaluator.outputs(features), expected)
+    assert not evaluator.outputs(features).requires_grad
+    assert evaluator() == pytest.approx((expected.argmax(1) == labels).float().mean().item())
+
+
+def test_modules_are_evaluated_without_dropout_and_train_on_with_it():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.9))
+    head, features = nn.Identity(), [torch.randn(50, 2)]
+    evaluator = Evaluator(
+        [model], features, head, torch.zeros(50), metric("accuracy", "softmax"), summed=True
+    )
+    assert torch.equal(evaluator.outputs(features), model[0](features[0]))
+    assert model.training
+    assert head.training
+
+
+def test_the_centralised_clock_stands_still():
+    run = run_of(vertical_data(), rule={"name": "centralised"}, stop={"updates": 15})
+    points = run.train()
+    assert isinstance(run.runtime, CentralisedRuntime)
+    assert [(point.seconds, point.updates, point.bytes_up) for point in points] == [
+        (0, 0, 0),
+        (0, 10, 0),
+        (0, 15, 0),
+    ]
+    assert points[1].train_loss is not None
+    assert run.delays() == []
+
+
+# --- settings ---
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
+def test_times_are_numbers(value):
+    with pytest.raises(ConfigError, match=rf"stop.seconds must be above 0, or 0 for no limit. Found {value}"):
+        StopSettings(seconds=value)
+    with pytest.raises(ConfigError, match=rf"evaluation.every_seconds must be 0 or more. Found {value}"):
+        EvaluationSettings(every_seconds=value)
+
+
+def test_counts_are_positive():
+    with pytest.raises(ConfigError, match=r"stop.updates must be 1 or more. Found 0"):
+        StopSettings(updates=0)
+    with pytest.raises(ConfigError, match=r"evaluation.every must be 1 or more. Found 0"):
+        EvaluationSettings(every=0)
+
+
+def test_a_target_is_a_number():
+    with pytest.raises(ConfigError, match=r"stop.metric must be a number. Found nan"):
+        StopSettings(metric=math.nan)

@@ -1,0 +1,30 @@
+import pytest
+
+from vafl import errors
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "also"),
+    [
+        (errors.ConfigError, 2, ValueError),
+        (errors.DataError, 3, ValueError),
+        (errors.RunError, 4, RuntimeError),
+        (errors.Diverged, 4, errors.RunError),
+        (errors.Stalled, 4, errors.RunError),
+        (errors.RunFolderError, 5, OSError),
+        (errors.RemoteFault, 1, errors.VaflError),
+        (errors.InvalidMessage, 1, errors.RemoteFault),
+    ],
+)
+def test_every_error_has_its_place_and_its_exit_code(kind, code, also):
+    assert issubclass(kind, errors.VaflError)
+    assert issubclass(kind, also)
+    assert kind.exit_code == code
+    assert f"{kind.__name__} " in errors.__doc__
+    with pytest.raises(errors.VaflError, match=r"because"):
+        raise kind("because")
+
+
+def test_the_tree_leaves_none_out():
+    kinds = [value for value in vars(errors).values() if isinstance(value, type)]
+    assert all(kind.__name__ in errors.__doc__ for kind in kinds)
