@@ -146,6 +146,8 @@ class Client:
             return self._rejoin(message)
         if not isinstance(message, Gradient | Skipped):
             return []
+        if message.activation < self.applied:
+            return []  # said again because it might have been lost; it was not
         self._check_answer(message)
         flight = self._flights.pop(message.activation)
         self._queried = -1

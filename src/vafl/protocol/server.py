@@ -182,12 +182,13 @@ class Server:
 
     def _take_query(self, query: Query) -> list[ServerMessage]:
         self._check_sequence(query.client, query.sequence)
-        if query.activation >= self.activations[query.client]:
+        asked = any(turn.client == query.client and not turn.steps for turn in self._waiting)
+        if asked or query.activation >= self.activations[query.client]:
             raise InvalidMessage(
                 f"client {query.client} has no unanswered upload of activation {query.activation}."
             )
         self._sequences[query.client] = query.sequence
-        upload = self._answerable.pop(query.client, None)
+        upload = self._answerable.get(query.client)
         turn = Turn(query.client, query.activation, torch.empty(0), False, True)
         if upload is None or upload.activation != query.activation:
             return [self._skipped(turn, "this upload is not known any more")]
@@ -244,7 +245,8 @@ class Server:
 
     def _drop_turns(self, client: int, keep: range) -> None:
         """The client does not wait for answers outside `keep` any more."""
-        dropped = [turn for turn in self._waiting if turn.client == client and turn.activation not in keep]
+        mine = [turn for turn in self._waiting if turn.client == client]
+        dropped = [turn for turn in mine if not turn.steps or turn.activation not in keep]  # it asks again
         self._finish(dropped)
         if self.rule.common_rows:  # those rounds are not over: the client uploads them again
             self.activations[client] -= sum(turn.steps for turn in dropped)
@@ -336,7 +338,13 @@ class Server:
         self._waiting = [turn for turn in self._waiting if turn not in turns]
 
     def _skipped(self, turn: Turn, reason: str) -> Skipped:
+        self._close_query(turn.client, turn.activation)
         return Skipped(turn.client, turn.activation, self.iteration, tuple(self.activations), reason)
+
+    def _close_query(self, client: int, activation: int) -> None:
+        """The upload was answered: it cannot be asked about again."""
+        if client in self._answerable and self._answerable[client].activation == activation:
+            del self._answerable[client]
 
     def _step(self, group: Sequence[Turn]) -> list[ServerMessage]:
         """One evaluation of the loss for all turns; the head moves by the mean over them."""
@@ -364,6 +372,7 @@ class Server:
             ]
         for answer in answers:
             self._answers[answer.client].append(answer)
+            self._close_query(answer.client, answer.activation)
         return list(answers)
 
     def _record_delays(self, turns: Sequence[Turn], rows: Tensor, shared: bool) -> None:
