@@ -254,7 +254,7 @@ class Server:
             self._group = []
             if self.bound:
                 self.bound.begin_step()
-        self._answers[client] = [answer for answer in self._answers[client] if answer.activation in keep]
+        self._answers[client] = [answer for answer in self._answers[client] if answer.activation < keep.stop]
         if client in self._answerable and self._answerable[client].activation not in keep:
             del self._answerable[client]
 

@@ -72,6 +72,8 @@ class Conductor:
             federation.finish(self._ending)
         elif self._ending or self._progress(federation) >= self._due:
             said += self._ask(federation)
+            if not said and self._ending:  # nobody is left to ask: what the table holds must do
+                self._evaluate(federation)
         return said
 
     def _over(self, federation: FederationServer) -> str:
@@ -90,8 +92,10 @@ class Conductor:
         """Asks every client that is here for its embeddings of the rows held out."""
         if self._ending:  # what is evaluated last is what is saved
             federation.server.last_iteration = federation.updates
+        server = federation.server
+        present = [client for client in range(server.table.clients) if client not in server.absent]
         self._asked_at = time.monotonic()
-        self._asked = [federation.server.ask(client, self.held_out) for client in federation.connections]
+        self._asked = [server.ask(client, self.held_out) for client in present]
         return list(self._asked)
 
     def _answered(self, federation: FederationServer) -> bool:

@@ -74,6 +74,7 @@ class FederationServer:
         after: Callable[["FederationServer"], list[ServerMessage]],
     ) -> None:
         self.server, self.parties = server, list(parties)
+        server.absent = set(range(len(self.parties)))  # until they join
         self.traffic = [Traffic() for _ in parties]
         self.violations: dict[str, int] = {}
         self.connections: dict[int, Connection] = {}
