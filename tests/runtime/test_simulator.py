@@ -335,9 +335,8 @@ def test_what_a_model_misses_meanwhile_counts_as_delay():
 @pytest.mark.parametrize("rule", [{"name": "async"}, {"name": "t-sync", "t": 2}], ids=lambda r: r["name"])
 @pytest.mark.parametrize("window", [2, 4])
 def test_a_bound_holds_with_a_window_and_drop_outs(rule, window):
-    windows = [
-        {"client": c, "start": 3.0 * i + c, "end": 3.0 * i + c + 0.7} for i in range(4) for c in (1, 2)
-    ]
+    starts = [(client, 3.0 * i + client) for i in range(4) for client in (1, 2)]
+    windows = [{"client": client, "start": start, "end": start + 0.7} for client, start in starts]
     run = run_of(
         vertical_data(clients=3),
         rule={**rule, "window": window, "delay_bound": 4},
@@ -408,7 +407,8 @@ def test_a_shorter_encoding_sends_fewer_bytes_and_still_trains(refresh):
         assert losses[encoding][-1] < losses[encoding][0]
         assert losses[encoding] == pytest.approx(losses["float32"], rel=0.02)
     assert sizes["float32"] > sizes["float16"] == sizes["bfloat16"] > 0
-    assert (losses["float16"] != losses["float32"]) and (losses["int8"] != losses["float32"])
+    assert sizes["float32"] > sizes["int8"]
+    assert len({tuple(found) for found in losses.values()}) == len(ENCODINGS), "each rounds in its own way"
 
 
 @pytest.mark.parametrize(("encoding", "matrix"), [("float16", 4 * 3 * 2), ("int8", 4 * (3 + 4))])
