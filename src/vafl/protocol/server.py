@@ -246,7 +246,7 @@ class Server:
     def _drop_turns(self, client: int, keep: range) -> None:
         """The client does not wait for answers outside `keep` any more."""
         mine = [turn for turn in self._waiting if turn.client == client]
-        dropped = [turn for turn in mine if not turn.steps or turn.activation not in keep]  # it asks again
+        dropped = [turn for turn in mine if not turn.steps or turn.activation >= keep.stop]  # it asks again
         self._finish(dropped)
         if self.rule.common_rows:  # those rounds are not over: the client uploads them again
             self.activations[client] -= sum(turn.steps for turn in dropped)
