@@ -148,14 +148,13 @@ def descend(job: Job) -> Descended:
         variances.append(_variances(run, objective.outputs(point)))
     assert isinstance(run.runtime, Simulator)
     server = run.runtime.server
-    assert server.bound is not None
     return Descended(
         iterations=looks,
         gaps=gaps,
         variances=np.max(variances, axis=0).tolist(),
         shares=(np.array(server.activations) / sum(server.activations)).tolist(),
         longest_delay=max(summary.max for summary in run.delays()),
-        requests=server.bound.asked / server.iteration,
+        requests=server.requests.made / server.iteration,
     )
 
 

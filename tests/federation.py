@@ -10,9 +10,8 @@ from vafl.build import Run, build
 from vafl.config import from_document
 from vafl.data.partition import Party, VerticalData
 from vafl.protocol.delays import DelayLog
-from vafl.protocol.messages import Join, Leave, Welcome
-from vafl.runtime.simulator import Simulator
-from vafl.runtime.training import Point
+from vafl.protocol.messages import Leave, Welcome
+from vafl.protocol.table import FOREVER
 
 
 def vertical_data(rows=20, clients=2, shape=(3,), classes=3, seed=0) -> VerticalData:
@@ -43,15 +42,6 @@ def run_of(data: VerticalData | None = None, **sections) -> Run:
     return build(from_document(document), vertical_data() if data is None else data)
 
 
-def train_and_settle(run: Run) -> list[Point]:
-    """Trains, then lets the answers of the last step arrive, which the stop left under way."""
-    points = run.train()
-    if isinstance(run.runtime, Simulator):
-        while run.runtime._events[0][0] == run.runtime.now:
-            run.runtime.advance()
-    return points
-
-
 def parameters(run: Run) -> list[torch.Tensor]:
     """Copies of the parameters of every party's model, then of the head."""
     return [p.detach().clone() for module in (*run.models, run.head) for p in module.parameters()]
@@ -72,12 +62,16 @@ def snapshot(server) -> dict:
         "waiting": [id(turn) for turn in server._waiting],
         "group": [id(turn) for turn in server._group],
         "answerable": {client: id(upload) for client, upload in server._answerable.items()},
-        "optimiser": deepcopy(server._descent.state()),
+        "answers": [[id(answer) for answer in answers] for answers in server._answers],
+        "lost": [rows.clone() for rows in server._lost],
+        "durable": list(server.durable),
+        "requests": {number: id(request) for number, request in server.requests._open.items()},
+        "numbered": server.requests._numbered,
+        "optimiser": deepcopy(server.descent.state()),
         "delays": deepcopy(server.delays.summaries()),
     }
     if bound is not None:
-        state |= {"outstanding": {c: r.number for c, r in bound.outstanding.items()}}
-        state |= {"declined": set(bound.declined), "asked": bound.asked}
+        state |= {"declined": set(bound.declined), "asked": dict(bound.asked)}
     return state
 
 
@@ -113,12 +107,13 @@ class Exchange:
     """Carries messages between a run's server and clients, in order per client and direction only.
 
     `moves()` lists what could happen next, `play(move)` lets it happen; when and in which order is for
-    the test to say. The simulator's clock is not used.
+    the test to say. The simulator's clock is not used, and the server does not stop at a last iteration.
+    A client that leaves loses what is under way to and from it; whoever joins says where it stands.
     """
 
     def __init__(self, run: Run):
-        self.server, self.clients = run.runtime.server, run.runtime.clients
-        bound = self.server.bound
+        self.run, self.server, self.clients = run, run.runtime.server, run.runtime.clients
+        self.server.last_iteration, bound = FOREVER, self.server.bound
         self.server.delays = self.seen = SeenDelays(len(self.clients), bound.limit if bound else None)
         self.up = [deque() for _ in self.clients]
         self.down = [deque() for _ in self.clients]
@@ -148,7 +143,7 @@ class Exchange:
         self._begin_life(i, Leave(i))
 
     def join(self, i: int) -> None:
-        self._begin_life(i, Join(i))
+        self._begin_life(i, self.clients[i].join())
 
     def _begin_life(self, i, message) -> None:
         self.here[i] = False  # until the welcome is read

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from vafl.protocol.schedule import (
 )
 from vafl.protocol.server import Server
 from vafl.protocol.table import EmbeddingTable
+from vafl.runtime.codec import Codec
 from vafl.runtime.simulator import Simulator
 from vafl.runtime.training import CentralisedRuntime, Evaluator, Point, measure, train
 
@@ -79,7 +80,7 @@ class Run:
 
     def train(self, observe: Callable[[Point], None] = lambda point: None) -> list[Point]:
         """Trains until a stop criterion holds; `observe` sees every evaluation as it is made."""
-        with _threads(self.config.threads):
+        with torch_threads(self.config.threads):
             return train(
                 self.runtime,
                 self.evaluator,
@@ -98,8 +99,19 @@ class Run:
         return self.runtime.server.delays.summaries() if isinstance(self.runtime, Simulator) else []
 
 
-def build(config: Config, data: VerticalData | None = None) -> Run:
-    """Makes every object of a run. `data` replaces what the config's data section would load.
+@dataclass(frozen=True)
+class Plan:
+    """What every party of a run works out for itself from the configuration: data, task, first models."""
+
+    config: Config
+    data: VerticalData
+    task: Task
+    models: list[nn.Module]
+    head: nn.Module
+
+
+def make_plan(config: Config, data: VerticalData | None = None) -> Plan:
+    """Loads and checks. `data` replaces what the config's data section would load.
 
     Raises:
         ConfigError, DataError: before anything was trained or written.
@@ -112,17 +124,24 @@ def build(config: Config, data: VerticalData | None = None) -> Run:
     config.delays.check_clients(len(data.parties))
     task = Task.of(config, data)
     if task.loss != "softmax":
-        data = _float_labels(data)
+        data = replace(data, train_labels=data.train_labels.float(), test_labels=data.test_labels.float())
     models, head = _models(config, data, task)
-    runtime = _runtime(config, data, task, models, head)
-    tests = [party.test for party in data.parties]
-    summed = config.model.combine == "sum"
-    evaluator = Evaluator(models, tests, head, data.test_labels, task.metric, summed=summed)
-    return Run(config, data, task, models, head, runtime, evaluator)
+    return Plan(config, data, task, models, head)
 
 
-def _float_labels(data: VerticalData) -> VerticalData:
-    return VerticalData(data.parties, data.train_labels.float(), data.test_labels.float(), data.classes)
+def build(config: Config, data: VerticalData | None = None) -> Run:
+    """Makes every object of a simulated run; `data` and errors as for `make_plan`."""
+    plan = make_plan(config, data)
+    tests = [party.test for party in plan.data.parties]
+    evaluator = Evaluator(
+        plan.models,
+        tests,
+        plan.head,
+        plan.data.test_labels,
+        plan.task.metric,
+        summed=config.model.combine == "sum",
+    )
+    return Run(config, plan.data, plan.task, plan.models, plan.head, _runtime(plan), evaluator)
 
 
 def _models(config: Config, data: VerticalData, task: Task) -> tuple[list[nn.Module], nn.Module]:
@@ -133,46 +152,48 @@ def _models(config: Config, data: VerticalData, task: Task) -> tuple[list[nn.Mod
         return models, config.model.make_head(len(models), task.outputs)
 
 
-def _runtime(
-    config: Config, data: VerticalData, task: Task, models: list[nn.Module], head: nn.Module
-) -> Simulator | CentralisedRuntime:
-    if config.rule.name == "centralised":
-        return CentralisedRuntime(_centralised(config, data, task, models, head))
-    server = make_server(config, data, task, head)
-    clients = [make_client(config, data, index, model) for index, model in enumerate(models)]
-    return Simulator(server, clients, config.delays, config.seed)
+def _runtime(plan: Plan) -> Simulator | CentralisedRuntime:
+    if plan.config.rule.name == "centralised":
+        return CentralisedRuntime(_centralised(plan))
+    clients = [make_client(plan, index) for index in range(len(plan.models))]
+    codec = Codec(plan.config.network.encoding)
+    return Simulator(make_server(plan), clients, plan.config.delays, plan.config.seed, codec)
 
 
-def make_server(config: Config, data: VerticalData, task: Task, head: nn.Module) -> Server:
-    """The server of a run: labels, head, an empty table."""
-    width = config.model.embedding_width(task.outputs)
-    clients = len(data.parties)
-    table = EmbeddingTable(data.rows, [width] * clients, summed=config.model.combine == "sum")
-    rule = config.rule
-    return Server(
-        table,
-        data.train_labels,
-        head,
-        LOSSES[task.loss],
-        config.optimiser.descent(head.parameters(), server=True),
+def make_server(plan: Plan, table: EmbeddingTable | None = None) -> Server:
+    """The server of a run: labels, head, and an empty table unless one is given."""
+    rule, clients = plan.config.rule, len(plan.data.parties)
+    server = Server(
+        table or EmbeddingTable(plan.data.rows, widths(plan), summed=plan.config.model.combine == "sum"),
+        plan.data.train_labels,
+        plan.head,
+        LOSSES[plan.task.loss],
+        plan.config.optimiser.descent(plan.head.parameters(), server=True),
         Rule.of(rule, clients),
         DelayBound(rule.delay_bound, rule.when_unanswered) if rule.delay_bound else None,
     )
+    server.last_iteration = plan.config.stop.updates
+    return server
 
 
-def make_client(config: Config, data: VerticalData, index: int, model: nn.Module) -> Client:
-    """One client of a run, with its own features only."""
-    perturbation = config.privacy.perturbation()
+def widths(plan: Plan) -> list[int]:
+    """The embedding width of each client."""
+    return [plan.config.model.embedding_width(plan.task.outputs)] * len(plan.data.parties)
+
+
+def make_client(plan: Plan, index: int, *, with_held_out: bool = False) -> Client:
+    """One client of a run, with its own features only: of the held-out rows too if it is asked for those."""
+    config, party, model = plan.config, plan.data.parties[index], plan.models[index]
     return Client(
         index,
-        data.parties[index].train,
+        torch.cat([party.train, party.test]) if with_held_out else party.train,
         model,
         config.optimiser.descent(model.parameters()),
-        make_schedule(config, data.rows, index),
-        make_refresh(config, data.rows, index, len(data.parties)),
+        make_schedule(config, plan.data.rows, index),
+        make_refresh(config, plan.data.rows, index, len(plan.data.parties)),
         config.rule,
         l2=config.optimiser.l2,
-        perturb=perturbation,
+        perturb=config.privacy.perturbation(),
     )
 
 
@@ -199,26 +220,26 @@ def make_refresh(config: Config, rows: int, index: int, clients: int) -> Refresh
     return RandomRefresh(rows, count, np.random.Generator(np.random.Philox(seed)))
 
 
-def _centralised(
-    config: Config, data: VerticalData, task: Task, models: list[nn.Module], head: nn.Module
-) -> Centralised:
-    descents = [config.optimiser.descent(model.parameters()) for model in models]
-    descents.append(config.optimiser.descent(head.parameters(), server=True))
+def _centralised(plan: Plan) -> Centralised:
+    config = plan.config
+    descents = [config.optimiser.descent(model.parameters()) for model in plan.models]
+    descents.append(config.optimiser.descent(plan.head.parameters(), server=True))
     return Centralised(
-        [party.train for party in data.parties],
-        data.train_labels,
-        models,
-        head,
-        LOSSES[task.loss],
+        [party.train for party in plan.data.parties],
+        plan.data.train_labels,
+        plan.models,
+        plan.head,
+        LOSSES[plan.task.loss],
         descents,
-        make_schedule(config, data.rows, 0),
+        make_schedule(config, plan.data.rows, 0),
         summed=config.model.combine == "sum",
         l2=config.optimiser.l2,
     )
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def torch_threads(count: int) -> Iterator[None]:
+    """Lets torch use so many threads inside."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

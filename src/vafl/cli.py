@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -12,13 +13,16 @@ from rich.console import Console
 from rich.markup import escape
 
 from vafl.commands import certs
-from vafl.config import read_config
+from vafl.config import Config, read_config
 from vafl.demo import demo
 from vafl.errors import ConfigError, VaflError
+from vafl.federation.client import run_client
+from vafl.federation.server import ServerRun
+from vafl.federation.up import up
 from vafl.launch import launch
 from vafl.observe.compare import common_target, compare, table
 from vafl.observe.plots import plot_runs
-from vafl.observe.record import read_run
+from vafl.observe.record import RecordedRun, read_run
 from vafl.starter import starter_config
 
 _EXIT_CODES = """exit codes:
@@ -55,14 +59,21 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
 
     run = commands.add_parser("run", help="train as a TOML file says, on the simulator's virtual clock")
-    run.add_argument("config", type=Path)
-    run.add_argument(
-        "--set", action="append", default=[], metavar="section.key=value", help="override a setting"
-    )
-    run.add_argument("--out", type=Path, help="the run folder (default: runs/NAME, numbered if taken)")
-    run.add_argument("--data", help="the folder of public data sets (or VAFL_DATA)")
-    run.add_argument("--overwrite", action="store_true", help="replace the run in the folder")
+    _add_run_options(run)
     run.set_defaults(command=_run)
+
+    for name, text in (
+        ("server", "serve a run: the labels, the head, the table"),
+        ("client", "take part in a run with one party's columns"),
+        ("up", "a whole federation on this machine, as real processes"),
+    ):
+        party = commands.add_parser(name, help=text)
+        _add_run_options(party)
+        party.set_defaults(command={"server": _server, "client": _client, "up": _up}[name])
+        if name == "client":
+            party.add_argument("--party", required=True, help="whose columns these are")
+        if name != "up":
+            party.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
 
     comparison = commands.add_parser("compare", help="table and plot of several runs")
     comparison.add_argument("runs", type=Path, nargs="+", metavar="RUN")
@@ -87,15 +98,54 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(options: argparse.Namespace, console: Console) -> None:
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", type=Path)
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="section.key=value", help="override a setting"
+    )
+    parser.add_argument("--out", type=Path, help="the run folder (default: runs/NAME, numbered if taken)")
+    parser.add_argument("--data", help="the folder of public data sets (or VAFL_DATA)")
+    parser.add_argument("--overwrite", action="store_true", help="replace the run in the folder")
+
+
+def _config(options: argparse.Namespace) -> Config:
     folder = options.data or os.environ.get("VAFL_DATA", "")
     overrides = [*([f"data.folder={json.dumps(folder)}"] if folder else []), *options.set]
-    config = read_config(options.config, overrides)
-    recorded = launch(
-        config, options.out or _free_folder(options.config.stem), console, overwrite=options.overwrite
-    )
+    return read_config(options.config, overrides)
+
+
+def _server(options: argparse.Namespace, console: Console) -> None:
+    _log_to_stderr()
+    out = options.out or _free_folder(options.config.stem)
+    served = ServerRun(_config(options), out, console, resume=options.resume, overwrite=options.overwrite)
+    _report(served.run(lambda address: console.print(f"listening on {address}")), console)
+
+
+def _client(options: argparse.Namespace, console: Console) -> None:
+    _log_to_stderr()
+    out = options.out or Path("runs") / f"{options.config.stem}-{options.party}"
+    reason = run_client(_config(options), options.party, out, resume=options.resume)
+    console.print(f"the run is over: {reason}; the model is in {out / 'models'}")
+
+
+def _up(options: argparse.Namespace, console: Console) -> None:
+    _log_to_stderr()
+    out = options.out or _free_folder(options.config.stem)
+    _report(up(_config(options), out, console, overwrite=options.overwrite), console)
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
+
+
+def _report(recorded: RecordedRun, console: Console) -> None:
     metric = recorded.summary["metric"]
     console.print(f"{metric['name']} {metric['value']:.4f}; the run is in {recorded.path}")
+
+
+def _run(options: argparse.Namespace, console: Console) -> None:
+    out = options.out or _free_folder(options.config.stem)
+    _report(launch(_config(options), out, console, overwrite=options.overwrite), console)
 
 
 def _free_folder(name: str) -> Path:

@@ -23,6 +23,7 @@ from vafl.protocol.descent import OptimiserSettings
 from vafl.protocol.rules import RuleSettings
 from vafl.protocol.schedule import ScheduleSettings
 from vafl.runtime.delays import DelaySettings
+from vafl.runtime.grpc.wire import NetworkSettings
 from vafl.runtime.training import EvaluationSettings, StopSettings
 
 
@@ -45,6 +46,7 @@ class Config:
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
     delays: DelaySettings = field(default_factory=DelaySettings)
+    network: NetworkSettings = field(default_factory=NetworkSettings)
     stop: StopSettings = field(default_factory=StopSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
 
@@ -97,7 +99,7 @@ def _override(document: dict[str, Any], text: str) -> None:
 
 def _anchor_paths(document: dict[str, Any], folder: Path) -> None:
     """Relative files in a config are meant from where the config lies."""
-    for section, key in (("data", "path"), ("delays", "trace")):
+    for section, key in (("data", "path"), ("delays", "trace"), ("network", "certificates")):
         table = document.get(section)
         if isinstance(table, dict) and isinstance(table.get(key), str) and table[key]:
             table[key] = str((folder / table[key]).resolve())

@@ -1,7 +1,7 @@
 """Runs a configuration with everything around it: progress on the terminal, a folder with the record."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +15,7 @@ from vafl.config import Config
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import ClientStatus, Progress
 from vafl.observe.record import RecordedRun, RunFolder, read_run, versions
+from vafl.protocol.delays import DelaySummary
 from vafl.runtime.simulator import Simulator
 from vafl.runtime.training import Point
 
@@ -29,7 +30,12 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
     with RunFolder(path, config.to_toml(), overwrite=overwrite) as folder:
         points, interrupted = _train(run, folder, console)
         _write_models(run, folder)
-        folder.finish(_summary(run, points, interrupted))
+        names = [party.name for party in run.data.parties]
+        counts = [status.activations for status in _clients(run)]
+        metric = run.task.metric.name
+        folder.finish(
+            summarise(config, names, points[-1], metric, run.delays(), counts, interrupted=interrupted)
+        )
     recorded = read_run(path)
     plot_runs([recorded], path / "progress")
     if interrupted:
@@ -87,21 +93,29 @@ def _write_models(run: Run, folder: RunFolder) -> None:
     folder.write_models({**states, "head": run.head.state_dict()})
 
 
-def _summary(run: Run, points: list[Point], interrupted: bool) -> dict[str, Any]:
-    end = points[-1]
-    names = [party.name for party in run.data.parties]
+def summarise(
+    config: Config,
+    names: Sequence[str],
+    end: Point,
+    metric: str,
+    delays: Sequence[DelaySummary],
+    activations: Sequence[int],
+    *,
+    interrupted: bool,
+) -> dict[str, Any]:
+    """The content of summary.json, for whatever kind of run."""
     return {
-        "rule": run.config.rule.name,
+        "rule": config.rule.name,
         "clients": len(names),
         "updates": end.updates,
         "seconds": end.seconds,
         "bytes_up": end.bytes_up,
         "bytes_down": end.bytes_down,
-        "metric": {"name": run.task.metric.name, "value": end.metric},
-        "delays": {name: asdict(delay) for name, delay in zip(names, run.delays(), strict=False)},
-        "activations": {status.name: status.activations for status in _clients(run)},
+        "metric": {"name": metric, "value": end.metric},
+        "delays": {name: asdict(delay) for name, delay in zip(names, delays, strict=False)},
+        "activations": dict(zip(names, activations, strict=False)),
         "interrupted": interrupted,
-        "seed": run.config.seed,
+        "seed": config.seed,
         "versions": versions(),
     }
 

@@ -1,3 +1,5 @@
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import nn
@@ -153,10 +155,129 @@ def test_a_welcome_puts_the_client_where_the_server_stands(order):
         own.wake()
     assert own.receive(Welcome(1, 40, (9, 6))) == []
     assert not own.waiting
+    before = state(own)
+    assert own.receive(Gradient(1, 0, 3, torch.ones(3, WIDTH), (1, 1))) == [], "given up: no fault"
+    assert same(before, state(own))
     (upload,) = own.wake()
     assert upload.activation == 6
-    with pytest.raises(InvalidMessage, match=r"activation 0 is not waiting for an answer"):
-        own.receive(Gradient(1, 0, 3, torch.zeros(3, WIDTH), (1, 1)))
+
+
+# --- joining again ---
+
+
+def test_a_join_says_where_the_client_stands():
+    own = client(window=2)
+    assert position(own.join()) == (0, 0, -1)
+    (first,), (_,) = own.wake(), own.wake()
+    assert position(own.join()) == (2, 0, -1)
+    own.receive(gradient(first, iteration=8))
+    assert position(own.join()) == (2, 1, 8)
+    own.receive(Skipped(1, 1, 9, (1, 2), "stale"))
+    assert position(own.join()) == (2, 2, 8), "a skipped upload teaches nothing"
+
+
+def position(join):
+    return join.activation, join.applied, join.iteration
+
+
+@pytest.mark.parametrize("known", [0, 1, 2])
+def test_uploads_the_server_never_got_are_said_again_bit_by_bit(known):
+    own = client(window=2, perturb=lambda embeddings: embeddings + torch.randn_like(embeddings))
+    uploads = [*own.wake(), *own.wake()]
+    own.join()
+    again = own.receive(Welcome(1, 5, (3, known)))
+    assert len(again) == 2 - known
+    for first, second in zip(uploads[known:], again, strict=True):
+        assert (second.activation, second.in_flight) == (first.activation, first.in_flight)
+        assert torch.equal(second.rows, first.rows)
+        assert torch.equal(second.embeddings, first.embeddings), "not even the noise is drawn anew"
+    assert [message.sequence for message in again] == list(range(1, 3 - known)), "counted anew"
+    assert own.waiting
+
+
+def test_a_query_is_asked_again_after_a_welcome():
+    own = client(order="query-first")
+    (upload,) = own.wake()
+    own.wake()
+    assert own.waiting
+    own.join()
+    assert own.receive(Welcome(1, 5, (3, 1))) == []
+    assert not own.waiting
+    (query,) = own.wake()
+    assert isinstance(query, Query)
+    assert query.activation == upload.activation
+
+
+def test_a_repeated_answer_is_ignored():
+    own = client(window=2)
+    (upload,), _ = own.wake(), own.wake()
+    own.receive(gradient(upload))
+    before = state(own)
+    for message in (gradient(upload), Skipped(1, 0, 3, (2, 2), "the answer to this upload was lost")):
+        assert own.receive(message) == []
+        assert same(before, state(own))
+
+
+def test_a_restored_client_goes_on_from_its_checkpoint():
+    options = OptimiserSettings(name="Adam", step_size=0.1)
+    own, other = client(), client()
+    for each in (own, other):
+        each.descent = options.descent(each.model.parameters())
+    for _ in range(3):
+        own.receive(gradient(*own.wake(), iteration=own.activation + 4))
+    other.model.load_state_dict(own.model.state_dict())
+    other.restore(own.applied, own.iteration, deepcopy(own.descent.state()))
+    assert position(other.join()) == position(own.join()) == (3, 3, 7)
+    for each in (own, other):
+        each.receive(gradient(*each.wake()))
+    assert same(state(own)[0], state(other)[0])
+
+
+# --- more than one upload in flight ---
+
+
+def test_a_window_lets_so_many_uploads_be_in_flight():
+    own = client(window=3)
+    uploads = []
+    for behind in range(3):
+        assert not own.waiting
+        uploads += own.wake()
+        assert (uploads[-1].activation, uploads[-1].in_flight) == (behind, behind)
+    assert own.waiting
+    (refresh,) = own.receive(Request(1, 0, torch.tensor([2])))
+    assert refresh.in_flight == 3
+    own.receive(gradient(uploads[0]))
+    assert not own.waiting
+    assert own.applied == 1
+    (fourth,) = own.wake()
+    assert (fourth.activation, fourth.in_flight) == (3, 2)
+
+
+def test_an_answer_to_an_older_model_is_differentiated_where_the_model_now_is():
+    """Upload 1 was embedded before answer 0 moved the model; its gradient meets today's Jacobian."""
+    model = nn.Sequential(nn.Linear(COLUMNS, 4), nn.Tanh(), nn.Linear(4, WIDTH))
+    own = client(model, window=2)
+    (first,), (second,) = own.wake(), own.wake()
+    own.receive(gradient(first))
+    answer = gradient(second)
+    before = [p.detach().clone() for p in model.parameters()]
+    embeddings = model(own._features[second.rows])
+    expected = torch.autograd.grad(embeddings, list(model.parameters()), answer.gradients)
+    own.receive(answer)
+    for found, old, wanted in zip(model.parameters(), before, expected, strict=True):
+        assert torch.allclose(found, old - ETA * wanted, atol=1e-6)
+
+
+def test_rows_held_out_are_embedded_as_for_evaluation_and_only_when_asked_for():
+    model = nn.Sequential(nn.Linear(COLUMNS, WIDTH), nn.Dropout(0.9))
+    own = client(model, refresh=RefreshAll(), start="upload")
+    own._features = torch.cat([own._features, torch.randn(4, COLUMNS)])
+    everything, upload = own.wake()
+    (refresh,) = own.receive(gradient(upload))
+    assert len(everything.rows) == len(refresh.rows) == ROWS
+    (answer,) = own.receive(Request(1, 0, torch.tensor([ROWS, ROWS + 3])))
+    assert torch.equal(answer.embeddings, model[0](own._features[[ROWS, ROWS + 3]]).detach())
+    assert model.training
 
 
 # --- what a client refuses ---

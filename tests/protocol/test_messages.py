@@ -7,13 +7,16 @@ from vafl.errors import Diverged, InvalidMessage
 from vafl.protocol.messages import (
     HEADER_BYTES,
     Decline,
+    Durable,
     Gradient,
     Join,
     Leave,
     Query,
     Refresh,
+    Refused,
     Request,
     Skipped,
+    Stop,
     Upload,
     Welcome,
     made_here,
@@ -26,11 +29,21 @@ def test_bytes_are_header_rows_and_numbers():
     assert Upload(0, 0, 0, ROWS, MATRIX).nbytes == HEADER_BYTES + 2 * 4 + 2 * 5 * 4
     assert Refresh(0, 0, ROWS, MATRIX).nbytes == HEADER_BYTES + 2 * 4 + 2 * 5 * 4
     assert Gradient(0, 0, 0, MATRIX, (1, 2, 3)).nbytes == HEADER_BYTES + 2 * 5 * 4 + 3 * 8
-    assert Skipped(0, 0, 0, (1, 2, 3), "late").nbytes == HEADER_BYTES + 3 * 8
+    assert Skipped(0, 0, 0, (1, 2, 3), "late").nbytes == HEADER_BYTES + 3 * 8 + 4
     assert Welcome(0, 0, (1, 2)).nbytes == HEADER_BYTES + 2 * 8
     assert Request(0, 0, ROWS).nbytes == HEADER_BYTES + 2 * 4
-    for message in (Join(0), Leave(0), Query(0, 0, 0), Decline(0, 0, 0, "no budget")):
+    for message in (Join(0), Leave(0), Query(0, 0, 0), Durable(0, 3)):
         assert message.nbytes == HEADER_BYTES
+
+
+@pytest.mark.parametrize(("text", "length"), [("", 0), ("no budget", 9), ("épuisé", 8)])
+def test_text_counts_as_utf8(text, length):
+    for message in (Decline(0, 0, 0, text), Stop(0, text), Refused(0, text), Skipped(0, 0, 0, (), text)):
+        assert message.nbytes == HEADER_BYTES + length
+
+
+def test_a_header_is_48_bytes():
+    assert HEADER_BYTES == 48
 
 
 NO_ROWS = torch.empty(0, dtype=torch.int64)
@@ -71,6 +84,24 @@ def test_counters_are_not_negative():
         Query(0, 0, -1)
     with pytest.raises(InvalidMessage, match=r"sequence must be 0 or more. Found -1"):
         Query(0, -1, 0)
+    with pytest.raises(InvalidMessage, match=r"in_flight must be 0 or more. Found -1"):
+        Refresh(0, 0, ROWS, MATRIX, in_flight=-1)
+    with pytest.raises(InvalidMessage, match=r"in_flight must be 0 or more. Found -1"):
+        Upload(0, 0, 3, ROWS, MATRIX, in_flight=-1)
+
+
+def test_no_more_uploads_are_in_flight_than_there_were():
+    Upload(0, 0, 3, ROWS, MATRIX, in_flight=3)
+    with pytest.raises(InvalidMessage, match=r"activation must be 0 or more. Found -1"):
+        Upload(0, 0, 3, ROWS, MATRIX, in_flight=4)
+
+
+def test_a_join_says_what_can_be():
+    for possible in [(0, 0, -1), (4, 4, 7), (4, 2, -1)]:
+        Join(0, *possible)
+    for impossible, said in {(2, -1, 0): "applied", (2, 3, 0): "activation", (0, 0, -2): "iteration"}.items():
+        with pytest.raises(InvalidMessage, match=rf"{said} must be 0 or more. Found -1"):
+            Join(0, *impossible)
 
 
 def test_gradients_are_finite_numbers():

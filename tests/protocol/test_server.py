@@ -6,11 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.federation import Exchange, parameters, run_of, same, snapshot, train_and_settle, vertical_data
+from tests.federation import Exchange, parameters, run_of, same, snapshot, vertical_data
 from vafl.build import build
 from vafl.errors import Diverged
 from vafl.models.losses import softmax
-from vafl.protocol.messages import Gradient, Join, Leave, Query, Refresh, Upload, Welcome
+from vafl.protocol.messages import Gradient, Leave, Query, Refresh, Upload, Welcome
 
 CLIENTS = 3
 DATA = vertical_data(rows=10, clients=CLIENTS, shape=(2,))
@@ -39,17 +39,19 @@ class Witness(Exchange):
 
     def __init__(self, run):
         super().__init__(run)
-        self.run, self.heads, self.pending = run, {}, {}
-        step = self.server._descent.step
+        self.heads, self.answers, self.checked = {}, [], set()
+        step = self.server.descent.step
 
         def remember_then_step(gradients, iteration):
             self.heads[iteration] = copy.deepcopy(self.server.head)
             step(gradients, iteration)
 
-        self.server._descent.step = remember_then_step
+        self.server.descent.step = remember_then_step
 
     def _dispatch(self, replies):
-        answers = [reply for reply in replies if isinstance(reply, Gradient)]
+        """An answer that is said again after a join is the same object: it was checked when it was made."""
+        answers = [reply for reply in replies if isinstance(reply, Gradient) and reply not in self.checked]
+        self.checked |= set(answers)
         for answer in answers:
             rows = self.clients[answer.client]._flights[answer.activation].rows
             expected, _ = self.expected(rows, self.heads.get(answer.iteration, self.server.head))
@@ -156,7 +158,7 @@ def test_sync_without_delay_is_centralised_block_descent(model, optimiser, l2, o
     ends = []
     for name in ("sync", "centralised"):
         run = run_of(DATA, rule={"name": name, "order": order}, model=model, optimiser=optimiser)
-        ends.append((parameters(run), train_and_settle(run), parameters(run)))
+        ends.append((parameters(run), run.train(), parameters(run)))
     assert same(ends[0][0], ends[1][0])
     assert not same(ends[0][0], ends[0][2])
     for distributed, central in zip(ends[0][2], ends[1][2], strict=True):
@@ -169,7 +171,7 @@ def test_one_client_alone_is_centralised_under_every_rule():
     ends = []
     for name in ("async", "sync", "t-sync", "centralised"):
         run = run_of(data, rule={"name": name, "t": 1}, schedule={"batch_size": 10})
-        train_and_settle(run)
+        run.train()
         ends.append(parameters(run))
     for end in ends[:-1]:
         for found, central in zip(end, ends[-1], strict=True):
@@ -209,21 +211,26 @@ def test_counters_and_welcome_tell_where_the_run_stands():
     exchange = Exchange(run_of(DATA))
     for client in (0, 1, 0):
         exchange.turn(client)
-    (welcome,) = exchange.server.receive(Join(2))
+    (welcome,) = exchange.server.receive(exchange.clients[2].join())
     assert isinstance(welcome, Welcome)
     assert (welcome.client, welcome.iteration, welcome.activations) == (2, 3, (2, 1, 0))
 
 
-def test_what_a_client_uploaded_stays_when_it_leaves_but_its_turns_go():
+def test_what_a_client_uploaded_stays_when_it_leaves_and_counts():
     exchange = Exchange(run_of(DATA, rule={"name": "t-sync", "t": 2}))
     exchange.turn(0)
     cells = exchange.server.table.cells.clone()
     assert exchange.server.receive(Leave(0)) == []
     assert exchange.server.absent == {0}
     assert torch.equal(exchange.server.table.cells, cells)
-    assert "it has those of []; gone: [0]" in exchange.server.waiting_for()
+    assert "it has those of [0]; gone: [0]" in exchange.server.waiting_for()
     exchange.turn(1)
-    assert exchange.server.iteration == 0
+    assert exchange.server.iteration == 1
+    before = parameters(exchange.run)
+    exchange.join(0)
+    exchange.deliver()
+    assert not exchange.clients[0].waiting, "its answer was kept for it"
+    assert not same(before, parameters(exchange.run))
 
 
 def test_a_client_restarted_from_nothing_may_count_its_messages_from_the_start():
@@ -242,18 +249,39 @@ def test_a_client_restarted_from_nothing_may_count_its_messages_from_the_start()
     assert exchange.server.activations[0] == 4
 
 
-def test_sync_clients_repeat_the_round_they_left():
+def test_a_sync_round_is_completed_without_a_client_whose_upload_was_taken():
     exchange = Exchange(run_of(DATA, rule={"name": "sync"}))
     for client in range(CLIENTS):
         exchange.turn(client)
     exchange.turn(0)
     exchange.leave(0)
-    assert exchange.server.activations == [1, 1, 1]
+    assert exchange.server.activations == [2, 1, 1]
+    for client in (1, 2):
+        exchange.turn(client)
+    assert exchange.server.iteration == 2
     exchange.join(0)
+    exchange.deliver()
+    assert exchange.clients[0].applied == 2
+    for client in range(CLIENTS):
+        exchange.turn(client)
+    assert exchange.server.iteration == 3
+    assert exchange.seen.largest() == 0
+
+
+def test_a_sync_client_that_forgot_its_upload_says_it_again():
+    exchange = Exchange(run_of(DATA, rule={"name": "sync"}))
+    for client in range(CLIENTS):
+        exchange.turn(client)
+    exchange.turn(0)
+    exchange.leave(0)
+    exchange.clients[0] = run_of(DATA, rule={"name": "sync"}).runtime.clients[0]
+    exchange.join(0)
+    assert exchange.server.activations == [1, 1, 1], "the round is not over: it is uploaded anew"
     exchange.deliver()
     for client in range(CLIENTS):
         exchange.turn(client)
     assert exchange.server.iteration == 2
+    assert exchange.server.activations == [2, 2, 2]
     assert exchange.seen.largest() == 0
 
 

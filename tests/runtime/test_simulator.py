@@ -1,12 +1,14 @@
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.federation import parameters, run_of, same, vertical_data
+from tests.federation import SeenDelays, parameters, run_of, same, vertical_data
 from vafl.errors import Stalled
 from vafl.protocol.messages import HEADER_BYTES
+from vafl.runtime.codec import ENCODINGS
 from vafl.runtime.simulator import Link
 
 DATA = vertical_data(rows=20, clients=2)
@@ -48,25 +50,25 @@ def test_a_link_without_limits_delivers_at_once():
 
 
 def test_the_times_of_a_run_worked_out_by_hand():
-    """One client that sleeps 2 s; 96 bytes up, 88 down, at 100 bytes/s and 0.5 s latency."""
+    """One client that sleeps 2 s; 112 bytes up, 104 down, at 100 bytes/s and 0.5 s latency."""
     run = run_of(
         vertical_data(rows=20, clients=1),
         delays={"kind": "fixed", "seconds": [2.0], "latency": 0.5, "bandwidth": 100.0},
     )
-    first = 2 + 0.96 + 0.5
-    answered = first + 0.88 + 0.5
+    first = 2 + 1.12 + 0.5
+    answered = first + 1.04 + 0.5
     assert step_times(run, 2) == pytest.approx([first, answered + first])
 
 
 def test_a_full_first_upload_keeps_the_batch_behind_it_waiting_for_the_line():
-    """The refresh of 20 rows takes 32 + 80 + 240 bytes, 3.52 s; the batch's 96 follow it."""
+    """The refresh of 20 rows takes 48 + 80 + 240 bytes, 3.68 s; the batch's 112 follow it."""
     run = run_of(
         vertical_data(rows=20, clients=1),
         rule={"start": "upload"},
         delays={"kind": "fixed", "seconds": [2.0], "latency": 0.5, "bandwidth": 100.0},
     )
-    assert step_times(run, 1) == pytest.approx([2 + 3.52 + 0.96 + 0.5])
-    assert run.runtime.traffic[0].bytes_up == 352 + 96
+    assert step_times(run, 1) == pytest.approx([2 + 3.68 + 1.12 + 0.5])
+    assert run.runtime.traffic[0].bytes_up == 368 + 112
 
 
 def test_async_steps_whenever_anyone_is_ready_and_sync_when_the_slowest_is():
@@ -113,7 +115,8 @@ def test_bytes_are_those_of_the_messages_that_were_sent(name, order, refresh, bo
 
     run.runtime.server.receive = listen
     run.train()
-    while run.runtime._events[0][0] == run.runtime.now:  # what is under way has been counted already
+    events = run.runtime._events
+    while events and events[0][0] == run.runtime.now:  # what is under way has been counted already
         run.runtime.advance()
     for client in (0, 1):
         up = sum(message.nbytes for message, _ in said if message.client == client)
@@ -182,18 +185,63 @@ def test_sync_waits_for_a_client_and_resumes_with_it():
 
 
 def test_what_was_under_way_is_lost():
-    """Client 2's upload of 1 s would arrive at 3 s, but its connection breaks at 2 s."""
+    """Client 2's upload of 1 s would arrive at 3 s, but its connection breaks at 2 s. It says it again."""
     delays = {**gone(2, 2.0, 4.0), "seconds": [100.0, 1.0], "latency": 2.0}
     run = run_of(DATA, delays=delays)
-    assert step_times(run, 1)[0] == 4 + 2 + 1 + 2, "back at 4, welcomed at 6, awake at 7, heard at 9"
-    assert run.runtime.traffic[1].messages_up == 2
+    assert step_times(run, 1)[0] == 4 + 2 + 2 + 2, "back at 4, heard at 6, welcomed at 8, its upload at 10"
+    assert run.runtime.traffic[1].messages_up == 3, "the upload, the join, the upload again"
+    assert run.runtime.server.activations == [0, 1]
 
 
 def test_a_new_connection_does_not_wait_for_the_lost_message_to_be_sent():
-    delays = {**gone(2, 2.0, 4.0), "seconds": [100.0, 1.0], "bandwidth": 1.0}
+    delays = {**gone(2, 2.0, 4.0), "seconds": [1000.0, 1.0], "bandwidth": 1.0}
     run = run_of(DATA, delays=delays)
-    welcome = HEADER_BYTES + 2 * 8
-    assert step_times(run, 1)[0] == pytest.approx(4 + welcome + 1 + UPLOAD)
+    join, welcome = HEADER_BYTES, HEADER_BYTES + 2 * 8
+    assert step_times(run, 1)[0] == pytest.approx(4 + join + welcome + UPLOAD)
+
+
+def test_an_answer_that_was_lost_is_sent_again():
+    """Client 2's upload is heard at 3 s; its answer would be there at 5 s, but the line breaks at 4 s."""
+    delays = {**gone(2, 4.0, 5.5), "seconds": [100.0, 1.0], "latency": 2.0}
+    run = run_of(DATA, delays=delays)
+    model = run.models[1]
+    before = [p.detach().clone() for p in model.parameters()]
+    while run.runtime.now < 9.0:
+        run.runtime.advance()
+    assert run.runtime.updates == 1
+    assert same(before, [p.detach() for p in model.parameters()])
+    while run.runtime.clients[1].applied == 0:
+        run.runtime.advance()
+    assert run.runtime.now == 5.5 + 2 + 2, "back at 5.5, heard at 7.5, answered at 9.5"
+    assert not same(before, [p.detach() for p in model.parameters()])
+    assert run.runtime.updates == 1, "it was stepped on once"
+    join, welcome = HEADER_BYTES, HEADER_BYTES + 2 * 8
+    traffic = run.runtime.traffic[1]
+    assert (traffic.bytes_up, traffic.bytes_down) == (UPLOAD + join, GRADIENT + welcome + GRADIENT)
+
+
+def test_an_answer_for_a_client_that_is_gone_is_kept_not_sent():
+    """Client 2 uploads at 1 s and goes; client 1's upload at 3 s makes the step for both."""
+    delays = {**gone(2, 2.0, 4.0), "seconds": [3.0, 1.0]}
+    run = run_of(DATA, rule={"name": "t-sync", "t": 2}, delays=delays)
+    assert step_times(run, 1) == [3.0]
+    assert [t.bytes_down for t in run.runtime.traffic] == [GRADIENT, 0]
+    while run.runtime.now <= 4.0:
+        run.runtime.advance()
+    assert run.runtime.traffic[1].bytes_down == HEADER_BYTES + 2 * 8 + GRADIENT
+    assert run.runtime.clients[1].applied == 1
+
+
+def test_a_client_that_vanishes_again_before_it_was_welcomed_is_gone():
+    windows = [{"client": 2, "start": 2.0, "end": 4.0}, {"client": 2, "start": 5.0, "end": 20.0}]
+    delays = {"kind": "fixed", "seconds": [1.0, 100.0], "latency": 2.0, "dropouts": windows}
+    run = run_of(DATA, delays=delays)
+    while run.runtime.now < 18.0:
+        run.runtime.advance()
+    assert run.runtime.server.absent == {1}, "its join of 4 s was lost at 5 s"
+    while run.runtime.now < 23.0:
+        run.runtime.advance()
+    assert run.runtime.server.absent == set()
 
 
 @pytest.mark.parametrize("order", ["upload-first", "query-first"])
@@ -256,3 +304,133 @@ def test_nothing_is_left_to_happen_when_nobody_is_there():
     with pytest.raises(Stalled, match=r"nothing can happen any more at 1.00 s"):
         run.train()
     assert same(run.runtime.server.activations, [0])
+
+
+# --- more than one upload in flight ---
+
+
+def test_a_window_fills_the_time_that_answers_take():
+    """Awake after 1 s, and again 1 s later while the answer takes 2 + 2 s to come and go."""
+    delays = {"kind": "fixed", "seconds": [1.0], "latency": 2.0}
+    one, three = (
+        run_of(vertical_data(clients=1), rule={"window": window}, delays=delays) for window in (1, 3)
+    )
+    assert step_times(one, 3) == [3, 8, 13]
+    assert step_times(three, 7) == [3, 4, 5, 8, 9, 10, 13]
+
+
+def test_what_a_model_misses_meanwhile_counts_as_delay():
+    """Uploads 1 and 2 (of 2 s and 3 s) miss answers 0 and 1; answers 0 to 2 come at 5, 6 and 7 s, uploads 3
+    to 5 are of 6, 7 and 8 s and miss answer 2, answer 3, answers 3 and 4; upload 6 of 11 s misses answer 5.
+    """
+    delays = {"kind": "fixed", "seconds": [1.0], "latency": 2.0}
+    run = run_of(
+        vertical_data(rows=4, clients=1), rule={"window": 3}, schedule={"batch_size": 4}, delays=delays
+    )
+    run.runtime.server.delays = seen = SeenDelays(1)
+    step_times(run, 7)
+    assert [int(delays.max()) for delays, _ in seen.used] == [0, 1, 2, 1, 1, 2, 1]
+
+
+@pytest.mark.parametrize("rule", [{"name": "async"}, {"name": "t-sync", "t": 2}], ids=lambda r: r["name"])
+@pytest.mark.parametrize("window", [2, 4])
+def test_a_bound_holds_with_a_window_and_drop_outs(rule, window):
+    starts = [(client, 3.0 * i + client) for i in range(4) for client in (1, 2)]
+    windows = [{"client": client, "start": start, "end": start + 0.7} for client, start in starts]
+    run = run_of(
+        vertical_data(clients=3),
+        rule={**rule, "window": window, "delay_bound": 4},
+        delays={"kind": "exponential", "unit": 0.05, "latency": 0.2, "dropouts": windows},
+        stop={"updates": 200},
+    )
+    run.runtime.server.delays = seen = SeenDelays(3, 4)
+    assert run.train()[-1].updates == 200
+    assert seen.largest() <= 4
+
+
+# --- the end of a run ---
+
+
+def test_answers_under_way_arrive_at_the_end_and_nothing_else_does():
+    """Steps 3 and 4 are made at 5 s; their answers would be there at 6 s, but time stands still."""
+    delays = {"kind": "fixed", "seconds": [1.0, 1.0], "latency": 1.0}
+    run = run_of(DATA, delays=delays, stop={"updates": 4})
+    run.train()
+    server, clients = run.runtime.server, run.runtime.clients
+    assert run.runtime.now == 5.0
+    assert server.activations == [2, 2]
+    assert [client.applied for client in clients] == [2, 2]
+    traffic = [vars(t).copy() for t in run.runtime.traffic]
+    run.runtime.settle()
+    assert [vars(t) for t in run.runtime.traffic] == traffic
+    assert [client.activation for client in clients] == [2, 2]
+
+
+def test_an_answer_lost_with_its_connection_does_not_arrive_at_the_end():
+    delays = {**gone(2, 2.5, 9.0), "latency": 1.0, "seconds": [10.0, 1.0]}
+    run = run_of(DATA, delays=delays, stop={"updates": 100, "seconds": 2.5})
+    run.train()
+    assert run.runtime.updates == 1
+    assert run.runtime.clients[1].applied == 0
+
+
+def test_the_server_stops_at_the_last_iteration():
+    run = run_of(DATA, rule={"name": "async"}, stop={"updates": 5}, delays={"seconds": [1.0, 1.0]})
+    run.train()
+    assert run.runtime.updates == 5
+    while run.runtime.now < 9:
+        try:
+            run.runtime.advance()
+        except Stalled:
+            break
+    assert run.runtime.updates == 5
+
+
+# --- encodings ---
+
+
+@pytest.mark.parametrize("refresh", ["none", "all"])
+def test_a_shorter_encoding_sends_fewer_bytes_and_still_trains(refresh):
+    sizes, losses = {}, {}
+    for encoding in ENCODINGS:
+        run = run_of(
+            DATA,
+            network={"encoding": encoding},
+            schedule={"refresh": refresh},
+            delays={"kind": "fixed", "seconds": [1.0, 1.0]},
+            stop={"updates": 60},
+            evaluation={"every": 30},
+        )
+        points = run.train()
+        sizes[encoding] = points[-1].bytes_up
+        losses[encoding] = [point.train_loss for point in points[1:]]
+        assert losses[encoding][-1] < losses[encoding][0]
+        assert losses[encoding] == pytest.approx(losses["float32"], rel=0.02)
+    assert sizes["float32"] > sizes["float16"] == sizes["bfloat16"] > 0
+    assert sizes["float32"] > sizes["int8"]
+    assert len({tuple(found) for found in losses.values()}) == len(ENCODINGS), "each rounds in its own way"
+
+
+@pytest.mark.parametrize(("encoding", "matrix"), [("float16", 4 * 3 * 2), ("int8", 4 * (3 + 4))])
+def test_encoded_bytes_are_counted_and_take_their_time_on_the_line(encoding, matrix):
+    run = run_of(
+        vertical_data(rows=20, clients=1),
+        network={"encoding": encoding},
+        delays={"kind": "fixed", "seconds": [2.0], "bandwidth": 100.0},
+    )
+    upload, answer = HEADER_BYTES + 4 * 4 + matrix, HEADER_BYTES + matrix + 8
+    first = 2 + upload / 100
+    assert step_times(run, 2) == pytest.approx([first, first + answer / 100 + first])
+    traffic = run.runtime.traffic[0]
+    assert (traffic.bytes_up, traffic.bytes_down) == (2 * upload, 2 * answer)
+
+
+def test_what_arrives_has_lost_what_it_would_on_the_wire():
+    run = run_of(vertical_data(rows=20, clients=1), network={"encoding": "bfloat16"})
+    step_times(run, 1)
+    cells = run.runtime.server.table.cells
+    assert cells.abs().sum() > 0
+    assert torch.equal(cells, cells.bfloat16().float())
+    while run.runtime.clients[0].applied == 0:
+        run.runtime.advance()
+    assert run.runtime.clients[0].iteration == 0

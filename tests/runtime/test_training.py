@@ -18,6 +18,7 @@ class Script:
     def __init__(self, *moments):
         self.now, self.updates, self.losses = 0.0, 0, LossLog()
         self.traffic = [Traffic(), Traffic()]
+        self.settled = []
         self._moments = iter(moments)
 
     def advance(self):
@@ -25,6 +26,9 @@ class Script:
         self.losses.note(float(self.updates))
         self.traffic[0].bytes_up += 10
         self.traffic[1].bytes_down += 1
+
+    def settle(self):
+        self.settled.append(self.updates)
 
 
 def history(runtime, stop, evaluation, values=None, name="accuracy"):
@@ -52,6 +56,20 @@ def test_a_run_is_measured_at_the_start_at_intervals_and_at_the_end():
 def test_the_last_measure_is_not_taken_twice():
     found = history(counting(100), StopSettings(updates=6), EvaluationSettings(every=3))
     assert moments(found) == [(0, 0), (3, 3), (6, 6)]
+
+
+def test_the_last_measure_is_taken_once_everything_has_settled():
+    script, seen = counting(100), []
+
+    def measured():
+        seen.append((script.updates, list(script.settled)))
+        return 0.5
+
+    accuracy = metric("accuracy", "softmax")
+    train(
+        script, measured, accuracy, StopSettings(updates=6), EvaluationSettings(every=3), lambda point: None
+    )
+    assert seen == [(0, []), (3, []), (6, [6])]
 
 
 def test_steps_that_come_many_at_once_do_not_shift_the_intervals():

@@ -1,5 +1,6 @@
 """A data set in one place, checked, before it is split over the parties."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -22,6 +23,7 @@ class Dataset:
         train, test: float32 [rows, columns], or images [rows, channels, height, width].
         columns: the names of the columns of a table; empty for images.
         classes: the sorted class names, which labels index; None for regression.
+        record_digest: of which records these are, in which order, and which are held out.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Dataset:
     test_labels: Labels
     columns: tuple[str, ...] = ()
     classes: tuple[str, ...] | None = None
+    record_digest: str = ""
 
     def __post_init__(self) -> None:
         if len(self.train) == 0 or len(self.test) == 0:
@@ -84,6 +87,14 @@ def split_rows(count: int, test_fraction: float, seed: int) -> tuple[Sequence[in
     order = np.random.Generator(np.random.Philox(seed)).permutation(count)
     tests = round(count * test_fraction)
     return np.sort(order[tests:]).tolist(), np.sort(order[:tests]).tolist()
+
+
+def digest_records(train: Sequence[int], test: Sequence[int]) -> str:
+    """A short digest of the record numbers of both parts, in order."""
+    both = hashlib.sha256()
+    for part in (train, test):
+        both.update(np.asarray(part, dtype="<i8").tobytes() + b"|")
+    return both.hexdigest()[:16]
 
 
 def standardised(train: Array, test: Array) -> tuple[Array, Array]:

@@ -45,12 +45,17 @@ class Party:
 
 @dataclass(frozen=True)
 class VerticalData:
-    """A data set as a federation holds it: features with the parties, labels with the server."""
+    """A data set as a federation holds it: features with the parties, labels with the server.
+
+    Attributes:
+        record_digest: tells sets of records apart; parties compare it before they train together.
+    """
 
     parties: tuple[Party, ...]
     train_labels: Tensor
     test_labels: Tensor
     classes: tuple[str, ...] | None = None
+    record_digest: str = ""
 
     @property
     def rows(self) -> int:
@@ -74,6 +79,7 @@ def partition(dataset: Dataset, settings: PartitionSettings, scale: str = "auto"
         torch.from_numpy(np.ascontiguousarray(dataset.train_labels)),
         torch.from_numpy(np.ascontiguousarray(dataset.test_labels)),
         dataset.classes,
+        dataset.record_digest,
     )
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import polars as pl
 from sklearn import datasets as bundled
 
-from vafl.data.dataset import Array, Dataset, encode_labels, split_rows
+from vafl.data.dataset import Array, Dataset, digest_records, encode_labels, split_rows
 from vafl.errors import ConfigError, DataError
 
 _BUNDLED: dict[str, tuple[Callable[..., Any], bool]] = {  # name: (loader, is a regression)
@@ -137,6 +137,7 @@ def _split(
         test_labels=numbers[test],
         columns=columns,
         classes=classes,
+        record_digest=digest_records(train, test),
     )
 
 
@@ -160,6 +161,7 @@ def _load_idx(settings: DataSettings) -> Dataset:
         train_labels=labels.astype(np.int64),
         test_labels=test_labels.astype(np.int64),
         classes=tuple(map(str, range(10))),
+        record_digest=digest_records(range(len(images)), range(len(test_images))),
     )
 
 

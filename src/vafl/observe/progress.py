@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vafl.runtime.simulator import Traffic
-from vafl.runtime.training import Point, Runtime
+from vafl.runtime.training import Clock, Point
 
 _LINES = 10  # lines printed over a run where there is no terminal
 
@@ -45,7 +45,7 @@ class Progress:
     console: Console
     title: str
     metric: str
-    runtime: Runtime
+    runtime: Clock
     share_done: Callable[[], float]
     clients: Callable[[], list[ClientStatus]]
     _point: Point | None = None

@@ -23,7 +23,19 @@ from torch import Tensor
 from vafl.errors import RunFolderError
 from vafl.runtime.training import Point
 
-_OURS = ("config.toml", "history.jsonl", "summary.json", "models", "progress.png", "progress.svg")
+_OURS = (
+    *(
+        "config.toml",
+        "history.jsonl",
+        "summary.json",
+        "summary.json.part",
+        "models",
+        "state",
+        "certs",
+        "logs",
+    ),
+    *("progress.png", "progress.svg"),
+)
 
 
 class RunFolder:
@@ -32,13 +44,22 @@ class RunFolder:
     Use as a context manager: leaving it closes the history.
     """
 
-    def __init__(self, path: Path, config_toml: str, *, overwrite: bool = False) -> None:
+    def __init__(
+        self, path: Path, config_toml: str, *, overwrite: bool = False, resume: bool = False
+    ) -> None:
         self.path = path
-        if path.exists():
+        if path.exists() and not resume:
             self._clear(overwrite)
-        (path / "models").mkdir(parents=True)
-        (path / "config.toml").write_text(config_toml, encoding="utf-8")
-        self._history = (path / "history.jsonl").open("w", encoding="utf-8")
+        (path / "models").mkdir(parents=True, exist_ok=True)
+        self.write_config(config_toml)
+        self._history = (path / "history.jsonl").open("a" if resume else "w", encoding="utf-8")
+
+    def write_config(self, config_toml: str) -> None:
+        (self.path / "config.toml").write_text(config_toml, encoding="utf-8")
+
+    def points(self) -> list[Point]:
+        """The evaluations so far: those of the run that is resumed."""
+        return _read_points(self.path)
 
     def _clear(self, overwrite: bool) -> None:
         """Makes room for the run, if that is what the user asked for; only ever removes our own files."""
@@ -89,6 +110,11 @@ class RunFolder:
         temporary.replace(self.path / "summary.json")
 
 
+def _read_points(path: Path) -> list[Point]:
+    lines = (path / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    return [Point(**json.loads(line)) for line in lines]
+
+
 def versions() -> dict[str, str]:
     """The versions that made a result."""
     packages = {name: version(name) for name in ("vafl", "torch", "numpy")}
@@ -122,8 +148,7 @@ def read_run(path: Path) -> RecordedRun:
     """
     try:
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-        lines = (path / "history.jsonl").read_text(encoding="utf-8").splitlines()
-        points = [Point(**json.loads(line)) for line in lines]
+        points = _read_points(path)
         if not points or "metric" not in summary:
             raise ValueError("it has no evaluation")
     except FileNotFoundError as error:

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vafl.errors import InvalidMessage
-from vafl.protocol.messages import Decline, Refresh, Request
+from vafl.protocol.messages import Request
+from vafl.protocol.requests import Requests
 from vafl.protocol.rules import Turn, Unanswered
 from vafl.protocol.table import EmbeddingTable
 
@@ -23,33 +23,25 @@ class DelayBound:
     Attributes:
         limit: D, at least 1.
         policy: what to do about a client that declines or is gone.
-        outstanding: the request each client has yet to answer.
+        asked: the number of the request each client has yet to answer for the step now waiting.
         declined: the clients that could not answer, for the step now waiting.
     """
 
     limit: int
     policy: Unanswered = "wait"
-    outstanding: dict[int, Request] = field(default_factory=dict)
+    asked: dict[int, int] = field(default_factory=dict)
     declined: set[int] = field(default_factory=set)
-    asked: int = 0
 
-    def check(self, message: Refresh | Decline) -> None:
-        """Raises InvalidMessage unless the message answers what that client was asked."""
-        request = self.outstanding.get(message.client)
-        if request is None or request.number != message.request:
-            raise InvalidMessage(f"client {message.client} was not asked request {message.request}.")
-        if isinstance(message, Refresh) and not torch.equal(request.rows, message.rows):
-            raise InvalidMessage(f"the answer to request {request.number} must hold exactly its rows.")
-
-    def settle(self, message: Refresh | Decline) -> None:
-        """Takes note of an answer that was checked."""
-        del self.outstanding[message.client]
-        if isinstance(message, Decline):
-            self.declined.add(message.client)
+    def settle(self, client: int, number: int, *, declined: bool) -> None:
+        """Takes note of a client's answer."""
+        if self.asked.get(client) == number:
+            del self.asked[client]
+            if declined:
+                self.declined.add(client)
 
     def forget(self, client: int) -> None:
-        """The client left or came back: what it was asked before no longer counts."""
-        self.outstanding.pop(client, None)
+        """The client left or came back: whether it could answer before no longer counts."""
+        self.asked.pop(client, None)
         self.declined.discard(client)
 
     def begin_step(self) -> None:
@@ -62,18 +54,17 @@ class DelayBound:
         clients = np.flatnonzero(old.any(axis=0)).tolist()
         return {client: torch.unique(rows[torch.from_numpy(old[:, client])]) for client in clients}
 
-    def ask(self, stale: dict[int, Tensor], absent: set[int]) -> list[Request]:
+    def ask(self, stale: dict[int, Tensor], absent: set[int], requests: Requests) -> list[Request]:
         """Requests to every client that can be asked and was not yet."""
-        requests = []
+        made = []
         for client, rows in stale.items():
-            if client not in self.outstanding and client not in self.declined and client not in absent:
-                self.outstanding[client] = Request(client, self.asked, rows)
-                self.asked += 1
-                requests.append(self.outstanding[client])
-        return requests
+            if client not in self.asked and client not in self.declined and client not in absent:
+                made.append(requests.make(client, rows))
+                self.asked[client] = made[-1].number
+        return made
 
     def must_wait(self, stale: dict[int, Tensor]) -> bool:
-        return bool(self.outstanding) or (bool(stale) and self.policy == "wait")
+        return bool(self.asked) or (bool(stale) and self.policy == "wait")
 
     def to_skip(self, group: Sequence[Turn], stale: dict[int, Tensor]) -> list[Turn]:
         """The turns that cannot be taken under the `skip` policy."""

@@ -6,6 +6,7 @@ is private.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from vafl.protocol.descent import Descent
 from vafl.protocol.messages import (
     ClientMessage,
     Gradient,
+    Join,
     Query,
     Refresh,
     Request,
@@ -37,12 +39,13 @@ class _Flight:
     """An upload whose gradient has not come yet.
 
     `embeddings` still holds its autograd graph, which is valid while theta_m is unchanged, that is
-    while `version` is the client's.
+    while `version` is the client's. `behind` uploads were in flight already when it was made.
     """
 
     rows: Tensor
     embeddings: Tensor
     version: int
+    behind: int
 
 
 @torch.no_grad()
@@ -60,7 +63,8 @@ class Client:
 
     Args:
         index: which column of the server's table is this client's.
-        features: [rows, ...], the party's own features, one line a record.
+        features: [rows, ...], the party's own features, one line a record: the rows the schedule deals
+            out, and after them any that are held out for evaluation and only sent when asked for.
         model: maps features to embeddings [batch, width].
         descent: steps the model's parameters.
         schedule: which rows to pick at which activation.
@@ -85,7 +89,9 @@ class Client:
     ) -> None:
         self.index, self.model = index, model
         self.activation = 0
-        self._features, self._descent, self._schedule = features, descent, schedule
+        self.iteration = -1
+        self.descent = descent
+        self._features, self._schedule = features, schedule
         self._refresh, self._rule, self._l2, self._perturb = refresh, rule, l2, perturb
         self._sequence = 0
         self._version = 0
@@ -94,8 +100,25 @@ class Client:
 
     @property
     def waiting(self) -> bool:
-        """Whether an answer is owed, so that the client cannot begin another activation."""
-        return bool(self._flights) if self._rule.order == "upload-first" else self._queried >= 0
+        """Whether as many answers are owed as may be, so that the client cannot begin an activation."""
+        if self._rule.order == "query-first":
+            return self._queried >= 0
+        return len(self._flights) >= self._rule.window
+
+    def join(self) -> Join:
+        """What the client says first on a connection: where it stands."""
+        self._sequence = 0
+        return Join(self.index, self.activation, self.applied, self.iteration)
+
+    @property
+    def applied(self) -> int:
+        """How many uploads were answered: those still in flight are the newest."""
+        return min(self._flights, default=self.activation)
+
+    def restore(self, activation: int, iteration: int, optimiser: dict[str, Any]) -> None:
+        """Goes back to a checkpoint. The model is restored by whoever made it."""
+        self.activation, self.iteration = activation, iteration
+        self.descent.restore(optimiser)
 
     def wake(self) -> list[ClientMessage]:
         """Begins an activation. Call it only when not `waiting`."""
@@ -120,8 +143,11 @@ class Client:
             self._check_rows(message.rows)
             return [self._refreshed(message.rows, message.number)]
         if isinstance(message, Welcome):
-            self._restart(message)
+            return self._rejoin(message)
+        if not isinstance(message, Gradient | Skipped):
             return []
+        if message.activation < self.applied:
+            return []  # said again because it might have been lost; it was not
         self._check_answer(message)
         flight = self._flights.pop(message.activation)
         self._queried = -1
@@ -145,27 +171,36 @@ class Client:
                 f"Found {list(answer.gradients.shape)}."
             )
 
-    def _restart(self, welcome: Welcome) -> None:
-        """Goes on where the server says the run stands; answers to older uploads will not come."""
-        self._flights.clear()
+    def _rejoin(self, welcome: Welcome) -> list[ClientMessage]:
+        """Says again what the server never got; goes on where the server stands if that is further."""
+        known = welcome.activations[self.index]
         self._queried = -1
-        self.activation = welcome.activations[self.index]
+        if known > self.activation:
+            self._flights.clear()
+            self.activation = known
+        missing = [activation for activation in self._flights if activation >= known]
+        return [self._as_upload(activation, self._flights[activation]) for activation in missing]
 
     def _upload(self) -> Upload:
         rows = torch.from_numpy(self._schedule.batch(self.activation))
-        embeddings = self._embed_with_graph(rows)
-        self._flights[self.activation] = _Flight(rows, embeddings, self._version)
+        flight = _Flight(rows, self._embed_with_graph(rows), self._version, len(self._flights))
+        self._flights[self.activation] = flight
+        self.activation += 1
+        return self._as_upload(self.activation - 1, flight)
+
+    def _as_upload(self, activation: int, flight: _Flight) -> Upload:
+        """The same upload each time it is said: a retry carries the bytes of the first try."""
+        first_order = self._rule.order == "upload-first"
         with made_here():
-            message = Upload(
+            return Upload(
                 client=self.index,
                 sequence=self._next(),
-                activation=self.activation,
-                rows=rows,
-                embeddings=embeddings.detach(),
-                answer=self._rule.order == "upload-first",
+                activation=activation,
+                rows=flight.rows,
+                embeddings=flight.embeddings.detach(),
+                answer=first_order,
+                in_flight=flight.behind,
             )
-        self.activation += 1
-        return message
 
     def _embed_with_graph(self, rows: Tensor) -> Tensor:
         embeddings = self.model(self._features.index_select(0, rows))
@@ -179,15 +214,16 @@ class Client:
             self._step(embeddings, answer)
 
     def _step(self, embeddings: Tensor, answer: Gradient) -> None:
-        parameters = self._descent.parameters
+        parameters = self.descent.parameters
         if not parameters:  # a fixed embedding
             return
         gradients = torch.autograd.grad(embeddings, parameters, answer.gradients, materialize_grads=True)
         if self._l2:  # not in place: autograd may give one tensor for two parameters
             pairs = zip(gradients, parameters, strict=True)
             gradients = tuple(g.add(p.detach(), alpha=self._l2) for g, p in pairs)
-        self._descent.step(gradients, answer.iteration)
+        self.descent.step(gradients, answer.iteration)
         self._version += 1
+        self.iteration = answer.iteration
 
     def _end_activation(self, activations: Sequence[int]) -> list[ClientMessage]:
         """With the model just updated: the next upload (query-first order), and the refresh."""
@@ -198,12 +234,18 @@ class Client:
         return said
 
     def _refreshed(self, rows: Tensor | None, request: int | None = None) -> Refresh:
-        embeddings = embed(self.model, self._features, rows)
+        training = self._features[: self._schedule.rows]
+        evaluating = rows is not None and len(rows) > 0 and int(rows[0]) >= len(training)
+        if evaluating:
+            self.model.eval()
+        embeddings = embed(self.model, training if rows is None else self._features, rows)
+        if evaluating:
+            self.model.train()
         if self._perturb is not None:
             embeddings = self._perturb(embeddings)
-        rows = torch.arange(len(self._features)) if rows is None else rows
+        rows = torch.arange(len(training)) if rows is None else rows
         with made_here():
-            return Refresh(self.index, self._next(), rows, embeddings.float(), request)
+            return Refresh(self.index, self._next(), rows, embeddings.float(), request, len(self._flights))
 
     def _next(self) -> int:
         self._sequence += 1

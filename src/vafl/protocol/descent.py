@@ -137,3 +137,8 @@ class Descent:
     def state(self) -> dict[str, Any]:
         """What the optimiser remembers between steps (empty for plain SGD)."""
         return {} if self._optimiser is None else self._optimiser.state_dict()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Takes back what `state` gave."""
+        if self._optimiser is not None:
+            self._optimiser.load_state_dict(state)

@@ -6,11 +6,13 @@ features or model parameters, and none of these types could.
 
 | client says | server says |
 |---|---|
-| `Join`, `Leave` (the runtime speaks for a client that vanished) | `Welcome` |
+| `Join`; `Leave` (said by the runtime when a client vanished) | `Welcome`, then what is still owed |
 | `Upload`: embeddings of a minibatch, at one activation | `Gradient` or `Skipped` |
 | `Query`: the gradient for an earlier upload (query-first order) | `Gradient` or `Skipped` |
 | `Refresh`: embeddings of other rows, or of the rows asked for | |
 | `Decline`: cannot give the rows asked for | `Request`: fresh embeddings of these rows, please |
+| | `Durable`: what a checkpoint now holds of this client |
+| | `Refused`: a message broke a rule; `Stop`: the run is over |
 """
 
 from collections.abc import Iterator
@@ -23,7 +25,7 @@ from torch import Tensor
 
 from vafl.errors import Diverged, InvalidMessage
 
-HEADER_BYTES = 32  # kind, party, sequence, activation, iteration, lengths
+HEADER_BYTES = 48  # kind, encoding, sequence, activation, iteration, lengths
 ROW_BYTES = 4  # a row travels as an unsigned 32-bit number
 
 
@@ -64,10 +66,26 @@ def _count_fault(name: str, value: int) -> str | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Join:
-    """Client `client` is here, for the first time or again."""
+    """Client `client` is here, for the first time or again, and says where it stands.
+
+    Attributes:
+        activation: the number of its next upload.
+        applied: how many of its uploads were answered; it still waits for those from here on.
+        iteration: the last global iteration its model has learned from; -1 if none.
+    """
 
     client: int
+    activation: int = 0
+    applied: int = 0
+    iteration: int = -1
     nbytes = HEADER_BYTES
+
+    def __post_init__(self) -> None:
+        _require(
+            _count_fault("applied", self.applied),
+            _count_fault("activation", self.activation - self.applied),
+            _count_fault("iteration", self.iteration + 1),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +107,8 @@ class Upload:
         embeddings: [batch, width].
         answer: whether the server answers with the gradient (Algorithm 1 as written) or the client
             will ask for it at its next activation (the footnote's order).
+        in_flight: how many of its earlier uploads were unanswered when the client embedded these rows:
+            their gradients are missing from its model, and that counts as delay.
     """
 
     client: int
@@ -97,11 +117,13 @@ class Upload:
     rows: Tensor
     embeddings: Tensor
     answer: bool = True
+    in_flight: int = 0
 
     def __post_init__(self) -> None:
         _require(
             _count_fault("sequence", self.sequence),
-            _count_fault("activation", self.activation),
+            _count_fault("activation", self.activation - self.in_flight),
+            _count_fault("in_flight", self.in_flight),
             _rows_fault(self.rows),
             _matrix_fault("embeddings", self.embeddings, len(self.rows)),
             None if len(self.rows) else "an upload needs at least one row. Found none.",
@@ -118,6 +140,7 @@ class Refresh:
 
     Attributes:
         request: the number of the `Request` this answers; None when the client refreshes by itself.
+        in_flight: as for `Upload`.
     """
 
     client: int
@@ -125,10 +148,12 @@ class Refresh:
     rows: Tensor
     embeddings: Tensor
     request: int | None = None
+    in_flight: int = 0
 
     def __post_init__(self) -> None:
         _require(
             _count_fault("sequence", self.sequence),
+            _count_fault("in_flight", self.in_flight),
             _rows_fault(self.rows),
             _matrix_fault("embeddings", self.embeddings, len(self.rows)),
         )
@@ -159,16 +184,27 @@ class Decline:
     sequence: int
     request: int
     reason: str
-    nbytes = HEADER_BYTES
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + len(self.reason.encode())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Welcome:
-    """Where the run stands: the global iteration and how often each client was active."""
+    """Where the run stands.
+
+    Attributes:
+        iteration: the global iteration.
+        activations: how many uploads of each client the server has; the client says again what it is
+            missing, and leaves out what it has.
+        durable: how many uploads of this client a checkpoint holds.
+    """
 
     client: int
     iteration: int
     activations: tuple[int, ...]
+    durable: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -211,12 +247,12 @@ class Skipped:
 
     @property
     def nbytes(self) -> int:
-        return HEADER_BYTES + 8 * len(self.activations)
+        return HEADER_BYTES + 8 * len(self.activations) + len(self.reason.encode())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """Fresh embeddings of these rows, please: the delay bound needs them."""
+    """Fresh embeddings of these rows, please: the delay bound, an evaluation or a recovery needs them."""
 
     client: int
     number: int
@@ -230,5 +266,38 @@ class Request:
         return HEADER_BYTES + ROW_BYTES * len(self.rows)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Durable:
+    """A checkpoint now holds the client's first `activation` uploads: no crash can undo them."""
+
+    client: int
+    activation: int
+    nbytes = HEADER_BYTES
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stop:
+    """The run is over, and why."""
+
+    client: int
+    reason: str
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + len(self.reason.encode())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Refused:
+    """A message of the client broke a rule and was dropped; the reason says which."""
+
+    client: int
+    reason: str
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + len(self.reason.encode())
+
+
 ClientMessage = Join | Leave | Upload | Refresh | Query | Decline
-ServerMessage = Welcome | Gradient | Skipped | Request
+ServerMessage = Welcome | Gradient | Skipped | Request | Durable | Stop | Refused

@@ -32,6 +32,8 @@ class RuleSettings:
             asks for the gradient of its last upload, updates, then picks and uploads anew.
         start: cells nobody has uploaded yet count as `zeros`, or each client's first act is a full
             `upload`.
+        window: uploads a client may have in flight, so that a long way to the server does not throttle it;
+            what its model misses meanwhile counts as delay. Query-first order has one.
         local_steps: Q, the client's steps on one answer (the same gradient, re-applied).
     """
 
@@ -41,6 +43,7 @@ class RuleSettings:
     when_unanswered: Unanswered = "wait"
     order: Order = "upload-first"
     start: Literal["zeros", "upload"] = "zeros"
+    window: int = 1
     local_steps: int = 1
 
     def __post_init__(self) -> None:
@@ -49,6 +52,13 @@ class RuleSettings:
         if self.delay_bound < 0:
             raise ConfigError(
                 f"rule.delay_bound must be at least 1, or 0 for no bound. Found {self.delay_bound}."
+            )
+        if self.window < 1:
+            raise ConfigError(f"rule.window must be 1 or more. Found {self.window}.")
+        if self.window > 1 and (self.order == "query-first" or self.name == "sync"):
+            raise ConfigError(
+                f'rule.window = {self.window} needs order = "upload-first" and a rule other than sync, whose '
+                "rounds are one upload each. Set rule.window to 1."
             )
         if self.local_steps < 1:
             raise ConfigError(f"rule.local_steps must be 1 or more. Found {self.local_steps}.")

@@ -76,26 +76,27 @@ class BatchSchedule:
     _REMEMBERED = 4  # look-ahead reads across the seam of two epochs
 
     def __init__(self, kind: ScheduleKind, rows: int, batch_size: int, seed: int, stream: int) -> None:
-        self._kind, self._rows, self._batch_size = kind, rows, batch_size
+        self.rows = rows
+        self._kind, self._batch_size = kind, batch_size
         self._key = (seed, stream)
         self._drawn: OrderedDict[int, npt.NDArray[np.int32]] = OrderedDict()
 
     @property
     def batches_per_epoch(self) -> int:
-        return -(-self._rows // self._batch_size)
+        return -(-self.rows // self._batch_size)
 
     def batch(self, activation: int) -> Rows:
         """The distinct rows of activation `activation`, counted from 0."""
         if self._kind == "iid":
             generator = self._generator(activation)
-            return generator.choice(self._rows, self._batch_size, replace=False, shuffle=False)
+            return generator.choice(self.rows, self._batch_size, replace=False, shuffle=False)
         epoch, position = divmod(activation, self.batches_per_epoch)
         start = position * self._batch_size
         return self._epoch(epoch)[start : start + self._batch_size].astype(np.int64)
 
     def _epoch(self, epoch: int) -> npt.NDArray[np.int32]:
         if epoch not in self._drawn:
-            order = np.arange(self._rows, dtype=np.int32)
+            order = np.arange(self.rows, dtype=np.int32)
             self._generator(epoch).shuffle(order)
             self._drawn[epoch] = order
             if len(self._drawn) > self._REMEMBERED:

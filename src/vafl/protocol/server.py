@@ -5,6 +5,8 @@ bound may ask for fresh cells -> one evaluation of the loss -> the head steps, g
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,20 +19,24 @@ from vafl.protocol.losslog import LossLog
 from vafl.protocol.messages import (
     ClientMessage,
     Decline,
+    Durable,
     Gradient,
     Join,
     Leave,
     Query,
     Refresh,
+    Request,
     ServerMessage,
     Skipped,
     Upload,
     Welcome,
     made_here,
 )
+from vafl.protocol.requests import Requests
 from vafl.protocol.rules import Rule, Turn
-from vafl.protocol.table import EmbeddingTable
+from vafl.protocol.table import FOREVER, EmbeddingTable
 
+RECALL_ROWS = 65_536  # rows of one request for what a client lost
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -39,7 +45,7 @@ class Server:
 
     Args:
         table: the last embedding of every row and client.
-        labels: [rows], one label a row.
+        labels: [training rows], one label a row; rows of the table beyond are held out: no step uses them.
         head: maps what `table.read` gives to outputs.
         loss: (outputs, labels) -> the loss of each row, [batch].
         descent: steps the head's parameters.
@@ -48,7 +54,11 @@ class Server:
 
     Attributes:
         iteration: the global counter k: how many steps were made.
+        last_iteration: no step is made beyond it.
         activations: how many uploads each client has made.
+        durable: how many of them the last checkpoint holds.
+        absent: the clients that are gone.
+        requests: what was asked of clients and is not answered yet.
     """
 
     def __init__(
@@ -62,16 +72,22 @@ class Server:
         bound: DelayBound | None = None,
     ) -> None:
         self.table, self.head, self.rule, self.bound = table, head, rule, bound
+        self.descent = descent
         self.delays = DelayLog(table.clients, bound.limit if bound else None)
         self.losses = LossLog()
         self.iteration = 0
+        self.last_iteration = FOREVER
         self.activations = [0] * table.clients
+        self.durable = [0] * table.clients
         self.absent: set[int] = set()
-        self._labels, self._loss, self._descent = labels, loss, descent
+        self.requests = Requests()
+        self._labels, self._loss = labels, loss
         self._sequences = [-1] * table.clients
         self._waiting: list[Turn] = []
         self._group: list[Turn] = []
         self._answerable: dict[int, Upload] = {}
+        self._lost = [torch.empty(0, dtype=torch.int64)] * table.clients
+        self._answers: list[list[Gradient]] = [[] for _ in range(table.clients)]
 
     def receive(self, message: ClientMessage) -> list[ServerMessage]:
         """Takes one message and gives the replies that follow from it, in order.
@@ -87,34 +103,51 @@ class Server:
                 f"client {message.client} is gone: it must join before it says anything else."
             )
         if isinstance(message, Upload):
-            self._take_upload(message)
+            replies = self._take_upload(message)
         elif isinstance(message, Refresh):
-            self._take_refresh(message)
+            replies = self._take_refresh(message)
         elif isinstance(message, Query):
-            self._take_query(message)
+            replies = self._take_query(message)
         elif isinstance(message, Decline):
-            self._take_decline(message)
+            replies = self._take_decline(message)
         elif isinstance(message, Leave):
-            self._take_leave(message)
+            replies = self._take_leave(message)
         else:
-            return [self._welcome(message), *self._advance()]
-        return self._advance()
+            replies = self._take_join(message)
+        return replies + self._advance()
+
+    def ask(self, client: int, rows: Tensor) -> Request:
+        """Asks a client for fresh embeddings, outside any step: for an evaluation, say."""
+        return self.requests.make(client, rows)
+
+    def restore(self, iteration: int, activations: Sequence[int], optimiser: dict[str, Any]) -> None:
+        """Goes back to a checkpoint. The head is restored by whoever made it; what the table got since
+        then is unknown until its clients, when they join, have said it again."""
+        self.iteration = iteration
+        self.activations, self.durable = list(activations), list(activations)
+        self.descent.restore(optimiser)
+        self._lost = [self.table.stored_after(m, iteration) for m in range(self.table.clients)]
+        self.table.forget_after(iteration)
+
+    def made_durable(self, activations: Sequence[int]) -> list[Durable]:
+        """A checkpoint holds so many uploads of each client: tells those whose number has grown."""
+        grown = [m for m, count in enumerate(activations) if count > self.durable[m]]
+        self.durable = list(activations)
+        return [Durable(client, activations[client]) for client in grown]
 
     def waiting_for(self) -> str:
         """What the server is waiting for, in words, for whoever watches."""
         gone = sorted(self.absent)
         if self.bound and self._group:
             rows = torch.cat([turn.rows for turn in self._group])
-            lacking = (
-                self.bound.stale(self.table, rows, self.iteration).keys() | self.bound.outstanding.keys()
-            )
+            lacking = self.bound.stale(self.table, rows, self.iteration).keys() | self.bound.asked.keys()
             return f"fresh embeddings from clients {sorted(lacking)} (delay bound); gone: {gone}"
         here = sorted({turn.client for turn in self._waiting})
         return f"uploads of {self.rule.quorum} different clients; it has those of {here}; gone: {gone}"
 
     # --- each kind of message: first every check, then the change ---
 
-    def _take_upload(self, upload: Upload) -> None:
+    def _take_upload(self, upload: Upload) -> list[ServerMessage]:
         client = upload.client
         self._check_sequence(client, upload.sequence)
         if upload.activation != self.activations[client]:
@@ -123,62 +156,131 @@ class Server:
                 f"Found {upload.activation}."
             )
         self.table.check(client, upload.rows, upload.embeddings)
+        if int(upload.rows.max()) >= len(self._labels):
+            raise InvalidMessage(
+                f"rows of an upload must be below {len(self._labels)}: the others are held out."
+            )
         if self.rule.common_rows:
             self._check_common_rows(upload)
         self._sequences[client] = upload.sequence
+        self._store(upload)
         self.activations[client] += 1
-        self.table.store(client, upload.rows, upload.embeddings, self.iteration)
         if not upload.answer:
             self._answerable[client] = upload
         self._waiting.append(Turn(client, upload.activation, upload.rows, True, upload.answer))
+        return self._end_older_rounds() if self.rule.common_rows else []
 
-    def _take_refresh(self, refresh: Refresh) -> None:
+    def _take_refresh(self, refresh: Refresh) -> list[ServerMessage]:
         self._check_sequence(refresh.client, refresh.sequence)
         self.table.check(refresh.client, refresh.rows, refresh.embeddings)
         if refresh.request is not None:
-            self._require_bound().check(refresh)
-            self._require_bound().settle(refresh)
+            self.requests.check(refresh)
+            self._settle(refresh.client, refresh.request, declined=False)
         self._sequences[refresh.client] = refresh.sequence
-        self.table.store(refresh.client, refresh.rows, refresh.embeddings, self.iteration)
+        self._store(refresh)
+        return []
 
-    def _take_query(self, query: Query) -> None:
+    def _take_query(self, query: Query) -> list[ServerMessage]:
         self._check_sequence(query.client, query.sequence)
-        upload = self._answerable.get(query.client)
-        if upload is None or upload.activation != query.activation:
+        asked = any(turn.client == query.client and not turn.steps for turn in self._waiting)
+        if asked or query.activation >= self.activations[query.client]:
             raise InvalidMessage(
                 f"client {query.client} has no unanswered upload of activation {query.activation}."
             )
         self._sequences[query.client] = query.sequence
-        del self._answerable[query.client]
-        self._waiting.append(Turn(query.client, query.activation, upload.rows, False, True))
+        upload = self._answerable.get(query.client)
+        turn = Turn(query.client, query.activation, torch.empty(0), False, True)
+        if upload is None or upload.activation != query.activation:
+            return [self._skipped(turn, "this upload is not known any more")]
+        self._waiting.append(replace(turn, rows=upload.rows))
+        return []
 
-    def _take_decline(self, decline: Decline) -> None:
+    def _take_decline(self, decline: Decline) -> list[ServerMessage]:
         self._check_sequence(decline.client, decline.sequence)
-        self._require_bound().check(decline)
-        self._require_bound().settle(decline)
+        self.requests.check(decline)
+        self._settle(decline.client, decline.request, declined=True)
         self._sequences[decline.client] = decline.sequence
+        return []
 
-    def _take_leave(self, leave: Leave) -> None:
+    def _take_leave(self, leave: Leave) -> list[ServerMessage]:
+        """What the client had uploaded stays, and counts; its answers are kept for when it is back."""
         self.absent.add(leave.client)
-        self._drop_turns_of(leave.client)
+        self._forget_requests(leave.client)
+        return []
 
-    def _welcome(self, join: Join) -> Welcome:
-        self.absent.discard(join.client)
-        self._sequences[join.client] = -1  # a client that died has forgotten how far it had counted
-        self._drop_turns_of(join.client)
-        return Welcome(join.client, self.iteration, tuple(self.activations))
+    def _take_join(self, join: Join) -> list[ServerMessage]:
+        """Both sides say where they stand; what one of them has forgotten is said again or given up."""
+        client = join.client
+        self.absent.discard(client)
+        self._sequences[client] = -1  # a connection counts its messages anew
+        self._forget_requests(client)
+        recalled = self._recall(client, join)
+        self._drop_turns(client, keep=range(join.applied, join.activation))
+        self.activations[client] = max(self.activations[client], join.applied)
+        welcome = Welcome(client, self.iteration, tuple(self.activations), self.durable[client])
+        owed = self._owed(client, range(join.applied, min(join.activation, self.activations[client])))
+        return [welcome, *owed, *recalled]
 
-    def _drop_turns_of(self, client: int) -> None:
-        """A client that went away, or begins anew, does not wait for answers any more."""
-        self._waiting = [turn for turn in self._waiting if turn.client != client]
-        self._answerable.pop(client, None)
+    def _owed(self, client: int, flights: range) -> list[ServerMessage]:
+        """Answers to uploads that were taken and whose answers may have been lost on the way."""
+        answers = {answer.activation: answer for answer in self._answers[client]}
+        waiting = {turn.activation for turn in self._waiting if turn.client == client}
+        if client in self._answerable:
+            waiting.add(self._answerable[client].activation)
+        owed: list[ServerMessage] = []
+        for activation in flights:
+            if activation in answers:
+                owed.append(answers[activation])
+            elif activation not in waiting:
+                turn = Turn(client, activation, torch.empty(0), False, True)
+                owed.append(self._skipped(turn, "the answer to this upload was lost"))
+        return owed
+
+    def _recall(self, client: int, join: Join) -> list[ServerMessage]:
+        """Asks again for embeddings the server lost, and for those made by what the client's model lost."""
+        rows, self._lost[client] = self._lost[client], torch.empty(0, dtype=torch.int64)
+        if join.activation < self.activations[client]:
+            rows = torch.unique(torch.cat([rows, self.table.stored_after(client, join.iteration)]))
+        return [self.requests.make(client, part) for part in torch.split(rows, RECALL_ROWS) if len(part)]
+
+    def _drop_turns(self, client: int, keep: range) -> None:
+        """The client does not wait for answers outside `keep` any more."""
+        mine = [turn for turn in self._waiting if turn.client == client]
+        dropped = [turn for turn in mine if not turn.steps or turn.activation >= keep.stop]  # it asks again
+        self._finish(dropped)
+        if self.rule.common_rows:  # those rounds are not over: the client uploads them again
+            self.activations[client] -= sum(turn.steps for turn in dropped)
+        if any(turn in dropped for turn in self._group):
+            self._group = []
+            if self.bound:
+                self.bound.begin_step()
+        self._answers[client] = [answer for answer in self._answers[client] if answer.activation < keep.stop]
+        if client in self._answerable and self._answerable[client].activation not in keep:
+            del self._answerable[client]
+
+    def _forget_requests(self, client: int) -> None:
+        for request in self.requests.of(client):
+            self.requests.close(request.number)
         if self.bound:
             self.bound.forget(client)
-            if any(turn.client == client for turn in self._group):  # only a bound keeps a group waiting
-                self._group = []
-                self.bound.begin_step()
-        if self.rule.common_rows:  # the round is not over: the client uploads it again when it is back
-            self.activations[client] = self.iteration
+
+    def _settle(self, client: int, number: int, *, declined: bool) -> None:
+        self.requests.close(number)
+        if self.bound:
+            self.bound.settle(client, number, declined=declined)
+
+    def _store(self, message: Upload | Refresh) -> None:
+        """Stores embeddings as of the iteration whose model they were made with.
+
+        That is now, unless the client had yet to take in answers it was sent: then it is the
+        iteration of the first of those.
+        """
+        client = message.client
+        missing = self.activations[client] - message.in_flight
+        self._answers[client] = [answer for answer in self._answers[client] if answer.activation >= missing]
+        unapplied = self._answers[client]
+        iteration = unapplied[0].iteration if unapplied else self.iteration
+        self.table.store(client, message.rows, message.embeddings, iteration)
 
     def _check_sequence(self, client: int, sequence: int) -> None:
         if sequence <= self._sequences[client]:
@@ -194,10 +296,12 @@ class Server:
                     f"rows than client {turn.client}: the schedules' seeds must agree."
                 )
 
-    def _require_bound(self) -> DelayBound:
-        if self.bound is None:
-            raise InvalidMessage("no embeddings were asked for: this run has no delay bound.")
-        return self.bound
+    def _end_older_rounds(self) -> list[ServerMessage]:
+        """Sync, after a crash made somebody forget: only the newest round can still be completed."""
+        newest = max(turn.activation for turn in self._waiting)
+        older = [turn for turn in self._waiting if turn.steps and turn.activation < newest]
+        self._finish(older)
+        return [self._skipped(turn, "the others are past this round") for turn in older if turn.answers]
 
     # --- deciding and stepping ---
 
@@ -206,7 +310,7 @@ class Server:
         replies: list[ServerMessage] = []
         while True:
             self._group = self._group or self.rule.ready(self._waiting)
-            if not self._group:
+            if not self._group or self.iteration >= self.last_iteration:
                 return replies
             if self.bound and self._must_wait(self.bound, replies):
                 return replies
@@ -219,7 +323,7 @@ class Server:
         """Asks for what the step lacks; skips what cannot be had, if that is the policy."""
         rows = torch.cat([turn.rows for turn in self._group])
         stale = bound.stale(self.table, rows, self.iteration)
-        replies += bound.ask(stale, self.absent)
+        replies += bound.ask(stale, self.absent, self.requests)
         if bound.must_wait(stale):
             return True
         bound.begin_step()
@@ -234,7 +338,13 @@ class Server:
         self._waiting = [turn for turn in self._waiting if turn not in turns]
 
     def _skipped(self, turn: Turn, reason: str) -> Skipped:
+        self._close_query(turn.client, turn.activation)
         return Skipped(turn.client, turn.activation, self.iteration, tuple(self.activations), reason)
+
+    def _close_query(self, client: int, activation: int) -> None:
+        """The upload was answered: it cannot be asked about again."""
+        if client in self._answerable and self._answerable[client].activation == activation:
+            del self._answerable[client]
 
     def _step(self, group: Sequence[Turn]) -> list[ServerMessage]:
         """One evaluation of the loss for all turns; the head moves by the mean over them."""
@@ -246,20 +356,24 @@ class Server:
         losses = self._loss(self.head(inputs), self._labels.index_select(0, rows))
         loss = losses.mean() if len(turns) == 1 else losses @ _mean_weights(turns)
         self.losses.check(float(loss.detach()), self.iteration)
-        gradients = torch.autograd.grad(loss, [inputs, *self._descent.parameters])
+        gradients = torch.autograd.grad(loss, [inputs, *self.descent.parameters])
         iteration = self.iteration
         if group[0].steps:
             self.losses.note(float(loss.detach()))
-            self._descent.step(gradients[1:], iteration)
+            self.descent.step(gradients[1:], iteration)
             self.iteration += 1
         parts = self._split(gradients[0], group, shared)
         counts = tuple(self.activations)
         with made_here():
-            return [
+            answers = [
                 Gradient(turn.client, turn.activation, iteration, part, counts)
                 for turn, part in zip(group, parts, strict=True)
                 if turn.answers
             ]
+        for answer in answers:
+            self._answers[answer.client].append(answer)
+            self._close_query(answer.client, answer.activation)
+        return list(answers)
 
     def _record_delays(self, turns: Sequence[Turn], rows: Tensor, shared: bool) -> None:
         delays = self.table.delays(rows, self.iteration)

@@ -28,9 +28,18 @@ class EmbeddingTable:
         summed: keep the running sum S[row] of the clients' embeddings, for heads that see nothing
             else. A read then costs the same for 4 or 40 clients. The sum is kept in float64, so that
             adding and removing float32 embeddings for ever does not drift.
+        cells, stored_at: memory that lasts longer than the process, with what it holds already.
     """
 
-    def __init__(self, rows: int, widths: Sequence[int], *, summed: bool) -> None:
+    def __init__(
+        self,
+        rows: int,
+        widths: Sequence[int],
+        *,
+        summed: bool,
+        cells: Tensor | None = None,
+        stored_at: Delays | None = None,
+    ) -> None:
         if summed and len(set(widths)) > 1:
             raise ConfigError(
                 f"a head on the sum needs embeddings of one width. Found {list(widths)}. "
@@ -39,9 +48,13 @@ class EmbeddingTable:
         ends = np.cumsum(widths).tolist()
         self.rows = rows
         self.widths = tuple(widths)
-        self.cells = torch.zeros(rows, ends[-1])
-        self.stored_at = np.full((rows, len(widths)), -FOREVER, dtype=np.int32)
+        self.cells = torch.zeros(rows, ends[-1]) if cells is None else cells
+        empty = np.full((rows, len(widths)), -FOREVER, dtype=np.int32) if stored_at is None else stored_at
+        self.stored_at: Delays = empty
         self.sums = torch.zeros(rows, widths[0], dtype=torch.float64) if summed else None
+        if self.sums is not None and cells is not None:
+            for end in ends:
+                self.sums += cells[:, end - widths[0] : end]
         self.columns = tuple(slice(end - width, end) for end, width in zip(ends, widths, strict=True))
         self._views = tuple(self.cells[:, column] for column in self.columns)
         self._seen = np.empty(rows, dtype=np.int32)
@@ -91,6 +104,14 @@ class EmbeddingTable:
         else:
             cells = self.cells.index_select(0, rows).view(len(rows), self.clients, -1)
             sums.index_copy_(0, rows, cells.sum(1, dtype=torch.float64))
+
+    def stored_after(self, client: int, iteration: int) -> Tensor:
+        """The rows of this client's cells that are newer than step `iteration`."""
+        return torch.from_numpy(np.flatnonzero(self.stored_at[:, client] > iteration))
+
+    def forget_after(self, iteration: int) -> None:
+        """Cells newer than step `iteration` count as never stored: the table goes back to a checkpoint."""
+        self.stored_at[self.stored_at > iteration] = -FOREVER
 
     def read(self, rows: Tensor) -> Tensor:
         """What the head sees of these rows: [batch, width] of sums, or [batch, all widths]."""

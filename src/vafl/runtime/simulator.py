@@ -7,18 +7,19 @@ algorithm is here: the simulator decides only when a message arrives.
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from vafl.errors import Stalled
 from vafl.protocol.client import Client
 from vafl.protocol.losslog import LossLog
-from vafl.protocol.messages import ClientMessage, Join, Leave, Request, ServerMessage
+from vafl.protocol.messages import ClientMessage, Gradient, Leave, Request, ServerMessage
 from vafl.protocol.server import Server
+from vafl.runtime.codec import Codec
 from vafl.runtime.delays import DelaySettings
 
-Event = Callable[[], None]
+Event = partial[None]
 
 
 @dataclass
@@ -55,9 +56,19 @@ class Simulator:
         server, clients: the protocol's objects.
         delays: sleep times, links and drop-outs.
         seed: of the sleep times.
+        codec: how messages travel; with other encodings than float32 they lose what they would lose on
+            the wire, and are as short.
     """
 
-    def __init__(self, server: Server, clients: Sequence[Client], delays: DelaySettings, seed: int) -> None:
+    def __init__(
+        self,
+        server: Server,
+        clients: Sequence[Client],
+        delays: DelaySettings,
+        seed: int,
+        codec: Codec | None = None,
+    ) -> None:
+        self._codec = codec or Codec()
         self.server, self.clients = server, list(clients)
         self.now = 0.0
         self.traffic = [Traffic() for _ in clients]
@@ -65,14 +76,15 @@ class Simulator:
         self._up = [Link(delays.latency, delays.bandwidth) for _ in clients]
         self._down = [Link(delays.latency, delays.bandwidth) for _ in clients]
         self._lives = [0] * len(self.clients)
+        self._asleep = [False] * len(self.clients)
         self._events: list[tuple[float, int, Event]] = []
         self._order = itertools.count()
         for client in self.clients:
             self._sleep(client.index)
         for dropout in delays.dropouts:
-            self._at(dropout.start, partial(self._begin_life, Leave(dropout.client - 1)))
+            self._at(dropout.start, partial(self._vanish, dropout.client - 1))
             if dropout.end < math.inf:
-                self._at(dropout.end, partial(self._begin_life, Join(dropout.client - 1)))
+                self._at(dropout.end, partial(self._return, dropout.client - 1))
 
     @property
     def updates(self) -> int:
@@ -98,37 +110,53 @@ class Simulator:
         self.now, _, event = heapq.heappop(self._events)
         event()
 
+    def settle(self) -> None:
+        """The run is over: answers that are under way still arrive, and nobody acts on anything else."""
+        answers = [entry for entry in self._events if entry[2].func == self._at_client]
+        for _, _, answer in sorted(answers):
+            message, life = answer.args
+            if isinstance(message, Gradient) and life == self._lives[message.client]:
+                self.clients[message.client].receive(message)
+        self._events = [entry for entry in self._events if entry not in answers]
+
     def _at(self, time: float, event: Event) -> None:
         heapq.heappush(self._events, (time, next(self._order), event))
 
     def _sleep(self, index: int) -> None:
+        self._asleep[index] = True
         self._at(self._sleepers[index].wakes_at(self.now), partial(self._wake, index, self._lives[index]))
 
     def _wake(self, index: int, life: int) -> None:
         if life == self._lives[index]:
+            self._asleep[index] = False
             self._say(index, self.clients[index].wake())
 
     def _say(self, index: int, messages: Sequence[ClientMessage]) -> None:
         """Sends what a client says; if it waits for no answer then, it goes to sleep."""
         self._send(index, messages)
-        if not self.clients[index].waiting:
+        if not (self.clients[index].waiting or self._asleep[index]):
             self._sleep(index)
 
     def _send(self, index: int, messages: Sequence[ClientMessage]) -> None:
         for message in messages:
-            self.traffic[index].bytes_up += message.nbytes
+            nbytes = self._codec.size(message)
+            self.traffic[index].bytes_up += nbytes
             self.traffic[index].messages_up += 1
-            arrival = self._up[index].arrival(self.now, message.nbytes)
-            self._at(arrival, partial(self._at_server, message, self._lives[index]))
+            received = self._codec.as_received_by_server(message)
+            arrival = self._up[index].arrival(self.now, nbytes)
+            self._at(arrival, partial(self._at_server, received, self._lives[index]))
 
     def _at_server(self, message: ClientMessage, life: int) -> None:
         if life != self._lives[message.client]:
             return  # lost with the connection it was sent on
         for reply in self.server.receive(message):
-            index = reply.client
-            self.traffic[index].bytes_down += reply.nbytes
-            arrival = self._down[index].arrival(self.now, reply.nbytes)
-            self._at(arrival, partial(self._at_client, reply, self._lives[index]))
+            if reply.client in self.server.absent:
+                continue  # nobody to send it to: the server keeps it for when the client is back
+            index, nbytes = reply.client, self._codec.size(reply)
+            self.traffic[index].bytes_down += nbytes
+            received = self._codec.as_received_by_client(reply)
+            arrival = self._down[index].arrival(self.now, nbytes)
+            self._at(arrival, partial(self._at_client, received, self._lives[index]))
 
     def _at_client(self, message: ServerMessage, life: int) -> None:
         if life != self._lives[message.client]:
@@ -142,9 +170,17 @@ class Simulator:
         if life == self._lives[request.client]:
             self._send(request.client, self.clients[request.client].receive(request))
 
-    def _begin_life(self, event: Join | Leave) -> None:
-        """A client vanishes or comes back; what was under way to or from it is lost."""
-        self._lives[event.client] += 1
-        self._up[event.client].cut()
-        self._down[event.client].cut()
-        self._at_server(event, self._lives[event.client])
+    def _vanish(self, index: int) -> None:
+        """What is under way to or from a client that vanishes is lost."""
+        self._cut(index)
+        self._at_server(Leave(index), self._lives[index])
+
+    def _return(self, index: int) -> None:
+        self._cut(index)
+        self._asleep[index] = False
+        self._send(index, [self.clients[index].join()])
+
+    def _cut(self, index: int) -> None:
+        self._lives[index] += 1
+        self._up[index].cut()
+        self._down[index].cut()

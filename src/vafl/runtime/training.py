@@ -73,19 +73,27 @@ class Point:
     metric: float
 
 
-class Runtime(Protocol):
-    """What a run needs of whatever moves it."""
+class Clock(Protocol):
+    """How far a run is."""
 
-    now: float
-    traffic: list[Traffic]
+    @property
+    def now(self) -> float: ...
 
     @property
     def updates(self) -> int: ...
+
+
+class Runtime(Clock, Protocol):
+    """What a run needs of whatever moves it."""
+
+    traffic: list[Traffic]
 
     @property
     def losses(self) -> LossLog: ...
 
     def advance(self) -> None: ...
+
+    def settle(self) -> None: ...
 
 
 class CentralisedRuntime:
@@ -106,6 +114,9 @@ class CentralisedRuntime:
 
     def advance(self) -> None:
         self.trainer.step()
+
+    def settle(self) -> None:
+        """Nothing is ever under way here."""
 
 
 class Evaluator:
@@ -173,16 +184,16 @@ def train(
     due = _next_due(runtime, evaluation)
     while not _over(runtime, stop):
         runtime.advance()
-        if _progress(runtime, evaluation) < due:
+        if _progress(runtime, evaluation) < due or _over(runtime, stop):
             continue
         points.append(measure(runtime, evaluate))
         observe(points[-1])
         due = _next_due(runtime, evaluation)
         if stop.metric is not None and metric.reaches(points[-1].metric, stop.metric):
             return points
-    if points[-1].updates != runtime.updates:
-        points.append(measure(runtime, evaluate))
-        observe(points[-1])
+    runtime.settle()
+    points.append(measure(runtime, evaluate))
+    observe(points[-1])
     return points
 
 

@@ -1,0 +1,92 @@
+"""A client's part of a run: its own columns, its durable state, its way to the server."""
+
+import asyncio
+import signal
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from vafl.build import make_client, make_plan, torch_threads
+from vafl.config import Config
+from vafl.errors import DataError
+from vafl.federation.terms import STATE, load_credentials, make_terms
+from vafl.protocol.client import Client
+from vafl.runtime.checkpoint import flatten, load_checkpoint, save_checkpoint, unflatten
+from vafl.runtime.grpc.client import FederationClient
+from vafl.runtime.grpc.wire import run
+
+
+class ClientState:
+    """A client's durable memory: its model, its optimiser and where it stands.
+
+    Args:
+        every: activations between two checkpoints.
+    """
+
+    def __init__(self, client: Client, folder: Path, every: int, *, resume: bool) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._client, self._folder, self._every = client, folder, every
+        if resume:
+            tensors, facts = load_checkpoint(folder)
+            names = client.model.state_dict()
+            client.model.load_state_dict({name: tensors[f"model.{name}"] for name in names})
+            client.restore(facts["activation"], facts["iteration"], unflatten(facts["optimiser"], tensors))
+        self._saved = client.activation
+
+    def save_if_due(self) -> None:
+        if self._client.activation - self._saved >= self._every:
+            self.save()
+
+    def save(self) -> None:
+        """Makes the model and the client's place in the run durable."""
+        client = self._client
+        self._saved = client.activation
+        tensors, optimiser = flatten("optimiser", client.descent.state())
+        tensors |= {f"model.{name}": tensor for name, tensor in client.model.state_dict().items()}
+        facts = {"activation": client.applied, "iteration": client.iteration, "optimiser": optimiser}
+        save_checkpoint(self._folder, tensors, facts)
+
+
+def run_client(config: Config, party: str, path: Path, *, resume: bool = False) -> str:
+    """One client's part of a run; gives the server's reason for ending it.
+
+    Writes path/models/PARTY.safetensors at the end, and path/state/PARTY meanwhile.
+    """
+    plan = make_plan(config)
+    names = [own.name for own in plan.data.parties]
+    if party not in names:
+        raise DataError(f'"{party}" is no party of this run. Its parties: {", ".join(names)}.')
+    index = names.index(party)
+    credentials = load_credentials(config, party)
+    client = make_client(plan, index, with_held_out=True)
+    state = ClientState(client, path / STATE / party, config.network.checkpoint_every, resume=resume)
+    sleeper = config.delays.clock(len(names), config.seed)[index] if config.network.real_delays else None
+    federation = FederationClient(
+        client, party, make_terms(plan), config.network, credentials, sleeper, state.save_if_due
+    )
+    with torch_threads(config.threads):
+        try:
+            reason = _run(federation)
+        finally:
+            state.save()
+    (path / "models").mkdir(exist_ok=True)
+    tensors = {name: tensor.contiguous() for name, tensor in client.model.state_dict().items()}
+    save_file(tensors, path / "models" / f"{party}.safetensors")
+    return reason
+
+
+def _run(federation: FederationClient) -> str:
+    """Runs the event loop; a signal ends it after the turn under way."""
+    reasons: list[str] = []
+
+    async def main() -> None:
+        task = asyncio.ensure_future(federation.run())
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        try:
+            reasons.append(await task)
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
+    run(main())
+    return reasons[0]

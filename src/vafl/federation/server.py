@@ -1,0 +1,194 @@
+"""The server's part of a run: its durable state, progress, evaluation and the run folder."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from vafl.build import Plan, make_plan, make_server, torch_threads, widths
+from vafl.config import Config
+from vafl.federation.terms import STATE, load_credentials, make_terms
+from vafl.launch import summarise
+from vafl.observe.plots import plot_runs
+from vafl.observe.progress import ClientStatus, Progress
+from vafl.observe.record import RecordedRun, RunFolder, read_run
+from vafl.protocol.table import FOREVER, EmbeddingTable
+from vafl.runtime.checkpoint import MappedArray, flatten, load_checkpoint, save_checkpoint, unflatten
+from vafl.runtime.grpc.conductor import Conductor
+from vafl.runtime.grpc.server import FederationServer
+from vafl.runtime.grpc.wire import run
+from vafl.runtime.identity import SERVER, Credentials
+from vafl.runtime.training import Point
+
+
+class ServerState:
+    """The server's durable memory: its table in mapped files, and a checkpoint of the rest."""
+
+    def __init__(self, plan: Plan, folder: Path, *, resume: bool) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        rows, clients = plan.data.rows + len(plan.data.test_labels), len(plan.data.parties)
+        shape = (rows, sum(widths(plan)))
+        self._cells = MappedArray(folder / "cells.f32", shape, "<f4", fresh=not resume)
+        self._stored_at = MappedArray(folder / "stored_at.i32", (rows, clients), "<i4", fresh=not resume)
+        tensors, self.facts = load_checkpoint(folder) if resume else ({}, {})
+        if not resume:
+            self._stored_at.array[:] = -FOREVER
+        table = EmbeddingTable(
+            rows,
+            widths(plan),
+            summed=plan.config.model.combine == "sum",
+            cells=torch.from_numpy(self._cells.array),
+            stored_at=self._stored_at.array,
+        )
+        self.server = make_server(plan, table)
+        if resume:
+            self._restore(tensors)
+
+    def _restore(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Goes back to the checkpoint; cells stored since are unknown until their clients say them again."""
+        server, facts = self.server, self.facts
+        server.head.load_state_dict({name: tensors[f"head.{name}"] for name in server.head.state_dict()})
+        server.restore(facts["iteration"], facts["activations"], unflatten(facts["optimiser"], tensors))
+
+    def save(self, seconds: float) -> list[int]:
+        """Makes everything up to now durable; gives how many uploads of each client that holds."""
+        self._cells.flush()
+        self._stored_at.flush()
+        server = self.server
+        tensors, optimiser = flatten("optimiser", server.descent.state())
+        tensors |= {f"head.{name}": tensor for name, tensor in server.head.state_dict().items()}
+        facts = {
+            "iteration": server.iteration,
+            "activations": list(server.activations),
+            "optimiser": optimiser,
+            "seconds": seconds,
+        }
+        save_checkpoint(self._folder, tensors, facts)
+        return list(server.activations)
+
+
+@dataclass
+class ServerRun:
+    """The server's part of a run, with progress and the run folder around it.
+
+    Args:
+        prepare: called once the run folder is there; gives the configuration to use from then on.
+    """
+
+    config: Config
+    path: Path
+    console: Console
+    resume: bool = False
+    overwrite: bool = False
+    prepare: Callable[[], Config] | None = None
+    _shown: Progress = field(init=False)
+
+    def run(self, listening: Callable[[str], None] = lambda address: None) -> RecordedRun:
+        """Serves until the run is over, and writes the run folder."""
+        plan = make_plan(self.config)
+        if self.prepare is None:
+            load_credentials(self.config, SERVER)  # fails before the folder is touched
+        opened = RunFolder(self.path, self.config.to_toml(), overwrite=self.overwrite, resume=self.resume)
+        with opened as folder, torch_threads(self.config.threads):
+            if self.prepare is not None:
+                self.config = self.prepare()
+                folder.write_config(self.config.to_toml())
+            credentials = load_credentials(self.config, SERVER)
+            state = ServerState(plan, self.path / STATE / SERVER, resume=self.resume)
+            points: list[Point] = folder.points()
+            conductor, federation = self._assemble(plan, state, credentials, folder, points)
+            with self._progress(plan, federation) as progress:
+                self._shown = progress
+                run(_serve(federation, conductor, listening))
+            folder.write_models({"head": plan.head.state_dict()})
+            folder.finish(self._summary(plan, federation, points, conductor.interrupted))
+        recorded = read_run(self.path)
+        plot_runs([recorded], self.path / "progress")
+        if conductor.interrupted:
+            raise KeyboardInterrupt
+        return recorded
+
+    def _assemble(
+        self,
+        plan: Plan,
+        state: ServerState,
+        credentials: Credentials | None,
+        folder: RunFolder,
+        points: list[Point],
+    ) -> tuple[Conductor, FederationServer]:
+        def observe(point: Point) -> None:
+            points.append(point)
+            folder.append(point)
+            self._shown.observe(point)
+
+        config, tests = self.config, len(plan.data.test_labels)
+        conductor = Conductor(
+            held_out=torch.arange(plan.data.rows, plan.data.rows + tests),
+            labels=plan.data.test_labels,
+            metric=plan.task.metric,
+            stop=config.stop,
+            evaluation=config.evaluation,
+            observe=observe,
+            checkpoint=lambda: state.save(federation.now),
+            checkpoint_every=config.network.checkpoint_every,
+        )
+        names = [party.name for party in plan.data.parties]
+        federation = FederationServer(
+            state.server, names, make_terms(plan), config.network, credentials, conductor
+        )
+        federation.earlier = float(state.facts.get("seconds", 0.0))
+        return conductor, federation
+
+    def _progress(self, plan: Plan, federation: FederationServer) -> Progress:
+        def clients() -> list[ClientStatus]:
+            server = federation.server
+            rows = zip(
+                federation.parties,
+                server.activations,
+                server.delays.summaries(),
+                federation.traffic,
+                strict=True,
+            )
+            return [
+                ClientStatus(name, count, delay.mean, delay.max, traffic, index not in federation.connections)
+                for index, (name, count, delay, traffic) in enumerate(rows)
+            ]
+
+        def share_done() -> float:
+            stop = self.config.stop
+            by_time = federation.now / stop.seconds if stop.seconds else 0.0
+            return min(1.0, max(federation.updates / stop.updates, by_time))
+
+        title = f"{self.config.rule.name} over {self.config.network.security}: {self.config.data.name}"
+        return Progress(self.console, title, plan.task.metric.name, federation, share_done, clients)
+
+    def _summary(
+        self, plan: Plan, federation: FederationServer, points: list[Point], interrupted: bool
+    ) -> dict[str, object]:
+        server = federation.server
+        summary = summarise(
+            self.config,
+            [party.name for party in plan.data.parties],
+            points[-1],
+            plan.task.metric.name,
+            server.delays.summaries(),
+            server.activations,
+            interrupted=interrupted,
+        )
+        return {**summary, "violations": federation.violations, "durable": list(server.durable)}
+
+
+async def _serve(
+    federation: FederationServer, conductor: Conductor, listening: Callable[[str], None]
+) -> None:
+    def interrupt() -> None:
+        conductor.interrupted = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, interrupt)
+    await federation.serve(listening)

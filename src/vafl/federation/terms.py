@@ -1,0 +1,41 @@
+"""What a party brings to a run: the terms it agrees to, and the certificate that proves who it is."""
+
+from pathlib import Path
+
+from vafl.build import Plan, make_schedule, widths
+from vafl.config import Config
+from vafl.errors import ConfigError
+from vafl.runtime.grpc.wire import PROTOCOL, Terms, schedule_digest
+from vafl.runtime.identity import Credentials
+
+STATE = "state"  # in a run folder: each party's own folder for what it must not forget
+
+
+def make_terms(plan: Plan) -> Terms:
+    """What the parties of this run must agree on, as this party sees it."""
+    config, clients = plan.config, len(plan.data.parties)
+    schedules = [make_schedule(config, plan.data.rows, index) for index in range(clients)]
+    return Terms(
+        protocol=PROTOCOL,
+        run_id=config.network.run_id,
+        records=plan.data.rows + len(plan.data.test_labels),
+        record_digest=plan.data.record_digest,
+        width=widths(plan)[0],
+        clients=clients,
+        schedule_digest=schedule_digest(schedules) if config.schedule.seed == "shared" else "private",
+        encoding=config.network.encoding,
+    )
+
+
+def load_credentials(config: Config, party: str) -> Credentials | None:
+    """This party's certificate; None where the run is plaintext on loopback."""
+    if config.network.security == "plaintext":
+        return None
+    if not config.network.certificates:
+        raise ConfigError(
+            "mutual TLS needs network.certificates, the folder that `vafl certs` made. Found none. "
+            "Make one: `vafl certs DIR --party server --party client-1 ...`."
+        )
+    folder = Path(config.network.certificates)
+    own = folder / party
+    return Credentials.load(own if own.is_dir() else folder, party)

@@ -1,0 +1,86 @@
+"""A whole federation on one machine: this process serves, and each client is a process of its own."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from vafl.build import make_plan
+from vafl.config import Config
+from vafl.errors import RunError
+from vafl.federation.server import ServerRun
+from vafl.observe.record import RecordedRun
+from vafl.runtime.identity import SERVER, issue, make_authority
+
+_GRACE = 20.0  # seconds for clients to end by themselves
+
+
+def up(config: Config, path: Path, console: Console, *, overwrite: bool = False) -> RecordedRun:
+    """Runs server and clients over loopback until the run is over; the run folder is `path`.
+
+    Without network.certificates, an authority and a certificate for each party are made in path/certs.
+    """
+    names = [party.name for party in make_plan(config).data.parties]
+    clients = Clients(names, path)
+    served = ServerRun(
+        config, path, console, overwrite=overwrite, prepare=lambda: _certified(config, names, path)
+    )
+    try:
+        recorded = served.run(clients.start)
+    except BaseException:
+        clients.end(0.0)
+        raise
+    clients.end(_GRACE)
+    return recorded
+
+
+def _certified(config: Config, names: list[str], path: Path) -> Config:
+    if config.network.security == "plaintext" or config.network.certificates:
+        return config
+    folder = path / "certs"
+    make_authority(folder)
+    for name in (SERVER, *names):
+        issue(folder, name)
+    return replace(config, network=replace(config.network, certificates=str(folder)))
+
+
+class Clients:
+    """The client processes of a federation on one machine."""
+
+    def __init__(self, names: list[str], path: Path) -> None:
+        self._names, self._path = names, path
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, address: str) -> None:
+        """Starts every client, dialling `address`; what it says goes to logs/NAME.log."""
+        (self._path / "logs").mkdir(exist_ok=True)
+        for name in self._names:
+            command = [sys.executable, "-m", "vafl.cli", "client", str(self._path / "config.toml")]
+            options = [
+                "--party",
+                name,
+                "--out",
+                str(self._path),
+                "--set",
+                f"network.address={json.dumps(address)}",
+            ]
+            with (self._path / "logs" / f"{name}.log").open("wb") as log:
+                self._processes[name] = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                    [*command, *options], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                )
+
+    def end(self, grace: float) -> None:
+        """Waits for the clients to end; kills those that do not, and says so."""
+        for name, process in self._processes.items():
+            try:
+                process.wait(grace)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if grace and process.returncode:
+                log = self._path / "logs" / f"{name}.log"
+                tail = log.read_text(errors="replace")[-500:]
+                raise RunError(f"{name} ended with exit code {process.returncode}. {log} ends: {tail}")

@@ -1,0 +1,110 @@
+"""Checkpoints: what a party must not forget, written whole or not at all.
+
+The embedding table is a memory-mapped file, so a checkpoint costs what changed, not what there is. The
+small rest (parameters, optimiser, counters) is one safetensors file, replaced atomically after the table
+is on disk. Cells stored after the checkpoint may be in the file or not; whoever restores it treats them
+as unknown and asks for them again.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from vafl.errors import RunFolderError
+
+_FILE = "checkpoint.safetensors"
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """The file is the old one or the new one, on disk, whatever happens meanwhile."""
+    temporary = path.with_name(path.name + ".part")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def save_checkpoint(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Writes tensors and plain facts (numbers, lists, text) as one file."""
+    plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    write_atomically(folder / _FILE, save(plain, {"facts": json.dumps(facts)}))
+
+
+def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `save_checkpoint` wrote last.
+
+    Raises:
+        RunFolderError: there is none, or it is damaged.
+    """
+    path = folder / _FILE
+    if not path.is_file():
+        raise RunFolderError(
+            f'--resume needs a checkpoint. Found none in "{folder}". Start without --resume.'
+        )
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads(file.metadata()["facts"])
+            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+        raise RunFolderError(f'the checkpoint "{path}" is damaged: {error}.') from error
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether there is something to resume from."""
+    return (folder / _FILE).is_file()
+
+
+def flatten(prefix: str, state: Any) -> tuple[dict[str, Tensor], Any]:
+    """Takes the tensors out of nested dicts and lists: (tensors by name, the rest with their names)."""
+    tensors: dict[str, Tensor] = {}
+
+    def strip(value: Any, name: str) -> Any:
+        if isinstance(value, Tensor):
+            tensors[name] = value
+            return {"tensor": name}
+        if isinstance(value, dict):
+            return {"dict": [[key, strip(item, f"{name}.{key}")] for key, item in value.items()]}
+        if isinstance(value, list | tuple):
+            return {"list": [strip(item, f"{name}.{place}") for place, item in enumerate(value)]}
+        return value
+
+    return tensors, strip(state, prefix)
+
+
+def unflatten(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The inverse of `flatten`."""
+    if not isinstance(skeleton, dict):
+        return skeleton
+    if "tensor" in skeleton:
+        return tensors[skeleton["tensor"]]
+    if "dict" in skeleton:
+        return {key: unflatten(item, tensors) for key, item in skeleton["dict"]}
+    return [unflatten(item, tensors) for item in skeleton["list"]]
+
+
+class MappedArray:
+    """An array in a file: changes reach the disk by themselves, and surely at `flush`."""
+
+    def __init__(self, path: Path, shape: tuple[int, ...], kind: str, *, fresh: bool) -> None:
+        size = int(np.prod(shape)) * np.dtype(kind).itemsize
+        if not fresh and (not path.is_file() or path.stat().st_size != size):
+            raise RunFolderError(
+                f'"{path}" must hold {size:,} bytes, as the run had. It is missing or another size.'
+            )
+        self.array = np.memmap(path, dtype=kind, mode="w+" if fresh else "r+", shape=shape)
+
+    def flush(self) -> None:
+        self.array.flush()

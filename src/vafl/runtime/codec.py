@@ -1,0 +1,257 @@
+"""The one serialisation: a message as a frame of bytes, and a frame checked and read back.
+
+A frame is a header of 48 bytes, then what its kind of message has of these: rows (unsigned 32 bit), a
+matrix (in the run's encoding), counters (64 bit), text. Every length is checked against the frame's own
+before anything is allocated; nothing is ever unpickled. The party that speaks is not in the frame:
+whoever reads it knows that from the connection.
+"""
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vafl.errors import ConfigError, InvalidMessage
+from vafl.protocol.messages import (
+    HEADER_BYTES,
+    ROW_BYTES,
+    ClientMessage,
+    Decline,
+    Durable,
+    Gradient,
+    Join,
+    Query,
+    Refresh,
+    Refused,
+    Request,
+    ServerMessage,
+    Skipped,
+    Stop,
+    Upload,
+    Welcome,
+)
+
+Message = ClientMessage | ServerMessage
+Encoding = Literal["float32", "float16", "bfloat16", "int8"]
+ENCODINGS: tuple[Encoding, ...] = ("float32", "float16", "bfloat16", "int8")
+LONGEST_TEXT = 1024
+
+_MAGIC, _VERSION = b"VF", 1
+# magic, version, kind, encoding, flag, 2 spare; three numbers; lines, width, counters, bytes of text
+_HEADER = struct.Struct("<2sBBBBxxqqqIIII")
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Which fields of a message travel where."""
+
+    numbers: tuple[str, ...] = ()
+    flag: str = ""
+    rows: str = ""
+    matrix: str = ""
+    counters: str = ""
+    text: str = ""
+
+
+_LAYOUTS: dict[type[Message], _Layout] = {
+    Join: _Layout(("activation", "applied", "iteration")),
+    Upload: _Layout(("sequence", "activation", "in_flight"), flag="answer", rows="rows", matrix="embeddings"),
+    Refresh: _Layout(("sequence", "request", "in_flight"), rows="rows", matrix="embeddings"),
+    Query: _Layout(("sequence", "activation")),
+    Decline: _Layout(("sequence", "request"), text="reason"),
+    Welcome: _Layout(("iteration", "durable"), counters="activations"),
+    Gradient: _Layout(("activation", "iteration"), matrix="gradients", counters="activations"),
+    Skipped: _Layout(("activation", "iteration"), counters="activations", text="reason"),
+    Request: _Layout(("number",), rows="rows"),
+    Durable: _Layout(("activation",)),
+    Stop: _Layout(text="reason"),
+    Refused: _Layout(text="reason"),
+}
+_KINDS = tuple(_LAYOUTS)
+_FROM_CLIENT = frozenset((Join, Upload, Refresh, Query, Decline))
+_FROM_SERVER = frozenset(_KINDS) - _FROM_CLIENT
+
+
+class Codec:
+    """Writes and reads frames.
+
+    Args:
+        encoding: how matrices travel; `int8` has one float32 scale a row.
+        largest: bytes a frame may have.
+    """
+
+    def __init__(self, encoding: Encoding = "float32", largest: int = 64 << 20) -> None:
+        if encoding not in ENCODINGS:
+            raise ConfigError(f"an encoding must be one of {', '.join(ENCODINGS)}. Found {encoding!r}.")
+        self.encoding, self.largest = encoding, largest
+        self._pack, self._unpack = _PACKING[encoding]
+
+    def size(self, message: Message) -> int:
+        """The bytes of a message's frame, without making it."""
+        matrix = getattr(message, _LAYOUTS[type(message)].matrix or "client")
+        if self.encoding == "float32" or not isinstance(matrix, Tensor):
+            return message.nbytes
+        return message.nbytes - matrix.nbytes + _matrix_bytes(self.encoding, *matrix.shape)
+
+    def encode(self, message: Message) -> bytes:
+        """The frame of a message."""
+        layout = _LAYOUTS[type(message)]
+        numbers = [_number(getattr(message, name)) for name in layout.numbers]
+        rows = getattr(message, layout.rows) if layout.rows else None
+        matrix = getattr(message, layout.matrix) if layout.matrix else None
+        counters = getattr(message, layout.counters) if layout.counters else ()
+        text = getattr(message, layout.text).encode()[:LONGEST_TEXT] if layout.text else b""
+        lines = len(rows) if rows is not None else 0 if matrix is None else len(matrix)
+        header = _HEADER.pack(
+            _MAGIC,
+            _VERSION,
+            _KINDS.index(type(message)),
+            ENCODINGS.index(self.encoding),
+            bool(layout.flag and getattr(message, layout.flag)),
+            *numbers,
+            *[0] * (3 - len(numbers)),
+            lines,
+            0 if matrix is None else matrix.shape[1],
+            len(counters),
+            len(text),
+        )
+        parts = [header]
+        if rows is not None:
+            parts.append(rows.numpy().astype("<u4").tobytes())
+        if matrix is not None:
+            parts += self._pack(matrix)
+        return b"".join([*parts, np.asarray(counters, dtype="<u8").tobytes(), text])
+
+    def from_client(self, frame: bytes, client: int) -> ClientMessage:
+        """Reads a frame that `client` sent.
+
+        Raises:
+            InvalidMessage: it is no frame of a kind clients send, or its lengths do not add up.
+        """
+        return cast(ClientMessage, self._decode(frame, client, _FROM_CLIENT))
+
+    def from_server(self, frame: bytes, client: int) -> ServerMessage:
+        """Reads a frame that the server sent to `client`; raises as `from_client` does."""
+        return cast(ServerMessage, self._decode(frame, client, _FROM_SERVER))
+
+    def as_received_by_server(self, message: ClientMessage) -> ClientMessage:
+        """The message as it would come out at the other end; float32 loses nothing."""
+        if self.encoding == "float32":
+            return message
+        return self.from_client(self.encode(message), message.client)
+
+    def as_received_by_client(self, message: ServerMessage) -> ServerMessage:
+        """As `as_received_by_server`, the other way."""
+        if self.encoding == "float32":
+            return message
+        return self.from_server(self.encode(message), message.client)
+
+    def _decode(self, frame: bytes, client: int, allowed: frozenset[type[Message]]) -> Message:
+        kind, flag, numbers, sizes = self._read_header(frame, allowed)
+        layout = _LAYOUTS[kind]
+        lines, width, counters, text = sizes
+        fields: dict[str, Any] = {"client": client, **dict(zip(layout.numbers, numbers, strict=False))}
+        if layout.flag:
+            fields[layout.flag] = flag
+        if kind is Refresh and fields["request"] < 0:
+            fields["request"] = None
+        position = HEADER_BYTES
+        if layout.rows:
+            rows = np.frombuffer(frame, "<u4", lines, position)
+            fields[layout.rows] = torch.from_numpy(rows.astype(np.int64))
+            position += ROW_BYTES * lines
+        if layout.matrix:
+            fields[layout.matrix] = self._unpack(frame, position, lines, width)
+            position += _matrix_bytes(self.encoding, lines, width)
+        if layout.counters:
+            fields[layout.counters] = tuple(np.frombuffer(frame, "<u8", counters, position).tolist())
+            position += 8 * counters
+        if layout.text:
+            fields[layout.text] = frame[position : position + text].decode(errors="replace")
+        return kind(**fields)
+
+    def _read_header(
+        self, frame: bytes, allowed: frozenset[type[Message]]
+    ) -> tuple[type[Message], bool, Sequence[int], Sequence[int]]:
+        """The header's content, once it is known to describe exactly this frame."""
+        if not HEADER_BYTES <= len(frame) <= self.largest:
+            raise InvalidMessage(
+                f"a frame has {HEADER_BYTES} to {self.largest:,} bytes. Found {len(frame):,}. "
+                "network.largest_message sets the limit."
+            )
+        magic, version, number, encoding, flag, *rest = _HEADER.unpack_from(frame)
+        numbers, sizes = rest[:3], rest[3:]
+        if magic != _MAGIC or version != _VERSION:
+            raise InvalidMessage(
+                f"a frame begins with {_MAGIC!r} and version {_VERSION}. Found {frame[:3]!r}."
+            )
+        if number >= len(_KINDS) or _KINDS[number] not in allowed or flag > 1:
+            raise InvalidMessage(f"a message of kind {number}, flag {flag} is not expected here.")
+        if encoding != ENCODINGS.index(self.encoding):
+            raise InvalidMessage(
+                f"matrices travel as {self.encoding} in this run. Found encoding {encoding}."
+            )
+        expected = self._expected_size(_LAYOUTS[_KINDS[number]], *sizes)
+        if expected != len(frame):
+            raise InvalidMessage(f"the header promises {expected:,} bytes. Found {len(frame):,}.")
+        return _KINDS[number], bool(flag), numbers, sizes
+
+    def _expected_size(self, layout: _Layout, lines: int, width: int, counters: int, text: int) -> int:
+        size = HEADER_BYTES
+        if layout.rows:
+            size += ROW_BYTES * lines
+        if layout.matrix:
+            size += _matrix_bytes(self.encoding, lines, width)
+        if layout.counters:
+            size += 8 * counters
+        return size + text if layout.text else size
+
+
+def _number(value: int | None) -> int:
+    return -1 if value is None else value
+
+
+def _matrix_bytes(encoding: Encoding, lines: int, width: int) -> int:
+    if encoding == "int8":
+        return lines * (width + 4)
+    return lines * width * (4 if encoding == "float32" else 2)
+
+
+def _pack_as(kind: torch.dtype) -> Callable[[Tensor], list[bytes]]:
+    def pack(matrix: Tensor) -> list[bytes]:
+        return [matrix.to(kind).contiguous().view(torch.uint8).numpy().tobytes()]
+
+    return pack
+
+
+def _unpack_as(kind: torch.dtype) -> Callable[[bytes, int, int, int], Tensor]:
+    def unpack(frame: bytes, position: int, lines: int, width: int) -> Tensor:
+        raw = np.frombuffer(frame, np.uint8, lines * width * kind.itemsize, position).copy()
+        return torch.from_numpy(raw).view(kind).view(lines, width).float()
+
+    return unpack
+
+
+def _pack_int8(matrix: Tensor) -> list[bytes]:
+    """Each row by its own scale: the largest magnitude becomes 127."""
+    scales = matrix.abs().amax(dim=1).div_(127) if matrix.shape[1] else matrix.new_zeros(len(matrix))
+    steps = (matrix / scales.clamp_min(1e-30)[:, None]).round_().clamp_(-127, 127).to(torch.int8)
+    return [scales.numpy().astype("<f4").tobytes(), steps.numpy().tobytes()]
+
+
+def _unpack_int8(frame: bytes, position: int, lines: int, width: int) -> Tensor:
+    scales = torch.from_numpy(np.frombuffer(frame, "<f4", lines, position).copy())
+    steps = np.frombuffer(frame, np.int8, lines * width, position + 4 * lines).copy()
+    return torch.from_numpy(steps).view(lines, width) * scales[:, None]
+
+
+_PACKING: dict[Encoding, tuple[Callable[[Tensor], list[bytes]], Callable[[bytes, int, int, int], Tensor]]] = {
+    "float32": (_pack_as(torch.float32), _unpack_as(torch.float32)),
+    "float16": (_pack_as(torch.float16), _unpack_as(torch.float16)),
+    "bfloat16": (_pack_as(torch.bfloat16), _unpack_as(torch.bfloat16)),
+    "int8": (_pack_int8, _unpack_int8),
+}

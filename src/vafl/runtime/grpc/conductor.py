@@ -1,0 +1,138 @@
+"""What a networked run does besides training: evaluate, checkpoint, tell what it waits for, stop.
+
+It is called in the server's worker thread, after messages were handled and every so often without any.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from vafl.models.losses import Metric
+from vafl.protocol.messages import Request, ServerMessage
+from vafl.runtime.grpc.server import FederationServer
+from vafl.runtime.training import EvaluationSettings, Point, StopSettings
+
+log = logging.getLogger("vafl.server")
+
+_EVALUATION_TIMEOUT = 60.0
+_SILENCE = 15.0  # seconds without an update before the server says what it waits for
+
+
+@dataclass
+class Conductor:
+    """Keeps a networked run going and brings it to its end.
+
+    Args:
+        held_out: the table's rows that are held out, [rows].
+        labels: their labels.
+        metric: measured on them, with the embeddings clients send for them when asked.
+        observe: takes every evaluation.
+        checkpoint: saves the server's state; gives how many uploads of each client it holds.
+        checkpoint_every: updates between two checkpoints.
+    """
+
+    held_out: Tensor
+    labels: Tensor
+    metric: Metric
+    stop: StopSettings
+    evaluation: EvaluationSettings
+    observe: Callable[[Point], None]
+    checkpoint: Callable[[], list[int]]
+    checkpoint_every: int
+    interrupted: bool = False
+    _asked: list[Request] = field(default_factory=list)
+    _asked_at: float = 0.0
+    _evaluated_at: int = -1
+    _due: float = 0.0
+    _saved: int = 0
+    _last_update: tuple[int, float] = (0, 0.0)
+    _ending: str = ""
+    _done: bool = False
+
+    def __call__(self, federation: FederationServer) -> list[ServerMessage]:
+        """Whatever is due now; gives messages to send."""
+        if federation.began is None or self._done:
+            return []
+        said: list[ServerMessage] = []
+        self._watch(federation)
+        if self._asked:
+            if not self._answered(federation):
+                return said
+            self._evaluate(federation)
+        if federation.updates - self._saved >= self.checkpoint_every:
+            said += self._save(federation)
+        self._ending = self._ending or self._over(federation)
+        if self._ending and self._evaluated_at == federation.updates:
+            said += self._save(federation)
+            self._done = True
+            federation.finish(self._ending)
+        elif self._ending or self._progress(federation) >= self._due:
+            said += self._ask(federation)
+            if not said and self._ending:  # nobody is left to ask: what the table holds must do
+                self._evaluate(federation)
+        return said
+
+    def _over(self, federation: FederationServer) -> str:
+        if self.interrupted:
+            return "the server was told to stop"
+        if federation.updates >= self.stop.updates:
+            return f"{federation.updates} updates were made"
+        if self.stop.seconds and federation.now >= self.stop.seconds:
+            return f"{federation.now:.0f} seconds have passed"
+        return ""
+
+    def _progress(self, federation: FederationServer) -> float:
+        return federation.now if self.evaluation.every_seconds else federation.updates
+
+    def _ask(self, federation: FederationServer) -> list[ServerMessage]:
+        """Asks every client that is here for its embeddings of the rows held out."""
+        if self._ending:  # what is evaluated last is what is saved
+            federation.server.last_iteration = federation.updates
+        server = federation.server
+        present = [client for client in range(server.table.clients) if client not in server.absent]
+        self._asked_at = time.monotonic()
+        self._asked = [server.ask(client, self.held_out) for client in present]
+        return list(self._asked)
+
+    def _answered(self, federation: FederationServer) -> bool:
+        still = [request for request in self._asked if federation.server.requests.is_open(request.number)]
+        return not still or time.monotonic() - self._asked_at > _EVALUATION_TIMEOUT
+
+    def _evaluate(self, federation: FederationServer) -> None:
+        server = federation.server
+        self._asked = []
+        self._evaluated_at = federation.updates
+        interval = self.evaluation.every_seconds or self.evaluation.every
+        self._due = (self._progress(federation) // interval + 1) * interval
+        with torch.no_grad():
+            value = self.metric.measure(server.head(server.table.read(self.held_out)), self.labels)
+        self.observe(
+            Point(
+                seconds=federation.now,
+                updates=federation.updates,
+                bytes_up=sum(traffic.bytes_up for traffic in federation.traffic),
+                bytes_down=sum(traffic.bytes_down for traffic in federation.traffic),
+                train_loss=server.losses.take_mean(),
+                metric=value,
+            )
+        )
+        if self.stop.metric is not None and self.metric.reaches(value, self.stop.metric):
+            self._ending = f"{self.metric.name} reached {value:.4f}"
+
+    def _save(self, federation: FederationServer) -> list[ServerMessage]:
+        self._saved = federation.updates
+        return list(federation.server.made_durable(self.checkpoint()))
+
+    def _watch(self, federation: FederationServer) -> None:
+        """Nothing hangs silently."""
+        updates, since = self._last_update
+        now = time.monotonic()
+        if federation.updates != updates or not since:
+            self._last_update = (federation.updates, now)
+        elif now - since > _SILENCE:
+            log.warning("no update for %.0f s: waiting for %s", now - since, federation.server.waiting_for())
+            self._last_update = (updates, now)

@@ -1,0 +1,299 @@
+"""The server's end: streams in, one worker thread that owns the protocol's server, streams out.
+
+The event loop only moves bytes. Frames that arrive while the worker is busy are handled together at its
+next turn. What a client may have queued is bounded, so a fast client waits for the server, not the
+server's memory for the client.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from vafl.errors import InvalidMessage, RemoteFault
+from vafl.protocol.messages import Leave, Refused, ServerMessage, Stop
+from vafl.protocol.server import Server
+from vafl.runtime.codec import Codec
+from vafl.runtime.grpc.wire import (
+    MANY_VIOLATIONS,
+    METHOD,
+    SERVICE,
+    NetworkSettings,
+    Terms,
+    channel_options,
+)
+from vafl.runtime.identity import Credentials, party_of, require_loopback
+from vafl.runtime.simulator import Traffic
+
+log = logging.getLogger("vafl.server")
+
+_INBOX = 4  # frames of one client that may wait for the worker
+_TICK = 0.25
+_GRACE = 10.0  # seconds for clients to close their streams when the run is over
+
+
+@dataclass
+class Connection:
+    """One client's live stream."""
+
+    client: int
+    party: str
+    outbox: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
+    credit: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_INBOX))
+    violations: int = 0
+    began: float = field(default_factory=time.monotonic)
+    frames: int = 0
+
+
+class FederationServer:
+    """Serves one run until it is over.
+
+    Args:
+        server: the protocol's server.
+        parties: the clients' names, in the order of the table's columns.
+        terms: what every party must agree on.
+        settings: address, limits, patience.
+        credentials: the server's certificate, or None for plaintext on loopback.
+        after: called in the worker thread after each batch of messages; gives more to send, and may
+            call `finish`.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        parties: Sequence[str],
+        terms: Terms,
+        settings: NetworkSettings,
+        credentials: Credentials | None,
+        after: Callable[["FederationServer"], list[ServerMessage]],
+    ) -> None:
+        self.server, self.parties = server, list(parties)
+        server.absent = set(range(len(self.parties)))  # until they join
+        self.traffic = [Traffic() for _ in parties]
+        self.violations: dict[str, int] = {}
+        self.connections: dict[int, Connection] = {}
+        self.seen: set[int] = set()
+        self.began: float | None = None
+        self.earlier = 0.0
+        self._terms, self._settings, self._credentials, self._after = terms, settings, credentials, after
+        self._codec = Codec(settings.encoding, settings.largest_message)
+        self._inbox: asyncio.Queue[tuple[Connection, bytes] | None] = asyncio.Queue()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="vafl-torch")
+        self._everybody = asyncio.Event()
+        self._over = asyncio.Event()
+        self._reason = ""
+        self._failure: BaseException | None = None
+
+    @property
+    def now(self) -> float:
+        """Seconds since the run began."""
+        return self.earlier + (time.monotonic() - self.began if self.began is not None else 0.0)
+
+    @property
+    def updates(self) -> int:
+        return self.server.iteration
+
+    async def serve(self, listening: Callable[[str], None] = lambda address: None) -> None:
+        """Listens, serves until `finish` is called or the protocol fails, then says goodbye."""
+        server = grpc.aio.server(options=channel_options(self._settings))
+        handler = grpc.stream_stream_rpc_method_handler(self._stream)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+        port = int(self._listen(server))
+        await server.start()
+        listening(f"{self._settings.address.rpartition(':')[0]}:{port}")
+        worker = asyncio.create_task(self._work())
+        others = [asyncio.create_task(self._open()), asyncio.create_task(self._tick())]
+        try:
+            await self._over.wait()
+        finally:
+            for task in others:
+                task.cancel()
+            await self._goodbye()
+            worker.cancel()
+            await server.stop(grace=1.0)
+            self._worker.shutdown()
+        if self._failure:
+            raise self._failure
+
+    def finish(self, reason: str) -> None:
+        """Ends the run; may be called from any thread."""
+        self._reason = self._reason or reason
+        self._loop.call_soon_threadsafe(self._over.set)
+
+    def _listen(self, server: grpc.aio.Server) -> Any:
+        self._loop = asyncio.get_running_loop()
+        if self._credentials is None:
+            require_loopback(self._settings.address)
+            log.warning("PLAINTEXT: no encryption and no identities; for trials on one machine only")
+            return server.add_insecure_port(self._settings.address)
+        return server.add_secure_port(self._settings.address, self._credentials.server_credentials())
+
+    async def _open(self) -> None:
+        """Waits for every client to join once, but not for ever, and starts the run's clock."""
+        try:
+            await asyncio.wait_for(self._everybody.wait(), self._settings.join_timeout)
+        except TimeoutError:
+            missing = [name for index, name in enumerate(self.parties) if index not in self.seen]
+            log.warning("beginning without %s, who did not join in time", ", ".join(missing))
+            self._everybody.set()
+        self.began = time.monotonic()
+
+    async def _tick(self) -> None:
+        """Lets the worker look at the clock now and then, whether messages come or not."""
+        while True:
+            await asyncio.sleep(_TICK)
+            self._inbox.put_nowait(None)
+
+    async def _goodbye(self) -> None:
+        """Tells every client that the run is over and lets it close its stream."""
+        for connection in list(self.connections.values()):
+            connection.outbox.put_nowait(self._codec.encode(Stop(connection.client, self._reason)))
+        deadline = time.monotonic() + _GRACE
+        while self.connections and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
+    # --- one client's stream ---
+
+    async def _stream(self, _: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
+        connection = await self._admit(context)
+        client = connection.client
+        if client in self.connections:  # the same party again: its old stream is dead or about to be
+            self.connections[client].outbox.put_nowait(None)
+        self.connections[client] = connection
+        log.info("%s is here", connection.party)
+        writer = asyncio.create_task(self._write(connection, context))
+        reader = asyncio.create_task(self._read(connection, context))
+        try:
+            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            reader.cancel()
+            writer.cancel()
+            if self.connections.get(client) is connection:
+                del self.connections[client]
+                log.info("%s is gone", connection.party)
+                self._inbox.put_nowait((connection, b""))  # an empty frame: the client left
+
+    async def _admit(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> Connection:
+        """Who is it, and do we agree on the run?"""
+        try:
+            terms = Terms.from_bytes(await asyncio.wait_for(_next_frame(context), self._settings.heartbeat))
+            party = await self._identify(context)
+            if party not in self.parties:
+                raise InvalidMessage(
+                    f'"{party}" is no client of this run. Its clients: {", ".join(self.parties)}.'
+                )
+            if difference := self._terms.difference(terms):
+                raise InvalidMessage(f"the parties must agree on the run's terms. Different: {difference}.")
+        except RemoteFault as fault:
+            self._count("(unadmitted)", fault)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(fault))
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the terms did not come in time")
+        return Connection(self.parties.index(party), party)
+
+    async def _identify(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> str:
+        """The certificate says who it is; on plaintext loopback the client says so itself."""
+        if self._credentials is not None:
+            return str(party_of(context.auth_context()))
+        claimed = dict(context.invocation_metadata() or ()).get("vafl-party", "")
+        return str(claimed)
+
+    async def _read(self, connection: Connection, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
+        """Hands frames on, as many at a time as the client has credit: the rest waits on its own side."""
+        self.seen.add(connection.client)
+        if len(self.seen) == len(self.parties):
+            self._everybody.set()
+        await self._everybody.wait()
+        while frame := await _next_frame(context):
+            await connection.credit.acquire()  # given back when the worker has handled the frame
+            self._inbox.put_nowait((connection, frame))
+
+    async def _write(self, connection: Connection, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
+        while (frame := await connection.outbox.get()) is not None:
+            await context.write(frame)
+
+    # --- the worker ---
+
+    async def _work(self) -> None:
+        """Hands everything that has arrived to the worker thread, and its replies to the streams."""
+        while True:
+            arrived = [await self._inbox.get()]
+            while not self._inbox.empty():
+                arrived.append(self._inbox.get_nowait())
+            batch = [entry for entry in arrived if entry is not None]
+            try:
+                replies = await self._loop.run_in_executor(self._worker, self._handle, batch)
+            except Exception as error:  # whatever it is, the run must end loudly
+                self._failure = error
+                self._reason = f"the server failed: {error}"
+                self._over.set()
+                return
+            for connection, frame in batch:
+                if frame:
+                    connection.credit.release()
+            for client, frame in replies:
+                if client in self.connections:
+                    self.connections[client].outbox.put_nowait(frame)
+
+    def _handle(self, batch: list[tuple[Connection, bytes]]) -> list[tuple[int, bytes]]:
+        """In the worker thread: frames to messages, through the protocol, and back to frames."""
+        replies: list[ServerMessage] = []
+        for connection, frame in batch:
+            replies += self._receive(connection, frame)
+        replies += self._after(self)
+        frames = [(reply.client, self._codec.encode(reply)) for reply in replies]
+        for client, content in frames:
+            self.traffic[client].bytes_down += len(content)
+        return frames
+
+    def _receive(self, connection: Connection, frame: bytes) -> list[ServerMessage]:
+        client = connection.client
+        if not frame:
+            return self.server.receive(Leave(client))
+        if self.connections.get(client) is not connection:
+            return []  # left over from a stream that a newer one has replaced
+        traffic = self.traffic[client]
+        traffic.bytes_up += len(frame)
+        traffic.messages_up += 1
+        try:
+            self._check_rate(connection)
+            message = self._codec.from_client(frame, client)
+            self._check_norm(message)
+            return self.server.receive(message)
+        except InvalidMessage as fault:
+            self._count(connection.party, fault)
+            connection.violations += 1
+            if connection.violations >= MANY_VIOLATIONS:
+                self._loop.call_soon_threadsafe(connection.outbox.put_nowait, None)
+            return [Refused(client, str(fault))]
+
+    def _check_rate(self, connection: Connection) -> None:
+        connection.frames += 1
+        limit = self._settings.messages_per_second
+        allowed = limit * (time.monotonic() - connection.began) + max(10.0, limit)
+        if limit and connection.frames > allowed:
+            raise InvalidMessage(f"at most {limit:g} messages a second. Found more from {connection.party}.")
+
+    def _check_norm(self, message: object) -> None:
+        embeddings = getattr(message, "embeddings", None)
+        limit = self._settings.largest_norm
+        if limit and embeddings is not None and len(embeddings):
+            largest = float(embeddings.norm(dim=1).max())
+            if largest > limit:
+                raise InvalidMessage(f"an embedding's norm must be at most {limit:g}. Found {largest:g}.")
+
+    def _count(self, party: str, fault: Exception) -> None:
+        self.violations[party] = self.violations.get(party, 0) + 1
+        log.warning("refused from %s: %s", party, fault)
+
+
+async def _next_frame(context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
+    """The next frame; empty when the client has closed the stream."""
+    frame = await context.read()
+    return frame if isinstance(frame, bytes) else b""

@@ -1,0 +1,180 @@
+"""What both ends of a stream agree on before any message: method, options, terms; and process set-up."""
+
+import asyncio
+import ctypes
+import hashlib
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Coroutine
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from vafl.errors import ConfigError, InvalidMessage
+from vafl.protocol.schedule import BatchSchedule
+from vafl.runtime.codec import Encoding
+
+SERVICE = "vafl.Federation"
+METHOD = "Stream"
+PATH = f"/{SERVICE}/{METHOD}"
+PROTOCOL = 1
+LARGEST_TERMS = 4096
+MANY_VIOLATIONS = 100
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """How the parties reach and trust each other.
+
+    Attributes:
+        address: host:port the server listens on and clients dial.
+        certificates: folder with ca.pem and this party's certificate and key (`vafl certs` makes them).
+        security: `mtls`, or `plaintext` on a loopback address only.
+        run_id: every party must name the same run.
+        encoding: how embeddings and gradients travel: float32, float16, bfloat16 or int8.
+        largest_message: bytes; a larger one is refused before it is read.
+        largest_norm: an embedding row beyond it is refused; 0 is no limit.
+        messages_per_second: more than that from one client, on average, is refused; 0 is no limit.
+        heartbeat: seconds between signs of life; a peer silent for three of them is gone.
+        join_timeout: at the start the server waits this long for every client, then goes on without.
+        patience: seconds a client tries to reach the server before it gives up.
+        checkpoint_every: updates (for a client: activations) between checkpoints.
+        real_delays: clients sleep as [delays] says, in real seconds: for experiments.
+    """
+
+    address: str = "127.0.0.1:7443"
+    certificates: str = ""
+    security: Literal["mtls", "plaintext"] = "mtls"
+    run_id: str = "vafl"
+    encoding: Encoding = "float32"
+    largest_message: int = 64 << 20
+    largest_norm: float = 0.0
+    messages_per_second: float = 0.0
+    heartbeat: float = 10.0
+    join_timeout: float = 60.0
+    patience: float = 300.0
+    checkpoint_every: int = 500
+    real_delays: bool = False
+
+    def __post_init__(self) -> None:
+        host, _, port = self.address.rpartition(":")
+        if not host or not port.isdigit():
+            raise ConfigError(f'network.address must be host:port. Found "{self.address}".')
+        for name in ("heartbeat", "join_timeout", "patience", "largest_message", "checkpoint_every"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"network.{name} must be above 0. Found {getattr(self, name)}.")
+        for name in ("largest_norm", "messages_per_second"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"network.{name} must be 0 or more. Found {getattr(self, name)}.")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a joining party proves it agrees on."""
+
+    protocol: int
+    run_id: str
+    records: int
+    record_digest: str
+    width: int
+    clients: int
+    schedule_digest: str
+    encoding: str
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> "Terms":
+        """Raises InvalidMessage for anything but terms."""
+        if len(content) > LARGEST_TERMS:
+            raise InvalidMessage(f"terms have at most {LARGEST_TERMS} bytes. Found {len(content):,}.")
+        try:
+            values = json.loads(content)
+            terms = cls(**values)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise InvalidMessage("a stream begins with the run's terms. Found something else.") from error
+        for name, kind in cls.__annotations__.items():
+            if type(getattr(terms, name)) is not kind:
+                raise InvalidMessage(f"{name} in the terms must be {kind.__name__}.")
+        return terms
+
+    def difference(self, other: "Terms") -> str:
+        """The terms that differ, in words; empty if none do."""
+        mine, theirs = asdict(self), asdict(other)
+        parts = [
+            f"{name} {mine[name]!r} here, {theirs[name]!r} there"
+            for name in mine
+            if mine[name] != theirs[name]
+        ]
+        return "; ".join(parts)
+
+
+def schedule_digest(schedules: list[BatchSchedule]) -> str:
+    """Tells schedules apart by what they deal out: seed, kind, batch size and library versions all show."""
+    digest = hashlib.sha256()
+    for schedule in schedules:
+        digest.update(schedule.batch(0).tobytes() + schedule.batch(1).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def channel_options(settings: NetworkSettings) -> list[tuple[str, Any]]:
+    """gRPC's limits and keepalive, the same on both sides."""
+    period = int(settings.heartbeat * 1000)
+    return [
+        ("grpc.max_receive_message_length", settings.largest_message),
+        ("grpc.max_send_message_length", settings.largest_message),
+        ("grpc.keepalive_time_ms", period),
+        ("grpc.keepalive_timeout_ms", 2 * period),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", period // 2),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", period // 2),
+        ("grpc.max_concurrent_streams", 4),
+        ("grpc.enable_retries", 0),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 1000),
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Runs a party's event loop, with uvloop where it is installed."""
+    prepare_process()
+    try:
+        import uvloop  # noqa: PLC0415
+
+        factory = uvloop.new_event_loop
+    except ImportError:
+        factory = None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main)
+
+
+def prepare_process() -> None:
+    """Settings of the whole process: large messages without page faults, and no forking."""
+    _keep_large_blocks()
+    multiprocessing.set_start_method("spawn", force=True)
+    os.register_at_fork(after_in_child=_refuse_fork)
+
+
+def _keep_large_blocks() -> None:
+    """Tells glibc to keep freed memory: mapping it anew for each large message costs more than sending."""
+    if not sys.platform.startswith("linux"):
+        return
+    trim_threshold, top_pad, mmap_threshold = -1, -2, -3
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return  # another C library: nothing to tune
+    for option, value in ((mmap_threshold, 32 << 20), (trim_threshold, 512 << 20), (top_pad, 64 << 20)):
+        mallopt(option, value)
+
+
+def _refuse_fork() -> None:
+    """A forked child shares the stream's sockets and threads, and would die or corrupt them at random."""
+    message = "vafl: a process with a live stream must not be forked; use subprocess or the spawn method\n"
+    os.write(2, message.encode())
+    os._exit(70)

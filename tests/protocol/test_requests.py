@@ -1,0 +1,72 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vafl.errors import InvalidMessage
+from vafl.protocol.messages import Decline, Refresh
+from vafl.protocol.requests import Requests
+
+ROWS = torch.tensor([2, 3])
+
+
+def answer(client=1, number=0, rows=ROWS):
+    return Refresh(client, 0, rows, torch.zeros(len(rows), 1), number)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=30))
+def test_the_ledger_holds_what_was_asked_and_not_closed(history):
+    requests, expected = Requests(), {}
+    for asks, which in history:
+        if asks:
+            made = requests.make(which, ROWS)
+            assert made.number not in expected, "a number is used once"
+            expected[made.number] = made
+        else:
+            requests.close(which)
+            expected.pop(which, None)
+        assert requests.clients() == sorted({request.client for request in expected.values()})
+        for client in range(6):
+            mine = [expected[number] for number in sorted(expected) if expected[number].client == client]
+            assert requests.of(client) == mine
+        for number in range(8):
+            assert requests.is_open(number) == (number in expected)
+
+
+def test_numbers_are_never_used_again():
+    requests = Requests()
+    first = requests.make(0, ROWS)
+    requests.close(first.number)
+    assert requests.make(0, ROWS).number != first.number
+
+
+FAULTS = {
+    "another number": (answer(number=9), r"client 1 was not asked request 9"),
+    "another client": (answer(client=2), r"client 2 was not asked request 0"),
+    "no number": (answer(number=None), r"client 1 was not asked request None"),
+    "declined, another number": (Decline(1, 0, 9, ""), r"client 1 was not asked request 9"),
+    "declined, a negative number": (Decline(1, 0, -1, ""), r"client 1 was not asked request -1"),
+    "declined by another client": (Decline(0, 0, 0, ""), r"client 0 was not asked request 0"),
+    "another order": (answer(rows=ROWS.flip(0)), r"request 0 must hold exactly its rows"),
+    "too few rows": (answer(rows=ROWS[:1]), r"exactly its rows"),
+    "too many rows": (answer(rows=torch.tensor([2, 3, 4])), r"exactly its rows"),
+}
+
+
+@pytest.mark.parametrize(("message", "said"), FAULTS.values(), ids=FAULTS.keys())
+def test_an_answer_must_fit_the_question(message, said):
+    requests = Requests()
+    made = requests.make(1, ROWS)
+    with pytest.raises(InvalidMessage, match=said):
+        requests.check(message)
+    assert requests.of(1) == [made]
+
+
+def test_an_answer_that_fits_is_taken_until_the_request_is_closed():
+    requests = Requests()
+    number = requests.make(1, ROWS).number
+    for message in (answer(number=number), Decline(1, 0, number, "out of budget")):
+        requests.check(message)
+    requests.close(number)
+    with pytest.raises(InvalidMessage, match=r"was not asked"):
+        requests.check(answer(number=number))

@@ -1,0 +1,243 @@
+"""Server and clients over real sockets, all in one process: fast enough to try every mishap."""
+
+import asyncio
+import logging
+
+import grpc
+import grpc.aio
+import pytest
+import torch
+
+from vafl.build import build, make_client, make_plan, make_server, widths
+from vafl.config import from_document
+from vafl.errors import RemoteFault
+from vafl.federation.terms import make_terms
+from vafl.protocol.messages import Refused, Upload, Welcome
+from vafl.protocol.table import EmbeddingTable
+from vafl.runtime.codec import Codec
+from vafl.runtime.grpc.client import FederationClient
+from vafl.runtime.grpc.conductor import Conductor
+from vafl.runtime.grpc.server import FederationServer
+from vafl.runtime.grpc.wire import PATH, Terms
+
+
+def configuration(**sections):
+    network = {
+        "address": "127.0.0.1:0",
+        "security": "plaintext",
+        "join_timeout": 20.0,
+        **sections.pop("network", {}),
+    }
+    document = {
+        "data": {"name": "iris"},
+        "schedule": {"batch_size": 16},
+        "stop": {"updates": 60},
+        "evaluation": {"every": 20},
+        **sections,
+        "network": network,
+    }
+    return from_document(document)
+
+
+class Federation:
+    """A server and its clients, on the loop of the test."""
+
+    def __init__(self, config):
+        self.config, self.plan = config, make_plan(config)
+        rows, tests = self.plan.data.rows, len(self.plan.data.test_labels)
+        summed = config.model.combine == "sum"
+        table = EmbeddingTable(rows + tests, widths(self.plan), summed=summed)
+        self.server = make_server(self.plan, table)
+        self.points = []
+        self.conductor = Conductor(
+            held_out=torch.arange(rows, rows + tests),
+            labels=self.plan.data.test_labels,
+            metric=self.plan.task.metric,
+            stop=config.stop,
+            evaluation=config.evaluation,
+            observe=self.points.append,
+            checkpoint=lambda: list(self.server.activations),
+            checkpoint_every=10,
+        )
+        self.names = [party.name for party in self.plan.data.parties]
+        self.terms = make_terms(self.plan)
+        self.end = FederationServer(self.server, self.names, self.terms, config.network, None, self.conductor)
+        self.listening = asyncio.Event()
+
+    async def serve(self):
+        await self.end.serve(self._listens)
+
+    def _listens(self, address):
+        self.address = address
+        self.listening.set()
+
+    def client(self, index, terms=None):
+        network = configuration(network={"address": self.address, **self.overrides}).network
+        client = make_client(self.plan, index, with_held_out=True)
+        return FederationClient(client, self.names[index], terms or self.terms, network, None)
+
+    overrides: dict = {}  # noqa: RUF012
+
+
+async def run_all(federation):
+    serving = asyncio.create_task(federation.serve())
+    await federation.listening.wait()
+    clients = [federation.client(index) for index in range(len(federation.names))]
+    reasons = await asyncio.gather(*(client.run() for client in clients))
+    await serving
+    return clients, reasons
+
+
+def within(seconds, coroutine):
+    async def limited():
+        return await asyncio.wait_for(coroutine, seconds)
+
+    return asyncio.run(limited())
+
+
+@pytest.mark.parametrize("rule", ["async", "t-sync", "sync"])
+def test_a_run_ends_by_itself_and_learns(rule):
+    federation = Federation(configuration(rule={"name": rule}))
+    _, reasons = within(60, run_all(federation))
+    assert reasons == ["60 updates were made"] * 2
+    assert federation.server.iteration == 60
+    assert federation.points[-1].updates == 60
+    assert federation.points[-1].metric > 0.7
+    assert federation.points[-1].bytes_up > 0
+
+
+@pytest.mark.parametrize("combine", ["sum", "concat"])
+def test_sync_ends_in_the_simulators_parameters(combine):
+    model = {"embedding": "mlp", "head": "linear", "combine": combine}
+    config = configuration(rule={"name": "sync"}, model=model, optimiser={"name": "Adam", "step_size": 0.01})
+    simulated = build(config)
+    points = simulated.train()
+    federation = Federation(config)
+    within(60, run_all(federation))
+    for mine, theirs in zip(simulated.models, federation.plan.models, strict=True):
+        for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(one, other)
+    torch.testing.assert_close(simulated.head.state_dict(), federation.plan.head.state_dict())
+    assert federation.points[-1].metric == pytest.approx(points[-1].metric)
+
+
+def test_clients_are_told_what_is_durable():
+    federation = Federation(configuration())
+    clients, _ = within(60, run_all(federation))
+    assert sum(client.durable for client in clients) >= 50
+
+
+@pytest.mark.parametrize("encoding", ["float16", "bfloat16", "int8"])
+def test_short_encodings_train_too(encoding):
+    full = Federation(configuration())
+    within(60, run_all(full))
+    short = Federation(configuration(network={"encoding": encoding}))
+    short.overrides = {"encoding": encoding}
+    within(60, run_all(short))
+    assert short.points[-1].metric > 0.7
+    assert short.points[-1].bytes_down < 0.8 * full.points[-1].bytes_down
+
+
+def test_a_window_lets_more_than_one_upload_fly():
+    federation = Federation(configuration(rule={"name": "async", "window": 3}, stop={"updates": 200}))
+    within(60, run_all(federation))
+    assert federation.server.iteration == 200
+    assert federation.points[-1].metric > 0.7
+
+
+def test_other_terms_are_refused_with_the_difference(caplog):
+    async def story():
+        federation = Federation(configuration())
+        serving = asyncio.create_task(federation.serve())
+        await federation.listening.wait()
+        wrong = Terms(**{**federation.terms.__dict__, "run_id": "another", "records": 7})
+        with pytest.raises(RemoteFault, match="run_id 'vafl' here, 'another' there; records"):
+            await federation.client(0, wrong).run()
+        federation.end.finish("enough")
+        await serving
+        return federation
+
+    with caplog.at_level(logging.WARNING, "vafl.server"):
+        federation = within(30, story())
+    assert "refused from (unadmitted)" in caplog.text
+    assert federation.server.activations == [0, 0]
+
+
+def test_a_stranger_is_refused():
+    async def story():
+        federation = Federation(configuration())
+        serving = asyncio.create_task(federation.serve())
+        await federation.listening.wait()
+        stranger = federation.client(0)
+        stranger.party = "mallory"
+        with pytest.raises(RemoteFault, match='"mallory" is no client of this run'):
+            await stranger.run()
+        federation.end.finish("enough")
+        await serving
+
+    within(30, story())
+
+
+async def raw_stream(federation, party, frames, refusals):
+    """Speaks frames by hand, as a hostile client would; gives what came back, up to so many refusals."""
+    async with grpc.aio.insecure_channel(federation.address) as channel:
+        stream = channel.stream_stream(PATH)(metadata=(("vafl-party", party),))
+        await stream.write(federation.terms.to_bytes())
+        for frame in frames:
+            await stream.write(frame)
+        answers = []
+        while sum(isinstance(answer, Refused) for answer in answers) < refusals:
+            answers.append(Codec().from_server(await stream.read(), 0))
+        return answers
+
+
+def test_bad_frames_are_answered_counted_and_change_nothing():
+    async def story():
+        federation = Federation(configuration(network={"join_timeout": 0.1, "largest_norm": 100.0}))
+        serving = asyncio.create_task(federation.serve())
+        await federation.listening.wait()
+        codec = Codec()
+        join = codec.encode(federation.client(0).client.join())
+        rows = torch.arange(16)
+        upload = Upload(0, 1, 0, rows, torch.zeros(16, 3))
+        bad = [
+            b"junk",
+            codec.encode(upload)[:-1],
+            codec.encode(Upload(0, 1, 9, rows, torch.zeros(16, 3))),
+            codec.encode(Upload(0, 1, 0, rows, torch.zeros(16, 4))),
+            codec.encode(Upload(0, 1, 0, rows, torch.full((16, 3), 1e6))),
+            codec.encode(Upload(0, 1, 0, rows + 10_000, torch.zeros(16, 3))),
+        ]
+        answers = await raw_stream(federation, federation.names[0], [join, *bad], len(bad))
+        table = federation.server.table
+        untouched = bool((table.cells == 0).all()), federation.server.activations, federation.server.iteration
+        federation.end.finish("enough")
+        await serving
+        return federation, answers, untouched
+
+    federation, answers, untouched = within(30, story())
+    assert isinstance(answers[0], Welcome)
+    assert untouched == (True, [0, 0], 0)
+    assert federation.end.violations == {federation.names[0]: 6}
+
+
+def test_a_client_cut_off_comes_back_and_the_run_goes_on():
+    async def story():
+        federation = Federation(configuration(stop={"updates": 400}))
+        serving = asyncio.create_task(federation.serve())
+        await federation.listening.wait()
+        clients = [federation.client(index) for index in range(2)]
+        running = [asyncio.create_task(client.run()) for client in clients]
+        for step in (60, 120, 180):
+            while federation.server.iteration < step or 0 not in federation.end.connections:
+                await asyncio.sleep(0)
+            federation.end.connections[0].outbox.put_nowait(None)  # the server drops the stream
+        await asyncio.gather(*running)
+        await serving
+        return federation, clients
+
+    federation, clients = within(60, story())
+    assert clients[0].reconnects >= 3
+    assert federation.server.iteration == 400
+    assert federation.server.activations[0] == clients[0].client.activation
+    assert federation.points[-1].metric > 0.7

@@ -1,0 +1,175 @@
+"""Frames: every message survives the way there and back, and no bytes whatever do harm."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vafl.errors import ConfigError, InvalidMessage
+from vafl.protocol.messages import (
+    HEADER_BYTES,
+    Decline,
+    Durable,
+    Gradient,
+    Join,
+    Query,
+    Refresh,
+    Refused,
+    Request,
+    Skipped,
+    Stop,
+    Upload,
+    Welcome,
+)
+from vafl.runtime.codec import ENCODINGS, Codec
+
+counts = st.integers(0, 2**40)
+short = st.text(max_size=40)
+
+
+@st.composite
+def matrices(draw, lines=None):
+    lines = draw(st.integers(1, 6)) if lines is None else lines
+    width = draw(st.integers(1, 5))
+    values = st.floats(-1000, 1000, width=32)
+    flat = draw(st.lists(values, min_size=lines * width, max_size=lines * width))
+    return torch.tensor(flat, dtype=torch.float32).view(lines, width)
+
+
+@st.composite
+def row_sets(draw):
+    rows = draw(st.lists(st.integers(0, 2**31), min_size=1, max_size=6, unique=True))
+    return torch.tensor(rows, dtype=torch.int64)
+
+
+@st.composite
+def client_messages(draw):
+    rows = draw(row_sets())
+    matrix = draw(matrices(len(rows)))
+    activation, behind, sequence = draw(st.integers(5, 2**40)), draw(st.integers(0, 5)), draw(counts)
+    return draw(
+        st.sampled_from(
+            [
+                Join(2, activation, activation - behind, draw(st.integers(-1, 2**40))),
+                Upload(2, sequence, activation, rows, matrix, draw(st.booleans()), behind),
+                Refresh(2, sequence, rows, matrix, draw(st.none() | counts), behind),
+                Query(2, sequence, activation),
+                Decline(2, sequence, activation, draw(short)),
+            ]
+        )
+    )
+
+
+@st.composite
+def server_messages(draw):
+    activations = tuple(draw(st.lists(counts, max_size=5)))
+    return draw(
+        st.sampled_from(
+            [
+                Welcome(2, draw(counts), activations, draw(counts)),
+                Gradient(2, draw(counts), draw(counts), draw(matrices()), activations),
+                Skipped(2, draw(counts), draw(counts), activations, draw(short)),
+                Request(2, draw(counts), draw(row_sets())),
+                Durable(2, draw(counts)),
+                Refused(2, draw(short)),
+                Stop(2, draw(short)),
+            ]
+        )
+    )
+
+
+def fields(message):
+    return {name: getattr(message, name) for name in message.__slots__}
+
+
+def assert_same(one, other):
+    assert type(one) is type(other)
+    for name, value in fields(one).items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, getattr(other, name)), name
+        else:
+            assert value == getattr(other, name), name
+
+
+@given(client_messages())
+def test_what_a_client_says_arrives(message):
+    codec = Codec()
+    frame = codec.encode(message)
+    assert len(frame) == message.nbytes == codec.size(message)
+    assert_same(codec.from_client(frame, 2), message)
+
+
+@given(server_messages())
+def test_what_the_server_says_arrives(message):
+    codec = Codec()
+    frame = codec.encode(message)
+    assert len(frame) == message.nbytes == codec.size(message)
+    assert_same(codec.from_server(frame, 2), message)
+
+
+@given(matrices(), st.sampled_from(ENCODINGS))
+def test_other_encodings_lose_no_more_than_their_digits(matrix, encoding):
+    codec = Codec(encoding)
+    message = Upload(0, 1, 0, torch.arange(len(matrix)), matrix)
+    frame = codec.encode(message)
+    assert len(frame) == codec.size(message)
+    found = codec.from_client(frame, 0).embeddings
+    relative = {"float32": 0.0, "float16": 2**-11, "bfloat16": 2**-8, "int8": 0.0}[encoding]
+    per_row = {"int8": 0.5 / 127}.get(encoding, 0.0) * matrix.abs().amax(1, keepdim=True)
+    allowed = relative * matrix.abs() + per_row * 1.001 + 1e-7
+    assert ((found - matrix).abs() <= allowed).all()
+
+
+def test_short_encodings_are_shorter():
+    message = Upload(0, 1, 0, torch.arange(600), torch.randn(600, 10))
+    sizes = [Codec(encoding).size(message) - HEADER_BYTES - 4 * 600 for encoding in ENCODINGS]
+    assert sizes == [24_000, 12_000, 12_000, 600 * 14]
+
+
+@given(st.binary(max_size=300))
+def test_junk_is_refused(junk):
+    for read in (Codec().from_client, Codec().from_server):
+        with pytest.raises(InvalidMessage):
+            read(junk, 0)
+
+
+@given(client_messages(), st.data())
+def test_a_damaged_frame_is_refused_or_is_a_valid_message(message, data):
+    """A flipped bit may give another valid message, never a crash, and never one of another party."""
+    frame = bytearray(Codec().encode(message))
+    for _ in range(data.draw(st.integers(1, 4))):
+        frame[data.draw(st.integers(0, len(frame) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    frame = frame[: data.draw(st.integers(0, len(frame)))] if data.draw(st.booleans()) else frame
+    try:
+        read = Codec().from_client(bytes(frame), 3)
+    except InvalidMessage:
+        return
+    assert read.client == 3
+
+
+def test_lengths_are_checked_before_anything_is_allocated():
+    frame = bytearray(Codec().encode(Upload(0, 1, 0, torch.arange(2), torch.randn(2, 2))))
+    frame[32:40] = np.array([2**32 - 1, 2**32 - 1], dtype="<u4").tobytes()
+    with pytest.raises(InvalidMessage, match="promises"):
+        Codec().from_client(bytes(frame), 0)
+    with pytest.raises(InvalidMessage, match="largest_message"):
+        Codec(largest=60).from_client(bytes(frame), 0)
+
+
+def test_kinds_and_encodings_must_be_the_expected_ones():
+    with pytest.raises(InvalidMessage, match="not expected here"):
+        Codec().from_client(Codec().encode(Stop(0, "now")), 0)
+    with pytest.raises(InvalidMessage, match="travel as float32"):
+        Codec().from_client(Codec("int8").encode(Join(0)), 0)
+    with pytest.raises(InvalidMessage, match="version"):
+        Codec().from_client(b"VG" + Codec().encode(Join(0))[2:], 0)
+    with pytest.raises(ConfigError, match="float16"):
+        Codec("float8")
+
+
+def test_not_finite_numbers_are_refused():
+    frame = Codec().encode(Upload(0, 1, 0, torch.arange(1), torch.zeros(1, 1)))
+    bad = frame[:-4] + np.array([np.nan], dtype="<f4").tobytes()
+    with pytest.raises(InvalidMessage, match="finite"):
+        Codec().from_client(bad, 0)
