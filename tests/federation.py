@@ -66,7 +66,7 @@ def snapshot(server) -> dict:
         "lost": [rows.clone() for rows in server._lost],
         "durable": list(server.durable),
         "requests": {number: id(request) for number, request in server.requests._open.items()},
-        "numbered": server.requests._numbered,
+        "numbered": server.requests.made,
         "optimiser": deepcopy(server.descent.state()),
         "delays": deepcopy(server.delays.summaries()),
     }
