@@ -368,7 +368,6 @@ def test_sync_clients_that_stand_at_different_rounds_meet_in_the_newest():
 # --- a connection that breaks during a recovery ---
 
 
-@pytest.mark.xfail(strict=True, reason="Server._recall forgets what it asked for before it was answered")
 @pytest.mark.parametrize("who", ["server", "client"])
 def test_what_was_lost_is_asked_for_until_it_was_said(who):
     exchange = Fragile(schedule={"refresh": "all"})

@@ -176,6 +176,8 @@ class Server:
         if refresh.request is not None:
             self.requests.check(refresh)
             self._settle(refresh.client, refresh.request, declined=False)
+            lost = self._lost[refresh.client]
+            self._lost[refresh.client] = lost[~torch.isin(lost, refresh.rows)]
         self._sequences[refresh.client] = refresh.sequence
         self._store(refresh)
         return []
@@ -238,10 +240,11 @@ class Server:
 
     def _recall(self, client: int, join: Join) -> list[ServerMessage]:
         """Asks again for embeddings the server lost, and for those made by what the client's model lost."""
-        rows, self._lost[client] = self._lost[client], torch.empty(0, dtype=torch.int64)
         if join.activation < self.activations[client]:
-            rows = torch.unique(torch.cat([rows, self.table.stored_after(client, join.iteration)]))
-        return [self.requests.make(client, part) for part in torch.split(rows, RECALL_ROWS) if len(part)]
+            newer = self.table.stored_after(client, join.iteration)
+            self._lost[client] = torch.unique(torch.cat([self._lost[client], newer]))
+        parts = torch.split(self._lost[client], RECALL_ROWS)
+        return [self.requests.make(client, part) for part in parts if len(part)]
 
     def _drop_turns(self, client: int, keep: range) -> None:
         """The client does not wait for answers outside `keep` any more."""
