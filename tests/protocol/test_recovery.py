@@ -330,7 +330,7 @@ def test_whoever_crashes_nobody_breaks_a_rule_and_the_run_goes_on(rule, refresh,
     st.lists(st.tuples(st.integers(0, CLIENTS - 1), st.integers(0, 4)), min_size=3, max_size=25),
 )
 def test_no_cell_of_a_model_that_is_lost_stays_in_the_table(name, refresh, history):
-    """A client may be killed at any time; once it is back and heard, only models that still count are left."""
+    """A client may be killed at any time; once it is back and heard, only models that count are left."""
     window = 1 if name == "sync" else 2
     exchange = Fragile(rule={"name": name, "t": 2, "window": window}, schedule={"refresh": refresh})
     for i, what in history:
