@@ -136,12 +136,16 @@ def test_schedules_are_common_under_sync_and_each_clients_own_otherwise():
     ],
 )
 def test_refresh_policies_by_name(text, rule, kind):
-    assert isinstance(make_refresh(config(schedule={"refresh": text}, rule={"name": rule}), 20, 0, 2), kind)
+    settings = config(schedule={"refresh": text}, rule={"name": rule})
+    assert isinstance(
+        make_refresh(settings, 0, [make_schedule(settings, 20, index) for index in (0, 1)]), kind
+    )
 
 
 def test_random_refreshes_differ_between_clients():
     settings = config(schedule={"refresh": "random:10"})
-    drawn = [make_refresh(settings, 40, index, 3).rows([0, 0, 0]).tolist() for index in (0, 1, 1)]
+    schedules = [make_schedule(settings, 40, index) for index in range(3)]
+    drawn = [make_refresh(settings, index, schedules).rows([0, 0, 0]).tolist() for index in (0, 1, 1)]
     assert drawn[1] == drawn[2] != drawn[0]
 
 

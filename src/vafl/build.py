@@ -1,6 +1,6 @@
 """From a configuration to objects: the only file that wires every room."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -153,11 +153,12 @@ def _models(config: Config, data: VerticalData, task: Task) -> tuple[list[nn.Mod
 
 
 def _runtime(plan: Plan) -> Simulator | CentralisedRuntime:
-    if plan.config.rule.name == "centralised":
+    config, parties = plan.config, range(len(plan.models))
+    if config.rule.name == "centralised":
         return CentralisedRuntime(_centralised(plan))
-    clients = [make_client(plan, index) for index in range(len(plan.models))]
-    codec = Codec(plan.config.network.encoding)
-    return Simulator(make_server(plan), clients, plan.config.delays, plan.config.seed, codec)
+    schedules = [make_schedule(config, plan.data.rows, index) for index in parties]
+    clients = [make_client(plan, index, schedules) for index in parties]
+    return Simulator(make_server(plan), clients, config.delays, config.seed, Codec(config.network.encoding))
 
 
 def make_server(plan: Plan, table: EmbeddingTable | None = None) -> Server:
@@ -181,16 +182,23 @@ def widths(plan: Plan) -> list[int]:
     return [plan.config.model.embedding_width(plan.task.outputs)] * len(plan.data.parties)
 
 
-def make_client(plan: Plan, index: int, *, with_held_out: bool = False) -> Client:
-    """One client of a run, with its own features only: of the held-out rows too if it is asked for those."""
+def make_client(
+    plan: Plan, index: int, schedules: Sequence[BatchSchedule] | None = None, *, with_held_out: bool = False
+) -> Client:
+    """One client of a run, with its own features only; of the held-out rows too if it is asked for those.
+
+    Clients in one process may share all `schedules`.
+    """
     config, party, model = plan.config, plan.data.parties[index], plan.models[index]
+    rows, clients = plan.data.rows, len(plan.data.parties)
+    schedules = schedules or [make_schedule(config, rows, client) for client in range(clients)]
     return Client(
         index,
         torch.cat([party.train, party.test]) if with_held_out else party.train,
         model,
         config.optimiser.descent(model.parameters()),
-        make_schedule(config, plan.data.rows, index),
-        make_refresh(config, plan.data.rows, index, len(plan.data.parties)),
+        schedules[index],
+        make_refresh(config, index, schedules),
         config.rule,
         l2=config.optimiser.l2,
         perturb=config.privacy.perturbation(),
@@ -207,7 +215,7 @@ def make_schedule(config: Config, rows: int, index: int) -> BatchSchedule:
     return BatchSchedule(settings.kind, rows, settings.batch_size, config.seed, stream)
 
 
-def make_refresh(config: Config, rows: int, index: int, clients: int) -> Refresh:
+def make_refresh(config: Config, index: int, schedules: Sequence[BatchSchedule]) -> Refresh:
     """Which rows client `index` refreshes; nothing is ever stale under the sync rule."""
     name, count = parse_refresh(config.schedule.refresh)
     if name == "none" or config.rule.name == "sync":
@@ -215,9 +223,9 @@ def make_refresh(config: Config, rows: int, index: int, clients: int) -> Refresh
     if name == "all":
         return RefreshAll()
     if name == "lookahead":
-        return Lookahead(index, [make_schedule(config, rows, other) for other in range(clients)])
+        return Lookahead(index, schedules)
     seed = np.random.SeedSequence((config.seed, _REFRESH_STREAMS + index))
-    return RandomRefresh(rows, count, np.random.Generator(np.random.Philox(seed)))
+    return RandomRefresh(schedules[index].rows, count, np.random.Generator(np.random.Philox(seed)))
 
 
 def _centralised(plan: Plan) -> Centralised:

@@ -58,7 +58,11 @@ class Fragile(Exchange):
         old, seen, last = self.server.table, self.server.delays, self.server.last_iteration
         self.server = run_of(DATA, **self.sections).runtime.server
         self.server.table = EmbeddingTable(
-            old.rows, old.widths, summed=old.sums is not None, cells=old.cells, stored_at=old.stored_at
+            old.rows,
+            old.widths,
+            summed=old.sums is not None,
+            memory=old.cells if old.sums is None else old.cells.transpose(0, 1),
+            stored_at=old.stored_at,
         )
         self.server.head.load_state_dict(head)
         self.server.restore(iteration, activations, deepcopy(optimiser))
@@ -129,7 +133,7 @@ def test_a_restored_server_forgets_newer_cells_and_asks_for_them_again():
     assert (server.table.stored_at[newer] == iteration).all(), "fresh again"
     for i, client in enumerate(exchange.clients):
         rows = torch.from_numpy(newer[:, i].nonzero()[0])
-        cells = server.table.cells[rows][:, server.table.columns[i]]
+        cells = server.table.column(i)[rows]
         assert torch.equal(cells, client.model(client._features[rows]).detach())
 
 
@@ -232,7 +236,7 @@ def test_a_client_restored_to_an_older_state_gets_its_newer_cells_recalled():
     client, table = exchange.clients[1], exchange.server.table
     assert client.activation == 4, "it goes on where the server stands"
     rows = torch.from_numpy(newer.nonzero()[0])
-    found = table.cells[rows][:, table.columns[1]]
+    found = table.column(1)[rows]
     assert torch.equal(found, client.model(client._features[rows]).detach())
     assert all(maker not in exchange.dead for maker in exchange.makers.values())
 

@@ -32,7 +32,8 @@ class ServerState:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         rows, clients = plan.data.rows + len(plan.data.test_labels), len(plan.data.parties)
-        shape = (rows, sum(widths(plan)))
+        summed = plan.config.model.combine == "sum"
+        shape = EmbeddingTable.memory_shape(rows, widths(plan), summed=summed)
         self._cells = MappedArray(folder / "cells.f32", shape, "<f4", fresh=not resume)
         self._stored_at = MappedArray(folder / "stored_at.i32", (rows, clients), "<i4", fresh=not resume)
         tensors, self.facts = load_checkpoint(folder) if resume else ({}, {})
@@ -41,8 +42,8 @@ class ServerState:
         table = EmbeddingTable(
             rows,
             widths(plan),
-            summed=plan.config.model.combine == "sum",
-            cells=torch.from_numpy(self._cells.array),
+            summed=summed,
+            memory=torch.from_numpy(self._cells.array),
             stored_at=self._stored_at.array,
         )
         self.server = make_server(plan, table)

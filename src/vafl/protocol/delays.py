@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+import torch
 
 from vafl.protocol.table import FOREVER, Delays
 
-EXACT_BELOW = 65_536  # longer delays share one bin; their maximum stays exact
-_FLUSH_AFTER = 64
+EXACT_BELOW = 65_536  # longer delays share one bin; their mean and maximum stay exact
+_FLUSH_CELLS = 1 << 18  # counted at once, while they fit a processor's cache
+_LEFT_OUT, _NEVER = -2, -1  # stand for a delay; two bins more
 
 
 @dataclass(frozen=True)
@@ -33,61 +34,69 @@ class DelayLog:
     """Counts used delays. `record` is O(1) on the hot path; counting is done for many steps at once."""
 
     def __init__(self, clients: int, bound: int | None = None) -> None:
-        self._bound = FOREVER * 2 - 1 if bound is None else bound
-        self._counts = np.zeros((clients, 64), dtype=np.int64)
-        self._max = np.zeros(clients, dtype=np.int64)
-        self._sum = np.zeros(clients, dtype=np.int64)
-        self._never = np.zeros(clients, dtype=np.int64)
-        self._over = np.zeros(clients, dtype=np.int64)
+        self._bound = bound
+        self._longest_bin = max(EXACT_BELOW, (bound or 0) + 1)
+        self._counts = np.zeros((clients, 64), dtype=np.int64)  # left out, never, 0, 1, ...: grows as needed
+        self._longest = np.zeros(clients, dtype=np.int64)
+        self._excess = np.zeros(clients, dtype=np.int64)  # of delays over the longest bin
         self._pending: list[tuple[Delays, int | None]] = []
+        self._pending_cells = 0
 
     def record(self, delays: Delays, own: int | None) -> None:
         """Notes [batch, clients] delays of one step; the column `own` (just uploaded) is left out."""
         self._pending.append((delays, own))
-        if len(self._pending) >= _FLUSH_AFTER:
+        self._pending_cells += delays.size
+        if self._pending_cells >= _FLUSH_CELLS:
             self._flush()
 
     def summaries(self) -> list[DelaySummary]:
         self._flush()
-        return [self._summary(client) for client in range(len(self._max))]
+        return [self._summary(client) for client in range(len(self._counts))]
 
     def _flush(self) -> None:
-        if not self._pending:
-            return
-        for client in range(len(self._max)):
-            columns = [delays[:, client] for delays, own in self._pending if own != client]
-            if columns:
-                self._count(client, np.concatenate(columns))
-        self._pending.clear()
+        if self._pending:
+            self._count(self._take_pending())
 
-    def _count(self, client: int, delays: npt.NDArray[np.int32]) -> None:
-        known = delays[delays < FOREVER]
-        self._never[client] += len(delays) - len(known)
-        self._over[client] += np.count_nonzero(delays > self._bound)
-        if not len(known):
-            return
-        self._sum[client] += known.sum(dtype=np.int64)
-        self._max[client] = max(self._max[client], known.max())
-        counts = np.bincount(np.minimum(known, EXACT_BELOW))
-        if len(counts) > self._counts.shape[1]:
-            wider = min(EXACT_BELOW + 1, 2 * len(counts)) - self._counts.shape[1]
-            self._counts = np.pad(self._counts, ((0, 0), (0, wider)))
-        self._counts[client, : len(counts)] += counts
+    def _take_pending(self) -> Delays:
+        """All delays put aside, [uses, clients], without what is to be left out."""
+        delays = np.concatenate([part for part, _ in self._pending])
+        start = 0
+        for part, own in self._pending:
+            if own is not None:
+                delays[start : start + len(part), own] = _LEFT_OUT
+            start += len(part)
+        self._pending.clear()
+        self._pending_cells = 0
+        return delays
+
+    def _count(self, delays: Delays) -> None:
+        if delays.max() >= FOREVER:
+            delays[delays >= FOREVER] = _NEVER
+        longest = int(delays.max())
+        if longest > self._longest_bin:
+            self._longest = np.maximum(self._longest, delays.max(axis=0))
+            self._excess += np.maximum(delays - self._longest_bin, 0).sum(axis=0, dtype=np.int64)
+            longest = self._longest_bin
+            np.minimum(delays, longest, out=delays)
+        clients, bins = delays.shape[1], longest - _LEFT_OUT + 1
+        delays += np.arange(clients, dtype=np.int32) * np.int32(bins) - np.int32(_LEFT_OUT)
+        counts = torch.bincount(torch.from_numpy(delays).view(-1), minlength=clients * bins)
+        if bins > self._counts.shape[1]:
+            self._counts = np.pad(self._counts, ((0, 0), (0, bins)))
+        self._counts[:, :bins] += counts.numpy().reshape(clients, bins)
 
     def _summary(self, client: int) -> DelaySummary:
-        uses = int(self._counts[client].sum())
+        counts, never = self._counts[client, 2:], int(self._counts[client, 1])
+        uses = int(counts.sum())
+        longest = max(int(self._longest[client]), int(np.flatnonzero(counts)[-1])) if uses else 0
+        total = int(counts @ np.arange(len(counts))) + int(self._excess[client])
+        median, late = np.searchsorted(np.cumsum(counts), [0.50 * uses, 0.99 * uses]).tolist()
         return DelaySummary(
             uses=uses,
-            max=int(self._max[client]),
-            mean=float(self._sum[client] / uses) if uses else 0.0,
-            p50=self._percentile(client, uses, 0.50),
-            p99=self._percentile(client, uses, 0.99),
-            never=int(self._never[client]),
-            over_bound=int(self._over[client]),
+            max=longest,
+            mean=total / uses if uses else 0.0,
+            p50=median,
+            p99=late,
+            never=never,
+            over_bound=0 if self._bound is None else int(counts[self._bound + 1 :].sum()) + never,
         )
-
-    def _percentile(self, client: int, uses: int, share: float) -> int:
-        if not uses:
-            return 0
-        delay = int(np.searchsorted(np.cumsum(self._counts[client]), share * uses))
-        return min(delay, int(self._max[client]))

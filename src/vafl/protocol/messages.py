@@ -15,6 +15,7 @@ features or model parameters, and none of these types could.
 | | `Refused`: a message broke a rule; `Stop`: the run is over |
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,9 +39,9 @@ def _rows_fault(rows: Tensor) -> str | None:
 def _matrix_fault(name: str, matrix: Tensor, count: int | None = None) -> str | None:
     if matrix.dtype != torch.float32 or matrix.ndim != 2:
         return f"{name} must be a float32 matrix [rows, width]. Found {matrix.dtype} {list(matrix.shape)}."
-    if count is not None and len(matrix) != count:
-        return f"{name} must have one line a row, {count}. Found {len(matrix)}."
-    if not np.isfinite(matrix.numpy()).all():
+    if count is not None and matrix.shape[0] != count:
+        return f"{name} must have one line a row, {count}. Found {matrix.shape[0]}."
+    if not (math.isfinite(matrix.sum()) or np.isfinite(matrix.numpy()).all()):  # the sum is the quick test
         return f"{name} must be finite. Found NaN or infinity: a step size too large does that."
     return None
 
@@ -125,13 +126,13 @@ class Upload:
             _count_fault("activation", self.activation - self.in_flight),
             _count_fault("in_flight", self.in_flight),
             _rows_fault(self.rows),
-            _matrix_fault("embeddings", self.embeddings, len(self.rows)),
-            None if len(self.rows) else "an upload needs at least one row. Found none.",
+            _matrix_fault("embeddings", self.embeddings, self.rows.numel()),
+            None if self.rows.numel() else "an upload needs at least one row. Found none.",
         )
 
     @property
     def nbytes(self) -> int:
-        return HEADER_BYTES + ROW_BYTES * len(self.rows) + self.embeddings.nbytes
+        return HEADER_BYTES + ROW_BYTES * self.rows.numel() + self.embeddings.nbytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,12 +156,12 @@ class Refresh:
             _count_fault("sequence", self.sequence),
             _count_fault("in_flight", self.in_flight),
             _rows_fault(self.rows),
-            _matrix_fault("embeddings", self.embeddings, len(self.rows)),
+            _matrix_fault("embeddings", self.embeddings, self.rows.numel()),
         )
 
     @property
     def nbytes(self) -> int:
-        return HEADER_BYTES + ROW_BYTES * len(self.rows) + self.embeddings.nbytes
+        return HEADER_BYTES + ROW_BYTES * self.rows.numel() + self.embeddings.nbytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -263,7 +264,7 @@ class Request:
 
     @property
     def nbytes(self) -> int:
-        return HEADER_BYTES + ROW_BYTES * len(self.rows)
+        return HEADER_BYTES + ROW_BYTES * self.rows.numel()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

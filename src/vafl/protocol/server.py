@@ -6,6 +6,7 @@ bound may ask for fresh cells -> one evaluation of the loss -> the head steps, g
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -357,12 +358,13 @@ class Server:
         self._record_delays(turns, rows, shared)
         inputs = self.table.read(rows).requires_grad_()
         losses = self._loss(self.head(inputs), self._labels.index_select(0, rows))
-        loss = losses.mean() if len(turns) == 1 else losses @ _mean_weights(turns)
-        self.losses.check(float(loss.detach()), self.iteration)
-        gradients = torch.autograd.grad(loss, [inputs, *self.descent.parameters])
+        weights = _mean_weights(tuple([turn.rows.numel() for turn in turns]))
+        loss = float(losses.detach() @ weights)
+        self.losses.check(loss, self.iteration)
+        gradients = torch.autograd.grad(losses, [inputs, *self.descent.parameters], weights)
         iteration = self.iteration
         if group[0].steps:
-            self.losses.note(float(loss.detach()))
+            self.losses.note(loss)
             self.descent.step(gradients[1:], iteration)
             self.iteration += 1
         parts = self._split(gradients[0], group, shared)
@@ -382,7 +384,7 @@ class Server:
         delays = self.table.delays(rows, self.iteration)
         start = 0
         for turn in turns:
-            end = start + len(turn.rows)
+            end = start + turn.rows.numel()
             self.delays.record(delays[start:end], None if shared else turn.client)
             start = end
 
@@ -400,7 +402,7 @@ class Server:
         return [block[:, column].contiguous() for block, column in zip(blocks, columns, strict=True)]
 
 
-def _mean_weights(turns: Sequence[Turn]) -> Tensor:
+@lru_cache(maxsize=16)
+def _mean_weights(sizes: tuple[int, ...]) -> Tensor:
     """Weights that make a sum over all rows the mean, over the turns, of each turn's mean."""
-    sizes = [len(turn.rows) for turn in turns]
-    return torch.cat([torch.full((size,), 1 / (size * len(turns))) for size in sizes])
+    return torch.cat([torch.full((size,), 1 / (size * len(sizes))) for size in sizes])

@@ -20,7 +20,7 @@ Delays = npt.NDArray[np.int32]
 
 
 class EmbeddingTable:
-    """H[row, client], one contiguous line a row, and the delay of each cell.
+    """H[row, client], and the delay of each cell.
 
     Args:
         rows: number of records N.
@@ -28,7 +28,15 @@ class EmbeddingTable:
         summed: keep the running sum S[row] of the clients' embeddings, for heads that see nothing
             else. A read then costs the same for 4 or 40 clients. The sum is kept in float64, so that
             adding and removing float32 embeddings for ever does not drift.
-        cells, stored_at: memory that lasts longer than the process, with what it holds already.
+        memory: of shape `memory_shape`, with what it holds already; it may outlast the process.
+        stored_at: likewise, [rows, clients].
+
+    Attributes:
+        cells: [rows, all widths], in memory row after row as they are read; if summed
+            [rows, clients, width], in memory client after client as they are written.
+        stored_at: [rows, clients], the iteration each cell was stored for.
+        sums: [rows, width], or None.
+        columns: where each client's embedding stands in a row that is not summed.
     """
 
     def __init__(
@@ -37,7 +45,7 @@ class EmbeddingTable:
         widths: Sequence[int],
         *,
         summed: bool,
-        cells: Tensor | None = None,
+        memory: Tensor | None = None,
         stored_at: Delays | None = None,
     ) -> None:
         if summed and len(set(widths)) > 1:
@@ -46,18 +54,26 @@ class EmbeddingTable:
                 'Give every client the same width, or use combine = "concat".'
             )
         ends = np.cumsum(widths).tolist()
-        self.rows = rows
-        self.widths = tuple(widths)
-        self.cells = torch.zeros(rows, ends[-1]) if cells is None else cells
-        empty = np.full((rows, len(widths)), -FOREVER, dtype=np.int32) if stored_at is None else stored_at
-        self.stored_at: Delays = empty
-        self.sums = torch.zeros(rows, widths[0], dtype=torch.float64) if summed else None
-        if self.sums is not None and cells is not None:
-            for end in ends:
-                self.sums += cells[:, end - widths[0] : end]
+        self.rows, self.widths = rows, tuple(widths)
         self.columns = tuple(slice(end - width, end) for end, width in zip(ends, widths, strict=True))
-        self._views = tuple(self.cells[:, column] for column in self.columns)
-        self._seen = np.empty(rows, dtype=np.int32)
+        fresh = np.full((rows, len(widths)), -FOREVER, dtype=np.int32) if stored_at is None else stored_at
+        self.stored_at: Delays = fresh
+        held = _zeros(*self.memory_shape(rows, widths, summed=summed)) if memory is None else memory
+        self.sums: Tensor | None = None
+        if summed:
+            self.cells = held.transpose(0, 1)
+            self._views = self.cells.unbind(1)
+            self.sums = _zeros(rows, widths[0], dtype=np.float64)
+            if memory is not None:
+                torch.sum(held, 0, dtype=torch.float64, out=self.sums)
+        else:
+            self.cells = held
+            self._views = tuple(self.cells[:, column] for column in self.columns)
+
+    @staticmethod
+    def memory_shape(rows: int, widths: Sequence[int], *, summed: bool) -> tuple[int, ...]:
+        """The shape of the memory the cells lie in."""
+        return (len(widths), rows, widths[0]) if summed else (rows, sum(widths))
 
     @property
     def clients(self) -> int:
@@ -71,19 +87,17 @@ class EmbeddingTable:
     def check(self, client: int, rows: Tensor, embeddings: Tensor) -> None:
         """Raises InvalidMessage unless `store` may take these; changes nothing."""
         numbers = rows.numpy()
-        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < self.rows):
-            raise InvalidMessage(
-                f"rows must be in 0..{self.rows - 1}. Found {numbers.min()}..{numbers.max()}."
-            )
+        if np.count_nonzero(numbers[1:] <= numbers[:-1]):  # our own clients name rows in order
+            numbers = np.sort(numbers)
+            if (numbers[1:] == numbers[:-1]).any():
+                raise InvalidMessage("rows must be distinct. Found a row named twice in one message.")
+        if len(numbers) and not (numbers[0] >= 0 and numbers[-1] < self.rows):
+            raise InvalidMessage(f"rows must be in 0..{self.rows - 1}. Found {numbers[0]}..{numbers[-1]}.")
         if embeddings.shape[1] != self.widths[client]:
             raise InvalidMessage(
                 f"embeddings of client {client} must be {self.widths[client]} wide. "
                 f"Found {embeddings.shape[1]}."
             )
-        order = np.arange(len(numbers), dtype=np.int32)
-        self._seen[numbers] = order  # scratch: a row named twice keeps only its last position
-        if not np.array_equal(self._seen[numbers], order):
-            raise InvalidMessage("rows must be distinct. Found a row named twice in one message.")
 
     def store(self, client: int, rows: Tensor, embeddings: Tensor, iteration: int) -> None:
         """Replaces the cells of `client` at distinct `rows`: fresh for step `iteration`."""
@@ -94,16 +108,20 @@ class EmbeddingTable:
             change = embeddings.double().sub_(view.index_select(0, rows))
             view.index_copy_(0, rows, embeddings)
             self._add(self.sums, rows, change)
-        self.stored_at[rows.numpy(), client] = iteration
+        self.stored_at[:, client][rows.numpy()] = iteration
 
     def _add(self, sums: Tensor, rows: Tensor, change: Tensor) -> None:
         """S[row] += change; summed anew where something huge came or went and took digits with it."""
         flat = change.view(-1)
         if float(flat.dot(flat)) < _EXACT_CHANGE**2:
-            sums.index_add_(0, rows, change)
+            changed = sums.index_select(0, rows).add_(change)  # index_add_ waits for each row in turn
         else:
-            cells = self.cells.index_select(0, rows).view(len(rows), self.clients, -1)
-            sums.index_copy_(0, rows, cells.sum(1, dtype=torch.float64))
+            changed = self.cells.index_select(0, rows).sum(1, dtype=torch.float64)
+        sums.index_copy_(0, rows, changed)
+
+    def column(self, client: int) -> Tensor:
+        """[rows, width]: this client's cells, as they are."""
+        return self._views[client]
 
     def stored_after(self, client: int, iteration: int) -> Tensor:
         """The rows of this client's cells that are newer than step `iteration`."""
@@ -123,3 +141,8 @@ class EmbeddingTable:
         """[batch, clients]: the delay of each cell at step `iteration`; FOREVER or more if never stored."""
         stored_at: Delays = self.stored_at.take(rows.numpy(), axis=0)
         return np.subtract(np.int32(iteration), stored_at, out=stored_at)
+
+
+def _zeros(*shape: int, dtype: npt.DTypeLike = np.float32) -> Tensor:
+    """Zeros that numpy allocates: it asks for huge pages, which random rows of a large table need."""
+    return torch.from_numpy(np.zeros(shape, dtype))

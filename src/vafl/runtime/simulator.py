@@ -138,12 +138,13 @@ class Simulator:
             self._sleep(index)
 
     def _send(self, index: int, messages: Sequence[ClientMessage]) -> None:
+        traffic, link = self.traffic[index], self._up[index]
         for message in messages:
             nbytes = self._codec.size(message)
-            self.traffic[index].bytes_up += nbytes
-            self.traffic[index].messages_up += 1
+            traffic.bytes_up += nbytes
+            traffic.messages_up += 1
             received = self._codec.as_received_by_server(message)
-            arrival = self._up[index].arrival(self.now, nbytes)
+            arrival = link.arrival(self.now, nbytes)
             self._at(arrival, partial(self._at_server, received, self._lives[index]))
 
     def _at_server(self, message: ClientMessage, life: int) -> None:
