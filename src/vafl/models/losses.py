@@ -8,10 +8,18 @@ import torch.nn.functional as F  # noqa: N812
 from sklearn.metrics import r2_score, roc_auc_score
 from torch import Tensor
 
+_FEW_CLASSES = 64
+
 
 def softmax(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Softmax cross-entropy: outputs [batch, classes], labels int64 [batch] -> [batch]."""
-    return F.cross_entropy(outputs, labels, reduction="none")
+    """Softmax cross-entropy: outputs [batch, classes], labels int64 [batch] -> [batch].
+
+    For few classes torch's log_softmax is some twenty times faster along the first axis than the last.
+    """
+    if outputs.shape[1] > _FEW_CLASSES:
+        return F.cross_entropy(outputs, labels, reduction="none")
+    likelihoods = outputs.t().contiguous().log_softmax(0)
+    return likelihoods.gather(0, labels[None])[0].neg()
 
 
 def binary(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -1,0 +1,76 @@
+"""How the time of a server's step grows with the rows of its table, and with the clients.
+
+A step is one `Server.receive` of an upload that was made beforehand: check, store, evaluate, answer.
+"""
+
+from collections.abc import Callable, Sequence
+from time import process_time
+
+import torch
+
+from benchmarks.harness import REPEATS, Figure, benchmark, interleave, ratios
+from vafl.models.heads import Bias
+from vafl.models.losses import softmax
+from vafl.protocol.descent import Descent
+from vafl.protocol.messages import Upload
+from vafl.protocol.rules import Rule
+from vafl.protocol.schedule import BatchSchedule
+from vafl.protocol.server import Server
+from vafl.protocol.stepsizes import constant
+from vafl.protocol.table import EmbeddingTable
+
+BATCH, WIDTH, STEPS = 600, 10, 64
+FILL_ROWS = 1 << 18
+
+
+@benchmark(target=1.25)
+def server_step_growth_rows() -> Figure:
+    """4 clients: a table of 10^7 rows over one of 10^4."""
+    sizes = [10**7, 10**4, 10**5, 10**6]
+    seconds = interleave(*(_steps(rows, clients=4) for rows in sizes), clock=process_time)
+    growth = {f"rows_{rows}_us": _microseconds(taken) for rows, taken in zip(sizes, seconds, strict=True)}
+    return Figure(ratios(seconds[0], seconds[1]), growth)
+
+
+@benchmark(target=1.25)
+def server_step_growth_clients() -> Figure:
+    """60,000 rows: 40 clients over 4."""
+    many, few = interleave(_steps(60_000, clients=40), _steps(60_000, clients=4), clock=process_time)
+    return Figure(
+        ratios(many, few), {"clients_40_us": _microseconds(many), "clients_4_us": _microseconds(few)}
+    )
+
+
+def _microseconds(seconds: list[float]) -> float:
+    return round(Figure(seconds).quartiles[1] / STEPS * 1e6, 1)
+
+
+def _steps(rows: int, clients: int) -> Callable[[], None]:
+    """STEPS steps of a server whose table is full, on uploads not seen before."""
+    torch.set_num_threads(1)
+    server = _server(rows, clients)
+    schedules = [BatchSchedule("iid", rows, BATCH, seed=0, stream=client) for client in range(clients)]
+    uploads = iter([_upload(schedules, number) for number in range(STEPS * (REPEATS + 1))])
+
+    def run() -> None:
+        for _ in range(STEPS):
+            server.receive(next(uploads))
+
+    return run
+
+
+def _server(rows: int, clients: int) -> Server:
+    table = EmbeddingTable(rows, [WIDTH] * clients, summed=True)
+    for client in range(clients):
+        for part in torch.split(torch.arange(rows), FILL_ROWS):
+            table.store(client, part, torch.rand(len(part), WIDTH), 0)
+    head = Bias(WIDTH)
+    labels = torch.randint(WIDTH, (rows,))
+    return Server(table, labels, head, softmax, Descent(head.parameters(), constant(0.1)), Rule(1))
+
+
+def _upload(schedules: Sequence[BatchSchedule], number: int) -> Upload:
+    """Upload `number` of all, the clients taking turns."""
+    activation, client = divmod(number, len(schedules))
+    rows = torch.from_numpy(schedules[client].batch(activation))
+    return Upload(client, activation, activation, rows, torch.rand(BATCH, WIDTH))
