@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.federation import Exchange, run_of, same, vertical_data
@@ -328,6 +328,10 @@ def test_whoever_crashes_nobody_breaks_a_rule_and_the_run_goes_on(rule, refresh,
         assert exchange.seen.largest() <= rule["delay_bound"]
 
 
+TURN, KILL = ("turn", 0), ("kill", 0)
+KILLED_BEFORE_THE_RECALL_WAS_HEARD = [TURN, TURN, TURN, KILL, TURN, ("save", 0), KILL, TURN, KILL, TURN]
+
+
 @pytest.mark.parametrize("heard_at_once", [True, pytest.param(False, marks=FORGETS)])
 @given(
     st.sampled_from(["async", "t-sync", "sync"]),
@@ -339,6 +343,7 @@ def test_whoever_crashes_nobody_breaks_a_rule_and_the_run_goes_on(rule, refresh,
         max_size=40,
     ),
 )
+@example("async", "upload-first", "none", KILLED_BEFORE_THE_RECALL_WAS_HEARD)
 def test_no_cell_of_a_model_that_is_lost_stays_in_the_table(heard_at_once, name, order, refresh, history):
     """A client may be killed at any time; once it is back and heard, only cells of living models are left."""
     rule = with_one_in_flight_where_it_must_be({"name": name, "t": 2, "window": 2, "order": order})
