@@ -84,9 +84,9 @@ def test_counters_are_not_negative():
         Query(0, 0, -1)
     with pytest.raises(InvalidMessage, match=r"sequence must be 0 or more. Found -1"):
         Query(0, -1, 0)
-    with pytest.raises(InvalidMessage, match=r"in_flight must be 0 or more. Found -1"):
+    with pytest.raises(InvalidMessage, match=r"in_flight must be in 0..64. Found -1"):
         Refresh(0, 0, ROWS, MATRIX, in_flight=-1)
-    with pytest.raises(InvalidMessage, match=r"in_flight must be 0 or more. Found -1"):
+    with pytest.raises(InvalidMessage, match=r"in_flight must be in 0..64. Found -1"):
         Upload(0, 0, 3, ROWS, MATRIX, in_flight=-1)
 
 

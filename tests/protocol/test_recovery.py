@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.federation import Exchange, run_of, same, vertical_data
@@ -119,7 +119,7 @@ def test_a_restored_server_forgets_newer_cells_and_asks_for_them_again():
     kept = exchange.server.table.stored_at.copy()
     exchange.rounds(2)
     iteration = exchange.saved_server[0]
-    newer = exchange.server.table.stored_at > iteration
+    newer = exchange.server.table.stored_at >= iteration
     assert newer.any()
     exchange.kill_server()
     server = exchange.server
@@ -228,7 +228,7 @@ def test_a_client_restored_to_an_older_state_gets_its_newer_cells_recalled():
     exchange.save_client(1)
     iteration = exchange.clients[1].iteration
     exchange.rounds(2)
-    newer = exchange.server.table.stored_at[:, 1] > iteration
+    newer = exchange.server.table.stored_at[:, 1] >= iteration
     exchange.kill_client(1)
     exchange.join(1)
     assert requested(exchange, 1) == newer.nonzero()[0].tolist() != []
@@ -328,25 +328,39 @@ def test_whoever_crashes_nobody_breaks_a_rule_and_the_run_goes_on(rule, refresh,
         assert exchange.seen.largest() <= rule["delay_bound"]
 
 
+TURN, KILL = ("turn", 0), ("kill", 0)
+KILLED_BEFORE_THE_RECALL_WAS_HEARD = [TURN, TURN, TURN, KILL, TURN, ("save", 0), KILL, TURN, KILL, TURN]
+
+
+@pytest.mark.parametrize("heard_at_once", [True, False])
 @given(
     st.sampled_from(["async", "t-sync", "sync"]),
+    st.sampled_from(["upload-first", "query-first"]),
     refreshes,
-    st.lists(st.tuples(st.integers(0, CLIENTS - 1), st.integers(0, 4)), min_size=3, max_size=25),
+    st.lists(
+        st.tuples(st.sampled_from(["turn", "turn", "play", "save", "kill"]), st.integers(0, CLIENTS - 1)),
+        min_size=10,
+        max_size=40,
+    ),
 )
-def test_no_cell_of_a_model_that_is_lost_stays_in_the_table(name, refresh, history):
-    """A client may be killed at any time; once it is back and heard, only models that count are left."""
-    window = 1 if name == "sync" else 2
-    exchange = Fragile(rule={"name": name, "t": 2, "window": window}, schedule={"refresh": refresh})
-    for i, what in history:
-        if what == 0:
+@example("async", "upload-first", "none", KILLED_BEFORE_THE_RECALL_WAS_HEARD)
+def test_no_cell_of_a_model_that_is_lost_stays_in_the_table(heard_at_once, name, order, refresh, history):
+    """A client may be killed at any time; once it is back and heard, only cells of living models are left."""
+    rule = with_one_in_flight_where_it_must_be({"name": name, "t": 2, "window": 2, "order": order})
+    exchange = Fragile(rule=rule, schedule={"refresh": refresh})
+    for what, i in history:
+        if what == "save":
             exchange.save_client(i)
-        elif what == 1:
+        elif what == "kill":
             exchange.kill_client(i)
             exchange.join(i)
-        elif moves := [move for move in exchange.moves() if move[1] == i]:
-            exchange.play(moves[what % len(moves)])
-        if not any(exchange.down) and not any(exchange.up):
+            if heard_at_once:
+                exchange.deliver()
+        elif what == "turn" and exchange.here[i] and not exchange.clients[i].waiting:
+            exchange.turn(i)
             assert not set(exchange.makers.values()) & exchange.dead
+        elif moves := [move for move in exchange.moves() if move[1] == i]:
+            exchange.play(moves[0])
     exchange.deliver()
     assert not set(exchange.makers.values()) & exchange.dead
 

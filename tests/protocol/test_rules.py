@@ -50,7 +50,7 @@ def test_the_switch():
     [
         ({"t": 0}, r"rule.t must be 1 or more. Found 0. t = 1 is the async rule"),
         ({"delay_bound": -1}, r"rule.delay_bound must be at least 1, or 0 for no bound. Found -1"),
-        ({"window": 0}, r"rule.window must be 1 or more. Found 0"),
+        ({"window": 0}, r"rule.window must be 1 to 64. Found 0"),
         ({"window": 2, "order": "query-first"}, r"rule.window = 2 needs order = \"upload-first\""),
         ({"window": 3, "name": "sync"}, r"rule.window = 3 needs .* a rule other than sync"),
         ({"local_steps": 0}, r"rule.local_steps must be 1 or more. Found 0"),

@@ -120,19 +120,24 @@ class Descent:
         self._step_size = step_size
         self._optimiser = optimiser(self.parameters) if optimiser and self.parameters else None
 
-    @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], iteration: int) -> None:
         """One step along `gradients`, one for each parameter, at global iteration `iteration`."""
         step_size = self._step_size(iteration)
-        if self._optimiser is None:
-            for parameter, gradient in zip(self.parameters, gradients, strict=True):
-                parameter.sub_(gradient, alpha=step_size)
-            return
+        with torch.no_grad():  # as a decorator it would cost several times as much
+            if self._optimiser is None:
+                for parameter, gradient in zip(self.parameters, gradients, strict=True):
+                    parameter.sub_(gradient, alpha=step_size)
+            else:
+                self._step_optimiser(self._optimiser, gradients, step_size)
+
+    def _step_optimiser(
+        self, optimiser: torch.optim.Optimizer, gradients: Sequence[Tensor], step_size: float
+    ) -> None:
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
-        for group in self._optimiser.param_groups:
+        for group in optimiser.param_groups:
             group["lr"] = step_size
-        self._optimiser.step()
+        optimiser.step()
 
     def state(self) -> dict[str, Any]:
         """What the optimiser remembers between steps (empty for plain SGD)."""

@@ -27,6 +27,7 @@ from torch import Tensor
 from vafl.errors import Diverged, InvalidMessage
 
 HEADER_BYTES = 48  # kind, encoding, sequence, activation, iteration, lengths
+LARGEST_WINDOW = 64  # uploads a client may ever have in flight: bounds what the server keeps for it
 ROW_BYTES = 4  # a row travels as an unsigned 32-bit number
 
 
@@ -59,6 +60,12 @@ def made_here() -> Iterator[None]:
         yield
     except InvalidMessage as fault:
         raise Diverged(f"{fault} Lower optimiser.step_size, or scale the features.") from fault
+
+
+def _window_fault(in_flight: int) -> str | None:
+    if 0 <= in_flight <= LARGEST_WINDOW:
+        return None
+    return f"in_flight must be in 0..{LARGEST_WINDOW}. Found {in_flight}."
 
 
 def _count_fault(name: str, value: int) -> str | None:
@@ -124,7 +131,7 @@ class Upload:
         _require(
             _count_fault("sequence", self.sequence),
             _count_fault("activation", self.activation - self.in_flight),
-            _count_fault("in_flight", self.in_flight),
+            _window_fault(self.in_flight),
             _rows_fault(self.rows),
             _matrix_fault("embeddings", self.embeddings, self.rows.numel()),
             None if self.rows.numel() else "an upload needs at least one row. Found none.",
@@ -154,7 +161,7 @@ class Refresh:
     def __post_init__(self) -> None:
         _require(
             _count_fault("sequence", self.sequence),
-            _count_fault("in_flight", self.in_flight),
+            _window_fault(self.in_flight),
             _rows_fault(self.rows),
             _matrix_fault("embeddings", self.embeddings, self.rows.numel()),
         )

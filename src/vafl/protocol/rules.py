@@ -11,6 +11,7 @@ from typing import Literal
 from torch import Tensor
 
 from vafl.errors import ConfigError
+from vafl.protocol.messages import LARGEST_WINDOW
 
 RuleName = Literal["async", "t-sync", "sync", "centralised"]
 Order = Literal["upload-first", "query-first"]
@@ -53,8 +54,8 @@ class RuleSettings:
             raise ConfigError(
                 f"rule.delay_bound must be at least 1, or 0 for no bound. Found {self.delay_bound}."
             )
-        if self.window < 1:
-            raise ConfigError(f"rule.window must be 1 or more. Found {self.window}.")
+        if not 1 <= self.window <= LARGEST_WINDOW:
+            raise ConfigError(f"rule.window must be 1 to {LARGEST_WINDOW}. Found {self.window}.")
         if self.window > 1 and (self.order == "query-first" or self.name == "sync"):
             raise ConfigError(
                 f'rule.window = {self.window} needs order = "upload-first" and a rule other than sync, whose '

@@ -127,8 +127,8 @@ class Server:
         self.iteration = iteration
         self.activations, self.durable = list(activations), list(activations)
         self.descent.restore(optimiser)
-        self._lost = [self.table.stored_after(m, iteration) for m in range(self.table.clients)]
-        self.table.forget_after(iteration)
+        self._lost = [self.table.stored_since(m, iteration) for m in range(self.table.clients)]
+        self.table.forget_since(iteration)
 
     def made_durable(self, activations: Sequence[int]) -> list[Durable]:
         """A checkpoint holds so many uploads of each client: tells those whose number has grown."""
@@ -242,15 +242,15 @@ class Server:
     def _recall(self, client: int, join: Join) -> list[ServerMessage]:
         """Asks again for embeddings the server lost, and for those made by what the client's model lost."""
         if join.activation < self.activations[client]:
-            newer = self.table.stored_after(client, join.iteration)
+            newer = self.table.stored_since(client, join.iteration)
             self._lost[client] = torch.unique(torch.cat([self._lost[client], newer]))
         parts = torch.split(self._lost[client], RECALL_ROWS)
         return [self.requests.make(client, part) for part in parts if len(part)]
 
     def _drop_turns(self, client: int, keep: range) -> None:
-        """The client does not wait for answers outside `keep` any more."""
+        """The client does not wait for answers beyond `keep`, and asks its queries again."""
         mine = [turn for turn in self._waiting if turn.client == client]
-        dropped = [turn for turn in mine if not turn.steps or turn.activation >= keep.stop]  # it asks again
+        dropped = [turn for turn in mine if not turn.steps or turn.activation >= keep.stop]
         self._finish(dropped)
         if self.rule.common_rows:  # those rounds are not over: the client uploads them again
             self.activations[client] -= sum(turn.steps for turn in dropped)

@@ -123,13 +123,13 @@ class EmbeddingTable:
         """[rows, width]: this client's cells, as they are."""
         return self._views[client]
 
-    def stored_after(self, client: int, iteration: int) -> Tensor:
-        """The rows of this client's cells that are newer than step `iteration`."""
-        return torch.from_numpy(np.flatnonzero(self.stored_at[:, client] > iteration))
+    def stored_since(self, client: int, iteration: int) -> Tensor:
+        """The rows of this client's cells that were stored for step `iteration` or later ones."""
+        return torch.from_numpy(np.flatnonzero(self.stored_at[:, client] >= iteration))
 
-    def forget_after(self, iteration: int) -> None:
-        """Cells newer than step `iteration` count as never stored: the table goes back to a checkpoint."""
-        self.stored_at[self.stored_at > iteration] = -FOREVER
+    def forget_since(self, iteration: int) -> None:
+        """Cells stored for step `iteration` or later ones count as never stored: back to a checkpoint."""
+        self.stored_at[self.stored_at >= iteration] = -FOREVER
 
     def read(self, rows: Tensor) -> Tensor:
         """What the head sees of these rows: [batch, width] of sums, or [batch, all widths]."""

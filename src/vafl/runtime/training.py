@@ -190,6 +190,7 @@ def train(
         observe(points[-1])
         due = _next_due(runtime, evaluation)
         if stop.metric is not None and metric.reaches(points[-1].metric, stop.metric):
+            runtime.settle()
             return points
     runtime.settle()
     points.append(measure(runtime, evaluate))
