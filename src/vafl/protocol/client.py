@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vafl.errors import InvalidMessage
 from vafl.protocol.descent import Descent
+from vafl.protocol.gradients import pull_back
 from vafl.protocol.messages import (
     ClientMessage,
     Gradient,
@@ -217,10 +218,10 @@ class Client:
         parameters = self.descent.parameters
         if not parameters:  # a fixed embedding
             return
-        gradients = torch.autograd.grad(embeddings, parameters, answer.gradients, materialize_grads=True)
+        gradients = pull_back(embeddings, answer.gradients, parameters)
         if self._l2:  # not in place: autograd may give one tensor for two parameters
             pairs = zip(gradients, parameters, strict=True)
-            gradients = tuple(g.add(p.detach(), alpha=self._l2) for g, p in pairs)
+            gradients = [g.add(p.detach(), alpha=self._l2) for g, p in pairs]
         self.descent.step(gradients, answer.iteration)
         self._version += 1
         self.iteration = answer.iteration

@@ -123,12 +123,11 @@ class Descent:
     def step(self, gradients: Sequence[Tensor], iteration: int) -> None:
         """One step along `gradients`, one for each parameter, at global iteration `iteration`."""
         step_size = self._step_size(iteration)
-        with torch.no_grad():  # as a decorator it would cost several times as much
-            if self._optimiser is None:
-                for parameter, gradient in zip(self.parameters, gradients, strict=True):
-                    parameter.sub_(gradient, alpha=step_size)
-            else:
-                self._step_optimiser(self._optimiser, gradients, step_size)
+        if self._optimiser is None:
+            for parameter, gradient in zip(self.parameters, gradients, strict=True):
+                parameter.detach().sub_(gradient, alpha=step_size)
+        else:
+            self._step_optimiser(self._optimiser, gradients, step_size)
 
     def _step_optimiser(
         self, optimiser: torch.optim.Optimizer, gradients: Sequence[Tensor], step_size: float

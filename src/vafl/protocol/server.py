@@ -16,6 +16,7 @@ from vafl.errors import InvalidMessage
 from vafl.protocol.bound import DelayBound
 from vafl.protocol.delays import DelayLog
 from vafl.protocol.descent import Descent
+from vafl.protocol.gradients import pull_back
 from vafl.protocol.losslog import LossLog
 from vafl.protocol.messages import (
     ClientMessage,
@@ -361,7 +362,7 @@ class Server:
         weights = _mean_weights(tuple([turn.rows.numel() for turn in turns]))
         loss = float(losses.detach() @ weights)
         self.losses.check(loss, self.iteration)
-        gradients = torch.autograd.grad(losses, [inputs, *self.descent.parameters], weights)
+        gradients = pull_back(losses, weights, [inputs, *self.descent.parameters])
         iteration = self.iteration
         if group[0].steps:
             self.losses.note(loss)
