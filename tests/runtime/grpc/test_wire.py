@@ -1,0 +1,62 @@
+"""The terms of a run and the settings of the network: what is agreed, and what is refused."""
+
+import dataclasses
+
+import pytest
+
+from vafl.errors import ConfigError, InvalidMessage
+from vafl.protocol.schedule import BatchSchedule
+from vafl.runtime.grpc.wire import NetworkSettings, Terms, schedule_digest
+
+TERMS = Terms(1, "run", 100, "abc", 3, 2, "def", "float32")
+
+
+def test_terms_survive_the_way():
+    assert Terms.from_bytes(TERMS.to_bytes()) == TERMS
+    assert TERMS.difference(TERMS) == ""
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Terms)])
+def test_every_difference_is_named(field):
+    value = getattr(TERMS, field)
+    other = dataclasses.replace(TERMS, **{field: value + 1 if isinstance(value, int) else value + "x"})
+    assert TERMS.difference(other).startswith(f"{field} {value!r} here")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"junk", b"[]", b"{}", b"[" * 3000, b'{"protocol": 1}', b"\xff\xfe", b"x" * 5000],
+)
+def test_anything_but_terms_is_refused(content):
+    with pytest.raises(InvalidMessage):
+        Terms.from_bytes(content)
+
+
+def test_terms_of_the_wrong_types_are_refused():
+    wrong = TERMS.to_bytes().replace(b'"records": 100', b'"records": "100"')
+    with pytest.raises(InvalidMessage, match="records in the terms must be int"):
+        Terms.from_bytes(wrong)
+
+
+def test_schedules_are_told_apart_by_what_they_deal_out():
+    def digest(**changes):
+        options = {"kind": "epochs", "rows": 50, "batch_size": 5, "seed": 0, "stream": 1, **changes}
+        return schedule_digest([BatchSchedule(**options)])
+
+    assert digest() == digest()
+    others = [digest(seed=1), digest(stream=2), digest(batch_size=6), digest(rows=51), digest(kind="iid")]
+    assert len({digest(), *others}) == 6
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"address": "nowhere"}, "network.address must be host:port"),
+        ({"heartbeat": 0.0}, "network.heartbeat must be above 0"),
+        ({"patience": float("nan")}, "network.patience must be above 0"),
+        ({"largest_norm": -1.0}, "network.largest_norm must be 0 or more"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        NetworkSettings(**settings)
