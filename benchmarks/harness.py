@@ -36,6 +36,11 @@ class Figure:
         lower, median, upper = quantiles(self.samples, n=4, method="inclusive")
         return lower, median, upper
 
+    def summary(self) -> dict[str, Any]:
+        """The figure as the detail of another."""
+        lower, median, upper = self.quartiles
+        return {"value": median, "quartiles": [lower, upper], **self.detail}
+
 
 @dataclass(frozen=True)
 class Benchmark:
@@ -121,8 +126,15 @@ def is_met(entry: Mapping[str, Any]) -> bool:
 
 
 def read_entries(path: Path) -> Entries:
-    """The figures a file holds; none if there is no file."""
-    entries: Entries = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    """The figures a file holds; none if there is no file.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    try:
+        entries: Entries = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except ValueError as error:
+        raise ValueError(f'--out must name figures to add to, or no file yet. "{path}": {error}.') from error
     return entries
 
 

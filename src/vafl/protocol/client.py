@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vafl.errors import InvalidMessage
 from vafl.protocol.descent import Descent
-from vafl.protocol.gradients import pull_back
+from vafl.protocol.gradients import PullBack, embed_batch
 from vafl.protocol.messages import (
     ClientMessage,
     Gradient,
@@ -39,12 +39,13 @@ _EMBED_ROWS = 4096  # rows embedded at once when no gradient is needed: bounds m
 class _Flight:
     """An upload whose gradient has not come yet.
 
-    `embeddings` still holds its autograd graph, which is valid while theta_m is unchanged, that is
-    while `version` is the client's. `behind` uploads were in flight already when it was made.
+    `pull_back` takes it to theta_m's, and is valid while theta_m is unchanged, that is while `version`
+    is the client's. `behind` uploads were in flight already when it was made.
     """
 
     rows: Tensor
     embeddings: Tensor
+    pull_back: PullBack
     version: int
     behind: int
 
@@ -184,7 +185,7 @@ class Client:
 
     def _upload(self) -> Upload:
         rows = torch.from_numpy(self._schedule.batch(self.activation))
-        flight = _Flight(rows, self._embed_with_graph(rows), self._version, len(self._flights))
+        flight = _Flight(rows, *self._embed_batch(rows), self._version, len(self._flights))
         self._flights[self.activation] = flight
         self.activation += 1
         return self._as_upload(self.activation - 1, flight)
@@ -198,33 +199,31 @@ class Client:
                 sequence=self._next(),
                 activation=activation,
                 rows=flight.rows,
-                embeddings=flight.embeddings.detach(),
+                embeddings=flight.embeddings,
                 answer=first_order,
                 in_flight=flight.behind,
             )
 
-    def _embed_with_graph(self, rows: Tensor) -> Tensor:
-        embeddings = self.model(self._features.index_select(0, rows))
-        return embeddings if self._perturb is None else self._perturb(embeddings)
+    def _embed_batch(self, rows: Tensor) -> tuple[Tensor, PullBack]:
+        inputs = self._features.index_select(0, rows)
+        return embed_batch(self.model, inputs, self.descent.parameters, self._perturb)
 
     def _apply(self, flight: _Flight, answer: Gradient) -> None:
         """theta_m <- theta_m - eta (grad h * gradient + grad r), Q times."""
+        if not self.descent.parameters:  # a fixed embedding
+            return
         for _ in range(self._rule.local_steps):
             current = flight.version == self._version
-            embeddings = flight.embeddings if current else self._embed_with_graph(flight.rows)
-            self._step(embeddings, answer)
+            pull_back = flight.pull_back if current else self._embed_batch(flight.rows)[1]
+            self._step(pull_back(answer.gradients), answer.iteration)
 
-    def _step(self, embeddings: Tensor, answer: Gradient) -> None:
-        parameters = self.descent.parameters
-        if not parameters:  # a fixed embedding
-            return
-        gradients = pull_back(embeddings, answer.gradients, parameters)
+    def _step(self, gradients: list[Tensor], iteration: int) -> None:
         if self._l2:  # not in place: autograd may give one tensor for two parameters
-            pairs = zip(gradients, parameters, strict=True)
+            pairs = zip(gradients, self.descent.parameters, strict=True)
             gradients = [g.add(p.detach(), alpha=self._l2) for g, p in pairs]
-        self.descent.step(gradients, answer.iteration)
+        self.descent.step(gradients, iteration)
         self._version += 1
-        self.iteration = answer.iteration
+        self.iteration = iteration
 
     def _end_activation(self, activations: Sequence[int]) -> list[ClientMessage]:
         """With the model just updated: the next upload (query-first order), and the refresh."""

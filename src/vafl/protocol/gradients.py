@@ -5,11 +5,13 @@ imports sympy at the first call (a second, 30 MB) and costs as much as a small m
 at every other. Only this file knows the engine's own name, which torch keeps to itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Variable
+
+PullBack = Callable[[Tensor], list[Tensor]]
 
 
 def pull_back(outputs: Tensor, slopes: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -24,3 +26,26 @@ def pull_back(outputs: Tensor, slopes: Tensor, inputs: Sequence[Tensor]) -> list
     )
     pairs = zip(gradients, inputs, strict=True)
     return [torch.zeros_like(of) if gradient is None else gradient for gradient, of in pairs]
+
+
+def embed_batch(
+    model: nn.Module,
+    inputs: Tensor,
+    parameters: Sequence[Tensor],
+    perturb: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor, PullBack]:
+    """Embeddings [batch, width] of a batch, and the map from their gradient to the parameters'.
+
+    A plain linear model needs no graph for that: its gradient is two products.
+    """
+    if perturb is None and _is_plain_linear(model, parameters):
+        with torch.no_grad():
+            return model(inputs), lambda slopes: [slopes.t() @ inputs, slopes.sum(0)]
+    embeddings = model(inputs) if perturb is None else perturb(model(inputs))
+    return embeddings.detach(), lambda slopes: pull_back(embeddings, slopes, parameters)
+
+
+def _is_plain_linear(model: nn.Module, parameters: Sequence[Tensor]) -> bool:
+    if type(model) is not nn.Linear or model._forward_hooks or model._forward_pre_hooks:
+        return False
+    return len(parameters) == 2 and parameters[0] is model.weight and parameters[1] is model.bias

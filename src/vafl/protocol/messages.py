@@ -16,8 +16,6 @@ features or model parameters, and none of these types could.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,13 +51,14 @@ def _require(*faults: str | None) -> None:
             raise InvalidMessage(fault)
 
 
-@contextmanager
-def made_here() -> Iterator[None]:
+class made_here:  # noqa: N801 - read as: with made_here()
     """Around a message of our own making: what is not finite in it is no fault of the other party."""
-    try:
-        yield
-    except InvalidMessage as fault:
-        raise Diverged(f"{fault} Lower optimiser.step_size, or scale the features.") from fault
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, fault: BaseException | None, trace: object) -> None:
+        if isinstance(fault, InvalidMessage):
+            raise Diverged(f"{fault} Lower optimiser.step_size, or scale the features.") from fault
 
 
 def _window_fault(in_flight: int) -> str | None:
