@@ -36,8 +36,8 @@ class Objective:
     def __call__(self, point: Tensor) -> tuple[float, Tensor]:
         """F and its gradient there."""
         vector_to_parameters(point, self._parameters)
-        value = self._value()
-        return float(value.detach()), parameters_to_vector(torch.autograd.grad(value, self._parameters))
+        value, gradients = self._value()
+        return value, parameters_to_vector(gradients)
 
     def outputs(self, point: Tensor) -> Tensor:
         """What the head gives for every training row, [rows, outputs]."""
@@ -57,10 +57,10 @@ class Objective:
         )
 
         def closure() -> float:
-            solver.zero_grad()
-            value = self._value()
-            value.backward()  # type: ignore[no-untyped-call]
-            return float(value.detach())
+            value, gradients = self._value()
+            for parameter, gradient in zip(self._parameters, gradients, strict=True):
+                parameter.grad = gradient
+            return value
 
         solver.step(closure)  # type: ignore[no-untyped-call]
         return parameters_to_vector(self._parameters).detach().clone()
@@ -81,9 +81,13 @@ class Objective:
         outputs: Tensor = self._head(inputs)
         return outputs
 
-    def _value(self) -> Tensor:
-        penalties = [
-            decay / 2 * parameter.square().sum()
-            for decay, parameter in zip(self._decays, self._parameters, strict=True)
-        ]
-        return self._loss(self._forward(), self._labels).mean() + torch.stack(penalties).sum()
+    def _value(self) -> tuple[float, list[Tensor]]:
+        """F and its gradient w.r.t. each parameter, where the parameters are now."""
+        outputs = self._forward()
+        losses, slopes = self._loss(outputs.detach(), self._labels)
+        gradients = torch.autograd.grad(outputs, self._parameters, slopes / len(slopes))
+        value, steps = float(losses.mean()), list[Tensor]()
+        for gradient, decay, parameter in zip(gradients, self._decays, self._parameters, strict=True):
+            value += decay / 2 * float(parameter.detach().square().sum())
+            steps.append(gradient.add(parameter.detach(), alpha=decay))
+        return value, steps

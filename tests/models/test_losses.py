@@ -2,22 +2,46 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 
 from vafl.models.losses import LOSSES, accuracy, auc, metric, r2
 
 
 def test_softmax_is_the_log_loss_of_the_label():
     outputs, labels = torch.tensor([[0.0, math.log(3)], [0.0, 0.0]]), torch.tensor([1, 0])
-    assert LOSSES["softmax"](outputs, labels).tolist() == pytest.approx([math.log(4 / 3), math.log(2)])
+    assert LOSSES["softmax"](outputs, labels)[0].tolist() == pytest.approx([math.log(4 / 3), math.log(2)])
 
 
 def test_binary_is_the_log_loss_of_one_output():
     outputs, labels = torch.tensor([[math.log(3)], [math.log(3)]]), torch.tensor([1.0, 0.0])
-    assert LOSSES["binary"](outputs, labels).tolist() == pytest.approx([math.log(4 / 3), math.log(4)])
+    assert LOSSES["binary"](outputs, labels)[0].tolist() == pytest.approx([math.log(4 / 3), math.log(4)])
 
 
 def test_squared_error():
-    assert LOSSES["squared"](torch.tensor([[1.0], [4.0]]), torch.tensor([3.0, 4.0])).tolist() == [4.0, 0.0]
+    assert LOSSES["squared"](torch.tensor([[1.0], [4.0]]), torch.tensor([3.0, 4.0]))[0].tolist() == [
+        4.0,
+        0.0,
+    ]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_slopes_are_the_gradient_of_each_value(name):
+    outputs = torch.randn(7, 4 if name == "softmax" else 1, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([0, 1, 2, 3, 0, 1, 1]) if name == "softmax" else torch.rand(7, dtype=torch.float64)
+    reference = {
+        "softmax": lambda: F.cross_entropy(outputs, labels, reduction="none"),
+        "binary": lambda: F.binary_cross_entropy_with_logits(outputs[:, 0], labels, reduction="none"),
+        "squared": lambda: F.mse_loss(outputs[:, 0], labels, reduction="none"),
+    }[name]()
+    values, slopes = LOSSES[name](outputs, labels)
+    torch.testing.assert_close(values, reference.detach())
+    torch.testing.assert_close(slopes, torch.autograd.grad(reference.sum(), outputs)[0])
+
+
+def test_huge_outputs_keep_a_finite_loss():
+    values, slopes = LOSSES["softmax"](torch.tensor([[1e30, 0.0], [0.0, 1e30]]), torch.tensor([0, 0]))
+    assert values[0] == 0.0
+    assert slopes.tolist() == [[0.0, 0.0], [-1.0, 1.0]]
 
 
 def test_accuracy_of_classes_and_of_one_output():

@@ -19,6 +19,10 @@ class Bias(nn.Module):
         """[batch, outputs] -> [batch, outputs]."""
         return sums + self.bias
 
+    def pull_back(self, slopes: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Slopes of the outputs -> those of the sums and of the parameters."""
+        return slopes, [slopes.sum(0)]
+
 
 def linear(inputs: int, outputs: int) -> nn.Module:
     """One affine layer, after the embeddings' own non-linearity."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vafl.protocol.descent import Descent
+from vafl.protocol.gradients import pull_back
 from vafl.protocol.losslog import LossLog
 from vafl.protocol.schedule import BatchSchedule
 from vafl.protocol.server import Loss
@@ -50,11 +51,13 @@ class Centralised:
             for model, features in zip(self.models, self._features, strict=True)
         ]
         inputs = torch.stack(parts).sum(0) if self._summed else torch.cat(parts, dim=1)
-        loss = self._loss(self.head(inputs), self._labels.index_select(0, rows)).mean()
-        self.losses.check(float(loss.detach()), self.iteration)
-        self.losses.note(float(loss.detach()))
+        outputs = self.head(inputs)
+        losses, slopes = self._loss(outputs.detach(), self._labels.index_select(0, rows))
+        loss = float(losses.mean())
+        self.losses.check(loss, self.iteration)
+        self.losses.note(loss)
         parameters = [parameter for descent in self._descents for parameter in descent.parameters]
-        gradients = list(torch.autograd.grad(loss, parameters, materialize_grads=True))
+        gradients = pull_back(outputs, slopes.div_(len(rows)), parameters)
         for descent in self._descents:
             mine, gradients = gradients[: len(descent.parameters)], gradients[len(descent.parameters) :]
             if descent is not self._descents[-1]:

@@ -117,6 +117,7 @@ class Descent:
         optimiser: Callable[[list[Tensor]], torch.optim.Optimizer] | None = None,
     ) -> None:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._values = [parameter.detach() for parameter in self.parameters]  # the same memory, no graph
         self._step_size = step_size
         self._optimiser = optimiser(self.parameters) if optimiser and self.parameters else None
 
@@ -124,8 +125,8 @@ class Descent:
         """One step along `gradients`, one for each parameter, at global iteration `iteration`."""
         step_size = self._step_size(iteration)
         if self._optimiser is None:
-            for parameter, gradient in zip(self.parameters, gradients, strict=True):
-                parameter.detach().sub_(gradient, alpha=step_size)
+            for value, gradient in zip(self._values, gradients, strict=True):
+                value.sub_(gradient, alpha=step_size)
         else:
             self._step_optimiser(self._optimiser, gradients, step_size)
 

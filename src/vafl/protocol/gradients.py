@@ -28,6 +28,27 @@ def pull_back(outputs: Tensor, slopes: Tensor, inputs: Sequence[Tensor]) -> list
     return [torch.zeros_like(of) if gradient is None else gradient for gradient, of in pairs]
 
 
+def apply_head(
+    head: nn.Module, inputs: Tensor, parameters: Sequence[Tensor]
+) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, list[Tensor]]]]:
+    """Outputs of a batch, and the map from their slopes to those of the inputs and of the parameters.
+
+    A head may bring that map itself, as `pull_back(slopes)`; then no graph is recorded.
+    """
+    closed_form = getattr(head, "pull_back", None)
+    if closed_form is not None and parameters:
+        with torch.no_grad():
+            return head(inputs), closed_form
+    inputs.requires_grad_()
+    outputs = head(inputs)
+
+    def pull(slopes: Tensor) -> tuple[Tensor, list[Tensor]]:
+        own, *others = pull_back(outputs, slopes, [inputs, *parameters])
+        return own, others
+
+    return outputs.detach(), pull
+
+
 def embed_batch(
     model: nn.Module,
     inputs: Tensor,

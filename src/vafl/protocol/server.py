@@ -16,7 +16,7 @@ from vafl.errors import InvalidMessage
 from vafl.protocol.bound import DelayBound
 from vafl.protocol.delays import DelayLog
 from vafl.protocol.descent import Descent
-from vafl.protocol.gradients import pull_back
+from vafl.protocol.gradients import apply_head
 from vafl.protocol.losslog import LossLog
 from vafl.protocol.messages import (
     ClientMessage,
@@ -39,7 +39,7 @@ from vafl.protocol.rules import Rule, Turn
 from vafl.protocol.table import FOREVER, EmbeddingTable
 
 RECALL_ROWS = 65_536  # rows of one request for what a client lost
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Server:
@@ -49,7 +49,7 @@ class Server:
         table: the last embedding of every row and client.
         labels: [training rows], one label a row; rows of the table beyond are held out: no step uses them.
         head: maps what `table.read` gives to outputs.
-        loss: (outputs, labels) -> the loss of each row, [batch].
+        loss: (outputs, labels) -> the loss of each row, [batch], and its slopes, [batch, outputs].
         descent: steps the head's parameters.
         rule: when to act.
         bound: the delay bound, if any.
@@ -357,18 +357,18 @@ class Server:
         turns = group[:1] if shared else group
         rows = turns[0].rows if len(turns) == 1 else torch.cat([turn.rows for turn in turns])
         self._record_delays(turns, rows, shared)
-        inputs = self.table.read(rows).requires_grad_()
-        losses = self._loss(self.head(inputs), self._labels.index_select(0, rows))
+        outputs, pull_back = apply_head(self.head, self.table.read(rows), self.descent.parameters)
+        losses, slopes = self._loss(outputs, self._labels.index_select(0, rows))
         weights = _mean_weights(tuple([turn.rows.numel() for turn in turns]))
-        loss = float(losses.detach() @ weights)
+        loss = float(losses @ weights)
         self.losses.check(loss, self.iteration)
-        gradients = pull_back(losses, weights, [inputs, *self.descent.parameters])
+        gradient, steps = pull_back(slopes.mul_(weights[:, None]))
         iteration = self.iteration
         if group[0].steps:
             self.losses.note(loss)
-            self.descent.step(gradients[1:], iteration)
+            self.descent.step(steps, iteration)
             self.iteration += 1
-        parts = self._split(gradients[0], group, shared)
+        parts = self._split(gradient, group, shared)
         counts = tuple(self.activations)
         with made_here():
             answers = [
