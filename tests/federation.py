@@ -58,6 +58,7 @@ def snapshot(server) -> dict:
         "iteration": server.iteration,
         "activations": list(server.activations),
         "absent": set(server.absent),
+        "finished": set(server.finished),
         "sequences": list(server._sequences),
         "waiting": [id(turn) for turn in server._waiting],
         "group": [id(turn) for turn in server._group],

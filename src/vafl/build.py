@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +14,8 @@ from vafl.data.partition import VerticalData, partition
 from vafl.data.sources import load
 from vafl.errors import ConfigError
 from vafl.models.losses import LOSSES, Metric, metric
+from vafl.privacy.guard import Guard, guard
+from vafl.privacy.ledger import Ledger
 from vafl.protocol.bound import DelayBound
 from vafl.protocol.centralised import Centralised
 from vafl.protocol.client import Client
@@ -77,6 +80,7 @@ class Run:
     head: nn.Module
     runtime: Simulator | CentralisedRuntime
     evaluator: Evaluator
+    ledgers: list[Ledger]
 
     def train(self, observe: Callable[[Point], None] = lambda point: None) -> list[Point]:
         """Trains until a stop criterion holds; `observe` sees every evaluation as it is made."""
@@ -118,11 +122,17 @@ def make_plan(config: Config, data: VerticalData | None = None) -> Plan:
     """
     if data is None:
         loaded = load(config.data, config.seed)
+        _check_scale(config, is_table=loaded.train.ndim == 2)
         data = partition(loaded, config.partition, config.data.scale)
     config.schedule.check_rows(data.rows)
     config.rule.check_clients(len(data.parties))
     config.delays.check_clients(len(data.parties))
     task = Task.of(config, data)
+    if config.privacy.kind == "frozen" and config.model.head == "bias":
+        raise ConfigError(
+            'privacy.mode "frozen" trains the head alone, and model.head = "bias" has next to nothing to '
+            'train. Use model.head = "linear" or "mlp".'
+        )
     if task.loss != "softmax":
         data = replace(data, train_labels=data.train_labels.float(), test_labels=data.test_labels.float())
     models, head = _models(config, data, task)
@@ -130,18 +140,40 @@ def make_plan(config: Config, data: VerticalData | None = None) -> Plan:
 
 
 def build(config: Config, data: VerticalData | None = None) -> Run:
-    """Makes every object of a simulated run; `data` and errors as for `make_plan`."""
+    """Makes every object of a simulated run; `data` and errors as for `make_plan`.
+
+    Nothing leaves the machine in a simulation: private clients' ledgers are kept in memory.
+    """
     plan = make_plan(config, data)
-    tests = [party.test for party in plan.data.parties]
+    centralised = config.rule.name == "centralised"
+    guards = [None if centralised else make_guard(plan, index) for index in range(len(plan.models))]
+    models, tests = plan.models, [party.test for party in plan.data.parties]
+    for index, own in enumerate(guards):
+        if own is not None:  # measured is what the server would see
+            tests[index] = own.features[plan.data.rows :]
+            models = [*models[:index], own.whole_model(), *models[index + 1 :]]
     evaluator = Evaluator(
-        plan.models,
+        models,
         tests,
         plan.head,
         plan.data.test_labels,
         plan.task.metric,
         summed=config.model.combine == "sum",
     )
-    return Run(config, plan.data, plan.task, plan.models, plan.head, _runtime(plan), evaluator)
+    runtime = CentralisedRuntime(_centralised(plan)) if centralised else _simulator(plan, guards)
+    ledgers = [own.budget.ledger for own in guards if own is not None]
+    return Run(config, plan.data, plan.task, plan.models, plan.head, runtime, evaluator, ledgers)
+
+
+def _check_scale(config: Config, *, is_table: bool) -> None:
+    """Statistics of all records in every feature would carry each record past the noise."""
+    guaranteed = config.privacy.kind in ("release_once", "frozen", "dp_train")
+    if guaranteed and (config.data.scale == "standard" or (config.data.scale == "auto" and is_table)):
+        raise ConfigError(
+            f"privacy.mode {config.privacy.kind} guarantees each record something, but data.scale = "
+            f'"{config.data.scale}" makes every feature depend on all records. Scale the columns by public '
+            'constants beforehand, and set data.scale = "none".'
+        )
 
 
 def _models(config: Config, data: VerticalData, task: Task) -> tuple[list[nn.Module], nn.Module]:
@@ -152,12 +184,10 @@ def _models(config: Config, data: VerticalData, task: Task) -> tuple[list[nn.Mod
         return models, config.model.make_head(len(models), task.outputs)
 
 
-def _runtime(plan: Plan) -> Simulator | CentralisedRuntime:
+def _simulator(plan: Plan, guards: Sequence[Guard | None]) -> Simulator:
     config, parties = plan.config, range(len(plan.models))
-    if config.rule.name == "centralised":
-        return CentralisedRuntime(_centralised(plan))
     schedules = [make_schedule(config, plan.data.rows, index) for index in parties]
-    clients = [make_client(plan, index, schedules) for index in parties]
+    clients = [make_client(plan, index, schedules, own) for index, own in enumerate(guards)]
     return Simulator(make_server(plan), clients, config.delays, config.seed, Codec(config.network.encoding))
 
 
@@ -182,26 +212,52 @@ def widths(plan: Plan) -> list[int]:
     return [plan.config.model.embedding_width(plan.task.outputs)] * len(plan.data.parties)
 
 
+def make_guard(plan: Plan, index: int, ledgers: Path | None = None) -> Guard | None:
+    """What makes client `index` private, if it is to be; its ledger is kept in `ledgers`."""
+    settings, data = plan.config.privacy, plan.data
+    if settings.kind == "none":
+        return None
+    party, records = data.parties[index], data.record_numbers
+    path = None if ledgers is None else ledgers / f"{party.name}.ledger"
+    return guard(
+        settings,
+        plan.models[index],
+        torch.cat([party.train, party.test]),
+        Ledger(path, int(records.max()) + 1, f"{data.source}: {party.name}"),
+        records,
+        plan.config.rule.local_steps,
+    )
+
+
 def make_client(
-    plan: Plan, index: int, schedules: Sequence[BatchSchedule] | None = None, *, with_held_out: bool = False
+    plan: Plan,
+    index: int,
+    schedules: Sequence[BatchSchedule] | None = None,
+    own: Guard | None = None,
+    *,
+    with_held_out: bool = False,
 ) -> Client:
     """One client of a run, with its own features only; of the held-out rows too if it is asked for those.
 
-    Clients in one process may share all `schedules`.
+    Clients in one process may share all `schedules`. `own` makes the client private.
     """
-    config, party, model = plan.config, plan.data.parties[index], plan.models[index]
+    config, party = plan.config, plan.data.parties[index]
     rows, clients = plan.data.rows, len(plan.data.parties)
     schedules = schedules or [make_schedule(config, rows, client) for client in range(clients)]
+    model = plan.models[index] if own is None else own.model
+    features = torch.cat([party.train, party.test]) if with_held_out else party.train
     return Client(
         index,
-        torch.cat([party.train, party.test]) if with_held_out else party.train,
+        features if own is None else own.features,
         model,
         config.optimiser.descent(model.parameters()),
         schedules[index],
         make_refresh(config, index, schedules),
         config.rule,
         l2=config.optimiser.l2,
-        perturb=config.privacy.perturbation(),
+        embed_batch=own.updates if own else None,
+        perturb=own.release if own else None,
+        budget=own.budget if own else None,
     )
 
 

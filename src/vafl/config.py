@@ -18,7 +18,7 @@ from vafl.data.partition import PartitionSettings
 from vafl.data.sources import DataSettings
 from vafl.errors import ConfigError
 from vafl.models.settings import ModelSettings
-from vafl.privacy.perturb import PrivacySettings
+from vafl.privacy.settings import PrivacySettings
 from vafl.protocol.descent import OptimiserSettings
 from vafl.protocol.rules import RuleSettings
 from vafl.protocol.schedule import ScheduleSettings

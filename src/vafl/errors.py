@@ -4,6 +4,7 @@
     ├── ConfigError          a setting is wrong                              exit code 2
     ├── DataError            a file, a table or a label is wrong             exit code 3
     ├── RunError             a run cannot go on                              exit code 4
+    │   ├── BudgetExhausted    a record's privacy budget does not allow it
     │   ├── Diverged           the loss is no longer a finite number
     │   └── Stalled            nothing can happen any more, and why
     ├── RunFolderError       a run folder is missing, damaged or taken       exit code 5
@@ -37,6 +38,10 @@ class RunError(VaflError, RuntimeError):
     """A run that had begun cannot go on."""
 
     exit_code = 4
+
+
+class BudgetExhausted(RunError):
+    """A record's privacy budget is spent."""
 
 
 class Diverged(RunError):

@@ -14,7 +14,7 @@ from vafl.build import Run, build
 from vafl.config import Config
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import ClientStatus, Progress
-from vafl.observe.record import RecordedRun, RunFolder, read_run, versions
+from vafl.observe.record import SIMULATED_LEDGERS, RecordedRun, RunFolder, read_run, versions
 from vafl.protocol.delays import DelaySummary
 from vafl.runtime.simulator import Simulator
 from vafl.runtime.training import Point
@@ -30,6 +30,8 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
     with RunFolder(path, config.to_toml(), overwrite=overwrite) as folder:
         points, interrupted = _train(run, folder, console)
         _write_models(run, folder)
+        for ledger, party in zip(run.ledgers, run.data.parties, strict=False):
+            ledger.save_copy(path / SIMULATED_LEDGERS / f"{party.name}.ledger")
         names = [party.name for party in run.data.parties]
         counts = [status.activations for status in _clients(run)]
         metric = run.task.metric.name

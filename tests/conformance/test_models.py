@@ -86,7 +86,7 @@ def test_perturbed_embeddings_still_learn():
     run = build(
         from_document(
             {
-                "privacy": {"clip": 5.0, "noise": 0.1},
+                "privacy": {"mode": "embed_only", "clip": 5.0, "noise": 0.1},
                 "schedule": {"batch_size": 100},
                 "optimiser": {"step_size": 0.5},
                 "stop": {"updates": 200},

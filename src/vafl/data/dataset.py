@@ -12,6 +12,7 @@ from vafl.errors import DataError
 
 Array = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.generic]
+Records = npt.NDArray[np.int64]
 Split = Literal["train", "test"]
 
 
@@ -24,6 +25,8 @@ class Dataset:
         columns: the names of the columns of a table; empty for images.
         classes: the sorted class names, which labels index; None for regression.
         record_digest: of which records these are, in which order, and which are held out.
+        records: [rows], each row's number among all records of the source, training rows first; None if
+            they are counted as they come.
     """
 
     name: str
@@ -34,6 +37,7 @@ class Dataset:
     columns: tuple[str, ...] = ()
     classes: tuple[str, ...] | None = None
     record_digest: str = ""
+    records: Records | None = None
 
     def __post_init__(self) -> None:
         if len(self.train) == 0 or len(self.test) == 0:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vafl.data.dataset import Array, Dataset, standardised
+from vafl.data.dataset import Array, Dataset, Records, standardised
 from vafl.errors import ConfigError, DataError
 
 
@@ -49,6 +49,9 @@ class VerticalData:
 
     Attributes:
         record_digest: tells sets of records apart; parties compare it before they train together.
+        records: [rows], each row's number among all records of the source, training rows first; None if
+            they are counted as they come.
+        source: which records these are a part of, whatever the split.
     """
 
     parties: tuple[Party, ...]
@@ -56,6 +59,15 @@ class VerticalData:
     test_labels: Tensor
     classes: tuple[str, ...] | None = None
     record_digest: str = ""
+    records: Records | None = None
+    source: str = ""
+
+    @property
+    def record_numbers(self) -> Records:
+        """[rows], training rows first."""
+        if self.records is not None:
+            return self.records
+        return np.arange(len(self.train_labels) + len(self.test_labels))
 
     @property
     def rows(self) -> int:
@@ -80,6 +92,8 @@ def partition(dataset: Dataset, settings: PartitionSettings, scale: str = "auto"
         torch.from_numpy(np.ascontiguousarray(dataset.test_labels)),
         dataset.classes,
         dataset.record_digest,
+        dataset.records,
+        dataset.name,
     )
 
 

@@ -138,6 +138,7 @@ def _split(
         columns=columns,
         classes=classes,
         record_digest=digest_records(train, test),
+        records=np.array([*train, *test], dtype=np.int64),
     )
 
 

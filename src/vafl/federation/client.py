@@ -6,10 +6,11 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from vafl.build import make_client, make_plan, torch_threads
+from vafl.build import make_client, make_guard, make_plan, torch_threads
 from vafl.config import Config
 from vafl.errors import DataError
 from vafl.federation.terms import STATE, load_credentials, make_terms
+from vafl.observe.record import LEDGERS
 from vafl.protocol.client import Client
 from vafl.runtime.checkpoint import flatten, load_checkpoint, save_checkpoint, unflatten
 from vafl.runtime.grpc.client import FederationClient
@@ -58,7 +59,8 @@ def run_client(config: Config, party: str, path: Path, *, resume: bool = False) 
         raise DataError(f'"{party}" is no party of this run. Its parties: {", ".join(names)}.')
     index = names.index(party)
     credentials = load_credentials(config, party)
-    client = make_client(plan, index, with_held_out=True)
+    own = make_guard(plan, index, Path(config.privacy.ledger or path / LEDGERS))
+    client = make_client(plan, index, own=own, with_held_out=True)
     state = ClientState(client, path / STATE / party, config.network.checkpoint_every, resume=resume)
     sleeper = config.delays.clock(len(names), config.seed)[index] if config.network.real_delays else None
     federation = FederationClient(

@@ -23,6 +23,8 @@ from torch import Tensor
 from vafl.errors import RunFolderError
 from vafl.runtime.training import Point
 
+LEDGERS = "privacy"  # of clients that really uploaded: never removed
+SIMULATED_LEDGERS = "privacy-simulated"
 _OURS = (
     *(
         "config.toml",
@@ -33,6 +35,7 @@ _OURS = (
         "state",
         "certs",
         "logs",
+        SIMULATED_LEDGERS,
     ),
     *("progress.png", "progress.svg"),
 )
@@ -72,6 +75,11 @@ class RunFolder:
             raise RunFolderError(
                 f'the run folder must be new or empty. "{self.path}" holds {len(present)} entries. '
                 "Name another --out, or add --overwrite to replace that run."
+            )
+        if LEDGERS in present:
+            raise RunFolderError(
+                f'"{self.path}" holds privacy ledgers: what they count has left this machine, and no new run '
+                "may forget it. Name another --out, and in privacy.ledger the folder to go on with."
             )
         if foreign := [name for name in present if name not in _OURS]:
             raise RunFolderError(

@@ -6,16 +6,20 @@ is private.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from vafl.errors import InvalidMessage
 from vafl.protocol.descent import Descent
-from vafl.protocol.gradients import PullBack, embed_batch
+from vafl.protocol.gradients import PullBack, followed_by
+from vafl.protocol.gradients import embed_batch as plain_embed_batch
 from vafl.protocol.messages import (
     ClientMessage,
+    Decline,
+    Finished,
     Gradient,
     Join,
     Query,
@@ -31,8 +35,17 @@ from vafl.protocol.rules import RuleSettings
 from vafl.protocol.schedule import BatchSchedule
 from vafl.protocol.schedule import Refresh as RefreshPolicy
 
+EmbedBatch = Callable[[Tensor], tuple[Tensor, PullBack]]
 Perturb = Callable[[Tensor], Tensor]
+UploadKind = Literal["batch", "refresh", "request", "evaluation"]
 _EMBED_ROWS = 4096  # rows embedded at once when no gradient is needed: bounds memory
+
+
+class Budget(Protocol):
+    """Decides what may still be uploaded: the account of a private client's records."""
+
+    def spend(self, rows: Tensor, kind: UploadKind, *, whole: bool = False) -> Tensor:
+        """Charges an upload and gives the rows that may be uploaded; `whole`: all of them or none."""
 
 
 @dataclass(slots=True)
@@ -73,7 +86,13 @@ class Client:
         refresh: which other rows to upload.
         rule: the order of Algorithm 1, local steps, start.
         l2: coefficient of the regulariser l2/2 |theta_m|^2.
-        perturb: clips and noises embeddings before they leave, or None.
+        embed_batch: how a batch is embedded and slopes are taken back to the parameters' gradients, if
+            not by plain differentiation.
+        perturb: makes embeddings of what the model gives before they leave, or None.
+        budget: limits what may be uploaded, or None.
+
+    Attributes:
+        finished: why the client makes no more uploads; empty while it does.
     """
 
     def __init__(
@@ -87,14 +106,19 @@ class Client:
         rule: RuleSettings,
         *,
         l2: float = 0.0,
+        embed_batch: EmbedBatch | None = None,
         perturb: Perturb | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.index, self.model = index, model
         self.activation = 0
         self.iteration = -1
         self.descent = descent
         self._features, self._schedule = features, schedule
-        self._refresh, self._rule, self._l2, self._perturb = refresh, rule, l2, perturb
+        self._refresh, self._rule, self._l2 = refresh, rule, l2
+        self._perturb, self._budget = perturb, budget
+        self._embed = embed_batch or partial(plain_embed_batch, model, parameters=descent.parameters)
+        self.finished = ""
         self._sequence = 0
         self._version = 0
         self._flights: dict[int, _Flight] = {}
@@ -104,8 +128,8 @@ class Client:
     def waiting(self) -> bool:
         """Whether as many answers are owed as may be, so that the client cannot begin an activation."""
         if self._rule.order == "query-first":
-            return self._queried >= 0
-        return len(self._flights) >= self._rule.window
+            return self._queried >= 0 or bool(self.finished)
+        return len(self._flights) >= self._rule.window or bool(self.finished)
 
     def join(self) -> Join:
         """What the client says first on a connection: where it stands."""
@@ -129,7 +153,7 @@ class Client:
             return [Query(self.index, self._next(), self._queried)]
         first: list[ClientMessage] = []
         if self._rule.start == "upload" and self.activation == 0:
-            first = [self._refreshed(None)]
+            first = self._refreshed(None)
         return [*first, self._upload()]
 
     def receive(self, message: ServerMessage) -> list[ClientMessage]:
@@ -143,7 +167,7 @@ class Client:
             raise InvalidMessage(f"client {self.index} was sent a message for client {message.client}.")
         if isinstance(message, Request):
             self._check_rows(message.rows)
-            return [self._refreshed(message.rows, message.number)]
+            return self._refreshed(message.rows, message.number)
         if isinstance(message, Welcome):
             return self._rejoin(message)
         if not isinstance(message, Gradient | Skipped):
@@ -181,14 +205,25 @@ class Client:
             self._flights.clear()
             self.activation = known
         missing = [activation for activation in self._flights if activation >= known]
-        return [self._as_upload(activation, self._flights[activation]) for activation in missing]
+        again: list[ClientMessage] = [self._as_upload(each, self._flights[each]) for each in missing]
+        return [*again, self._finish(self.finished)] if self.finished else again
 
-    def _upload(self) -> Upload:
+    def _upload(self) -> ClientMessage:
         rows = torch.from_numpy(self._schedule.batch(self.activation))
+        if self._budget is not None:
+            rows = self._budget.spend(rows, "batch", whole=self._rule.name == "sync")
+            if not len(rows):
+                return self._finish(
+                    f"the privacy budget of the rows of activation {self.activation} is spent"
+                )
         flight = _Flight(rows, *self._embed_batch(rows), self._version, len(self._flights))
         self._flights[self.activation] = flight
         self.activation += 1
         return self._as_upload(self.activation - 1, flight)
+
+    def _finish(self, reason: str) -> Finished:
+        self.finished = reason
+        return Finished(self.index, self._next(), reason)
 
     def _as_upload(self, activation: int, flight: _Flight) -> Upload:
         """The same upload each time it is said: a retry carries the bytes of the first try."""
@@ -205,8 +240,8 @@ class Client:
             )
 
     def _embed_batch(self, rows: Tensor) -> tuple[Tensor, PullBack]:
-        inputs = self._features.index_select(0, rows)
-        return embed_batch(self.model, inputs, self.descent.parameters, self._perturb)
+        embedded = self._embed(self._features.index_select(0, rows))
+        return embedded if self._perturb is None else followed_by(self._perturb, embedded)
 
     def _apply(self, flight: _Flight, answer: Gradient) -> None:
         """theta_m <- theta_m - eta (grad h * gradient + grad r), Q times."""
@@ -230,22 +265,33 @@ class Client:
         said: list[ClientMessage] = [self._upload()] if self._rule.order == "query-first" else []
         rows = self._refresh.rows(activations)
         if rows is None or len(rows):
-            said.append(self._refreshed(None if rows is None else torch.from_numpy(rows)))
+            said += self._refreshed(None if rows is None else torch.from_numpy(rows))
         return said
 
-    def _refreshed(self, rows: Tensor | None, request: int | None = None) -> Refresh:
-        training = self._features[: self._schedule.rows]
-        evaluating = rows is not None and len(rows) > 0 and int(rows[0]) >= len(training)
+    def _refreshed(self, rows: Tensor | None, request: int | None = None) -> list[ClientMessage]:
+        """Embeddings of these training or held-out rows (None: all training rows), as far as they may go."""
+        training = self._schedule.rows
+        evaluating = rows is not None and len(rows) > 0 and int(rows[0]) >= training
+        if self._budget is not None:
+            wanted = torch.arange(training) if rows is None else rows
+            kind: UploadKind = "refresh" if request is None else "evaluation" if evaluating else "request"
+            rows = self._budget.spend(wanted, kind, whole=request is not None)
+            if request is not None and len(rows) < len(wanted):
+                reason = "the privacy budget of some of these rows is spent"
+                return [Decline(self.index, self._next(), request, reason)]
+            if not len(rows):
+                return []
         if evaluating:
             self.model.eval()
-        embeddings = embed(self.model, training if rows is None else self._features, rows)
+        embeddings = embed(self.model, self._features[:training] if rows is None else self._features, rows)
         if evaluating:
             self.model.train()
         if self._perturb is not None:
-            embeddings = self._perturb(embeddings)
-        rows = torch.arange(len(training)) if rows is None else rows
+            with torch.no_grad():
+                embeddings = self._perturb(embeddings)
+        rows = torch.arange(training) if rows is None else rows
         with made_here():
-            return Refresh(self.index, self._next(), rows, embeddings.float(), request, len(self._flights))
+            return [Refresh(self.index, self._next(), rows, embeddings.float(), request, len(self._flights))]
 
     def _next(self) -> int:
         self._sequence += 1

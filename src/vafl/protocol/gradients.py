@@ -49,21 +49,25 @@ def apply_head(
     return outputs.detach(), pull
 
 
-def embed_batch(
-    model: nn.Module,
-    inputs: Tensor,
-    parameters: Sequence[Tensor],
-    perturb: Callable[[Tensor], Tensor] | None = None,
-) -> tuple[Tensor, PullBack]:
-    """Embeddings [batch, width] of a batch, and the map from their gradient to the parameters'.
+def embed_batch(model: nn.Module, inputs: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, PullBack]:
+    """Embeddings [batch, width] of a batch, and the map from their slopes to the parameters'.
 
     A plain linear model needs no graph for that: its gradient is two products.
     """
-    if perturb is None and _is_plain_linear(model, parameters):
+    if _is_plain_linear(model, parameters):
         with torch.no_grad():
             return model(inputs), lambda slopes: [slopes.t() @ inputs, slopes.sum(0)]
-    embeddings = model(inputs) if perturb is None else perturb(model(inputs))
+    embeddings = model(inputs)
     return embeddings.detach(), lambda slopes: pull_back(embeddings, slopes, parameters)
+
+
+def followed_by(
+    perturb: Callable[[Tensor], Tensor], embedded: tuple[Tensor, PullBack]
+) -> tuple[Tensor, PullBack]:
+    """The same for embeddings that go through `perturb` afterwards."""
+    values, back = embedded[0].requires_grad_(), embedded[1]
+    embeddings = perturb(values)
+    return embeddings.detach(), lambda slopes: back(pull_back(embeddings, slopes, [values])[0])
 
 
 def _is_plain_linear(model: nn.Module, parameters: Sequence[Tensor]) -> bool:

@@ -11,6 +11,7 @@ features or model parameters, and none of these types could.
 | `Query`: the gradient for an earlier upload (query-first order) | `Gradient` or `Skipped` |
 | `Refresh`: embeddings of other rows, or of the rows asked for | |
 | `Decline`: cannot give the rows asked for | `Request`: fresh embeddings of these rows, please |
+| `Finished`: makes no more uploads | |
 | | `Durable`: what a checkpoint now holds of this client |
 | | `Refused`: a message broke a rule; `Stop`: the run is over |
 """
@@ -198,6 +199,19 @@ class Decline:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Finished:
+    """Client `client` makes no more uploads, and says why; it still answers requests where it can."""
+
+    client: int
+    sequence: int
+    reason: str
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + len(self.reason.encode())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Welcome:
     """Where the run stands.
 
@@ -306,5 +320,5 @@ class Refused:
         return HEADER_BYTES + len(self.reason.encode())
 
 
-ClientMessage = Join | Leave | Upload | Refresh | Query | Decline
+ClientMessage = Join | Leave | Upload | Refresh | Query | Decline | Finished
 ServerMessage = Welcome | Gradient | Skipped | Request | Durable | Stop | Refused

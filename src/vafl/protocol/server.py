@@ -22,6 +22,7 @@ from vafl.protocol.messages import (
     ClientMessage,
     Decline,
     Durable,
+    Finished,
     Gradient,
     Join,
     Leave,
@@ -60,6 +61,7 @@ class Server:
         activations: how many uploads each client has made.
         durable: how many of them the last checkpoint holds.
         absent: the clients that are gone.
+        finished: the clients that make no more uploads.
         requests: what was asked of clients and is not answered yet.
     """
 
@@ -82,6 +84,7 @@ class Server:
         self.activations = [0] * table.clients
         self.durable = [0] * table.clients
         self.absent: set[int] = set()
+        self.finished: set[int] = set()
         self.requests = Requests()
         self._labels, self._loss = labels, loss
         self._sequences = [-1] * table.clients
@@ -112,6 +115,8 @@ class Server:
             replies = self._take_query(message)
         elif isinstance(message, Decline):
             replies = self._take_decline(message)
+        elif isinstance(message, Finished):
+            replies = self._take_finished(message)
         elif isinstance(message, Leave):
             replies = self._take_leave(message)
         else:
@@ -136,6 +141,11 @@ class Server:
         grown = [m for m, count in enumerate(activations) if count > self.durable[m]]
         self.durable = list(activations)
         return [Durable(client, activations[client]) for client in grown]
+
+    @property
+    def over(self) -> bool:
+        """Whether so many clients have finished that no step can be made any more."""
+        return self.table.clients - len(self.finished) < self.rule.quorum
 
     def waiting_for(self) -> str:
         """What the server is waiting for, in words, for whoever watches."""
@@ -206,6 +216,12 @@ class Server:
         self._sequences[decline.client] = decline.sequence
         return []
 
+    def _take_finished(self, finished: Finished) -> list[ServerMessage]:
+        self._check_sequence(finished.client, finished.sequence)
+        self._sequences[finished.client] = finished.sequence
+        self.finished.add(finished.client)
+        return []
+
     def _take_leave(self, leave: Leave) -> list[ServerMessage]:
         """What the client had uploaded stays, and counts; its answers are kept for when it is back."""
         self.absent.add(leave.client)
@@ -216,6 +232,7 @@ class Server:
         """Both sides say where they stand; what one of them has forgotten is said again or given up."""
         client = join.client
         self.absent.discard(client)
+        self.finished.discard(client)
         self._sequences[client] = -1  # a connection counts its messages anew
         self._forget_requests(client)
         recalled = self._recall(client, join)

@@ -7,7 +7,6 @@ as unknown and asks for them again.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,23 +17,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from vafl.errors import RunFolderError
+from vafl.files import write_atomically
 
 _FILE = "checkpoint.safetensors"
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """The file is the old one or the new one, on disk, whatever happens meanwhile."""
-    temporary = path.with_name(path.name + ".part")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def save_checkpoint(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ from vafl.protocol.messages import (
     ClientMessage,
     Decline,
     Durable,
+    Finished,
     Gradient,
     Join,
     Query,
@@ -40,7 +41,7 @@ Encoding = Literal["float32", "float16", "bfloat16", "int8"]
 ENCODINGS: tuple[Encoding, ...] = ("float32", "float16", "bfloat16", "int8")
 LONGEST_TEXT = 1024
 
-_MAGIC, _VERSION = b"VF", 1
+_MAGIC, _VERSION = b"VF", 2
 # magic, version, kind, encoding, flag, 2 spare; three numbers; lines, width, counters, bytes of text
 _HEADER = struct.Struct("<2sBBBBxxqqqIIII")
 
@@ -63,6 +64,7 @@ _LAYOUTS: dict[type[Message], _Layout] = {
     Refresh: _Layout(("sequence", "request", "in_flight"), rows="rows", matrix="embeddings"),
     Query: _Layout(("sequence", "activation")),
     Decline: _Layout(("sequence", "request"), text="reason"),
+    Finished: _Layout(("sequence",), text="reason"),
     Welcome: _Layout(("iteration", "durable"), counters="activations"),
     Gradient: _Layout(("activation", "iteration"), matrix="gradients", counters="activations"),
     Skipped: _Layout(("activation", "iteration"), counters="activations", text="reason"),
@@ -72,7 +74,7 @@ _LAYOUTS: dict[type[Message], _Layout] = {
     Refused: _Layout(text="reason"),
 }
 _KINDS = tuple(_LAYOUTS)
-_FROM_CLIENT = frozenset((Join, Upload, Refresh, Query, Decline))
+_FROM_CLIENT = frozenset((Join, Upload, Refresh, Query, Decline, Finished))
 _FROM_SERVER = frozenset(_KINDS) - _FROM_CLIENT
 
 

@@ -92,6 +92,11 @@ class Simulator:
         return self.server.iteration
 
     @property
+    def over(self) -> bool:
+        """Whether no update can be made any more: too many clients have finished."""
+        return self.server.over
+
+    @property
     def losses(self) -> LossLog:
         return self.server.losses
 

@@ -91,6 +91,9 @@ class Runtime(Clock, Protocol):
     @property
     def losses(self) -> LossLog: ...
 
+    @property
+    def over(self) -> bool: ...
+
     def advance(self) -> None: ...
 
     def settle(self) -> None: ...
@@ -102,6 +105,7 @@ class CentralisedRuntime:
     def __init__(self, trainer: Centralised) -> None:
         self.trainer = trainer
         self.now = 0.0
+        self.over = False
         self.traffic: list[Traffic] = []
 
     @property
@@ -199,7 +203,8 @@ def train(
 
 
 def _over(runtime: Runtime, stop: StopSettings) -> bool:
-    return runtime.updates >= stop.updates or bool(stop.seconds and runtime.now >= stop.seconds)
+    out_of_time = bool(stop.seconds and runtime.now >= stop.seconds)
+    return runtime.updates >= stop.updates or out_of_time or runtime.over
 
 
 def _progress(runtime: Runtime, evaluation: EvaluationSettings) -> float:

@@ -83,6 +83,8 @@ class Conductor:
             return f"{federation.updates} updates were made"
         if self.stop.seconds and federation.now >= self.stop.seconds:
             return f"{federation.now:.0f} seconds have passed"
+        if federation.server.over:
+            return "too few clients may still upload: their privacy budgets are spent"
         return ""
 
     def _progress(self, federation: FederationServer) -> float:

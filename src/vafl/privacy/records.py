@@ -1,0 +1,124 @@
+"""Local updates under differential privacy: each record's own gradient, clipped; their sum, noised."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from vafl.privacy.layers import HiddenNoise, trained_layers
+from vafl.privacy.noise import Noise
+from vafl.privacy.release import clip_rows
+
+_RECORDS_AT_ONCE = 64  # whose whole gradients are in memory together
+
+
+class NoisyUpdates:
+    """(inputs) -> (the last layer's outputs, the map from their slopes to noised gradients).
+
+    The gradient of one record is that of its own loss, not of its share of the batch's mean: so `clip`
+    and `deviation` mean the same for batches of any size.
+
+    Args:
+        model: up to where the noise of the upload is added.
+        parameters: those that are trained.
+        clip: G.
+        deviation: s, of the noise on the sum over the batch.
+        hidden: the model's hidden noise, if it has any.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Sequence[Tensor],
+        clip: float,
+        deviation: float,
+        noise: Noise,
+        hidden: HiddenNoise | None = None,
+    ) -> None:
+        self._model, self._parameters = model, list(parameters)
+        self._clip, self._deviation, self._noise, self._hidden = clip, deviation, noise, hidden
+        self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        layers = [
+            layer for layer in trained_layers(model) if any(p.requires_grad for p in layer.parameters())
+        ]
+        self._layers = layers if all(type(layer) is nn.Linear for layer in layers) else []
+        self._noting: list[tuple[Tensor, Tensor]] | None = None
+        for layer in self._layers:
+            layer.register_forward_hook(self._note)
+
+    def __call__(self, inputs: Tensor) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
+        passes: list[tuple[Tensor, Tensor]] = []
+        self._noting = passes
+        outputs = self._model(inputs)
+        self._noting = None
+        drawn = list(self._hidden.drawn) if self._hidden else []
+        flat = len(passes) == len(self._layers) and all(own.ndim == 2 for own, _ in passes)
+        linear = bool(self._layers) and flat
+
+        def pull_back(slopes: Tensor) -> list[Tensor]:
+            count = len(slopes)
+            own = slopes * count
+            sums = self._sum_linear(outputs, passes, own) if linear else self._sum_any(inputs, drawn, own)
+            noised = [each + self._noise.gaussian(each.shape, self._deviation) for each in sums]
+            return [each.div_(count) for each in noised]
+
+        return outputs.detach(), pull_back
+
+    def _note(self, _: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
+        if self._noting is not None:
+            self._noting.append((inputs[0].detach(), outputs))
+
+    def _sum_linear(
+        self, outputs: Tensor, passes: Sequence[tuple[Tensor, Tensor]], slopes: Tensor
+    ) -> list[Tensor]:
+        """Linear layers' gradients are outer products: their norms follow without making them."""
+        if outputs is passes[-1][1] and len(passes) == 1:
+            slopes_of: Sequence[Tensor] = [slopes]
+        else:
+            slopes_of = torch.autograd.grad(outputs, [own for _, own in passes], slopes)
+        wanted = {id(parameter) for parameter in self._parameters}
+        squares = torch.zeros(len(slopes), dtype=torch.float64)
+        for layer, (inputs, _), own in zip(self._layers, passes, slopes_of, strict=True):
+            trained = _squares(inputs) if id(layer.weight) in wanted else 0
+            trained = trained + (1 if id(layer.bias) in wanted else 0)
+            squares += _squares(own) * trained
+        factors = (self._clip / squares.sqrt().clamp_min(self._clip))[:, None]
+        found: dict[int, Tensor] = {}
+        for layer, (inputs, _), own in zip(self._layers, passes, slopes_of, strict=True):
+            scaled = (own * factors).float()
+            found[id(layer.weight)], found[id(layer.bias)] = scaled.t() @ inputs, scaled.sum(0)
+        return [found[id(parameter)] for parameter in self._parameters]
+
+    def _sum_any(self, inputs: Tensor, drawn: Sequence[Tensor], slopes: Tensor) -> list[Tensor]:
+        """torch.func makes every record's whole gradient, some records at a time."""
+        fixed = {name: value.detach() for name, value in self._model.state_dict(keep_vars=True).items()}
+        trained = {name: fixed.pop(name) for name in self._names}
+        one_gradient = grad(lambda own, *batch: self._loss({**fixed, **own}, *batch))
+        each = vmap(one_gradient, in_dims=(None, 0, 0, 0), randomness="different")
+        sizes = [parameter.numel() for parameter in self._parameters]
+        sums = torch.zeros(sum(sizes))
+        for start in range(0, len(inputs), _RECORDS_AT_ONCE):
+            part = slice(start, start + _RECORDS_AT_ONCE)
+            gradients = each(trained, inputs[part], slopes[part], tuple(own[part] for own in drawn))
+            flat = torch.cat([gradients[name].flatten(1) for name in self._names], dim=1)
+            sums += clip_rows(flat, self._clip).sum(0)
+        pairs = zip(torch.split(sums, sizes), self._parameters, strict=True)
+        return [own.view_as(parameter) for own, parameter in pairs]
+
+    def _loss(
+        self, parameters: dict[str, Tensor], features: Tensor, slopes: Tensor, drawn: Sequence[Tensor]
+    ) -> Tensor:
+        """<outputs, slopes> of one record, with the noise that its forward pass had."""
+        if self._hidden:
+            self._hidden.replayed = [own[None] for own in drawn]
+        try:
+            outputs: Tensor = functional_call(self._model, parameters, (features[None],))
+        finally:
+            if self._hidden:
+                self._hidden.replayed = None
+        return (outputs[0] * slopes).sum()
+
+
+def _squares(rows: Tensor) -> Tensor:
+    return rows.double().square().sum(dim=1)

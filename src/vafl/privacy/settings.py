@@ -1,0 +1,120 @@
+"""What a private client does, as one section of the configuration."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from vafl.errors import ConfigError
+
+Mode = Literal["none", "release_once", "frozen", "dp_train", "embed_only"]
+Neighbours = Literal["zero_out", "replace"]
+_POSITIVE = ("clip", "noise", "gradient_clip", "gradient_noise")
+_NEEDS: dict[Mode, tuple[str, ...]] = {
+    "none": (),
+    "release_once": ("clip", "noise"),
+    "frozen": ("clip", "noise"),
+    "dp_train": ("clip", "noise", "gradient_clip", "gradient_noise"),
+    "embed_only": (),
+}
+
+
+@dataclass(frozen=True)
+class PrivacySettings:
+    """How every client protects its records.
+
+    Attributes:
+        mode: `release_once` clips and noises the features once and trains on that; `frozen` noises every
+            upload of an embedding that is not trained; `dp_train` noises every upload and every local
+            update; `embed_only` (the paper) noises uploads only, which guarantees a trained client next
+            to nothing; `none`. `auto` is dp_train if `noise` is set, else none.
+        clip: C, the largest norm of what is noised, for one record.
+        noise: c, the standard deviation of the Gaussian noise on it.
+        gradient_clip: G, the largest norm of one record's gradient in a local update.
+        gradient_noise: s, the standard deviation of the Gaussian noise on the sum of those gradients.
+        neighbours: what must not be told apart: a record and nothing (`zero_out`, sensitivity C) or a
+            record and any other (`replace`, 2C).
+        layers: standard deviations of noise before the hidden layers' activations, one each, or one for
+            all: the paper's smoothing. It earns no privacy.
+        layer_noise: that noise's distribution.
+        placement: whether noise comes before the activations, as in the paper's equation, or on the
+            layers' outputs, as in its appendix.
+        mu_max: the budget of any record: an upload beyond it is not made; 0 means no limit.
+        delta: for which mu is also given as (epsilon, delta).
+        ledger: a folder for the ledgers, to go on with in the next run; empty means in the run's folder.
+    """
+
+    mode: Literal["auto", "none", "release_once", "frozen", "dp_train", "embed_only"] = "auto"
+    clip: float = 0.0
+    noise: float = 0.0
+    gradient_clip: float = 0.0
+    gradient_noise: float = 0.0
+    neighbours: Neighbours = "zero_out"
+    layers: tuple[float, ...] = ()
+    layer_noise: Literal["uniform", "gaussian"] = "uniform"
+    placement: Literal["pre-activation", "output"] = "pre-activation"
+    mu_max: float = 0.0
+    delta: float = 1e-5
+    ledger: str = ""
+
+    def __post_init__(self) -> None:
+        for name in (*_POSITIVE, "mu_max"):
+            self._check(name, getattr(self, name))
+        for deviation in self.layers:
+            self._check("layers", deviation)
+        if not 0 < self.delta < 1:
+            raise ConfigError(f"privacy.delta must be between 0 and 1. Found {self.delta}.")
+        missing = [name for name in _NEEDS[self.kind] if not getattr(self, name)]
+        if missing:
+            raise ConfigError(
+                f"privacy.mode {self.kind} needs {', '.join(f'privacy.{name}' for name in missing)} above 0. "
+                "`vafl calibrate` finds values for a budget. Mode embed_only is the paper's noise, which "
+                "guarantees no record anything."
+            )
+        self._check_unused()
+
+    @staticmethod
+    def _check(name: str, value: float) -> None:
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"privacy.{name} must be 0 or more. Found {value}.")
+
+    def _check_unused(self) -> None:
+        """A setting that would do nothing is a misunderstanding, and here a dangerous one."""
+        useless = {
+            "none": (*_POSITIVE, "mu_max", "layers"),
+            "release_once": ("gradient_clip", "gradient_noise", "layers"),
+            "frozen": ("gradient_clip", "gradient_noise"),
+            "dp_train": (),
+            "embed_only": ("gradient_clip", "gradient_noise", "mu_max"),
+        }[self.kind]
+        found = [f"privacy.{name}" for name in useless if getattr(self, name)]
+        if found:
+            raise ConfigError(
+                f"privacy.mode {self.kind} makes no use of {', '.join(found)}. Leave that out, or choose "
+                "another privacy.mode: only release_once, frozen and dp_train guarantee a record anything."
+            )
+
+    @property
+    def kind(self) -> Mode:
+        """The mode, with `auto` resolved."""
+        if self.mode != "auto":
+            return self.mode
+        return "dp_train" if self.noise else "none"
+
+    @property
+    def upload_cost(self) -> float:
+        """mu^2 that one upload of a record costs it; infinite if nothing bounds it."""
+        return _cost(self._sensitivity(self.clip), self.noise)
+
+    @property
+    def update_cost(self) -> float:
+        """mu^2 that one local update with a record costs it, where updates are noised."""
+        return _cost(self._sensitivity(self.gradient_clip), self.gradient_noise)
+
+    def _sensitivity(self, norm: float) -> float:
+        if not norm:
+            return math.inf
+        return norm if self.neighbours == "zero_out" else 2 * norm
+
+
+def _cost(sensitivity: float, deviation: float) -> float:
+    return (sensitivity / deviation) ** 2 if deviation else math.inf

@@ -1,0 +1,217 @@
+"""Whole private clients: what leaves them, what it costs, and what they do when nothing is left."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.federation import run_of, vertical_data
+from vafl.build import build
+from vafl.config import from_document
+from vafl.errors import BudgetExhausted, ConfigError, RunFolderError
+from vafl.models.embeddings import mlp
+from vafl.privacy.guard import guard
+from vafl.privacy.ledger import KINDS, Ledger
+from vafl.privacy.settings import PrivacySettings
+from vafl.protocol.messages import Decline, Finished, Gradient, Request, Upload
+
+TRAINED = {"clip": 1.0, "noise": 2.0, "gradient_clip": 1.0, "gradient_noise": 2.0}  # mu^2: 1/4 + 1/4
+FROZEN = {"mode": "frozen", "clip": 1.0, "noise": 2.0}
+ONCE = {"mode": "release_once", "clip": 1.0, "noise": 2.0}
+
+
+def private_run(privacy, rows=20, **sections):
+    return run_of(vertical_data(rows), privacy=privacy, model={"head": "linear", "width": 3}, **sections)
+
+
+def counts(ledger, kind):
+    return ledger.counts[KINDS.index(kind)]
+
+
+def test_every_use_of_a_record_is_charged():
+    run = private_run(TRAINED, schedule={"refresh": "lookahead"}, stop={"updates": 30})
+    run.train()
+    for ledger, client in zip(run.ledgers, run.runtime.clients, strict=True):
+        batches, refreshes = counts(ledger, "batch"), counts(ledger, "refresh")
+        assert batches.sum() == 4 * client.activation
+        assert refreshes.sum() > 0
+        assert np.allclose(ledger.spent, batches * 0.5 + refreshes * 0.25)
+
+
+def test_local_steps_cost_each_time():
+    run = private_run(TRAINED, rule={"local_steps": 3}, stop={"updates": 5})
+    run.train()
+    ledger = run.ledgers[0]
+    assert np.allclose(ledger.spent, counts(ledger, "batch") * (0.25 + 3 * 0.25))
+
+
+def test_a_frozen_client_pays_for_uploads_only_and_learns_nothing():
+    run = private_run(FROZEN)
+    before = [parameter.clone() for parameter in run.models[0].parameters()]
+    run.train()
+    assert all(torch.equal(a, b) for a, b in zip(before, run.models[0].parameters(), strict=True))
+    assert np.allclose(run.ledgers[0].spent, counts(run.ledgers[0], "batch") * 0.25)
+
+
+def test_released_once_is_paid_once():
+    run = private_run(ONCE, stop={"updates": 50})
+    run.train()
+    assert np.allclose(run.ledgers[0].spent, 0.25)
+
+
+def test_what_was_released_is_used_again_by_the_next_run_and_costs_nothing(tmp_path):
+    features, records = torch.randn(6, 3), np.arange(6)
+    settings, path = PrivacySettings(**ONCE), tmp_path / "own.ledger"
+    released = []
+    for _ in range(2):
+        ledger = Ledger(path, 6, "set")
+        released.append(guard(settings, nn.Linear(3, 2), features, ledger, records).features)
+        assert np.allclose(ledger.spent, 0.25)
+        ledger.close()
+    assert torch.equal(*released)
+    assert not torch.equal(released[0], features)
+    other = PrivacySettings(**{**ONCE, "noise": 1.0})
+    ledger = Ledger(path, 6, "set")
+    assert not torch.equal(guard(other, nn.Linear(3, 2), features, ledger, records).features, released[0])
+    assert np.allclose(ledger.spent, 0.25 + 1.0)
+
+
+def test_a_release_beyond_the_budget_is_refused_before_anything_is_written(tmp_path):
+    settings = PrivacySettings(**ONCE, mu_max=0.4)
+    with pytest.raises(BudgetExhausted, match=r"it costs mu 0.5"):
+        guard(
+            settings, nn.Linear(3, 2), torch.randn(6, 3), Ledger(tmp_path / "a.ledger", 6, ""), np.arange(6)
+        )
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.ledger"]
+
+
+def test_damaged_released_features_are_not_silently_released_again(tmp_path):
+    path = tmp_path / "own.ledger"
+    path.with_suffix(".released").write_bytes(b"junk")
+    with pytest.raises(RunFolderError, match="which is charged again"):
+        guard(PrivacySettings(**ONCE), nn.Linear(3, 2), torch.randn(6, 3), Ledger(path, 6, ""), np.arange(6))
+
+
+def test_the_run_ends_when_the_budgets_are_spent():
+    run = private_run({**TRAINED, "mu_max": 1.5}, stop={"updates": 1000})  # 2.25 / 0.5: four batches a record
+    end = run.train()[-1]
+    assert end.updates == 2 * 5 * 4
+    assert all(float(ledger.spent.max()) <= 2.25 for ledger in run.ledgers)
+    assert run.runtime.server.finished == {0, 1}
+
+
+def test_rows_without_budget_are_left_out_of_a_batch():
+    run = private_run({**TRAINED, "mu_max": 1.5})
+    client, ledger = run.runtime.clients[0], run.ledgers[0]
+    batch = client._schedule.batch(0)
+    ledger.spent[batch[:3]] = 2.0
+    (upload,) = client.wake()
+    assert isinstance(upload, Upload)
+    assert upload.rows.tolist() == batch[3:].tolist()
+
+
+def test_under_sync_a_batch_is_uploaded_whole_or_not_at_all():
+    run = private_run({**TRAINED, "mu_max": 1.5}, rule={"name": "sync"})
+    client, ledger = run.runtime.clients[0], run.ledgers[0]
+    ledger.spent[client._schedule.batch(0)[:1]] = 2.0
+    (said,) = client.wake()
+    assert isinstance(said, Finished)
+    assert client.waiting
+
+
+def test_the_cap_wins_over_the_delay_bound_and_the_client_says_so():
+    run = private_run({**TRAINED, "mu_max": 1.5})
+    client, ledger = run.runtime.clients[0], run.ledgers[0]
+    ledger.spent[3] = 2.2
+    (said,) = client.receive(Request(0, 7, torch.tensor([2, 3])))
+    assert isinstance(said, Decline)
+    assert "privacy budget" in said.reason
+    assert ledger.spent[2] == 0  # all or nothing
+
+
+def test_evaluations_and_requests_are_charged():
+    run = private_run(TRAINED)
+    client, ledger = run.runtime.clients[0], run.ledgers[0]
+    client.receive(Request(0, 0, torch.tensor([2, 3])))
+    client.receive(Request(0, 1, torch.tensor([20, 21])))  # held out
+    assert counts(ledger, "request").nonzero()[0].tolist() == [2, 3]
+    assert counts(ledger, "evaluation").nonzero()[0].tolist() == [20, 21]
+
+
+def test_a_retry_is_byte_identical_and_free():
+    run = private_run(TRAINED)
+    client, ledger = run.runtime.clients[0], run.ledgers[0]
+    (first,) = client.wake()
+    spent = ledger.spent.copy()
+    server = run.runtime.server
+    (welcome,) = server.receive(client.join())[:1]
+    (again,) = client.receive(welcome)
+    assert torch.equal(again.embeddings, first.embeddings)
+    assert np.array_equal(ledger.spent, spent)
+
+
+def test_two_runs_of_one_seed_upload_different_noise():
+    uploads = [private_run(TRAINED).runtime.clients[0].wake()[0].embeddings for _ in range(2)]
+    assert not torch.equal(*uploads)
+
+
+def test_released_gradients_leave_other_records_embeddings_within_the_declared_noise():
+    """dp_train: one record's features move the model by no more than G, under noise of deviation s."""
+    shift = []
+    for value in (0.0, 1e6):
+        features = torch.zeros(8, 3)
+        features[0] = value
+        settings = PrivacySettings(**{**TRAINED, "gradient_noise": 1e-9, "noise": 1e-9})
+        torch.manual_seed(0)
+        own = guard(settings, nn.Linear(3, 2, bias=False), features, Ledger(None, 8, ""), np.arange(8))
+        _, pull_back = own.updates(features)
+        shift.append(pull_back(torch.full((8, 2), 1e3))[0] * 8)
+    assert (shift[1] - shift[0]).norm() <= 1.0 + 1e-3
+
+
+def test_hidden_noise_and_placement_reach_the_model():
+    settings = PrivacySettings(mode="embed_only", noise=0.5, layers=(0.3,), placement="output")
+    own = guard(settings, mlp((3,), 2, (4,)), torch.randn(6, 3), Ledger(None, 6, ""), np.arange(6))
+    features = torch.randn(5, 3)
+    assert not torch.equal(own.model(features), own.model(features))
+
+
+def test_a_private_client_with_batch_normalisation_is_refused():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    with pytest.raises(ConfigError, match="BatchNorm1d"):
+        guard(PrivacySettings(**TRAINED), model, torch.randn(6, 3), Ledger(None, 6, ""), np.arange(6))
+
+
+def test_scaling_by_all_records_is_refused_for_a_guarantee():
+    document = {"data": {"name": "wine"}, "privacy": TRAINED}
+    with pytest.raises(ConfigError, match="makes every feature depend on all records"):
+        build(from_document(document))
+    document["data"]["scale"] = "none"
+    build(from_document(document))
+
+
+def test_a_frozen_run_needs_a_head_that_learns():
+    with pytest.raises(ConfigError, match="next to nothing to train"):
+        build(from_document({"privacy": FROZEN}))
+
+
+def test_a_private_client_still_learns():
+    document = {
+        "privacy": {"clip": 2.0, "noise": 0.05, "gradient_clip": 2.0, "gradient_noise": 0.1},
+        "schedule": {"batch_size": 64, "refresh": "none"},
+        "optimiser": {"step_size": 0.5},
+        "stop": {"updates": 400},
+        "evaluation": {"every": 400},
+    }
+    assert build(from_document(document)).train()[-1].metric > 0.8
+
+
+def test_gradients_reach_the_model_through_clip_and_noise():
+    run = private_run({**TRAINED, "noise": 1e-6, "gradient_noise": 1e-9, "clip": 1e6, "gradient_clip": 1e6})
+    plain = private_run({})
+    for own in (run, plain):
+        client = own.runtime.clients[0]
+        (upload,) = client.wake()
+        client.receive(Gradient(0, 0, 0, torch.ones_like(upload.embeddings), (1, 0)))
+    for one, other in zip(run.models[0].parameters(), plain.models[0].parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)

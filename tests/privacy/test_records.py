@@ -1,0 +1,113 @@
+"""Per-record gradients: against one backward pass a record, which nobody could afford in a run."""
+
+import pytest
+import torch
+from torch import nn
+
+from vafl.models.embeddings import SequenceEncoder, cnn, mlp
+from vafl.privacy.layers import HiddenNoise
+from vafl.privacy.noise import Noise
+from vafl.privacy.records import NoisyUpdates
+from vafl.privacy.settings import PrivacySettings
+
+
+class Skips(nn.Module):
+    """Linear layers only, but one of them used twice: no closed form."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, features):
+        return self.layer(torch.tanh(self.layer(features))) + features
+
+
+MODELS = {
+    "linear": (lambda: nn.Linear(4, 2), (4,), 2),
+    "mlp": (lambda: mlp((4,), 3, (5, 6)), (4,), 3),
+    "cnn": (lambda: nn.Sequential(*list(cnn((1, 6, 6), 3, (2, 2)))[:-3]), (1, 6, 6), None),
+    "lstm": (lambda: SequenceEncoder(3, 4, 2), (5, 3), 2),
+    "used twice": (Skips, (3,), 3),
+}
+
+
+def sums_by_hand(model, inputs, slopes, clip):
+    totals = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    for row, slope in zip(inputs, slopes * len(inputs), strict=True):
+        gradients = torch.autograd.grad((model(row[None])[0] * slope).sum(), list(model.parameters()))
+        norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+        factor = min(1.0, clip / norm)
+        totals = [total + factor * own for total, own in zip(totals, gradients, strict=True)]
+    return totals
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("clip", [0.5, 1e6])
+def test_clipped_sums_are_those_of_each_record_by_itself(name, clip):
+    torch.manual_seed(0)
+    make, shape, _ = MODELS[name]
+    model = make()
+    inputs = torch.randn(70, *shape)
+    updates = NoisyUpdates(model, list(model.parameters()), clip, 1e-9, Noise())
+    outputs, pull_back = updates(inputs)
+    slopes = torch.randn_like(outputs) / len(inputs)
+    expected = sums_by_hand(model, inputs, slopes, clip)
+    for found, total in zip(pull_back(slopes), expected, strict=True):
+        torch.testing.assert_close(found * len(inputs), total, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp", "used twice"])
+def test_no_record_moves_the_sum_by_more_than_the_clip(name):
+    make, shape, _ = MODELS[name]
+    model = make()
+    updates = NoisyUpdates(model, list(model.parameters()), 0.5, 1e-9, Noise())
+    inputs = torch.randn(6, *shape)
+    inputs[0] *= 1e8
+    slopes = torch.randn(6, updates(inputs)[0].shape[1])
+    sums = []
+    for scale in (1.0, 0.0):  # with the record's own slope, and without
+        own = slopes.clone()
+        own[0] *= scale * 1e8
+        sums.append(torch.cat([each.flatten() * 6 for each in updates(inputs)[1](own)]))
+    assert (sums[0] - sums[1]).norm() <= 0.5 * (1 + 1e-3)
+
+
+def test_the_sum_has_the_noise_asked_for_whatever_the_batch():
+    model = nn.Linear(100, 50)
+    for rows in (1, 20):
+        updates = NoisyUpdates(model, list(model.parameters()), 1.0, 3.0, Noise())
+        outputs, pull_back = updates(torch.zeros(rows, 100))
+        noised = torch.cat([each.flatten() * rows for each in pull_back(torch.zeros_like(outputs))])
+        assert noised.std().item() == pytest.approx(3.0, rel=0.05)
+
+
+def test_frozen_parameters_are_left_out():
+    model = mlp((4,), 3, (5,))
+    model[0].requires_grad_(False)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    updates = NoisyUpdates(model, trained, 1e6, 1e-9, Noise())
+    inputs = torch.randn(8, 4)
+    outputs, pull_back = updates(inputs)
+    slopes = torch.randn_like(outputs)
+    expected = torch.autograd.grad(model(inputs), trained, slopes)
+    for found, own in zip(pull_back(slopes), expected, strict=True):
+        torch.testing.assert_close(found, own, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_gradients_are_those_of_the_noised_function(name):
+    """The hidden noise of the upload, not another draw, is in the gradient."""
+    torch.manual_seed(0)
+    make, shape, _ = MODELS[name]
+    model, noise = make(), Noise()
+    hidden = HiddenNoise(model, PrivacySettings(mode="embed_only", noise=1.0, layers=(1.0,)), noise)
+    updates = NoisyUpdates(model, list(model.parameters()), 1e6, 1e-9, noise, hidden)
+    inputs = torch.randn(8, *shape)
+    outputs, pull_back = updates(inputs)
+    slopes = torch.randn_like(outputs)
+    hidden.replayed = hidden.drawn
+    expected = torch.autograd.grad(model(inputs), list(model.parameters()), slopes)
+    hidden.replayed = None
+    for found, own in zip(pull_back(slopes), expected, strict=True):
+        torch.testing.assert_close(found, own, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,66 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from torch import nn
+
+from vafl.models.embeddings import SequenceEncoder, cnn, mlp
+from vafl.privacy.noise import Noise
+from vafl.privacy.release import Release, clip_rows, split_last
+
+
+def test_long_rows_are_clipped_to_the_norm_and_short_ones_left():
+    rows = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0], [-30.0, 40.0]])
+    expected = torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0], [-0.6, 0.8]])
+    torch.testing.assert_close(clip_rows(rows, 1.0), expected, rtol=1e-5, atol=1e-6)
+
+
+@given(
+    arrays("float32", (3, 5), elements=st.floats(-(2.0**120), 2.0**120, width=32)),
+    st.floats(1e-3, 1e3),
+)
+def test_no_value_however_large_is_longer_than_the_clip(values, norm):
+    clipped = clip_rows(torch.from_numpy(values), norm)
+    assert clipped.isfinite().all()
+    assert (clipped.double().norm(dim=1) <= norm).all()
+
+
+def test_adversarial_weights_cannot_pass_the_clip():
+    model = nn.Linear(4, 3)
+    with torch.no_grad():
+        model.weight.fill_(1e30)
+    assert (clip_rows(model(torch.ones(2, 4)), 0.5).double().norm(dim=1) <= 0.5).all()
+
+
+def test_the_gradient_passes_through_the_clip():
+    rows = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]], requires_grad=True)
+    (gradient,) = torch.autograd.grad(clip_rows(rows, 1.0)[:, 0].sum(), rows)
+    along = torch.tensor([1 / 5 - 9 / 125, -12 / 125])  # of 3 / |(3, 4)|
+    expected = torch.stack([along, torch.tensor([1.0, 0]), torch.tensor([1.0, 0])])
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_clipping_comes_before_the_noise_and_the_activation_after_it():
+    release = Release(1.0, 0.01, nn.ReLU(), Noise())
+    found = release(torch.full((2000, 1), 100.0))
+    assert found.mean().item() == pytest.approx(1, abs=0.01)
+    assert (found > 1).any()
+    assert (release(torch.full((2000, 1), 0.0)) >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("model", "rest"),
+    [
+        (nn.Linear(3, 2), 0),
+        (mlp((3,), 2, (4, 5)), 0),
+        (cnn((1, 8, 8), 2, (3, 3)), 3),
+        (SequenceEncoder(3, 4, 2), 0),
+        (nn.Sequential(nn.Linear(3, 2), nn.Tanh()), 1),
+    ],
+)
+def test_a_chain_is_cut_behind_its_last_layer(model, rest):
+    body, tail = split_last(model)
+    assert len(list(tail.children())) == rest
+    assert [id(p) for p in body.parameters()] == [id(p) for p in model.parameters()]
+    assert body.state_dict().keys() == model.state_dict().keys()

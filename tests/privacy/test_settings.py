@@ -1,0 +1,62 @@
+import math
+
+import pytest
+
+from vafl.errors import ConfigError
+from vafl.privacy.settings import PrivacySettings
+
+TRAINED = {"clip": 1.0, "noise": 2.0, "gradient_clip": 3.0, "gradient_noise": 4.0}
+
+
+def test_nothing_is_private_unless_asked():
+    assert PrivacySettings().kind == "none"
+
+
+def test_a_client_with_noise_trains_under_differential_privacy_by_default():
+    assert PrivacySettings(**TRAINED).kind == "dp_train"
+
+
+@pytest.mark.parametrize(("neighbours", "factor"), [("zero_out", 1), ("replace", 2)])
+def test_costs_are_squares_of_sensitivity_over_noise(neighbours, factor):
+    settings = PrivacySettings(**TRAINED, neighbours=neighbours)
+    assert settings.upload_cost == (factor * 1.0 / 2.0) ** 2
+    assert settings.update_cost == (factor * 3.0 / 4.0) ** 2
+
+
+def test_without_a_clip_nothing_bounds_the_cost():
+    assert PrivacySettings(mode="embed_only", noise=1.0).upload_cost == math.inf
+
+
+@pytest.mark.parametrize("name", ["clip", "noise", "gradient_clip", "gradient_noise", "mu_max"])
+@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
+def test_settings_that_cannot_be_are_refused(name, value):
+    with pytest.raises(ConfigError, match=rf"privacy.{name} must be 0 or more. Found {value}"):
+        PrivacySettings(**{name: value})
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0])
+def test_delta_is_a_probability(delta):
+    with pytest.raises(ConfigError, match=f"privacy.delta must be between 0 and 1. Found {delta}"):
+        PrivacySettings(delta=delta)
+
+
+def test_a_guarantee_needs_its_clip_and_noise():
+    with pytest.raises(
+        ConfigError, match=r"dp_train needs privacy.clip, privacy.gradient_clip, privacy.gradient_noise"
+    ):
+        PrivacySettings(noise=1.0)
+    with pytest.raises(ConfigError, match=r"frozen needs privacy.noise"):
+        PrivacySettings(mode="frozen", clip=1.0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "more"),
+    [
+        ("none", {"noise": 1.0}),
+        ("release_once", {"clip": 1.0, "noise": 1.0, "gradient_noise": 1.0}),
+        ("embed_only", {"noise": 1.0, "mu_max": 1.0}),
+    ],
+)
+def test_a_setting_that_would_do_nothing_is_refused(mode, more):
+    with pytest.raises(ConfigError, match=f"privacy.mode {mode} makes no use of"):
+        PrivacySettings(mode=mode, **more)
