@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from vafl.protocol.schedule import (
 from vafl.protocol.server import Server
 from vafl.protocol.table import EmbeddingTable
 from vafl.runtime.codec import Codec
+from vafl.runtime.labels import draw_once
 from vafl.runtime.simulator import Simulator
 from vafl.runtime.training import CentralisedRuntime, Evaluator, Point, measure, train
 
@@ -122,6 +124,7 @@ def make_plan(config: Config, data: VerticalData | None = None) -> Plan:
     config.schedule.check_rows(data.rows)
     config.rule.check_clients(len(data.parties))
     config.delays.check_clients(len(data.parties))
+    config.labels.check_classes(len(data.classes or ()))
     task = Task.of(config, data)
     if task.loss != "softmax":
         data = replace(data, train_labels=data.train_labels.float(), test_labels=data.test_labels.float())
@@ -131,7 +134,7 @@ def make_plan(config: Config, data: VerticalData | None = None) -> Plan:
 
 def build(config: Config, data: VerticalData | None = None) -> Run:
     """Makes every object of a simulated run; `data` and errors as for `make_plan`."""
-    plan = make_plan(config, data)
+    plan = with_drawn_labels(make_plan(config, data))
     tests = [party.test for party in plan.data.parties]
     evaluator = Evaluator(
         plan.models,
@@ -161,6 +164,20 @@ def _runtime(plan: Plan) -> Simulator | CentralisedRuntime:
     return Simulator(make_server(plan), clients, config.delays, config.seed, Codec(config.network.encoding))
 
 
+def with_drawn_labels(plan: Plan, path: Path | None = None) -> Plan:
+    """The plan as the server trains by it: with labels drawn by randomised response, if the run says so.
+
+    They are kept in `path` unless labels.file names another place.
+    """
+    settings, data = plan.config.labels, plan.data
+    if not settings.epsilon:
+        return plan
+    path = Path(settings.file) if settings.file else path
+    classes = len(data.classes or ())
+    labels = draw_once(data.train_labels, classes, settings.epsilon, data.record_digest, path)
+    return replace(plan, data=replace(data, train_labels=labels))
+
+
 def make_server(plan: Plan, table: EmbeddingTable | None = None) -> Server:
     """The server of a run: labels, head, and an empty table unless one is given."""
     rule, clients = plan.config.rule, len(plan.data.parties)
@@ -172,6 +189,7 @@ def make_server(plan: Plan, table: EmbeddingTable | None = None) -> Server:
         plan.config.optimiser.descent(plan.head.parameters(), server=True),
         Rule.of(rule, clients),
         DelayBound(rule.delay_bound, rule.when_unanswered) if rule.delay_bound else None,
+        plan.config.labels.mask(),
     )
     server.last_iteration = plan.config.stop.updates
     return server
