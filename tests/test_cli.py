@@ -219,3 +219,21 @@ def test_help_lists_commands_and_exit_codes():
     assert result.returncode == 0
     for word in ("run", "compare", "init", "demo", "exit codes", "130"):
         assert word in result.stdout
+
+
+def test_run_says_what_protects_the_labels(config, tmp_path):
+    settings = ("labels.epsilon=2.0", "labels.gradient_clip=0.01", "labels.file=drawn.safetensors")
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    result = vafl("run", config, "--out", tmp_path / "run", *chosen)
+    assert result.returncode == 0, result.stderr
+    assert "labels: epsilon 2 by randomised response, each kept with probability 0.787" in result.stdout
+    assert "a heuristic, no guarantee" in result.stdout
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["labels"]["epsilon"] == 2.0
+    assert (tmp_path / "drawn.safetensors").is_file()  # from where the config lies
+
+
+def test_run_refuses_label_privacy_for_a_regression(config):
+    result = vafl("run", config, "--set", "data.name=diabetes", "--set", "labels.epsilon=1")
+    assert result.returncode == 2
+    assert "labels.epsilon is for classes" in result.stderr

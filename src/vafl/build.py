@@ -33,6 +33,7 @@ from vafl.protocol.schedule import (
 from vafl.protocol.server import Server
 from vafl.protocol.table import EmbeddingTable
 from vafl.runtime.codec import Codec
+from vafl.runtime.labels import draw_once
 from vafl.runtime.simulator import Simulator
 from vafl.runtime.training import CentralisedRuntime, Evaluator, Point, measure, train
 
@@ -127,6 +128,7 @@ def make_plan(config: Config, data: VerticalData | None = None) -> Plan:
     config.schedule.check_rows(data.rows)
     config.rule.check_clients(len(data.parties))
     config.delays.check_clients(len(data.parties))
+    config.labels.check_classes(len(data.classes or ()))
     task = Task.of(config, data)
     if config.privacy.kind == "frozen" and config.model.head == "bias":
         raise ConfigError(
@@ -144,7 +146,7 @@ def build(config: Config, data: VerticalData | None = None) -> Run:
 
     Nothing leaves the machine in a simulation: private clients' ledgers are kept in memory.
     """
-    plan = make_plan(config, data)
+    plan = with_drawn_labels(make_plan(config, data))
     centralised = config.rule.name == "centralised"
     guards = [None if centralised else make_guard(plan, index) for index in range(len(plan.models))]
     models, tests = plan.models, [party.test for party in plan.data.parties]
@@ -191,6 +193,20 @@ def _simulator(plan: Plan, guards: Sequence[Guard | None]) -> Simulator:
     return Simulator(make_server(plan), clients, config.delays, config.seed, Codec(config.network.encoding))
 
 
+def with_drawn_labels(plan: Plan, path: Path | None = None) -> Plan:
+    """The plan as the server trains by it: with labels drawn by randomised response, if the run says so.
+
+    They are kept in `path` unless labels.file names another place.
+    """
+    settings, data = plan.config.labels, plan.data
+    if not settings.epsilon:
+        return plan
+    path = Path(settings.file) if settings.file else path
+    classes = len(data.classes or ())
+    labels = draw_once(data.train_labels, classes, settings.epsilon, data.record_digest, path)
+    return replace(plan, data=replace(data, train_labels=labels))
+
+
 def make_server(plan: Plan, table: EmbeddingTable | None = None) -> Server:
     """The server of a run: labels, head, and an empty table unless one is given."""
     rule, clients = plan.config.rule, len(plan.data.parties)
@@ -202,6 +218,7 @@ def make_server(plan: Plan, table: EmbeddingTable | None = None) -> Server:
         plan.config.optimiser.descent(plan.head.parameters(), server=True),
         Rule.of(rule, clients),
         DelayBound(rule.delay_bound, rule.when_unanswered) if rule.delay_bound else None,
+        plan.config.labels.mask(),
     )
     server.last_iteration = plan.config.stop.updates
     return server

@@ -141,6 +141,12 @@ def _log_to_stderr() -> None:
 def _report(recorded: RecordedRun, console: Console) -> None:
     metric = recorded.summary["metric"]
     console.print(f"{metric['name']} {metric['value']:.4f}; the run is in {recorded.path}")
+    labels = recorded.summary["labels"]
+    if labels["epsilon"] is not None:
+        kept = f"each kept with probability {labels['kept_with_probability']:.3f}"
+        console.print(f"labels: epsilon {labels['epsilon']:g} by randomised response, {kept}")
+    if any(labels["heuristics"].values()):
+        console.print("returned gradients are clipped or noised: a heuristic, no guarantee")
 
 
 def _run(options: argparse.Namespace, console: Console) -> None:

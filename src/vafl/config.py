@@ -18,6 +18,7 @@ from vafl.data.partition import PartitionSettings
 from vafl.data.sources import DataSettings
 from vafl.errors import ConfigError
 from vafl.models.settings import ModelSettings
+from vafl.privacy.labels import LabelSettings
 from vafl.privacy.settings import PrivacySettings
 from vafl.protocol.descent import OptimiserSettings
 from vafl.protocol.rules import RuleSettings
@@ -25,6 +26,8 @@ from vafl.protocol.schedule import ScheduleSettings
 from vafl.runtime.delays import DelaySettings
 from vafl.runtime.grpc.wire import NetworkSettings
 from vafl.runtime.training import EvaluationSettings, StopSettings
+
+_FILES = (("data", "path"), ("delays", "trace"), ("network", "certificates"), ("labels", "file"))
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Config:
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    labels: LabelSettings = field(default_factory=LabelSettings)
     delays: DelaySettings = field(default_factory=DelaySettings)
     network: NetworkSettings = field(default_factory=NetworkSettings)
     stop: StopSettings = field(default_factory=StopSettings)
@@ -99,7 +103,7 @@ def _override(document: dict[str, Any], text: str) -> None:
 
 def _anchor_paths(document: dict[str, Any], folder: Path) -> None:
     """Relative files in a config are meant from where the config lies."""
-    for section, key in (("data", "path"), ("delays", "trace"), ("network", "certificates")):
+    for section, key in _FILES:
         table = document.get(section)
         if isinstance(table, dict) and isinstance(table.get(key), str) and table[key]:
             table[key] = str((folder / table[key]).resolve())

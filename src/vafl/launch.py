@@ -36,7 +36,16 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
         counts = [status.activations for status in _clients(run)]
         metric = run.task.metric.name
         folder.finish(
-            summarise(config, names, points[-1], metric, run.delays(), counts, interrupted=interrupted)
+            summarise(
+                config,
+                names,
+                points[-1],
+                metric,
+                run.delays(),
+                counts,
+                classes=len(run.data.classes or ()),
+                interrupted=interrupted,
+            )
         )
     recorded = read_run(path)
     plot_runs([recorded], path / "progress")
@@ -103,6 +112,7 @@ def summarise(
     delays: Sequence[DelaySummary],
     activations: Sequence[int],
     *,
+    classes: int,
     interrupted: bool,
 ) -> dict[str, Any]:
     """The content of summary.json, for whatever kind of run."""
@@ -116,6 +126,7 @@ def summarise(
         "metric": {"name": metric, "value": end.metric},
         "delays": {name: asdict(delay) for name, delay in zip(names, delays, strict=False)},
         "activations": dict(zip(names, activations, strict=False)),
+        "labels": config.labels.report(classes),
         "interrupted": interrupted,
         "seed": config.seed,
         "versions": versions(),

@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from vafl.build import Plan, make_plan, make_server, torch_threads, widths
+from vafl.build import Plan, make_plan, make_server, torch_threads, widths, with_drawn_labels
 from vafl.config import Config
+from vafl.errors import RunFolderError
 from vafl.federation.terms import STATE, load_credentials, make_terms
 from vafl.launch import summarise
 from vafl.observe.plots import plot_runs
@@ -46,7 +47,7 @@ class ServerState:
             memory=torch.from_numpy(self._cells.array),
             stored_at=self._stored_at.array,
         )
-        self.server = make_server(plan, table)
+        self.server = make_server(_with_kept_labels(plan, folder, resume=resume), table)
         if resume:
             self._restore(tensors)
 
@@ -71,6 +72,18 @@ class ServerState:
         }
         save_checkpoint(self._folder, tensors, facts)
         return list(server.activations)
+
+
+def _with_kept_labels(plan: Plan, folder: Path, *, resume: bool) -> Plan:
+    """A run that goes on trains on the labels it began with: drawing again would spend epsilon again."""
+    path = folder / "labels.safetensors"
+    settings = plan.config.labels
+    if resume and settings.epsilon and not settings.file and not path.is_file():
+        raise RunFolderError(
+            f'--resume with labels.epsilon needs the labels the run drew. Found no "{path}". '
+            "Start without --resume; that spends epsilon again."
+        )
+    return with_drawn_labels(plan, path)
 
 
 @dataclass
@@ -179,6 +192,7 @@ class ServerRun:
             plan.task.metric.name,
             server.delays.summaries(),
             server.activations,
+            classes=len(plan.data.classes or ()),
             interrupted=interrupted,
         )
         return {**summary, "violations": federation.violations, "durable": list(server.durable)}

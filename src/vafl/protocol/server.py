@@ -41,6 +41,7 @@ from vafl.protocol.table import FOREVER, EmbeddingTable
 
 RECALL_ROWS = 65_536  # rows of one request for what a client lost
 Loss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Mask = Callable[[Tensor], Tensor]
 
 
 class Server:
@@ -54,6 +55,7 @@ class Server:
         descent: steps the head's parameters.
         rule: when to act.
         bound: the delay bound, if any.
+        mask: what gradients [batch, width] go through before they leave, or None.
 
     Attributes:
         iteration: the global counter k: how many steps were made.
@@ -74,6 +76,7 @@ class Server:
         descent: Descent,
         rule: Rule,
         bound: DelayBound | None = None,
+        mask: Mask | None = None,
     ) -> None:
         self.table, self.head, self.rule, self.bound = table, head, rule, bound
         self.descent = descent
@@ -86,7 +89,7 @@ class Server:
         self.absent: set[int] = set()
         self.finished: set[int] = set()
         self.requests = Requests()
-        self._labels, self._loss = labels, loss
+        self._labels, self._loss, self._mask = labels, loss, mask
         self._sequences = [-1] * table.clients
         self._waiting: list[Turn] = []
         self._group: list[Turn] = []
@@ -385,7 +388,7 @@ class Server:
             self.losses.note(loss)
             self.descent.step(steps, iteration)
             self.iteration += 1
-        parts = self._split(gradient, group, shared)
+        parts = self._masked(self._split(gradient, group, shared))
         counts = tuple(self.activations)
         with made_here():
             answers = [
@@ -397,6 +400,13 @@ class Server:
             self._answers[answer.client].append(answer)
             self._close_query(answer.client, answer.activation)
         return list(answers)
+
+    def _masked(self, parts: list[Tensor]) -> list[Tensor]:
+        """What clients share stays the same for all: noise drawn for each would average out."""
+        if self._mask is None:
+            return parts
+        masked = {id(part): self._mask(part) for part in parts}
+        return [masked[id(part)] for part in parts]
 
     def _record_delays(self, turns: Sequence[Turn], rows: Tensor, shared: bool) -> None:
         delays = self.table.delays(rows, self.iteration)

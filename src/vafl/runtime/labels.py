@@ -1,0 +1,49 @@
+"""The labels a server trains on, drawn by randomised response once and kept: drawing again spends again."""
+
+import json
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from vafl.errors import DataError
+from vafl.privacy.labels import randomise
+from vafl.runtime.checkpoint import write_atomically
+
+
+def draw_once(labels: Tensor, classes: int, epsilon: float, records: str, path: Path | None) -> Tensor:
+    """The labels in the file `path`; where there is no such file yet, they are drawn, and on disk before
+    anybody sees them.
+
+    Args:
+        records: a digest of which records these are.
+        path: None keeps them nowhere.
+
+    Raises:
+        DataError: the file was drawn for other records or another epsilon, or it is damaged.
+    """
+    terms = {"epsilon": epsilon, "classes": classes, "records": records, "rows": len(labels)}
+    if path is not None and path.is_file():
+        return _read(path, terms).to(labels.dtype)
+    drawn = randomise(labels, classes, epsilon)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, save({"labels": drawn}, {"terms": json.dumps(terms)}))
+    return drawn
+
+
+def _read(path: Path, terms: dict[str, object]) -> Tensor:
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = json.loads(file.metadata()["terms"])
+            labels: Tensor = file.get_tensor("labels")
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+        raise DataError(f'the drawn labels in "{path}" are damaged: {error}.') from error
+    if found != terms:
+        differing = [f"{name} {found.get(name)} (now {terms[name]})" for name in terms]
+        raise DataError(
+            f'the labels in "{path}" must be drawn for this run\'s records and epsilon. Found '
+            f"{', '.join(differing)}. Name another labels.file; drawing again spends epsilon again."
+        )
+    return labels
