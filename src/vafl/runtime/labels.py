@@ -8,8 +8,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from vafl.errors import DataError
+from vafl.files import write_atomically
 from vafl.privacy.labels import randomise
-from vafl.runtime.checkpoint import write_atomically
 
 
 def draw_once(labels: Tensor, classes: int, epsilon: float, records: str, path: Path | None) -> Tensor:
