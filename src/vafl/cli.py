@@ -27,7 +27,7 @@ from vafl.starter import starter_config
 
 _EXIT_CODES = """exit codes:
   0 done    1 unexpected failure    2 configuration or usage    3 data
-  4 the run could not go on (diverged, stalled)    5 run folder    130 interrupted
+  4 the run could not go on (diverged, stalled)    5 run folder    6 an audit failed    130 interrupted
 """
 _INTERRUPTED = 130
 

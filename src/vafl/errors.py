@@ -7,6 +7,7 @@
     │   ├── BudgetExhausted    a record's privacy budget does not allow it
     │   ├── Diverged           the loss is no longer a finite number
     │   └── Stalled            nothing can happen any more, and why
+    ├── AuditFailed          more leaks than the accountant says          exit code 6
     ├── RunFolderError       a run folder is missing, damaged or taken       exit code 5
     └── RemoteFault          the other party broke the protocol
         ├── InvalidMessage     a message that was refused; no state changed
@@ -50,6 +51,12 @@ class Diverged(RunError):
 
 class Stalled(RunError):
     """Every party waits for a message that cannot come."""
+
+
+class AuditFailed(VaflError):
+    """An audit proved a leak beyond the claim."""
+
+    exit_code = 6
 
 
 class RunFolderError(VaflError, OSError):

@@ -1,0 +1,1 @@
+"""Audits: does a private client leak more than its ledger says? Attacks, and what they find."""

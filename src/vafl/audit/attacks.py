@@ -1,0 +1,140 @@
+"""What a curious party learns in a run: labels from gradients, features from embeddings.
+
+These attacks prove nothing when they fail. They show what is lost when they succeed, beside what
+guessing without them would give.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.linear_model import Ridge
+from sklearn.metrics import r2_score, roc_auc_score
+from sklearn.neural_network import MLPRegressor
+from torch import Tensor
+
+from vafl.build import Run
+from vafl.errors import ConfigError
+from vafl.protocol.messages import ClientMessage, Gradient, ServerMessage, Upload
+from vafl.protocol.server import Server
+from vafl.runtime.simulator import Simulator
+
+_KNOWN = 0.1  # share of the rows an attacker has the truth for
+_REPLAYED = 1024  # rows of one replayed upload
+Labels = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What an attack got.
+
+    Attributes:
+        value: of what `measure` names.
+        by_guessing: the same without the attack.
+    """
+
+    name: str
+    measure: str
+    value: float
+    by_guessing: float
+
+
+class Eavesdropper:
+    """Client `index` as an attacker: remembers the last gradient of every row it was sent."""
+
+    def __init__(self, run: Run, index: int = 0) -> None:
+        if not isinstance(run.runtime, Simulator):
+            raise ConfigError("an audit attacks a federation. Found rule.name = centralised.")
+        self.server: Server = run.runtime.server
+        self._receive, self._index = self.server.receive, index
+        self._sent: dict[int, Tensor] = {}
+        width = self.server.table.widths[index]
+        self.gradients = torch.zeros(run.data.rows, width)
+        self.seen = torch.zeros(run.data.rows, dtype=torch.bool)
+        self.server.receive = self._listen  # type: ignore[method-assign]
+
+    def _listen(self, message: ClientMessage) -> list[ServerMessage]:
+        if isinstance(message, Upload) and message.client == self._index:
+            self._sent[message.activation] = message.rows
+        replies = self._receive(message)
+        for reply in replies:
+            if isinstance(reply, Gradient) and reply.client == self._index:
+                rows = self._sent.pop(reply.activation)
+                self.gradients[rows], self.seen[rows] = reply.gradients * len(rows), True
+        return replies
+
+
+def infer_labels(heard: Eavesdropper, truth: Labels) -> list[Attack]:
+    """A client guesses labels from the gradients it was sent: by sign, by cosine, by norm."""
+    gradients, labels = heard.gradients[heard.seen], truth[heard.seen.numpy()]
+    guessed = _most_common(labels)
+    by_sign = float((_by_sign(gradients) == labels).mean())
+    found = [
+        Attack("labels from the gradient's sign", "accuracy", by_sign, guessed),
+        Attack("labels by cosine to a few known ones", "accuracy", _by_cosine(gradients, labels), guessed),
+    ]
+    if labels.max() == 1:
+        area = float(roc_auc_score(labels, gradients.norm(dim=1).numpy()))
+        found.append(Attack("labels from the gradient's norm", "AUC", max(area, 1 - area), 0.5))
+    return found
+
+
+def replay(heard: Eavesdropper, truth: Labels) -> Attack:
+    """A client uploads one record's embedding under every id, and reads the labels off the answers."""
+    server, rows = heard.server, len(truth)
+    server.last_iteration += rows  # the attacker needs no client to step
+    embedding = server.table.column(0)[0].clone()
+    guesses = np.zeros(rows, dtype=np.int64)
+    sequence = 1 << 40
+    for start in range(0, rows, _REPLAYED):
+        chosen = torch.arange(start, min(start + _REPLAYED, rows))
+        upload = Upload(
+            0, sequence + start, server.activations[0], chosen, embedding.expand(len(chosen), -1).contiguous()
+        )
+        answers = [reply for reply in server.receive(upload) if isinstance(reply, Gradient)]
+        mine = [answer for answer in answers if answer.client == 0]
+        guesses[chosen.numpy()] = _by_sign(mine[-1].gradients) if mine else 0
+    value = float((guesses == truth).mean())
+    return Attack("one embedding replayed under every id", "accuracy", value, _most_common(truth))
+
+
+def invert_features(run: Run, heard: Eavesdropper) -> Attack:
+    """The server decodes a client's embeddings, having learnt how from a few pairs."""
+    embeddings = heard.server.table.column(0)[: run.data.rows].numpy()
+    features = run.data.parties[0].train.flatten(1).numpy()
+    order = np.random.default_rng(0).permutation(len(features))
+    known, hidden = np.split(order, [max(2, int(_KNOWN * len(features)))])
+    decoders = [
+        Ridge(alpha=1.0),
+        MLPRegressor((128,), max_iter=200, early_stopping=len(known) >= 100, random_state=0),
+    ]
+    scores = [
+        r2_score(
+            features[hidden],
+            decoder.fit(embeddings[known], features[known]).predict(embeddings[hidden]),
+            multioutput="variance_weighted",
+        )
+        for decoder in decoders
+    ]
+    best = max(0.0, *map(float, scores))
+    return Attack("features from embeddings, by a decoder", "R2", best, 0.0)
+
+
+def _most_common(labels: Labels) -> float:
+    return float(np.bincount(labels).max() / len(labels))
+
+
+def _by_sign(gradients: Tensor) -> Labels:
+    """The gradient of a softmax, or of one output, is negative where the label is."""
+    guess = gradients[:, 0] < 0 if gradients.shape[1] == 1 else gradients.argmin(dim=1)
+    found: Labels = guess.numpy().astype(np.int64)
+    return found
+
+
+def _by_cosine(gradients: Tensor, labels: Labels) -> float:
+    """Each row takes the label of the known row whose gradient points most its way."""
+    known = max(len(np.unique(labels)), int(_KNOWN * len(labels)))
+    directions = gradients / gradients.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    nearest = (directions[known:] @ directions[:known].t()).argmax(dim=1).numpy()
+    return float((labels[:known][nearest] == labels[known:]).mean())

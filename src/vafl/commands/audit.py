@@ -1,0 +1,84 @@
+"""`vafl audit`: attacks a configuration, and says whether more leaks than is claimed."""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from vafl.audit.report import Report, audit
+from vafl.config import Config
+from vafl.errors import AuditFailed, ConfigError
+from vafl.files import write_atomically
+
+
+def add_parser(
+    commands: "argparse._SubParsersAction[Any]",
+    add_config_options: Callable[[argparse.ArgumentParser], None],
+    read_config: Callable[[argparse.Namespace], Config],
+) -> None:
+    """Adds `audit` to the subcommands of `vafl`."""
+    parser = commands.add_parser("audit", help="attack a configuration: does more leak than is claimed?")
+    add_config_options(parser)
+    parser.add_argument(
+        "--canaries", type=int, default=1000, metavar="K", help="coins to guess (%(default)s)"
+    )
+    parser.add_argument(
+        "--noise-scale",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="add only so much of the noise that is claimed, to see the audit fail",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there, too")
+    parser.set_defaults(command=lambda options, console: _audit(read_config(options), options, console))
+
+
+def _audit(config: Config, options: argparse.Namespace, console: Console) -> None:
+    if options.canaries < 100:
+        raise ConfigError(f"--canaries must be 100 or more to prove anything. Found {options.canaries}.")
+    if not options.noise_scale > 0:
+        raise ConfigError(f"--noise-scale must be above 0. Found {options.noise_scale}.")
+    with console.status("canaries, then a run with an eavesdropper ..."):
+        report = audit(config, canaries=options.canaries, noise_scale=options.noise_scale)
+    if options.json:
+        write_atomically(options.json, (json.dumps(report.as_json(), indent=2) + "\n").encode())
+    _show(report, console)
+    failed = [finding for finding in report.findings if not finding.passed]
+    if failed:
+        raise AuditFailed(
+            "more leaks than is claimed: "
+            + "; ".join(
+                f"{finding.name}: accountant mu <= {finding.claimed:.3g}, audit mu >= {finding.found:.3g}"
+                for finding in failed
+            )
+            + ". Do not rely on the claim: use privacy.mode dp_train, frozen or release_once with the noise that "
+            "`vafl calibrate` gives."
+        )
+
+
+def _show(report: Report, console: Console) -> None:
+    if report.findings:
+        table = Table(title="canaries")
+        for column in ("audit", "accountant", "audit (95 %)", "guessed right", "verdict"):
+            table.add_column(column)
+        for finding in report.findings:
+            table.add_row(
+                finding.name,
+                f"mu <= {finding.claimed:.3f}",
+                f"mu >= {finding.found:.3f}",
+                f"{finding.accuracy:.1%} of {finding.canaries}",
+                "[green]holds[/]" if finding.passed else "[bold red]broken[/]",
+            )
+        console.print(table)
+    else:
+        console.print(f"[yellow]no canaries:[/] {report.silent}")
+    table = Table(title="attacks on one run (failing proves nothing)")
+    for column in ("attack", "measure", "got", "by guessing"):
+        table.add_column(column)
+    for attack in report.attacks:
+        table.add_row(attack.name, attack.measure, f"{attack.value:.3f}", f"{attack.by_guessing:.3f}")
+    console.print(table)
