@@ -3,7 +3,6 @@
 import argparse
 import json
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,7 +11,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from vafl.commands import certs
+from vafl.commands import calibrate, certs
+from vafl.commands.configured import add_config_options, overrides
 from vafl.config import Config, read_config
 from vafl.demo import demo
 from vafl.errors import ConfigError, VaflError
@@ -95,23 +95,18 @@ def _parser() -> argparse.ArgumentParser:
     demonstration.add_argument("--out", type=Path, default=Path("build/demo"))
     demonstration.set_defaults(command=lambda options, console: demo(options.out, console))
     certs.add_parser(commands)
+    calibrate.add_parser(commands)
     return parser
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", type=Path)
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="section.key=value", help="override a setting"
-    )
+    add_config_options(parser)
     parser.add_argument("--out", type=Path, help="the run folder (default: runs/NAME, numbered if taken)")
-    parser.add_argument("--data", help="the folder of public data sets (or VAFL_DATA)")
     parser.add_argument("--overwrite", action="store_true", help="replace the run in the folder")
 
 
 def _config(options: argparse.Namespace) -> Config:
-    folder = options.data or os.environ.get("VAFL_DATA", "")
-    overrides = [*([f"data.folder={json.dumps(folder)}"] if folder else []), *options.set]
-    return read_config(options.config, overrides)
+    return read_config(options.config, overrides(options))
 
 
 def _server(options: argparse.Namespace, console: Console) -> None:

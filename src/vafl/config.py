@@ -67,6 +67,11 @@ class Config:
 
 def read_config(path: Path, overrides: list[str] | None = None) -> Config:
     """Reads a TOML file; `overrides` are `section.key=value` and win over the file."""
+    return from_document(read_document(path, overrides))
+
+
+def read_document(path: Path, overrides: list[str] | None = None) -> dict[str, Any]:
+    """The same as nested dictionaries, before any setting is checked."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -76,7 +81,7 @@ def read_config(path: Path, overrides: list[str] | None = None) -> Config:
     for override in overrides or []:
         _override(document, override)
     _anchor_paths(document, path.parent)
-    return from_document(document)
+    return document
 
 
 def from_document(document: dict[str, Any]) -> Config:

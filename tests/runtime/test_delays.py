@@ -147,3 +147,20 @@ def test_settings_fit_the_number_of_clients():
         with pytest.raises(ConfigError, match=rf"client must be in 1\.\.2. Found {client}"):
             DelaySettings(dropouts=(DropOut(client, 0, 1),)).clock(2, 0)
     DelaySettings(dropouts=(DropOut(2, 0, 1), DropOut(1, 0, 1), DropOut(2, 3, 4))).check_clients(2)
+
+
+@pytest.mark.parametrize("kind", ["poisson", "exponential", "poisson-process", "fixed", "none"])
+def test_mean_gaps_are_what_sleepers_sleep(kind):
+    settings = DelaySettings(kind=kind, unit=2.0, latency=0.5)
+    for gap, sleeper in zip(settings.mean_gaps(3), settings.clock(3, seed=1), strict=True):
+        now = 0.0
+        for _ in range(4000):
+            now = sleeper.wakes_at(now)
+        assert now / 4000 == pytest.approx(gap - 1.0, rel=0.06)
+
+
+def test_mean_gaps_of_a_trace_and_of_given_seconds(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("client,seconds\n1,1.0\n1,3.0\n2,5.0\n")
+    assert DelaySettings(kind="trace", trace=str(path)).mean_gaps(2) == [2.0, 5.0]
+    assert DelaySettings(kind="fixed", seconds=(1.0, 7.0)).mean_gaps(2) == [1.0, 7.0]

@@ -98,6 +98,20 @@ class DelaySettings:
             return _read_trace(Path(self.trace), clients)
         return [self._sleeper(number, clients, _generator(seed, number)) for number in range(1, clients + 1)]
 
+    def mean_gaps(self, clients: int) -> list[float]:
+        """Seconds between two activations of each client, on average, if nothing else makes it wait."""
+        numbers = range(1, clients + 1)
+        if self.kind == "trace":
+            lines = _read_lines(Path(self.trace), clients)
+            gaps = [sum(own) / len(own) for own in lines]
+        elif self.kind == "none":
+            gaps = [0.0] * clients
+        elif self.seconds:
+            gaps = list(self.seconds)
+        else:
+            gaps = [number * self.unit / (clients if self.kind == "poisson" else 1) for number in numbers]
+        return [gap + 2 * self.latency for gap in gaps]
+
     def _sleeper(self, number: int, clients: int, generator: np.random.Generator) -> "Sleeper":
         mean = number * self.unit
         if self.kind == "poisson":
@@ -146,6 +160,11 @@ def _generator(seed: int, number: int) -> np.random.Generator:
 
 
 def _read_trace(path: Path, clients: int) -> "list[Sleeper]":
+    return [Sampled(itertools.cycle(own).__next__) for own in _read_lines(path, clients)]
+
+
+def _read_lines(path: Path, clients: int) -> list[list[float]]:
+    """Each client's seconds, in order."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             lines = [(int(line["client"]), float(line["seconds"])) for line in csv.DictReader(file)]
@@ -155,7 +174,7 @@ def _read_trace(path: Path, clients: int) -> "list[Sleeper]":
         raise DataError(
             f'delays.trace "{path}" needs the columns client and seconds, with numbers. Found: {error}.'
         ) from error
-    sleepers: list[Sleeper] = []
+    found = []
     for number in range(1, clients + 1):
         own = [seconds for client, seconds in lines if client == number]
         if not own:
@@ -165,5 +184,5 @@ def _read_trace(path: Path, clients: int) -> "list[Sleeper]":
                 raise DataError(
                     f'delays.trace "{path}": seconds must be 0 or more. Found {seconds} for client {number}.'
                 )
-        sleepers.append(Sampled(itertools.cycle(own).__next__))
-    return sleepers
+        found.append(own)
+    return found

@@ -1,0 +1,21 @@
+"""What every command that takes a configuration has in common."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+
+def add_config_options(parser: argparse.ArgumentParser) -> None:
+    """The configuration, and what overrides it."""
+    parser.add_argument("config", type=Path)
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="section.key=value", help="override a setting"
+    )
+    parser.add_argument("--data", help="the folder of public data sets (or VAFL_DATA)")
+
+
+def overrides(options: argparse.Namespace) -> list[str]:
+    """`section.key=value` for each thing that the command line says."""
+    folder = options.data or os.environ.get("VAFL_DATA", "")
+    return [*([f"data.folder={json.dumps(folder)}"] if folder else []), *options.set]

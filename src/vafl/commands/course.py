@@ -1,0 +1,82 @@
+"""The run of a configuration as each client will live through it: its activations and its uploads."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from vafl.build import Plan
+from vafl.config import Config
+from vafl.errors import ConfigError
+from vafl.privacy.exposure import Course
+from vafl.protocol.schedule import parse_refresh
+
+
+def courses_of(plan: Plan, epochs: float | None = None) -> list[Course]:
+    """One course a client; so many epochs for each, or what stop and delays let expect."""
+    config, rows, clients = plan.config, plan.data.rows, len(plan.data.parties)
+    if config.rule.name == "centralised":
+        raise ConfigError('rule.name "centralised" uploads nothing: no record leaves its party.')
+    if epochs is None:
+        counts = expected_activations(config, clients)
+    else:
+        counts = [epochs * math.ceil(rows / config.schedule.batch_size)] * clients
+    name, size = parse_refresh(config.schedule.refresh)
+    common: dict[str, Any] = {
+        "rows": rows,
+        "batch_size": config.schedule.batch_size,
+        "kind": config.schedule.kind,
+        "refresh": "none" if config.rule.name == "sync" else name,
+        "refresh_rows": size,
+        "full_start": config.rule.start == "upload",
+        "delay_bound": config.rule.delay_bound > 0,
+        "local_steps": config.rule.local_steps,
+        "held_out": len(plan.data.test_labels),
+        "evaluations": _evaluations(config, counts),
+    }
+    return [
+        Course(activations=own, others=tuple(counts[:index] + counts[index + 1 :]), **common)
+        for index, own in enumerate(counts)
+    ]
+
+
+def expected_activations(config: Config, clients: int) -> list[float]:
+    """Each client's, by its mean gap: a step takes a turn of each of t clients, no client two of one step."""
+    steps, quorum = float(config.stop.updates), _quorum(config, clients)
+    paces = _paces(config, clients)
+    if config.stop.seconds and math.isfinite(sum(paces)):
+        steps = min(steps, config.stop.seconds * sum(paces) / quorum)
+    if not math.isfinite(sum(paces)):
+        paces = [1.0] * clients
+    return _shared_out(steps * quorum, paces, steps)
+
+
+def _quorum(config: Config, clients: int) -> int:
+    return {"sync": clients, "t-sync": config.rule.t}.get(config.rule.name, 1)
+
+
+def _paces(config: Config, clients: int) -> list[float]:
+    """Activations a second."""
+    return [1 / gap if gap else math.inf for gap in config.delays.mean_gaps(clients)]
+
+
+def _shared_out(total: float, paces: Sequence[float], most: float) -> list[float]:
+    """`total` in proportion to the paces, none above `most`; total is at most that of all."""
+    full: set[int] = set()
+    while len(full) < len(paces):
+        left = total - most * len(full)
+        slow = sum(pace for index, pace in enumerate(paces) if index not in full)
+        counts = [most if i in full else left * pace / slow for i, pace in enumerate(paces)]
+        above = {index for index, count in enumerate(counts) if count > most}
+        if not above:
+            return counts
+        full |= above
+    return [most] * len(paces)
+
+
+def _evaluations(config: Config, counts: Sequence[float]) -> int:
+    """At the start, at every interval and at the end."""
+    steps, every = sum(counts) / _quorum(config, len(counts)), config.evaluation.every
+    if config.evaluation.every_seconds:
+        seconds = config.stop.seconds or sum(counts) / sum(_paces(config, len(counts)))
+        return 2 + math.floor(seconds / config.evaluation.every_seconds)
+    return 2 + math.floor(max(0.0, steps - 1) / every)

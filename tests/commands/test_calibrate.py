@@ -1,0 +1,95 @@
+import json
+
+import pytest
+
+from vafl.cli import main
+
+CONFIG = """
+[data]
+name = "iris"
+[schedule]
+batch_size = 16
+refresh = "none"
+[rule]
+name = "sync"
+[stop]
+updates = 140
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+def calibrated(capsys, *arguments):
+    assert main(["calibrate", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_noise_for_a_budget_by_hand(config, capsys):
+    report = calibrated(capsys, config, "--mu", "0.5", "--set", "evaluation.every=100")
+    assert report["clients"]["client-1"]["uploads"] == 20  # 140 batches, 7 an epoch
+    assert report["to_set"]["release_once"]["noise"] == pytest.approx(2.0)
+    assert report["to_set"]["frozen"]["noise"] == pytest.approx(20**0.5 / 0.5)
+    assert report["to_set"]["dp_train"]["noise"] == pytest.approx(40**0.5 / 0.5)
+    assert report["to_set"]["dp_train"]["gradient_noise"] == pytest.approx(40**0.5 / 0.5)
+    assert report["paper"]["label"] == "not valid against the server"
+    assert report["paper"]["noise"]["K counts minibatch steps"]["first_order"] == pytest.approx(
+        16 / 112 * 140**0.5 / 0.5
+    )
+
+
+def test_epsilon_and_delta_are_turned_into_mu(config, capsys):
+    report = calibrated(capsys, config, "--epsilon", "3.8486", "--delta", "1e-5")
+    assert report["budget"]["mu"] == pytest.approx(20**0.5 / 5, rel=1e-4)
+    assert report["to_set"]["frozen"]["noise"] == pytest.approx(5.0, rel=1e-4)
+
+
+def test_noise_that_is_set_is_judged(config, capsys):
+    report = calibrated(
+        capsys, config, "--set", "privacy.noise=5", "--set", "privacy.clip=1", "--set", "privacy.mode=frozen"
+    )
+    worth = report["as_configured"]["worth"]
+    assert worth["frozen"]["epsilon"] == pytest.approx(3.8486, abs=5e-5)
+    assert "dp_train" not in worth  # without gradient_noise it guarantees nothing
+    assert worth["embed_only"]["mu"] > 10 * worth["frozen"]["mu"]
+    assert report["as_configured"]["paper"]["label"] == "not valid against the server"
+
+
+def test_what_to_set_is_worth_the_budget(config, capsys):
+    found = calibrated(capsys, config, "--mu", "0.7", "--set", "privacy.neighbours=replace")["to_set"][
+        "dp_train"
+    ]
+    settings = [f"privacy.{name}={value}" for name, value in found.items()]
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    report = calibrated(capsys, config, *chosen, "--set", "privacy.neighbours=replace")
+    assert report["as_configured"]["worth"]["dp_train"]["mu"] == pytest.approx(0.7)
+
+
+def test_the_tables_say_what_holds_and_what_does_not(config, capsys):
+    assert main(["calibrate", config, "--epsilon", "4", "--set", "privacy.noise=2.0"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "epsilon 4 at delta 1e-05" in text
+    assert "not valid" in text
+    for mode in ("release_once", "frozen", "dp_train", "embed_only"):
+        assert mode in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "a budget to calibrate to, or noise to judge"),
+        (["--mu", "1", "--set", "privacy.clip=-1"], "privacy.clip must be 0 or more. Found -1"),
+        (["--mu", "1", "--set", "privacy.neighbours=swap"], "privacy.neighbours must be zero_out or replace"),
+        (["--mu", "1", "--set", "privacy=3"], "privacy must be a section"),
+        (["--mu", "1", "--delta", "2"], "delta must be between 0 and 1"),
+        (["--mu", "-1"], "mu must be 0 or more. Found -1"),
+        (["--mu", "1", "--set", "rule.name=centralised"], "uploads nothing"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_refused(config, capsys, arguments, message):
+    assert main(["calibrate", config, *arguments]) == 2
+    assert message in capsys.readouterr().err
