@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from vafl.commands import calibrate, certs
+from vafl.commands import audit, calibrate, certs, privacy
 from vafl.commands.configured import add_config_options, overrides
 from vafl.config import Config, read_config
 from vafl.demo import demo
@@ -95,6 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     demonstration.add_argument("--out", type=Path, default=Path("build/demo"))
     demonstration.set_defaults(command=lambda options, console: demo(options.out, console))
     certs.add_parser(commands)
+    audit.add_parser(commands)
+    privacy.add_parser(commands)
     calibrate.add_parser(commands)
     return parser
 

@@ -4,14 +4,18 @@ These attacks prove nothing when they fail. They show what is lost when they suc
 guessing without them would give.
 """
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn.linear_model import Ridge
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import RidgeCV
 from sklearn.metrics import r2_score, roc_auc_score
 from sklearn.neural_network import MLPRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from vafl.build import Run
@@ -106,17 +110,20 @@ def invert_features(run: Run, heard: Eavesdropper) -> Attack:
     order = np.random.default_rng(0).permutation(len(features))
     known, hidden = np.split(order, [max(2, int(_KNOWN * len(features)))])
     decoders = [
-        Ridge(alpha=1.0),
-        MLPRegressor((128,), max_iter=200, early_stopping=len(known) >= 100, random_state=0),
+        RidgeCV(np.logspace(-6, 3, 10)),
+        MLPRegressor(
+            hidden_layer_sizes=(128,), max_iter=200, early_stopping=len(known) >= 100, random_state=0
+        ),
     ]
-    scores = [
-        r2_score(
-            features[hidden],
-            decoder.fit(embeddings[known], features[known]).predict(embeddings[hidden]),
-            multioutput="variance_weighted",
-        )
-        for decoder in decoders
-    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a decoder that could be better still decodes
+        guesses = [
+            make_pipeline(StandardScaler(), decoder)
+            .fit(embeddings[known], features[known])
+            .predict(embeddings[hidden])
+            for decoder in decoders
+        ]
+    scores = [r2_score(features[hidden], guess, multioutput="variance_weighted") for guess in guesses]
     best = max(0.0, *map(float, scores))
     return Attack("features from embeddings, by a decoder", "R2", best, 0.0)
 

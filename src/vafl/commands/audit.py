@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +9,13 @@ from rich.console import Console
 from rich.table import Table
 
 from vafl.audit.report import Report, audit
-from vafl.config import Config
+from vafl.commands.configured import add_config_options, overrides
+from vafl.config import read_config
 from vafl.errors import AuditFailed, ConfigError
 from vafl.files import write_atomically
 
 
-def add_parser(
-    commands: "argparse._SubParsersAction[Any]",
-    add_config_options: Callable[[argparse.ArgumentParser], None],
-    read_config: Callable[[argparse.Namespace], Config],
-) -> None:
+def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     """Adds `audit` to the subcommands of `vafl`."""
     parser = commands.add_parser("audit", help="attack a configuration: does more leak than is claimed?")
     add_config_options(parser)
@@ -34,10 +30,12 @@ def add_parser(
         help="add only so much of the noise that is claimed, to see the audit fail",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there, too")
-    parser.set_defaults(command=lambda options, console: _audit(read_config(options), options, console))
+    parser.set_defaults(command=run)
 
 
-def _audit(config: Config, options: argparse.Namespace, console: Console) -> None:
+def run(options: argparse.Namespace, console: Console) -> None:
+    """Audits, shows what was found, and fails if a claim is broken."""
+    config = read_config(options.config, overrides(options))
     if options.canaries < 100:
         raise ConfigError(f"--canaries must be 100 or more to prove anything. Found {options.canaries}.")
     if not options.noise_scale > 0:
@@ -55,8 +53,8 @@ def _audit(config: Config, options: argparse.Namespace, console: Console) -> Non
                 f"{finding.name}: accountant mu <= {finding.claimed:.3g}, audit mu >= {finding.found:.3g}"
                 for finding in failed
             )
-            + ". Do not rely on the claim: use privacy.mode dp_train, frozen or release_once with the noise that "
-            "`vafl calibrate` gives."
+            + ". Do not rely on the claim: use privacy.mode dp_train, frozen or release_once, with the noise "
+            "that `vafl calibrate` gives."
         )
 
 
@@ -82,3 +80,6 @@ def _show(report: Report, console: Console) -> None:
     for attack in report.attacks:
         table.add_row(attack.name, attack.measure, f"{attack.value:.3f}", f"{attack.by_guessing:.3f}")
     console.print(table)
+    console.print(
+        "Gradients tell a client the labels unless labels.epsilon sets randomised response.", style="dim"
+    )

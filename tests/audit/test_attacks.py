@@ -1,0 +1,68 @@
+import numpy as np
+import pytest
+
+from tests.federation import run_of, vertical_data
+from vafl.audit.attacks import Eavesdropper, infer_labels, invert_features, replay
+from vafl.audit.report import audit
+from vafl.build import build
+from vafl.config import from_document
+from vafl.errors import ConfigError
+
+
+def attacked(classes=3, **sections):
+    run = run_of(
+        vertical_data(200, classes=classes), stop={"updates": 150}, schedule={"batch_size": 20}, **sections
+    )
+    heard = Eavesdropper(run)
+    run.train()
+    return run, heard, run.data.train_labels.numpy().astype(np.int64)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_plain_gradients_give_the_labels_away(classes):
+    _, heard, truth = attacked(classes)
+    found = {attack.name: attack for attack in infer_labels(heard, truth)}
+    assert found["labels from the gradient's sign"].value == 1.0
+    assert found["labels by cosine to a few known ones"].value > 0.9
+    assert ("labels from the gradient's norm" in found) == (classes == 2)
+    assert replay(heard, truth).value == 1.0
+
+
+def test_drawn_labels_are_all_an_attacker_gets():
+    document = {
+        "labels": {"epsilon": 1.0},
+        "schedule": {"batch_size": 64},
+        "stop": {"updates": 300},
+    }
+    report = {attack.name: attack for attack in audit(from_document(document)).attacks}
+    kept = 1 / (1 + 9 * np.exp(-1))
+    assert report["labels from the gradient's sign"].value == pytest.approx(kept, abs=0.06)
+    assert report["one embedding replayed under every id"].value == pytest.approx(kept, abs=0.06)
+
+
+def test_embeddings_as_wide_as_the_features_give_the_features_away():
+    wide, heard, _ = attacked(model={"head": "linear", "width": 3})
+    assert invert_features(wide, heard).value > 0.8
+
+
+def test_noise_hides_the_features():
+    noise = {"mode": "embed_only", "clip": 1.0, "noise": 5.0}
+    private, heard, _ = attacked(model={"head": "linear", "width": 3}, privacy=noise)
+    assert invert_features(private, heard).value < 0.2
+
+
+def test_a_regression_has_no_classes_to_infer():
+    report = audit(from_document({"data": {"name": "diabetes"}, "stop": {"updates": 20}}))
+    assert [attack.measure for attack in report.attacks] == ["R2"]
+
+
+def test_a_run_without_privacy_claims_nothing():
+    report = audit(from_document({"stop": {"updates": 100}}))
+    assert report.passed
+    assert report.findings == []
+    assert "nothing is claimed" in report.silent
+
+
+def test_a_centralised_run_has_nobody_to_attack():
+    with pytest.raises(ConfigError, match="attacks a federation"):
+        Eavesdropper(build(from_document({"rule": {"name": "centralised"}})))

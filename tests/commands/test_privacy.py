@@ -1,0 +1,108 @@
+"""`vafl privacy` and `vafl audit`, as a user starts them."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from vafl.cli import main
+from vafl.privacy.accountant import epsilon
+from vafl.privacy.ledger import Ledger
+from vafl.privacy.settings import PrivacySettings
+from vafl.privacy.statement import Statement
+
+CONFIG = """
+[partition]
+clients = 2
+[schedule]
+batch_size = 100
+refresh = "none"
+[privacy]
+clip = 2.0
+noise = 4.0
+gradient_clip = 1.0
+gradient_noise = 2.0
+mu_max = 3.0
+[stop]
+updates = 60
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("privacy")
+    (folder / "private.toml").write_text(CONFIG)
+    assert main(["run", str(folder / "private.toml"), "--out", str(folder / "run")]) == 0
+    return folder / "run"
+
+
+def test_it_says_what_was_spent_and_what_is_left(run, capsys):
+    assert main(["privacy", str(run), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["simulated"] is True
+    for party in report["parties"]:
+        uses = party["mu_any_record"] ** 2 / 0.5
+        assert uses == pytest.approx(round(uses))
+        assert party["epsilon_any_record"] == pytest.approx(epsilon(party["mu_any_record"], 1e-5))
+        assert party["minibatches_left"] == 18 - round(uses)
+        assert sum(party["histogram"]["records"]) == party["records"] == 1797
+        assert party["paper"]["valid"] is False
+    assert (run / "privacy-spent.png").stat().st_size > 5000
+    assert (run / "privacy-spent.svg").exists()
+
+
+def test_it_answers_for_one_record(run, capsys):
+    assert main(["privacy", str(run), "--record", "17", "--json"]) == 0
+    accounts = json.loads(capsys.readouterr().out)
+    for account in accounts.values():
+        assert account["mu"] == pytest.approx(math.sqrt(0.5 * account["uploads"]["batch"]))
+    assert main(["privacy", str(run), "--record", "17"]) == 0
+    assert "record 17" in capsys.readouterr().out
+
+
+def test_it_is_readable_on_a_terminal(run, capsys):
+    assert main(["privacy", str(run)]) == 0
+    shown = capsys.readouterr().out
+    assert "per record: every upload and every local update is noised" in shown
+    assert "not valid" in shown
+    assert "A simulation" in shown
+
+
+@pytest.mark.parametrize("record", ["-1", "1797"])
+def test_a_record_that_is_not_there_is_an_error(run, record, capsys):
+    assert main(["privacy", str(run), "--record", record]) == 3
+    assert "a record must be in 0..1796" in capsys.readouterr().err
+
+
+def test_a_run_without_ledgers_is_an_error(tmp_path, capsys):
+    assert main(["privacy", str(tmp_path)]) == 5
+    (tmp_path / "config.toml").write_text("")
+    assert main(["privacy", str(tmp_path)]) == 5
+    assert "has no privacy ledgers" in capsys.readouterr().err
+
+
+def test_embed_only_is_charged_for_what_others_carry():
+    ledger = Ledger(None, 4, "")
+    settings = PrivacySettings(mode="embed_only", clip=1.0, noise=2.0)
+    for rows in ([0, 1], [2, 3], [0, 1]):
+        ledger.charge(np.array(rows), "batch", settings.upload_cost, trains=True)
+    statement = Statement("own", ledger, settings, 2)
+    expected = np.sqrt([0.5 + 4 * 1.0, 0.5 + 4 * 1.0, 0.25 + 2 * 1.0, 0.25 + 2 * 1.0])
+    assert np.allclose(statement.valid_mu, expected)
+    assert (statement.mu < statement.valid_mu).all()
+
+
+def test_without_a_clip_nothing_is_bounded():
+    ledger = Ledger(None, 2, "")
+    settings = PrivacySettings(mode="embed_only", noise=2.0)
+    ledger.charge(np.array([0]), "batch", settings.upload_cost, trains=True)
+    assert Statement("own", ledger, settings, 1).as_json()["epsilon_any_record"] == math.inf
+
+
+def test_an_audit_passes_fails_and_writes_json(run, tmp_path, capsys):
+    config = str(run.parent / "private.toml")
+    assert main(["audit", config, "--noise-scale", "0.4", "--json", str(tmp_path / "a.json")]) == 6
+    assert "more leaks than is claimed: mechanism, dp_train" in capsys.readouterr().err
+    assert json.loads((tmp_path / "a.json").read_text())["passed"] is False
+    assert main(["audit", config, "--canaries", "50"]) == 2
