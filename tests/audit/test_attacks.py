@@ -41,7 +41,7 @@ def test_drawn_labels_are_all_an_attacker_gets():
 
 
 def test_embeddings_as_wide_as_the_features_give_the_features_away():
-    wide, heard, _ = attacked(model={"head": "linear", "width": 3})
+    wide, heard, _ = attacked(model={"head": "linear", "width": 3}, optimiser={"step_size": 0.01})
     assert invert_features(wide, heard).value > 0.8
 
 
