@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -121,3 +122,63 @@ def test_killed_at_any_instant_it_never_shows_less_than_was_sent(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "200 kills" in done.stdout
+
+
+def charged(path, times=3):
+    ledger = Ledger(path, 5, "set")
+    for _ in range(times):
+        ledger.charge(rows(1, 3), "batch", 0.5, trains=True)
+    ledger.close()
+    return path.read_bytes()
+
+
+@given(cut=st.integers(1, 31))
+def test_an_entry_cut_short_paid_for_nothing_and_the_next_follows_the_last_whole_one(tmp_path_factory, cut):
+    path = tmp_path_factory.mktemp("cut") / "own.ledger"
+    whole = charged(path)
+    path.write_bytes(whole[:-cut])
+    assert read_ledger(path).spent[1] == 1.0
+    charged(path, 1)
+    assert read_ledger(path).spent[1] == 1.5
+
+
+def test_zeros_that_a_crashed_machine_left_at_the_end_are_no_entry(tmp_path):
+    path = tmp_path / "own.ledger"
+    path.write_bytes(charged(path) + bytes(4096))
+    assert read_ledger(path).spent[1] == 1.5
+
+
+@given(place=st.integers(0, 10_000), bit=st.integers(0, 7))
+def test_a_flipped_bit_before_the_last_entry_is_never_overlooked(tmp_path_factory, place, bit):
+    path = tmp_path_factory.mktemp("flip") / "own.ledger"
+    content = bytearray(charged(path))
+    place %= len(content) - 32  # not in the last entry
+    content[place] ^= 1 << bit
+    path.write_bytes(content)
+    with pytest.raises(RunFolderError, match=r"damaged|must be a privacy ledger"):
+        read_ledger(path)
+
+
+def test_entries_are_replaced_by_their_balance(tmp_path, monkeypatch):
+    monkeypatch.setattr("vafl.privacy.ledger._LONGEST", 1000)
+    path, sizes = tmp_path / "own.ledger", []
+    ledger = Ledger(path, 5, "set")
+    for _ in range(200):
+        ledger.charge(rows(1, 3), "batch", 0.5, trains=True)
+        sizes.append(path.stat().st_size)
+    assert max(sizes) < 1500
+    with pytest.raises(RunFolderError, match="in use by another process"):
+        Ledger(path, 5, "set")
+    ledger.close()
+    again = Ledger(path, 5, "set")
+    assert (again.spent[1], again.vectors, again.first_use[3]) == (100.0, 400, 2)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["own.ledger"]
+
+
+def test_what_cannot_be_written_is_not_charged(tmp_path):
+    ledger = Ledger(tmp_path / "own.ledger", 5, "set")
+    ledger.close()
+    ledger._file = os.open("/dev/full", os.O_WRONLY)
+    with pytest.raises(RunFolderError, match="cannot be written, so nothing may be uploaded"):
+        ledger.charge(rows(1), "batch", 0.5)
+    assert ledger.spent[1] == 0

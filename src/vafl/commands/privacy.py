@@ -164,6 +164,7 @@ def _plot(statements: Sequence[Statement], stem: Path) -> list[Path]:
         axis.set_ylim(0, 1.02)
         axis.set_xlabel("mu spent")
         axis.set_ylabel("share of records that spent at most this")
-        if axis.get_legend_handles_labels()[0]:
-            axis.legend(loc="lower right")
+        handles, labels = axis.get_legend_handles_labels()
+        if handles:
+            figure.legend(handles, labels, loc="outside upper center", ncols=min(6, len(handles)))
         return save(figure, stem)

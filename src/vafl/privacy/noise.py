@@ -6,14 +6,14 @@ seeded generator, its key is never stored or shown, and it is a cipher, not a st
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
-_LARGEST_DRAW = 1 << 20  # numbers made at once: bounds memory
+_DRAWN_AT_ONCE = 1 << 16  # numbers: small draws come cheap, large ones in bounded memory
 
 
 class Noise:
@@ -21,23 +21,25 @@ class Noise:
 
     def __init__(self) -> None:
         self._stream = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
+        self._normals = torch.empty(0)  # drawn and not yet used
 
     def gaussian(self, shape: Sequence[int], deviation: float) -> Tensor:
         """N(0, deviation^2), by inverting the distribution function in float64."""
-        return self._draw(shape, lambda unit: unit.erfinv_().mul_(math.sqrt(2) * deviation))
+        count, parts = math.prod(shape), list[Tensor]()
+        while count > len(self._normals):
+            count -= len(self._normals)
+            parts.append(self._normals)
+            self._normals = self._symmetric(_DRAWN_AT_ONCE).erfinv_().mul_(math.sqrt(2)).float()
+        taken, self._normals = self._normals[:count], self._normals[count:]
+        return (torch.cat([*parts, taken]) if parts else taken).view(*shape).mul_(deviation)
 
     def uniform(self, shape: Sequence[int], deviation: float) -> Tensor:
         """U[-sqrt(3) deviation, sqrt(3) deviation]."""
-        return self._draw(shape, lambda unit: unit.mul_(math.sqrt(3) * deviation))
-
-    def _draw(self, shape: Sequence[int], transform: Callable[[Tensor], Tensor]) -> Tensor:
-        count = math.prod(shape)
-        sizes = [min(_LARGEST_DRAW, count - start) for start in range(0, count, _LARGEST_DRAW)]
-        parts = [transform(self._symmetric(size)).float() for size in sizes]
-        whole = parts[0] if len(parts) == 1 else torch.cat([torch.empty(0), *parts])
-        return whole.view(*shape)
+        unit = self._symmetric(math.prod(shape)).view(*shape)
+        return unit.mul_(math.sqrt(3) * deviation).float()
 
     def _symmetric(self, count: int) -> Tensor:
-        """Float64 in the open interval (-1, 1), 53 bits each."""
-        words = np.frombuffer(self._stream.update(bytes(8 * count)), np.uint64)
-        return torch.from_numpy(((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-52 - 1.0)
+        """Float64 in the open interval (-1, 1): odd multiples of 2^-53, which float64 holds exactly."""
+        words = np.frombuffer(self._stream.update(bytes(8 * count)), np.int64) & -2048
+        words |= 1024
+        return torch.from_numpy(words).double().mul_(2.0**-63)

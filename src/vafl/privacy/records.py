@@ -8,7 +8,7 @@ from torch.func import functional_call, grad, vmap
 
 from vafl.privacy.layers import HiddenNoise, trained_layers
 from vafl.privacy.noise import Noise
-from vafl.privacy.release import clip_rows
+from vafl.privacy.release import ROUNDING, clip_rows
 
 _RECORDS_AT_ONCE = 64  # whose whole gradients are in memory together
 
@@ -43,6 +43,7 @@ class NoisyUpdates:
             layer for layer in trained_layers(model) if any(p.requires_grad for p in layer.parameters())
         ]
         self._layers = layers if all(type(layer) is nn.Linear for layer in layers) else []
+        self._one_layer = self._layers == [model]  # its slopes are those of the outputs
         self._noting: list[tuple[Tensor, Tensor]] | None = None
         for layer in self._layers:
             layer.register_forward_hook(self._note)
@@ -50,7 +51,8 @@ class NoisyUpdates:
     def __call__(self, inputs: Tensor) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
         passes: list[tuple[Tensor, Tensor]] = []
         self._noting = passes
-        outputs = self._model(inputs)
+        with torch.set_grad_enabled(not self._one_layer):
+            outputs = self._model(inputs)
         self._noting = None
         drawn = list(self._hidden.drawn) if self._hidden else []
         flat = len(passes) == len(self._layers) and all(own.ndim == 2 for own, _ in passes)
@@ -60,10 +62,15 @@ class NoisyUpdates:
             count = len(slopes)
             own = slopes * count
             sums = self._sum_linear(outputs, passes, own) if linear else self._sum_any(inputs, drawn, own)
-            noised = [each + self._noise.gaussian(each.shape, self._deviation) for each in sums]
-            return [each.div_(count) for each in noised]
+            return [(own + noise).div_(count) for own, noise in zip(sums, self._draw(), strict=True)]
 
         return outputs.detach(), pull_back
+
+    def _draw(self) -> list[Tensor]:
+        """Noise of the shape of each parameter."""
+        sizes = [parameter.numel() for parameter in self._parameters]
+        parts = torch.split(self._noise.gaussian((sum(sizes),), self._deviation), sizes)
+        return [own.view_as(parameter) for own, parameter in zip(parts, self._parameters, strict=True)]
 
     def _note(self, _: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
         if self._noting is not None:
@@ -73,20 +80,19 @@ class NoisyUpdates:
         self, outputs: Tensor, passes: Sequence[tuple[Tensor, Tensor]], slopes: Tensor
     ) -> list[Tensor]:
         """Linear layers' gradients are outer products: their norms follow without making them."""
-        if outputs is passes[-1][1] and len(passes) == 1:
-            slopes_of: Sequence[Tensor] = [slopes]
-        else:
+        slopes_of: Sequence[Tensor] = [slopes]
+        if not self._one_layer:
             slopes_of = torch.autograd.grad(outputs, [own for _, own in passes], slopes)
         wanted = {id(parameter) for parameter in self._parameters}
-        squares = torch.zeros(len(slopes), dtype=torch.float64)
+        squares = torch.zeros(len(slopes))
         for layer, (inputs, _), own in zip(self._layers, passes, slopes_of, strict=True):
             trained = _squares(inputs) if id(layer.weight) in wanted else 0
             trained = trained + (1 if id(layer.bias) in wanted else 0)
             squares += _squares(own) * trained
-        factors = (self._clip / squares.sqrt().clamp_min(self._clip))[:, None]
+        factors = (self._clip * ROUNDING / squares.sqrt().clamp_min(self._clip))[:, None]
         found: dict[int, Tensor] = {}
         for layer, (inputs, _), own in zip(self._layers, passes, slopes_of, strict=True):
-            scaled = (own * factors).float()
+            scaled = own * factors
             found[id(layer.weight)], found[id(layer.bias)] = scaled.t() @ inputs, scaled.sum(0)
         return [found[id(parameter)] for parameter in self._parameters]
 
@@ -121,4 +127,6 @@ class NoisyUpdates:
 
 
 def _squares(rows: Tensor) -> Tensor:
-    return rows.double().square().sum(dim=1)
+    """[batch]; what overflows is infinite, and its gradient is clipped to nothing."""
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return norms.square_()

@@ -4,21 +4,29 @@ The last layer's output is clipped to norm C and gets the Gaussian noise; the ac
 follows it see nothing but the noised values, so they need no noise of their own.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from vafl.privacy.noise import Noise
 
-_ROUNDING = 1 - 1e-6  # a clipped norm stays below C in float32, too
+ROUNDING = 1 - 1e-5  # a clipped norm stays below C whatever float32 rounds
 
 
 def clip_rows(values: Tensor, norm: float) -> Tensor:
-    """Each [0, ...] of the batch, scaled down to that norm where it is longer."""
-    exact = values.double()  # float32's squares, and the smallest factors, fit in there
-    lengths = torch.linalg.vector_norm(exact.flatten(1), dim=1)
-    factors = norm * _ROUNDING / lengths.clamp_min(norm)
-    clipped: Tensor = exact * factors.view(-1, *[1] * (values.ndim - 1))
-    return clipped.to(values.dtype)
+    """Each [0, ...] of the batch, scaled down to that norm where it is longer.
+
+    A norm that overflows float32 counts as infinite: such a row becomes zero, which is short enough.
+    """
+    return values * _factors(values, norm)
+
+
+def _factors(values: Tensor, norm: float) -> Tensor:
+    """[batch, 1, ...]: what clipping multiplies each row by; all but rounding 1 where it is short."""
+    lengths = torch.linalg.vector_norm(values.flatten(1), dim=1)
+    factors: Tensor = lengths.clamp_min(norm).reciprocal() * (norm * ROUNDING)
+    return factors.view(-1, *[1] * (values.ndim - 1))
 
 
 def split_last(model: nn.Module) -> tuple[nn.Module, nn.Module]:
@@ -46,9 +54,36 @@ class Release(nn.Module):
         self._clip, self._deviation, self._noise, self.rest = clip, deviation, noise, rest
 
     def forward(self, values: Tensor) -> Tensor:
-        if self._clip:
-            values = clip_rows(values, self._clip)
-        if self._deviation:
-            values = values + self._noise.gaussian(values.shape, self._deviation)
-        embeddings: Tensor = self.rest(values)
+        clipped = clip_rows(values, self._clip) if self._clip else values
+        embeddings: Tensor = self.rest(self._add_noise(clipped))
         return embeddings
+
+    def with_way_back(self, values: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """Embeddings, and the map from their slopes to those of the values."""
+        values = values.detach()
+        factors = _factors(values, self._clip) if self._clip else None
+        clipped = values if factors is None else values * factors
+        noised = self._add_noise(clipped)
+        if isinstance(self.rest, nn.Identity):
+            return noised, lambda slopes: self._through_clip(slopes, clipped, factors)
+        noised.requires_grad_()
+        embeddings: Tensor = self.rest(noised)
+
+        def pull_back(slopes: Tensor) -> Tensor:
+            return self._through_clip(torch.autograd.grad(embeddings, noised, slopes)[0], clipped, factors)
+
+        return embeddings.detach(), pull_back
+
+    def _add_noise(self, clipped: Tensor) -> Tensor:
+        if not self._deviation:
+            return clipped
+        return self._noise.gaussian(clipped.shape, self._deviation).add_(clipped)
+
+    def _through_clip(self, slopes: Tensor, clipped: Tensor, factors: Tensor | None) -> Tensor:
+        """A row that was clipped moves on a sphere: along itself nothing changes."""
+        if factors is None:
+            return slopes
+        rows, own, scale = clipped.flatten(1), slopes.flatten(1), factors.view(-1, 1)
+        along = (rows * own).sum(1, keepdim=True).masked_fill_(scale >= ROUNDING, 0.0)
+        radius = self._clip * ROUNDING
+        return torch.addcmul(own, rows, along, value=-1 / radius**2).mul_(scale).view_as(slopes)

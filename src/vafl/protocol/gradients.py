@@ -64,9 +64,16 @@ def embed_batch(model: nn.Module, inputs: Tensor, parameters: Sequence[Tensor]) 
 def followed_by(
     perturb: Callable[[Tensor], Tensor], embedded: tuple[Tensor, PullBack]
 ) -> tuple[Tensor, PullBack]:
-    """The same for embeddings that go through `perturb` afterwards."""
-    values, back = embedded[0].requires_grad_(), embedded[1]
-    embeddings = perturb(values)
+    """The same for embeddings that go through `perturb` afterwards.
+
+    It may bring its own way back, as `with_way_back(values)`; then no graph is recorded here.
+    """
+    values, back = embedded
+    closed_form = getattr(perturb, "with_way_back", None)
+    if closed_form is not None:
+        embeddings, through = closed_form(values)
+        return embeddings, lambda slopes: back(through(slopes))
+    embeddings = perturb(values.requires_grad_())
     return embeddings.detach(), lambda slopes: back(pull_back(embeddings, slopes, [values])[0])
 
 

@@ -1,0 +1,72 @@
+"""What privacy costs a client: its whole step under dp_train over the same step without privacy.
+
+A step is all that a client does for one activation: pick, charge, embed, clip, noise, upload, take the
+answer back to its parameters, move them. One thread, CPU time.
+"""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from time import process_time
+
+import torch
+
+from benchmarks.harness import Figure, benchmark, interleave, ratios
+from benchmarks.simulator import random_data
+from vafl.build import make_client, make_guard, make_plan
+from vafl.config import Config
+from vafl.data.partition import VerticalData
+from vafl.models.settings import ModelSettings
+from vafl.privacy.settings import PrivacySettings
+from vafl.protocol.descent import OptimiserSettings
+from vafl.protocol.messages import Gradient, Upload
+from vafl.protocol.schedule import ScheduleSettings
+
+_TRAINED = PrivacySettings(clip=1.0, noise=1.0, gradient_clip=1.0, gradient_noise=1.0)
+_STEPS = 40
+
+
+@benchmark(target=3.0)
+def dp_train_cost_linear() -> Figure:
+    """A linear client with 112 features, 10 outputs, batches of 600: MNIST over 7 clients."""
+    return _cost(ModelSettings())
+
+
+@benchmark(target=4.0)
+def dp_train_cost_mlp() -> Figure:
+    """The same with a hidden layer of 64 units."""
+    return _cost(ModelSettings(embedding="mlp", hidden=(64,)))
+
+
+def _cost(model: ModelSettings) -> Figure:
+    schedule = ScheduleSettings(batch_size=600, refresh="none")
+    plain = Config(model=model, schedule=schedule, optimiser=OptimiserSettings(step_size=1e-4))
+    private = replace(plain, privacy=_TRAINED)
+    torch.set_num_threads(1)
+    data = random_data(60_000, [(112,)])
+    with tempfile.TemporaryDirectory() as folder:
+        actions = [_steps(plain, data), _steps(private, data), _steps(private, data, Path(folder))]
+        without, with_privacy, durable = interleave(*actions, clock=process_time)
+    detail = {
+        "plain_us": round(Figure(without).quartiles[1] / _STEPS * 1e6, 1),
+        "private_us": round(Figure(with_privacy).quartiles[1] / _STEPS * 1e6, 1),
+        "with_a_ledger_on_disk": Figure(ratios(durable, without)).summary(),
+    }
+    return Figure(ratios(with_privacy, without), detail)
+
+
+def _steps(config: Config, data: VerticalData, ledgers: Path | None = None) -> Callable[[], None]:
+    """Some activations of one client, answered at once."""
+    plan = make_plan(config, data)
+    client = make_client(plan, 0, own=make_guard(plan, 0, ledgers))
+    answer = torch.randn(config.schedule.batch_size, 10) / config.schedule.batch_size
+
+    def step() -> None:
+        for _ in range(_STEPS):
+            (upload,) = client.wake()
+            if not isinstance(upload, Upload):
+                raise TypeError(f"the client must upload. Found {upload}.")
+            client.receive(Gradient(0, upload.activation, upload.activation, answer, (client.activation,)))
+
+    return step
