@@ -35,6 +35,8 @@ real_delays = true
 [delays]
 kind = "fixed"
 seconds = [0.02, 0.02]
+[labels]
+epsilon = 5.0
 """
 
 
@@ -92,6 +94,9 @@ class Machine:
             assert time.monotonic() < deadline, f"never saw {what}: {self.log('server')[-2000:]}"
             time.sleep(0.05)
 
+    def drawn_labels(self):
+        return (self.folder / "run" / "state" / "server" / "labels.safetensors").read_bytes()
+
     def updates(self):
         return self.history()[-1]["updates"] if self.history() else 0
 
@@ -114,7 +119,7 @@ def test_kill_and_resume_on_both_sides_and_an_orderly_end(machine):
     machine.start("client-1", "--resume")
     machine.until(lambda: machine.log("server").count("client-1 is here") == 2, "the client back")
     machine.kill("server")
-    before = machine.updates()
+    before, drawn = machine.updates(), machine.drawn_labels()
     machine.start("server", "--resume")
     machine.until(lambda: machine.updates() >= before + 50, "progress after the server's death")
     machine.processes["server"].send_signal(signal.SIGTERM)
@@ -127,6 +132,8 @@ def test_kill_and_resume_on_both_sides_and_an_orderly_end(machine):
     assert summary["interrupted"] is True
     assert summary["metric"]["value"] > 0.7
     assert summary["violations"] == {}
+    assert summary["labels"]["epsilon"] == 5.0
+    assert machine.drawn_labels() == drawn  # drawing again would spend epsilon again
     seconds = [point["seconds"] for point in machine.history()]
     assert seconds == sorted(seconds)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from vafl.commands import audit, calibrate, certs, privacy
+from vafl.commands import audit, calibrate, certs, privacy, smoothness
 from vafl.commands.configured import add_config_options, overrides
 from vafl.config import Config, read_config
 from vafl.demo import demo
@@ -98,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_parser(commands)
     privacy.add_parser(commands)
     calibrate.add_parser(commands)
+    smoothness.add_parser(commands)
     return parser
 
 

@@ -1,8 +1,11 @@
 import json
+from pathlib import Path
 
 import pytest
 
+from vafl.build import build
 from vafl.cli import main
+from vafl.config import read_config
 
 CONFIG = """
 [data]
@@ -67,6 +70,30 @@ def test_what_to_set_is_worth_the_budget(config, capsys):
     chosen = [word for setting in settings for word in ("--set", setting)]
     report = calibrated(capsys, config, *chosen, "--set", "privacy.neighbours=replace")
     assert report["as_configured"]["worth"]["dp_train"]["mu"] == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("mode", ["release_once", "frozen", "dp_train"])
+@pytest.mark.parametrize(
+    ("settings", "slack"),
+    [
+        (["rule.name=sync"], 1.01),
+        (["rule.name=async", "schedule.refresh=all"], 1.01),
+        (["rule.name=async", "schedule.refresh=lookahead", "rule.local_steps=2"], 1.6),
+        (["rule.name=async", "rule.delay_bound=3"], 1.6),
+    ],
+)
+def test_a_run_with_calibrated_noise_spends_at_most_the_budget(config, capsys, mode, settings, slack):
+    """The plan against the ledger, which counts what the simulated run really uploads."""
+    settings = [*settings, "data.scale=none", "model.head=linear", "delays.kind=fixed", "privacy.clip=2.0"]
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    found = calibrated(capsys, config, *chosen, "--mu", "0.8")["to_set"][mode]
+    settings += [f"privacy.mode={mode}", f"privacy.noise={found['noise']}"]
+    if mode == "dp_train":
+        settings += ["privacy.gradient_clip=1.0", f"privacy.gradient_noise={found['gradient_noise']}"]
+    run = build(read_config(Path(config), settings))
+    run.train()
+    spent = max(float(ledger.spent.max()) for ledger in run.ledgers) ** 0.5
+    assert 0.8 / slack <= spent <= 0.8 * (1 + 1e-9)
 
 
 def test_the_tables_say_what_holds_and_what_does_not(config, capsys):

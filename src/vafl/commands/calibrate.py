@@ -1,7 +1,6 @@
 """`vafl calibrate`: what noise a budget needs in the run of a configuration, and what its noise is worth."""
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vafl.build import make_plan
-from vafl.commands.configured import add_config_options, overrides
+from vafl.commands.configured import add_config_options, as_json, overrides
 from vafl.commands.course import courses_of
 from vafl.config import from_document, read_document
 from vafl.errors import ConfigError
@@ -57,7 +56,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
     names = [party.name for party in plan.data.parties]
     report = _report(wish, courses, dict(zip(names, found, strict=True)))
     if options.json:
-        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+        sys.stdout.write(as_json(report))
     else:
         _show(report, console)
 

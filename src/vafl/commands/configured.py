@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import math
 import os
 from pathlib import Path
+from typing import Any
 
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:
@@ -19,3 +21,16 @@ def overrides(options: argparse.Namespace) -> list[str]:
     """`section.key=value` for each thing that the command line says."""
     folder = options.data or os.environ.get("VAFL_DATA", "")
     return [*([f"data.folder={json.dumps(folder)}"] if folder else []), *options.set]
+
+
+def as_json(report: Any) -> str:
+    """The report as a document; what is infinite becomes null, since JSON has no word for it."""
+    return json.dumps(_finite(report), indent=2) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

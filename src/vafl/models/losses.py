@@ -49,6 +49,10 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
 }
 
 
+LARGEST_SLOPES = {"softmax": 2**0.5, "binary": 1.0}  # of a row; the squared loss has none
+LARGEST_CURVATURES = {"softmax": 0.5, "binary": 0.25, "squared": 2.0}
+
+
 def accuracy(outputs: Tensor, labels: Tensor) -> float:
     """Share of rows whose largest output (or sign, for one output) is the label."""
     predicted = outputs[:, 0] > 0 if outputs.shape[1] == 1 else outputs.argmax(1)

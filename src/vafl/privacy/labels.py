@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from vafl.errors import ConfigError
+from vafl.privacy.noise import Noise
+from vafl.privacy.release import clip_rows
 
 
 @dataclass(frozen=True)
@@ -88,17 +90,15 @@ def randomise(labels: Tensor, classes: int, epsilon: float) -> Tensor:
 
 
 class GradientMask:
-    """Clips each row of gradients [batch, width] and adds Gaussian noise of its own entropy."""
+    """Clips each row of gradients [batch, width], then adds Gaussian noise."""
 
-    def __init__(self, clip: float, noise: float) -> None:
-        self._clip, self._noise = clip, noise
-        self._generator = torch.Generator()
-        self._generator.seed()
+    def __init__(self, clip: float, deviation: float) -> None:
+        self._clip, self._deviation = clip, deviation
+        self._noise = Noise()
 
     def __call__(self, gradients: Tensor) -> Tensor:
         if self._clip:
-            norms = gradients.norm(dim=1, keepdim=True)
-            gradients = gradients * (self._clip / norms.clamp_min(self._clip))
-        if self._noise:
-            gradients = gradients + self._noise * torch.randn(gradients.shape, generator=self._generator)
+            gradients = clip_rows(gradients, self._clip)
+        if self._deviation:
+            gradients = gradients + self._noise.gaussian(gradients.shape, self._deviation)
         return gradients
