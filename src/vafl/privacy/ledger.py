@@ -258,7 +258,9 @@ def _header(path: Path, content: bytes) -> tuple[dict[str, Any], int]:
         facts = json.loads(line) if newline else {}
     except ValueError:
         facts = {}
-    if not isinstance(facts, dict) or (facts.get("format"), facts.get("version")) != (_FORMAT, _VERSION):
+    facts = facts if isinstance(facts, dict) else {}
+    is_ledger = (facts.get("format"), facts.get("version")) == (_FORMAT, _VERSION)
+    if not is_ledger or type(facts.get("records")) is not int or type(facts.get("identity")) is not str:
         raise RunFolderError(
             f'"{path}" must be a privacy ledger of version {_VERSION}. It is something else.'
         )
