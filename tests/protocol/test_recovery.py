@@ -25,7 +25,7 @@ class Fragile(Exchange):
     def __init__(self, **sections):
         self.sections = sections
         super().__init__(run_of(DATA, **sections))
-        self.makers, self.made, self.dead = {}, {}, set()
+        self.makers, self.made, self.dead, self.skips = {}, {}, set(), []
         self.lives = [0] * CLIENTS
         self.saved_clients = [self._client_state(client) for client in self.clients]
         self.save_server()
@@ -50,7 +50,7 @@ class Fragile(Exchange):
 
     def save_server(self):
         head, optimiser = deepcopy(self.server.head.state_dict()), deepcopy(self.server.descent.state())
-        self.saved_server = self.server.iteration, list(self.server.activations), head, optimiser
+        self.saved_server = self.server.iteration, self.server.settled(), head, optimiser
 
     def kill_server(self):
         """The table is a file and survives; every connection is gone."""
@@ -79,6 +79,8 @@ class Fragile(Exchange):
             self._note_makers(self.up[i][0])
             super().play(move)
             return
+        if what == "down" and isinstance(self.down[i][0], Skipped):
+            self.skips.append(self.down[i][0])
         before = len(self.up[i])
         super().play(move)
         for message in list(self.up[i])[before:]:
@@ -178,6 +180,23 @@ def test_an_upload_in_the_checkpoint_whose_answer_was_lost_is_given_up():
     exchange.deliver()
     assert not exchange.clients[0].waiting
     assert exchange.clients[0].activation == 1
+
+
+@pytest.mark.parametrize("rule", [{"name": "t-sync", "t": 2}, {"name": "sync"}, {"delay_bound": 1}])
+def test_an_upload_that_waits_when_the_checkpoint_is_written_is_not_told_durable_and_not_lost(rule):
+    """Its step was not made: after a crash nobody but its client could bring it about."""
+    exchange = Fragile(rule=rule)
+    exchange.play(("wake", 0))
+    exchange.play(("up", 0))
+    assert (exchange.server.activations[0], exchange.server.settled()) == (1, [0] * CLIENTS)
+    exchange.save_server()
+    assert exchange.server.made_durable(exchange.saved_server[1]) == []
+    exchange.kill_server()
+    exchange.everybody_joins()
+    exchange.rounds(1)
+    assert exchange.clients[0].applied >= 1
+    assert exchange.server.iteration > 0
+    assert exchange.skips == []
 
 
 def test_an_upload_the_crash_undid_is_said_again():

@@ -50,6 +50,8 @@ class ServerState:
         self.server = make_server(_with_kept_labels(plan, folder, resume=resume), table)
         if resume:
             self._restore(tensors)
+        else:
+            self.save(0.0)  # whenever it is killed, there is something to resume
 
     def _restore(self, tensors: dict[str, torch.Tensor]) -> None:
         """Goes back to the checkpoint; cells stored since are unknown until their clients say them again."""
@@ -64,14 +66,15 @@ class ServerState:
         server = self.server
         tensors, optimiser = flatten("optimiser", server.descent.state())
         tensors |= {f"head.{name}": tensor for name, tensor in server.head.state_dict().items()}
+        settled = server.settled()
         facts = {
             "iteration": server.iteration,
-            "activations": list(server.activations),
+            "activations": settled,
             "optimiser": optimiser,
             "seconds": seconds,
         }
         save_checkpoint(self._folder, tensors, facts)
-        return list(server.activations)
+        return settled
 
 
 def _with_kept_labels(plan: Plan, folder: Path, *, resume: bool) -> Plan:

@@ -139,6 +139,16 @@ class Server:
         self._lost = [self.table.stored_since(m, iteration) for m in range(self.table.clients)]
         self.table.forget_since(iteration)
 
+    def settled(self) -> list[int]:
+        """How many uploads of each client were acted on: those before the first that still waits.
+
+        A checkpoint holds these. One that waits is lost in a crash, and must be said again."""
+        counts = list(self.activations)
+        for turn in self._waiting:
+            if turn.steps:
+                counts[turn.client] = min(counts[turn.client], turn.activation)
+        return counts
+
     def made_durable(self, activations: Sequence[int]) -> list[Durable]:
         """A checkpoint holds so many uploads of each client: tells those whose number has grown."""
         grown = [m for m, count in enumerate(activations) if count > self.durable[m]]

@@ -56,7 +56,7 @@ class Federation:
             stop=config.stop,
             evaluation=config.evaluation,
             observe=self.points.append,
-            checkpoint=lambda: list(self.server.activations),
+            checkpoint=self.server.settled,
             checkpoint_every=10,
         )
         self.names = [party.name for party in self.plan.data.parties]
