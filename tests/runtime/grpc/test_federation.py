@@ -159,7 +159,7 @@ def test_other_terms_are_refused_with_the_difference(caplog):
 
     with caplog.at_level(logging.WARNING, "vafl.server"):
         federation = within(30, story())
-    assert "refused from (unadmitted)" in caplog.text
+    assert "refused from client-1" in caplog.text
     assert federation.server.activations == [0, 0]
 
 

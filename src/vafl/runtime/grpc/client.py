@@ -69,6 +69,13 @@ class FederationClient:
             RemoteFault: the server refused this party, and why.
             Stalled: the server could not be reached for `patience` seconds.
         """
+        try:
+            return await self._persist()
+        finally:
+            self._worker.shutdown()  # whoever saves the client's state now must not do it amid a turn
+
+    async def _persist(self) -> str:
+        """Dials again whenever it is cut off."""
         pause = _FIRST_PAUSE
         while True:
             began = self._heard
