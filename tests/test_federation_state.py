@@ -7,6 +7,8 @@ from vafl.config import from_document
 from vafl.errors import RunFolderError
 from vafl.federation.client import ClientState, run_client
 from vafl.federation.server import ServerState
+from vafl.protocol.messages import Welcome
+from vafl.runtime.checkpoint import load_checkpoint
 
 CONFIG = from_document({"data": {"name": "iris"}, "network": {"security": "plaintext"}})
 
@@ -28,3 +30,13 @@ def test_a_clients_checkpoint_is_not_replaced_by_accident(tmp_path):
     ClientState(make_client(make_plan(CONFIG), 0), tmp_path / "state" / "client-1", 100, resume=False)
     with pytest.raises(RunFolderError, match="--resume to go on from it, or --overwrite"):
         run_client(CONFIG, "client-1", tmp_path)
+
+
+def test_a_client_saves_itself_when_the_server_has_gone_back(tmp_path):
+    """Or its checkpoint would name an iteration that the server counts a second time."""
+    client = make_client(make_plan(CONFIG), 0)
+    client.iteration = 40
+    state = ClientState(client, tmp_path, 100, resume=False)
+    client.receive(Welcome(0, 30, (0, 0)))
+    state.save_if_due()
+    assert load_checkpoint(tmp_path)[1]["iteration"] == 30

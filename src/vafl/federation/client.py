@@ -31,7 +31,7 @@ class ClientState:
             self._restore()
         else:
             self.save()  # whenever it is killed, there is something to resume
-        self._saved = client.activation
+        self._saved, self._iteration = client.activation, client.iteration
 
     def _restore(self) -> None:
         client = self._client
@@ -41,13 +41,16 @@ class ClientState:
         client.restore(facts["activation"], facts["iteration"], unflatten(facts["optimiser"], tensors))
 
     def save_if_due(self) -> None:
-        if self._client.activation - self._saved >= self._every:
+        """Every so often; and when the server went back, before anything is said to it: it counts the
+        same iterations again, and a checkpoint that names one must not mean the one forgotten."""
+        client = self._client
+        if client.iteration < self._iteration or client.activation - self._saved >= self._every:
             self.save()
 
     def save(self) -> None:
         """Makes the model and the client's place in the run durable."""
         client = self._client
-        self._saved = client.activation
+        self._saved, self._iteration = client.activation, client.iteration
         tensors, optimiser = flatten("optimiser", client.descent.state())
         tensors |= {f"model.{name}": tensor for name, tensor in client.model.state_dict().items()}
         facts = {"activation": client.applied, "iteration": client.iteration, "optimiser": optimiser}

@@ -94,7 +94,6 @@ class Server:
         self._waiting: list[Turn] = []
         self._group: list[Turn] = []
         self._answerable: dict[int, Upload] = {}
-        self._lost = [torch.empty(0, dtype=torch.int64)] * table.clients
         self._answers: list[list[Gradient]] = [[] for _ in range(table.clients)]
 
     def receive(self, message: ClientMessage) -> list[ServerMessage]:
@@ -136,8 +135,7 @@ class Server:
         self.iteration = iteration
         self.activations, self.durable = list(activations), list(activations)
         self.descent.restore(optimiser)
-        self._lost = [self.table.stored_since(m, iteration) for m in range(self.table.clients)]
-        self.table.forget_since(iteration)
+        self.table.lose_since(iteration)
 
     def settled(self) -> list[int]:
         """How many uploads of each client were acted on: those before the first that still waits.
@@ -201,8 +199,6 @@ class Server:
         if refresh.request is not None:
             self.requests.check(refresh)
             self._settle(refresh.client, refresh.request, declined=False)
-            lost = self._lost[refresh.client]
-            self._lost[refresh.client] = lost[~torch.isin(lost, refresh.rows)]
         self._sequences[refresh.client] = refresh.sequence
         self._store(refresh)
         return []
@@ -273,9 +269,8 @@ class Server:
     def _recall(self, client: int, join: Join) -> list[ServerMessage]:
         """Asks again for embeddings the server lost, and for those made by what the client's model lost."""
         if join.activation < self.activations[client]:
-            newer = self.table.stored_since(client, join.iteration)
-            self._lost[client] = torch.unique(torch.cat([self._lost[client], newer]))
-        parts = torch.split(self._lost[client], RECALL_ROWS)
+            self.table.lose_since(join.iteration, client)
+        parts = torch.split(self.table.lost(client), RECALL_ROWS)
         return [self.requests.make(client, part) for part in parts if len(part)]
 
     def _drop_turns(self, client: int, keep: range) -> None:
