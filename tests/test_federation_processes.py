@@ -127,8 +127,11 @@ def test_kill_and_resume_on_both_sides_and_an_orderly_end(machine):
     assert summary["interrupted"] is True
     assert summary["metric"]["value"] > 0.7
     assert summary["violations"] == {}
-    seconds = [point["seconds"] for point in machine.history()]
-    assert seconds == sorted(seconds)
+    for what in ("seconds", "updates", "bytes_up", "bytes_down"):
+        values = [point[what] for point in machine.history()]
+        assert values == sorted(values), what
+    used = sum(delays["uses"] + delays["never"] for delays in summary["delays"].values())
+    assert used == 16 * summary["updates"]  # of every life: each step uses the other client's 16 cells
 
 
 def test_a_forked_process_with_a_live_stream_ends_at_once():

@@ -1,5 +1,8 @@
 """What the parties of a federation keep in files: there from the start, and never lost by accident."""
 
+from dataclasses import asdict
+
+import numpy as np
 import pytest
 
 from vafl.build import make_client, make_plan
@@ -9,6 +12,7 @@ from vafl.federation.client import ClientState, run_client
 from vafl.federation.server import ServerState
 from vafl.protocol.messages import Welcome
 from vafl.runtime.checkpoint import load_checkpoint
+from vafl.runtime.simulator import Traffic
 
 CONFIG = from_document({"data": {"name": "iris"}, "network": {"security": "plaintext"}})
 
@@ -24,6 +28,16 @@ def test_a_client_killed_before_its_first_checkpoint_can_be_resumed(tmp_path):
 def test_a_server_killed_before_its_first_checkpoint_can_be_resumed(tmp_path):
     ServerState(make_plan(CONFIG), tmp_path, resume=False)
     assert ServerState(make_plan(CONFIG), tmp_path, resume=True).server.iteration == 0
+
+
+def test_a_resumed_server_goes_on_counting(tmp_path):
+    state = ServerState(make_plan(CONFIG), tmp_path, resume=False)
+    state.server.delays.record(np.array([[0, 3], [0, 100_000]], dtype=np.int32), 0)
+    account = {"seconds": 1.5, "traffic": [asdict(Traffic(1, 2, 3))] * 2, "violations": {"client-1": 4}}
+    state.save(account)
+    resumed = ServerState(make_plan(CONFIG), tmp_path, resume=True)
+    assert resumed.server.delays.summaries() == state.server.delays.summaries()
+    assert resumed.facts["account"] == account
 
 
 def test_a_clients_checkpoint_is_not_replaced_by_accident(tmp_path):

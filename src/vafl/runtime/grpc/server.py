@@ -8,9 +8,10 @@ server's memory for the client.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 import grpc
@@ -70,7 +71,7 @@ class FederationServer:
         self.connections: dict[int, Connection] = {}
         self.seen: set[int] = set()
         self.began: float | None = None
-        self.earlier = 0.0
+        self._earlier = 0.0
         self._terms, self._settings, self._credentials, self._after = terms, settings, credentials, after
         self._codec = Codec(settings.encoding, settings.largest_message)
         self._allowances = [Allowance(settings.messages_per_second) for _ in parties]
@@ -85,11 +86,22 @@ class FederationServer:
     @property
     def now(self) -> float:
         """Seconds since the run began."""
-        return self.earlier + (time.monotonic() - self.began if self.began is not None else 0.0)
+        return self._earlier + (time.monotonic() - self.began if self.began is not None else 0.0)
 
     @property
     def updates(self) -> int:
         return self.server.iteration
+
+    def account(self) -> dict[str, Any]:
+        """What the run has taken so far, in plain values, for a checkpoint."""
+        traffic = [asdict(each) for each in self.traffic]
+        return {"seconds": self.now, "traffic": traffic, "violations": dict(self.violations)}
+
+    def resume(self, account: Mapping[str, Any]) -> None:
+        """Goes on counting from a checkpoint."""
+        self._earlier = account["seconds"]
+        self.traffic = [Traffic(**each) for each in account["traffic"]]
+        self.violations = dict(account["violations"])
 
     async def serve(self, listening: Callable[[str], None] = lambda address: None) -> None:
         """Listens, serves until `finish` is called or the protocol fails, then says goodbye."""
