@@ -4,7 +4,7 @@ The whole life of an upload is here: `receive` -> checked -> stored -> the rule 
 bound may ask for fresh cells -> one evaluation of the loss -> the head steps, gradients go back.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -158,14 +158,28 @@ class Server:
         """Whether so many clients have finished that no step can be made any more."""
         return self.table.clients - len(self.finished) < self.rule.quorum
 
-    def waiting_for(self) -> str:
-        """What the server is waiting for, in words, for whoever watches."""
-        gone = sorted(self.absent)
+    def waiting_for(self, names: Sequence[str] = ()) -> str:
+        """What the server is waiting for, in words, for whoever watches.
+
+        Args:
+            names: what the clients are called; without, they are numbered.
+        """
+
+        def listed(clients: Iterable[int]) -> str:
+            found = sorted(clients)
+            return ", ".join(names[client] for client in found) or "nobody" if names else str(found)
+
+        who, gone = "" if names else "clients ", listed(self.absent)
         if self.bound and self._group:
             rows = torch.cat([turn.rows for turn in self._group])
             lacking = self.bound.stale(self.table, rows, self.iteration).keys() | self.bound.asked.keys()
-            return f"fresh embeddings from clients {sorted(lacking)} (delay bound); gone: {gone}"
-        here = sorted({turn.client for turn in self._waiting})
+            return f"fresh embeddings from {who}{listed(lacking)} (delay bound); gone: {gone}"
+        if self.bound and self.bound.skipped_rows:
+            return (
+                f"fresh embeddings from {who}{listed(self.bound.lacking)}: every upload since iteration "
+                f"{self.iteration} was skipped for want of them (delay bound); gone: {gone}"
+            )
+        here = listed({turn.client for turn in self._waiting})
         return f"uploads of {self.rule.quorum} different clients; it has those of {here}; gone: {gone}"
 
     # --- each kind of message: first every check, then the change ---
@@ -357,7 +371,9 @@ class Server:
         if bound.must_wait(stale):
             return True
         bound.begin_step()
-        if skipped := bound.to_skip(self._group, stale):
+        skipped = bound.to_skip(self._group, stale)
+        bound.note_skipped(skipped, stale)
+        if skipped:
             self._finish(skipped)
             self._group = []
             reason = f"no fresh embeddings from clients {sorted(stale)} within delay bound {bound.limit}"

@@ -224,3 +224,30 @@ def test_a_client_that_is_told_to_end_ends_after_its_turn():
             return over.is_set()
 
     assert within(30, story())
+
+
+def test_uploads_that_are_skipped_for_a_client_that_is_gone_come_slower_and_the_server_says_why(
+    caplog, monkeypatch
+):
+    monkeypatch.setattr("vafl.runtime.grpc.conductor._SILENCE", 0.5)
+    rule = {"name": "async", "delay_bound": 2, "when_unanswered": "skip"}
+
+    async def story():
+        async with served(rule=rule, stop={"updates": 10_000}) as federation:
+            running = [asyncio.create_task(federation.client(index).run()) for index in range(2)]
+            await until(lambda: federation.server.iteration >= 10)
+            running[1].cancel()
+            await until(lambda: "was skipped for want of them" in caplog.text)
+            skipped = federation.server.activations[0]
+            await asyncio.sleep(1.0)
+            skipped = federation.server.activations[0] - skipped
+            running[1] = asyncio.create_task(federation.client(1).run())
+            before = federation.server.iteration
+            await until(lambda: federation.server.iteration >= before + 10)
+            return skipped
+
+    with caplog.at_level(logging.WARNING, "vafl.server"):
+        skipped = within(60, story())
+    assert skipped <= 3
+    assert "waiting for fresh embeddings from client-2: every upload since" in caplog.text
+    assert "gone: client-2" in caplog.text

@@ -6,13 +6,14 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import grpc
 import grpc.aio
 
 from vafl.errors import RemoteFault, Stalled
 from vafl.protocol.client import Client
-from vafl.protocol.messages import ClientMessage, Durable, Refused, Stop, Welcome
+from vafl.protocol.messages import ClientMessage, Durable, Gradient, Refused, Skipped, Stop, Welcome
 from vafl.runtime.codec import Codec
 from vafl.runtime.delays import Sleeper
 from vafl.runtime.grpc.wire import PATH, NetworkSettings, Terms, channel_options
@@ -61,6 +62,7 @@ class FederationClient:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="vafl-torch")
         self._heard = time.monotonic()
         self._began = time.monotonic()
+        self._skips = 0
 
     async def run(self) -> str:
         """Works until the run is over; gives the server's reason for ending it.
@@ -150,7 +152,8 @@ class FederationClient:
             except asyncio.InvalidStateError:  # the stream has ended meanwhile
                 await _raise_status(stream)
             if stop is not None:
-                await stream.done_writing()
+                with suppress(asyncio.InvalidStateError):  # the server may be gone already
+                    await stream.done_writing()
                 return stop
             welcome = welcome or welcomed
             if awake:
@@ -159,7 +162,10 @@ class FederationClient:
                 wakes_at = self._next_wake()
 
     def _next_wake(self) -> float:
+        """As soon as may be; later and later while the server has to skip what comes."""
         now = time.monotonic()
+        if self._skips:
+            now += min(_FIRST_PAUSE * 2.0 ** min(self._skips, 10), _LONGEST_PAUSE)
         return self._began + self._sleeper.wakes_at(now - self._began) if self._sleeper else now
 
     def _turn(self, frames: list[bytes], awake: bool) -> tuple[list[bytes], str | None, bool]:
@@ -176,8 +182,11 @@ class FederationClient:
                 self.durable = message.activation
             if isinstance(message, Welcome):
                 welcomed, self.durable = True, message.durable
+            if isinstance(message, Gradient | Skipped):
+                self._skips = self._skips + 1 if isinstance(message, Skipped) else 0
             said += self.client.receive(message)
-        may_wake = awake or (self._sleeper is None and bool(frames) and not welcomed)
+        at_once = self._sleeper is None and bool(frames) and not welcomed and not self._skips
+        may_wake = awake or at_once
         if may_wake and not self.client.waiting:
             said += self.client.wake()
         self._after()

@@ -136,5 +136,6 @@ class Conductor:
         if federation.updates != updates or not since:
             self._last_update = (federation.updates, now)
         elif now - since > _SILENCE:
-            log.warning("no update for %.0f s: waiting for %s", now - since, federation.server.waiting_for())
+            reason = federation.server.waiting_for(federation.parties)
+            log.warning("no update for %.0f s: waiting for %s", now - since, reason)
             self._last_update = (updates, now)
