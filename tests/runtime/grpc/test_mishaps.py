@@ -6,17 +6,24 @@ import threading
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
+import grpc
 import grpc.aio
 import pytest
 import torch
 
 from tests.runtime.grpc.test_federation import Federation, configuration, within
+from vafl.errors import Unauthenticated
 from vafl.protocol.messages import Gradient, Join, Refused, Request, Upload, Welcome
 from vafl.runtime.codec import Codec
 from vafl.runtime.grpc.connection import Allowance
 from vafl.runtime.grpc.wire import PATH
 
 ROWS = torch.arange(16)
+
+
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch):
+    monkeypatch.setattr("vafl.runtime.grpc.server._GRACE", 1.0)
 
 
 def upload(client, activation=0, sequence=1):
@@ -251,3 +258,40 @@ def test_uploads_that_are_skipped_for_a_client_that_is_gone_come_slower_and_the_
     assert skipped <= 3
     assert "waiting for fresh embeddings from client-2: every upload since" in caplog.text
     assert "gone: client-2" in caplog.text
+
+
+def test_patience_is_for_a_server_that_is_gone_and_not_for_one_that_has_nothing_to_say():
+    async def story():
+        async with served(rule={"name": "t-sync", "t": 2}) as federation, dialled(federation, 1) as other:
+            await other.say(Join(1))
+            federation.overrides = {"patience": 0.2}
+            running = asyncio.create_task(federation.client(0).run())
+            await until(lambda: federation.server.activations[0] == 1)
+            await asyncio.sleep(0.5)
+            first = federation.end.connections[0]
+            first.outbox.put_nowait(None)  # the server drops the stream
+            await until(lambda: running.done() or federation.end.connections.get(0, first) is not first)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            return running.cancelled()
+
+    assert within(20, story())
+
+
+CLOSED = "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:127.0.0.1:1: Socket closed"
+REFUSED = "failed to connect to all addresses; last error: UNKNOWN: Connection refused"
+
+
+def test_a_connection_closed_at_once_is_a_refusal_only_if_it_happens_again_and_again():
+    """A server that is killed amid a handshake closes it, too."""
+
+    def failed(details):
+        return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, (), (), details)
+
+    federation = Federation(configuration())
+    federation.address = "127.0.0.1:1"
+    client = federation.client(0)
+    for details in (CLOSED, REFUSED, CLOSED, CLOSED, CLOSED, CLOSED):
+        client._judge(failed(details))
+    with pytest.raises(Unauthenticated, match="Its log says why"):
+        client._judge(failed(CLOSED))

@@ -16,8 +16,8 @@ from vafl.protocol.client import Client
 from vafl.protocol.messages import ClientMessage, Durable, Gradient, Refused, Skipped, Stop, Welcome
 from vafl.runtime.codec import Codec
 from vafl.runtime.delays import Sleeper
-from vafl.runtime.grpc.wire import PATH, NetworkSettings, Terms, channel_options
-from vafl.runtime.identity import LOOPBACK_OPTIONS, Credentials, refusal, require_loopback
+from vafl.runtime.grpc.wire import CLAIM, PATH, NetworkSettings, Terms, channel_options
+from vafl.runtime.identity import LOOPBACK_OPTIONS, Credentials, closed_early, refusal, require_loopback
 
 log = logging.getLogger("vafl.client")
 
@@ -28,6 +28,7 @@ _FATAL = (
     grpc.StatusCode.UNIMPLEMENTED,
 )
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
+_CERTAIN = 5  # connections closed at once, one after the other: a server that is killed does that once
 
 
 class FederationClient:
@@ -63,6 +64,7 @@ class FederationClient:
         self._heard = time.monotonic()
         self._began = time.monotonic()
         self._skips = 0
+        self._closings = 0
 
     async def run(self) -> str:
         """Works until the run is over; gives the server's reason for ending it.
@@ -95,8 +97,13 @@ class FederationClient:
         """Raises unless it makes sense to try again."""
         if error.code() in _FATAL:
             raise RemoteFault(f"the server refused {self.party}: {error.details()}") from error
-        if fault := refusal(error.details() or ""):
-            raise fault from error
+        details = error.details() or ""
+        if fault := refusal(details):
+            self._closings = self._closings + 1 if closed_early(details) else _CERTAIN
+            if self._closings >= _CERTAIN:
+                raise fault from error
+        else:
+            self._closings = 0
         silent = time.monotonic() - self._heard
         if silent > self._settings.patience:
             raise Stalled(
@@ -118,8 +125,7 @@ class FederationClient:
     async def _session(self) -> str:
         """One connection, from joining to the run's end."""
         async with self._channel() as channel:
-            metadata = () if self._credentials else (("vafl-party", self.party),)
-            stream = channel.stream_stream(PATH)(metadata=metadata)
+            stream = channel.stream_stream(PATH)(metadata=((CLAIM, self.party),))
             await stream.write(self._terms.to_bytes())
             await stream.write(self._codec.encode(self.client.join()))
             self.reconnects += 1
@@ -140,6 +146,8 @@ class FederationClient:
         while True:
             frames = await _gather(incoming, None if wakes_at is None else wakes_at - time.monotonic())
             if None in frames:
+                if welcome:
+                    self._heard = time.monotonic()  # however long it had nothing to say, it was there
                 await _raise_status(stream)
             awake = wakes_at is not None and time.monotonic() >= wakes_at
             received = [frame for frame in frames if frame is not None]

@@ -17,12 +17,13 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from vafl.errors import InvalidMessage, RemoteFault
+from vafl.errors import InvalidMessage, RemoteFault, Unauthenticated
 from vafl.protocol.messages import Join, Leave, Refused, ServerMessage, Stop
 from vafl.protocol.server import Server
 from vafl.runtime.codec import Codec
 from vafl.runtime.grpc.connection import Allowance, Connection, next_frame
 from vafl.runtime.grpc.wire import (
+    CLAIM,
     MANY_VIOLATIONS,
     METHOD,
     SERVICE,
@@ -147,6 +148,7 @@ class FederationServer:
             if left <= 0:
                 log.warning("beginning without %s, who did not join in time", missing)
                 self._everybody.set()
+                break
             log.info("waiting for %s, %.0f s at most", missing, left)
             await _wait(self._everybody, min(left, _SILENCE))
         self.began = time.monotonic()
@@ -216,11 +218,16 @@ class FederationServer:
         return Connection(self.parties.index(party), party)
 
     async def _identify(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> str:
-        """The certificate says who it is; on plaintext loopback the client says so itself."""
-        if self._credentials is not None:
-            return str(party_of(context.auth_context()))
-        claimed = dict(context.invocation_metadata() or ()).get("vafl-party", "")
-        return str(claimed)
+        """The certificate says who it is, and the client must agree; plaintext has nothing but its word."""
+        claimed = str(dict(context.invocation_metadata() or ()).get(CLAIM, ""))
+        if self._credentials is None:
+            return claimed
+        party = party_of(context.auth_context())
+        if claimed not in ("", party):
+            raise Unauthenticated(
+                f'a party must show its own certificate. Found that of "{party}", shown by "{claimed}".'
+            )
+        return party
 
     async def _read(self, connection: Connection, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         """Hands frames on, as many at a time as the client has credit: the rest waits on its own side."""
