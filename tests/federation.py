@@ -64,7 +64,6 @@ def snapshot(server) -> dict:
         "group": [id(turn) for turn in server._group],
         "answerable": {client: id(upload) for client, upload in server._answerable.items()},
         "answers": [[id(answer) for answer in answers] for answers in server._answers],
-        "lost": [rows.clone() for rows in server._lost],
         "durable": list(server.durable),
         "requests": {number: id(request) for number, request in server.requests._open.items()},
         "numbered": server.requests.made,

@@ -134,8 +134,11 @@ def test_kill_and_resume_on_both_sides_and_an_orderly_end(machine):
     assert summary["violations"] == {}
     assert summary["labels"]["epsilon"] == 5.0
     assert machine.drawn_labels() == drawn  # drawing again would spend epsilon again
-    seconds = [point["seconds"] for point in machine.history()]
-    assert seconds == sorted(seconds)
+    for what in ("seconds", "updates", "bytes_up", "bytes_down"):
+        values = [point[what] for point in machine.history()]
+        assert values == sorted(values), what
+    used = sum(delays["uses"] + delays["never"] for delays in summary["delays"].values())
+    assert used == 16 * summary["updates"]  # of every life: each step uses the other client's 16 cells
 
 
 def test_a_forked_process_with_a_live_stream_ends_at_once():

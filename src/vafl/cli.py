@@ -122,7 +122,9 @@ def _server(options: argparse.Namespace, console: Console) -> None:
 def _client(options: argparse.Namespace, console: Console) -> None:
     _log_to_stderr()
     out = options.out or Path("runs") / f"{options.config.stem}-{options.party}"
-    reason = run_client(_config(options), options.party, out, resume=options.resume)
+    reason = run_client(
+        _config(options), options.party, out, resume=options.resume, overwrite=options.overwrite
+    )
     console.print(f"the run is over: {reason}; the model is in {out / 'models'}")
 
 

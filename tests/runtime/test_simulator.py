@@ -270,6 +270,27 @@ def test_a_quorum_that_can_never_be_reached_is_stalled_with_the_reason():
     assert run.runtime.updates == 3
 
 
+def test_skipping_everything_for_ever_is_stalled_with_the_reason():
+    run = run_of(DATA, rule={"delay_bound": 2, "when_unanswered": "skip"}, delays=gone(2, 3.5, math.inf))
+    with pytest.raises(
+        Stalled,
+        match=r"embeddings from clients \[1\]: every upload since iteration \d+ was skipped .*; gone: \[1\]",
+    ):
+        run.train()
+
+
+@pytest.mark.parametrize(
+    ("end", "stop"), [(math.inf, {"updates": 1000, "seconds": 500.0}), (400.0, {"updates": 20})]
+)
+def test_skipping_everything_is_no_stall_if_it_ends(end, stop):
+    run = run_of(
+        DATA, rule={"delay_bound": 2, "when_unanswered": "skip"}, delays=gone(2, 3.5, end), stop=stop
+    )
+    points = run.train()
+    assert points[-1].seconds >= 400
+    assert points[-1].updates >= stop["updates"] or end == math.inf
+
+
 def test_a_bound_that_can_never_be_kept_is_stalled_with_the_reason():
     run = run_of(DATA, rule={"delay_bound": 2}, delays=gone(2, 3.5, math.inf))
     with pytest.raises(

@@ -18,7 +18,7 @@ class Script:
     def __init__(self, *moments):
         self.now, self.updates, self.losses = 0.0, 0, LossLog()
         self.traffic = [Traffic(), Traffic()]
-        self.settled, self.over = [], False
+        self.settled, self.over, self.stalled = [], False, ""
         self._moments = iter(moments)
 
     def advance(self):

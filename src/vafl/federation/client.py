@@ -8,11 +8,11 @@ from safetensors.torch import save_file
 
 from vafl.build import make_client, make_guard, make_plan, torch_threads
 from vafl.config import Config
-from vafl.errors import DataError
+from vafl.errors import DataError, RunFolderError
 from vafl.federation.terms import STATE, load_credentials, make_terms
 from vafl.observe.record import LEDGERS
 from vafl.protocol.client import Client
-from vafl.runtime.checkpoint import flatten, load_checkpoint, save_checkpoint, unflatten
+from vafl.runtime.checkpoint import flatten, has_checkpoint, load_checkpoint, save_checkpoint, unflatten
 from vafl.runtime.grpc.client import FederationClient
 from vafl.runtime.grpc.wire import run
 
@@ -28,31 +28,48 @@ class ClientState:
         folder.mkdir(parents=True, exist_ok=True)
         self._client, self._folder, self._every = client, folder, every
         if resume:
-            tensors, facts = load_checkpoint(folder)
-            names = client.model.state_dict()
-            client.model.load_state_dict({name: tensors[f"model.{name}"] for name in names})
-            client.restore(facts["activation"], facts["iteration"], unflatten(facts["optimiser"], tensors))
-        self._saved = client.activation
+            self._restore()
+        else:
+            self.save()  # whenever it is killed, there is something to resume
+        self._saved, self._iteration = client.activation, client.iteration
+
+    def _restore(self) -> None:
+        client = self._client
+        tensors, facts = load_checkpoint(self._folder)
+        names = client.model.state_dict()
+        client.model.load_state_dict({name: tensors[f"model.{name}"] for name in names})
+        client.restore(facts["activation"], facts["iteration"], unflatten(facts["optimiser"], tensors))
 
     def save_if_due(self) -> None:
-        if self._client.activation - self._saved >= self._every:
+        """Every so often; and when the server went back, before anything is said to it: it counts the
+        same iterations again, and a checkpoint that names one must not mean the one forgotten."""
+        client = self._client
+        if client.iteration < self._iteration or client.activation - self._saved >= self._every:
             self.save()
 
     def save(self) -> None:
         """Makes the model and the client's place in the run durable."""
         client = self._client
-        self._saved = client.activation
+        self._saved, self._iteration = client.activation, client.iteration
         tensors, optimiser = flatten("optimiser", client.descent.state())
         tensors |= {f"model.{name}": tensor for name, tensor in client.model.state_dict().items()}
         facts = {"activation": client.applied, "iteration": client.iteration, "optimiser": optimiser}
         save_checkpoint(self._folder, tensors, facts)
 
 
-def run_client(config: Config, party: str, path: Path, *, resume: bool = False) -> str:
+def run_client(
+    config: Config, party: str, path: Path, *, resume: bool = False, overwrite: bool = False
+) -> str:
     """One client's part of a run; gives the server's reason for ending it.
 
     Writes path/models/PARTY.safetensors at the end, and path/state/PARTY meanwhile.
     """
+    folder = path / STATE / party
+    if has_checkpoint(folder) and not (resume or overwrite):
+        raise RunFolderError(
+            f'"{folder}" holds a checkpoint of {party}. Add --resume to go on from it, or --overwrite to '
+            "begin anew and lose it."
+        )
     plan = make_plan(config)
     names = [own.name for own in plan.data.parties]
     if party not in names:
@@ -61,7 +78,7 @@ def run_client(config: Config, party: str, path: Path, *, resume: bool = False) 
     credentials = load_credentials(config, party)
     own = make_guard(plan, index, Path(config.privacy.ledger or path / LEDGERS))
     client = make_client(plan, index, own=own, with_held_out=True)
-    state = ClientState(client, path / STATE / party, config.network.checkpoint_every, resume=resume)
+    state = ClientState(client, folder, config.network.checkpoint_every, resume=resume)
     sleeper = config.delays.clock(len(names), config.seed)[index] if config.network.real_delays else None
     federation = FederationClient(
         client, party, make_terms(plan), config.network, credentials, sleeper, state.save_if_due

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -50,28 +51,38 @@ class ServerState:
         self.server = make_server(_with_kept_labels(plan, folder, resume=resume), table)
         if resume:
             self._restore(tensors)
+        else:
+            self.save({})  # whenever it is killed, there is something to resume
 
     def _restore(self, tensors: dict[str, torch.Tensor]) -> None:
         """Goes back to the checkpoint; cells stored since are unknown until their clients say them again."""
         server, facts = self.server, self.facts
         server.head.load_state_dict({name: tensors[f"head.{name}"] for name in server.head.state_dict()})
         server.restore(facts["iteration"], facts["activations"], unflatten(facts["optimiser"], tensors))
+        server.delays.restore(unflatten(facts["delays"], tensors))
 
-    def save(self, seconds: float) -> list[int]:
-        """Makes everything up to now durable; gives how many uploads of each client that holds."""
+    def save(self, account: dict[str, Any]) -> list[int]:
+        """Makes everything up to now durable; gives how many uploads of each client that holds.
+
+        Args:
+            account: what the run has taken so far; empty before it begins.
+        """
         self._cells.flush()
         self._stored_at.flush()
         server = self.server
         tensors, optimiser = flatten("optimiser", server.descent.state())
-        tensors |= {f"head.{name}": tensor for name, tensor in server.head.state_dict().items()}
+        counted, delays = flatten("delays", server.delays.state())
+        tensors |= counted | {f"head.{name}": tensor for name, tensor in server.head.state_dict().items()}
+        settled = server.settled()
         facts = {
             "iteration": server.iteration,
-            "activations": list(server.activations),
+            "activations": settled,
             "optimiser": optimiser,
-            "seconds": seconds,
+            "delays": delays,
+            "account": account,
         }
         save_checkpoint(self._folder, tensors, facts)
-        return list(server.activations)
+        return settled
 
 
 def _with_kept_labels(plan: Plan, folder: Path, *, resume: bool) -> Plan:
@@ -114,7 +125,7 @@ class ServerRun:
                 folder.write_config(self.config.to_toml())
             credentials = load_credentials(self.config, SERVER)
             state = ServerState(plan, self.path / STATE / SERVER, resume=self.resume)
-            points: list[Point] = folder.points()
+            points = folder.rewind(state.server.iteration)
             conductor, federation = self._assemble(plan, state, credentials, folder, points)
             with self._progress(plan, federation) as progress:
                 self._shown = progress
@@ -148,14 +159,15 @@ class ServerRun:
             stop=config.stop,
             evaluation=config.evaluation,
             observe=observe,
-            checkpoint=lambda: state.save(federation.now),
+            checkpoint=lambda: state.save(federation.account()),
             checkpoint_every=config.network.checkpoint_every,
         )
         names = [party.name for party in plan.data.parties]
         federation = FederationServer(
             state.server, names, make_terms(plan), config.network, credentials, conductor
         )
-        federation.earlier = float(state.facts.get("seconds", 0.0))
+        if account := state.facts.get("account"):
+            federation.resume(account)
         return conductor, federation
 
     def _progress(self, plan: Plan, federation: FederationServer) -> Progress:

@@ -53,6 +53,7 @@ class RunFolder:
         self.path = path
         if path.exists() and not resume:
             self._clear(overwrite)
+        (path / "summary.json").unlink(missing_ok=True)  # the run that goes on has not ended
         (path / "models").mkdir(parents=True, exist_ok=True)
         self.write_config(config_toml)
         self._history = (path / "history.jsonl").open("a" if resume else "w", encoding="utf-8")
@@ -60,9 +61,18 @@ class RunFolder:
     def write_config(self, config_toml: str) -> None:
         (self.path / "config.toml").write_text(config_toml, encoding="utf-8")
 
-    def points(self) -> list[Point]:
-        """The evaluations so far: those of the run that is resumed."""
-        return _read_points(self.path)
+    def rewind(self, updates: int) -> list[Point]:
+        """Goes back to where the run stood after so many updates; gives the evaluations made until then.
+
+        Those after it were undone by a crash, which may also have cut the last line short."""
+        path, points, length = self.path / "history.jsonl", [], 0
+        for line in path.read_bytes().splitlines(keepends=True):
+            if not line.endswith(b"\n") or (point := Point(**json.loads(line))).updates > updates:
+                break
+            points.append(point)
+            length += len(line)
+        os.truncate(path, length)
+        return points
 
     def _clear(self, overwrite: bool) -> None:
         """Makes room for the run, if that is what the user asked for; only ever removes our own files."""

@@ -25,12 +25,16 @@ class DelayBound:
         policy: what to do about a client that declines or is gone.
         asked: the number of the request each client has yet to answer for the step now waiting.
         declined: the clients that could not answer, for the step now waiting.
+        skipped_rows: rows of uploads skipped since the last step: many mean that no step can be made.
+        lacking: the clients whose cells the last of them lacked.
     """
 
     limit: int
     policy: Unanswered = "wait"
     asked: dict[int, int] = field(default_factory=dict)
     declined: set[int] = field(default_factory=set)
+    skipped_rows: int = 0
+    lacking: frozenset[int] = frozenset()
 
     def settle(self, client: int, number: int, *, declined: bool) -> None:
         """Takes note of a client's answer."""
@@ -43,6 +47,7 @@ class DelayBound:
         """The client left or came back: whether it could answer before no longer counts."""
         self.asked.pop(client, None)
         self.declined.discard(client)
+        self.skipped_rows = 0
 
     def begin_step(self) -> None:
         """Another step is next: whoever declined for the one before may be asked again."""
@@ -72,3 +77,8 @@ class DelayBound:
             return []
         missing = torch.cat(list(stale.values()))
         return [turn for turn in group if torch.isin(turn.rows, missing).any()]
+
+    def note_skipped(self, skipped: Sequence[Turn], stale: dict[int, Tensor]) -> None:
+        """Takes note of what was skipped instead of the step, or of nothing: then the step is made."""
+        self.skipped_rows = self.skipped_rows + sum(len(turn.rows) for turn in skipped) if skipped else 0
+        self.lacking = frozenset(stale) if skipped else frozenset()

@@ -201,6 +201,7 @@ class Client:
         """Says again what the server never got; goes on where the server stands if that is further."""
         known = welcome.activations[self.index]
         self._queried = -1
+        self.iteration = min(self.iteration, welcome.iteration)  # what it forgot will be counted again
         if known > self.activation:
             self._flights.clear()
             self.activation = known

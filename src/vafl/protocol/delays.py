@@ -4,12 +4,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vafl.protocol.table import FOREVER, Delays
 
 EXACT_BELOW = 65_536  # longer delays share one bin; their mean and maximum stay exact
 _FLUSH_CELLS = 1 << 18  # counted at once, while they fit a processor's cache
 _LEFT_OUT, _NEVER = -2, -1  # stand for a delay; two bins more
+_COUNTED = ("counts", "longest", "excess")
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,16 @@ class DelayLog:
     def summaries(self) -> list[DelaySummary]:
         self._flush()
         return [self._summary(client) for client in range(len(self._counts))]
+
+    def state(self) -> dict[str, Tensor]:
+        """All that was counted, for a checkpoint."""
+        self._flush()
+        return {name: torch.from_numpy(getattr(self, f"_{name}").copy()) for name in _COUNTED}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Goes on counting from a checkpoint."""
+        for name in _COUNTED:
+            setattr(self, f"_{name}", state[name].numpy().copy())
 
     def _flush(self) -> None:
         if self._pending:

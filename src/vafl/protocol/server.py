@@ -4,7 +4,7 @@ The whole life of an upload is here: `receive` -> checked -> stored -> the rule 
 bound may ask for fresh cells -> one evaluation of the loss -> the head steps, gradients go back.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -94,7 +94,6 @@ class Server:
         self._waiting: list[Turn] = []
         self._group: list[Turn] = []
         self._answerable: dict[int, Upload] = {}
-        self._lost = [torch.empty(0, dtype=torch.int64)] * table.clients
         self._answers: list[list[Gradient]] = [[] for _ in range(table.clients)]
 
     def receive(self, message: ClientMessage) -> list[ServerMessage]:
@@ -136,8 +135,17 @@ class Server:
         self.iteration = iteration
         self.activations, self.durable = list(activations), list(activations)
         self.descent.restore(optimiser)
-        self._lost = [self.table.stored_since(m, iteration) for m in range(self.table.clients)]
-        self.table.forget_since(iteration)
+        self.table.lose_since(iteration)
+
+    def settled(self) -> list[int]:
+        """How many uploads of each client were acted on: those before the first that still waits.
+
+        A checkpoint holds these. One that waits is lost in a crash, and must be said again."""
+        counts = list(self.activations)
+        for turn in self._waiting:
+            if turn.steps:
+                counts[turn.client] = min(counts[turn.client], turn.activation)
+        return counts
 
     def made_durable(self, activations: Sequence[int]) -> list[Durable]:
         """A checkpoint holds so many uploads of each client: tells those whose number has grown."""
@@ -150,14 +158,28 @@ class Server:
         """Whether so many clients have finished that no step can be made any more."""
         return self.table.clients - len(self.finished) < self.rule.quorum
 
-    def waiting_for(self) -> str:
-        """What the server is waiting for, in words, for whoever watches."""
-        gone = sorted(self.absent)
+    def waiting_for(self, names: Sequence[str] = ()) -> str:
+        """What the server is waiting for, in words, for whoever watches.
+
+        Args:
+            names: what the clients are called; without, they are numbered.
+        """
+
+        def listed(clients: Iterable[int]) -> str:
+            found = sorted(clients)
+            return ", ".join(names[client] for client in found) or "nobody" if names else str(found)
+
+        who, gone = "" if names else "clients ", listed(self.absent)
         if self.bound and self._group:
             rows = torch.cat([turn.rows for turn in self._group])
             lacking = self.bound.stale(self.table, rows, self.iteration).keys() | self.bound.asked.keys()
-            return f"fresh embeddings from clients {sorted(lacking)} (delay bound); gone: {gone}"
-        here = sorted({turn.client for turn in self._waiting})
+            return f"fresh embeddings from {who}{listed(lacking)} (delay bound); gone: {gone}"
+        if self.bound and self.bound.skipped_rows:
+            return (
+                f"fresh embeddings from {who}{listed(self.bound.lacking)}: every upload since iteration "
+                f"{self.iteration} was skipped for want of them (delay bound); gone: {gone}"
+            )
+        here = listed({turn.client for turn in self._waiting})
         return f"uploads of {self.rule.quorum} different clients; it has those of {here}; gone: {gone}"
 
     # --- each kind of message: first every check, then the change ---
@@ -191,8 +213,6 @@ class Server:
         if refresh.request is not None:
             self.requests.check(refresh)
             self._settle(refresh.client, refresh.request, declined=False)
-            lost = self._lost[refresh.client]
-            self._lost[refresh.client] = lost[~torch.isin(lost, refresh.rows)]
         self._sequences[refresh.client] = refresh.sequence
         self._store(refresh)
         return []
@@ -263,9 +283,8 @@ class Server:
     def _recall(self, client: int, join: Join) -> list[ServerMessage]:
         """Asks again for embeddings the server lost, and for those made by what the client's model lost."""
         if join.activation < self.activations[client]:
-            newer = self.table.stored_since(client, join.iteration)
-            self._lost[client] = torch.unique(torch.cat([self._lost[client], newer]))
-        parts = torch.split(self._lost[client], RECALL_ROWS)
+            self.table.lose_since(join.iteration, client)
+        parts = torch.split(self.table.lost(client), RECALL_ROWS)
         return [self.requests.make(client, part) for part in parts if len(part)]
 
     def _drop_turns(self, client: int, keep: range) -> None:
@@ -352,7 +371,9 @@ class Server:
         if bound.must_wait(stale):
             return True
         bound.begin_step()
-        if skipped := bound.to_skip(self._group, stale):
+        skipped = bound.to_skip(self._group, stale)
+        bound.note_skipped(skipped, stale)
+        if skipped:
             self._finish(skipped)
             self._group = []
             reason = f"no fresh embeddings from clients {sorted(stale)} within delay bound {bound.limit}"

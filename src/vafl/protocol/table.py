@@ -14,7 +14,8 @@ from torch import Tensor
 
 from vafl.errors import ConfigError, InvalidMessage
 
-FOREVER = 2**30  # a delay at or above this means: never uploaded
+FOREVER = 2**30  # a delay at or above this means: never uploaded, or lost
+_LOST = -FOREVER - 1  # stands for when a cell was stored, if a crash made it worthless
 _EXACT_CHANGE = 2.0**20  # beyond it float64 no longer remembers the small embeddings beside a large one
 Delays = npt.NDArray[np.int32]
 
@@ -123,13 +124,15 @@ class EmbeddingTable:
         """[rows, width]: this client's cells, as they are."""
         return self._views[client]
 
-    def stored_since(self, client: int, iteration: int) -> Tensor:
-        """The rows of this client's cells that were stored for step `iteration` or later ones."""
-        return torch.from_numpy(np.flatnonzero(self.stored_at[:, client] >= iteration))
+    def lose_since(self, iteration: int, client: int | None = None) -> None:
+        """Cells (of one client) stored for step `iteration` or later ones are lost until they are stored
+        again; that is kept where `stored_at` is, so it outlasts the next crash."""
+        stored_at = self.stored_at if client is None else self.stored_at[:, client]
+        stored_at[stored_at >= iteration] = _LOST
 
-    def forget_since(self, iteration: int) -> None:
-        """Cells stored for step `iteration` or later ones count as never stored: back to a checkpoint."""
-        self.stored_at[self.stored_at >= iteration] = -FOREVER
+    def lost(self, client: int) -> Tensor:
+        """The rows of this client's cells that are lost."""
+        return torch.from_numpy(np.flatnonzero(self.stored_at[:, client] == _LOST))
 
     def read(self, rows: Tensor) -> Tensor:
         """What the head sees of these rows: [batch, width] of sums, or [batch, all widths]."""

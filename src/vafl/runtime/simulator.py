@@ -14,12 +14,17 @@ from functools import partial
 from vafl.errors import Stalled
 from vafl.protocol.client import Client
 from vafl.protocol.losslog import LossLog
-from vafl.protocol.messages import ClientMessage, Gradient, Leave, Request, ServerMessage
+from vafl.protocol.messages import ClientMessage, Gradient, Join, Leave, Request, ServerMessage
 from vafl.protocol.server import Server
 from vafl.runtime.codec import Codec
 from vafl.runtime.delays import DelaySettings
 
 Event = partial[None]
+_FRUITLESS = 2  # epochs of every client skipped in a row: then there will be no step any more
+_REMEDY = (
+    'Let the client come back, lower rule.t, or set rule.when_unanswered to "skip", or to "use" if that '
+    "does not help."
+)
 
 
 @dataclass
@@ -109,11 +114,20 @@ class Simulator:
         if not self._events:
             raise Stalled(
                 f"nothing can happen any more at {self.now:.2f} s: the server waits for "
-                f"{self.server.waiting_for()}. Let the client come back, lower rule.t, or set "
-                'rule.when_unanswered to "skip" or "use".'
+                f"{self.server.waiting_for()}. {_REMEDY}"
             )
         self.now, _, event = heapq.heappop(self._events)
         event()
+
+    @property
+    def stalled(self) -> str:
+        """Why no step will be made any more, although clients go on uploading; empty while one may be."""
+        server = self.server
+        if server.bound is None or server.bound.skipped_rows < _FRUITLESS * server.table.stored_at.size:
+            return ""
+        if any(event.func == self._return or isinstance(event.args[0], Join) for _, _, event in self._events):
+            return ""  # somebody comes back
+        return f"the server waits for {server.waiting_for()}. {_REMEDY}"
 
     def settle(self) -> None:
         """The run is over: answers that are under way still arrive, and nobody acts on anything else."""

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from vafl.errors import ConfigError
+from vafl.errors import ConfigError, Stalled
 from vafl.models.losses import Metric
 from vafl.protocol.centralised import Centralised
 from vafl.protocol.client import embed
@@ -94,6 +94,9 @@ class Runtime(Clock, Protocol):
     @property
     def over(self) -> bool: ...
 
+    @property
+    def stalled(self) -> str: ...
+
     def advance(self) -> None: ...
 
     def settle(self) -> None: ...
@@ -107,6 +110,7 @@ class CentralisedRuntime:
         self.now = 0.0
         self.over = False
         self.traffic: list[Traffic] = []
+        self.stalled = ""
 
     @property
     def updates(self) -> int:
@@ -182,12 +186,18 @@ def train(
     evaluation: EvaluationSettings,
     observe: Callable[[Point], None],
 ) -> list[Point]:
-    """Runs until a stop criterion holds; evaluates at the start, at every interval and at the end."""
+    """Runs until a stop criterion holds; evaluates at the start, at every interval and at the end.
+
+    Raises:
+        Stalled: no step will be made any more, and no time is set at which the run ends all the same.
+    """
     points = [measure(runtime, evaluate)]
     observe(points[0])
     due = _next_due(runtime, evaluation)
     while not _over(runtime, stop):
         runtime.advance()
+        if not stop.seconds and (reason := runtime.stalled):
+            raise Stalled(f"no step will be made after {runtime.updates} updates: {reason}")
         if _progress(runtime, evaluation) < due or _over(runtime, stop):
             continue
         points.append(measure(runtime, evaluate))

@@ -1,16 +1,13 @@
 """An authority with its parties' files, and certificates that `issue` would never make."""
 
-from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from tests import forgery
+from tests.forgery import SERVING
 
-from vafl.runtime.identity import Credentials, issue, make_authority, pem
-
-DIALLING, SERVING = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
+from vafl.runtime.identity import Credentials, issue, make_authority
 
 
 @pytest.fixture(scope="session")
@@ -41,31 +38,7 @@ def load(folder):
 @pytest.fixture(scope="session")
 def forge(folder):
     """Signs, with the authority's true key, whatever the test asks for; the result is not checked."""
-    authority = pem.read_certificate(folder / "ca.pem")
-    authority_key = pem.read_key(folder / "ca.key")
-
-    def make(party="client-1", *, names=None, usage=(DIALLING,), begin=-2.0, end=2.0):
-        """A certificate that holds from `begin` to `end`, in hours from now."""
-        now, key = datetime.now(UTC), ec.generate_private_key(ec.SECP256R1())
-        if names is None:
-            names = [x509.UniformResourceIdentifier(f"vafl:party/{party}")]
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, party)]))
-            .issuer_name(authority.subject)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now + timedelta(hours=begin))
-            .not_valid_after(now + timedelta(hours=end))
-        )
-        if names:
-            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        if usage:
-            builder = builder.add_extension(x509.ExtendedKeyUsage(usage), critical=True)
-        certificate = pem.certificate_to_pem(builder.sign(authority_key, SHA256()))
-        return Credentials(party, pem.certificate_to_pem(authority), certificate, pem.key_to_pem(key))
-
-    return make
+    return partial(forgery.forge, folder)
 
 
 @pytest.fixture(scope="session")

@@ -6,17 +6,18 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import grpc
 import grpc.aio
 
 from vafl.errors import RemoteFault, Stalled
 from vafl.protocol.client import Client
-from vafl.protocol.messages import ClientMessage, Durable, Refused, Stop, Welcome
+from vafl.protocol.messages import ClientMessage, Durable, Gradient, Refused, Skipped, Stop, Welcome
 from vafl.runtime.codec import Codec
 from vafl.runtime.delays import Sleeper
-from vafl.runtime.grpc.wire import PATH, NetworkSettings, Terms, channel_options
-from vafl.runtime.identity import LOOPBACK_OPTIONS, Credentials, refusal, require_loopback
+from vafl.runtime.grpc.wire import CLAIM, PATH, NetworkSettings, Terms, channel_options
+from vafl.runtime.identity import LOOPBACK_OPTIONS, Credentials, closed_early, refusal, require_loopback
 
 log = logging.getLogger("vafl.client")
 
@@ -27,6 +28,7 @@ _FATAL = (
     grpc.StatusCode.UNIMPLEMENTED,
 )
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
+_CERTAIN = 5  # connections closed at once, one after the other: a server that is killed does that once
 
 
 class FederationClient:
@@ -61,6 +63,8 @@ class FederationClient:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="vafl-torch")
         self._heard = time.monotonic()
         self._began = time.monotonic()
+        self._skips = 0
+        self._closings = 0
 
     async def run(self) -> str:
         """Works until the run is over; gives the server's reason for ending it.
@@ -69,6 +73,13 @@ class FederationClient:
             RemoteFault: the server refused this party, and why.
             Stalled: the server could not be reached for `patience` seconds.
         """
+        try:
+            return await self._persist()
+        finally:
+            self._worker.shutdown()  # whoever saves the client's state now must not do it amid a turn
+
+    async def _persist(self) -> str:
+        """Dials again whenever it is cut off."""
         pause = _FIRST_PAUSE
         while True:
             began = self._heard
@@ -86,8 +97,13 @@ class FederationClient:
         """Raises unless it makes sense to try again."""
         if error.code() in _FATAL:
             raise RemoteFault(f"the server refused {self.party}: {error.details()}") from error
-        if fault := refusal(error.details() or ""):
-            raise fault from error
+        details = error.details() or ""
+        if fault := refusal(details):
+            self._closings = self._closings + 1 if closed_early(details) else _CERTAIN
+            if self._closings >= _CERTAIN:
+                raise fault from error
+        else:
+            self._closings = 0
         silent = time.monotonic() - self._heard
         if silent > self._settings.patience:
             raise Stalled(
@@ -109,8 +125,7 @@ class FederationClient:
     async def _session(self) -> str:
         """One connection, from joining to the run's end."""
         async with self._channel() as channel:
-            metadata = () if self._credentials else (("vafl-party", self.party),)
-            stream = channel.stream_stream(PATH)(metadata=metadata)
+            stream = channel.stream_stream(PATH)(metadata=((CLAIM, self.party),))
             await stream.write(self._terms.to_bytes())
             await stream.write(self._codec.encode(self.client.join()))
             self.reconnects += 1
@@ -131,6 +146,8 @@ class FederationClient:
         while True:
             frames = await _gather(incoming, None if wakes_at is None else wakes_at - time.monotonic())
             if None in frames:
+                if welcome:
+                    self._heard = time.monotonic()  # however long it had nothing to say, it was there
                 await _raise_status(stream)
             awake = wakes_at is not None and time.monotonic() >= wakes_at
             received = [frame for frame in frames if frame is not None]
@@ -143,7 +160,8 @@ class FederationClient:
             except asyncio.InvalidStateError:  # the stream has ended meanwhile
                 await _raise_status(stream)
             if stop is not None:
-                await stream.done_writing()
+                with suppress(asyncio.InvalidStateError):  # the server may be gone already
+                    await stream.done_writing()
                 return stop
             welcome = welcome or welcomed
             if awake:
@@ -152,7 +170,10 @@ class FederationClient:
                 wakes_at = self._next_wake()
 
     def _next_wake(self) -> float:
+        """As soon as may be; later and later while the server has to skip what comes."""
         now = time.monotonic()
+        if self._skips:
+            now += min(_FIRST_PAUSE * 2.0 ** min(self._skips, 10), _LONGEST_PAUSE)
         return self._began + self._sleeper.wakes_at(now - self._began) if self._sleeper else now
 
     def _turn(self, frames: list[bytes], awake: bool) -> tuple[list[bytes], str | None, bool]:
@@ -169,8 +190,11 @@ class FederationClient:
                 self.durable = message.activation
             if isinstance(message, Welcome):
                 welcomed, self.durable = True, message.durable
+            if isinstance(message, Gradient | Skipped):
+                self._skips = self._skips + 1 if isinstance(message, Skipped) else 0
             said += self.client.receive(message)
-        may_wake = awake or (self._sleeper is None and bool(frames) and not welcomed)
+        at_once = self._sleeper is None and bool(frames) and not welcomed and not self._skips
+        may_wake = awake or at_once
         if may_wake and not self.client.waiting:
             said += self.client.wake()
         self._after()

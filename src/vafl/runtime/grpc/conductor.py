@@ -55,16 +55,16 @@ class Conductor:
 
     def __call__(self, federation: FederationServer) -> list[ServerMessage]:
         """Whatever is due now; gives messages to send."""
-        if federation.began is None or self._done:
+        if self._done or (federation.began is None and not self.interrupted):
             return []
         said: list[ServerMessage] = []
         self._watch(federation)
+        if federation.updates - self._saved >= self.checkpoint_every:
+            said += self._save(federation)
         if self._asked:
             if not self._answered(federation):
                 return said
             self._evaluate(federation)
-        if federation.updates - self._saved >= self.checkpoint_every:
-            said += self._save(federation)
         self._ending = self._ending or self._over(federation)
         if self._ending and self._evaluated_at == federation.updates:
             said += self._save(federation)
@@ -136,5 +136,6 @@ class Conductor:
         if federation.updates != updates or not since:
             self._last_update = (federation.updates, now)
         elif now - since > _SILENCE:
-            log.warning("no update for %.0f s: waiting for %s", now - since, federation.server.waiting_for())
+            reason = federation.server.waiting_for(federation.parties)
+            log.warning("no update for %.0f s: waiting for %s", now - since, reason)
             self._last_update = (updates, now)

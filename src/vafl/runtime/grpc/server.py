@@ -8,19 +8,22 @@ server's memory for the client.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from vafl.errors import InvalidMessage, RemoteFault
-from vafl.protocol.messages import Leave, Refused, ServerMessage, Stop
+from vafl.errors import InvalidMessage, RemoteFault, Unauthenticated
+from vafl.protocol.messages import Join, Leave, Refused, ServerMessage, Stop
 from vafl.protocol.server import Server
 from vafl.runtime.codec import Codec
+from vafl.runtime.grpc.connection import Allowance, Connection, next_frame
 from vafl.runtime.grpc.wire import (
+    CLAIM,
     MANY_VIOLATIONS,
     METHOD,
     SERVICE,
@@ -33,22 +36,11 @@ from vafl.runtime.simulator import Traffic
 
 log = logging.getLogger("vafl.server")
 
-_INBOX = 4  # frames of one client that may wait for the worker
 _TICK = 0.25
-_GRACE = 10.0  # seconds for clients to close their streams when the run is over
-
-
-@dataclass
-class Connection:
-    """One client's live stream."""
-
-    client: int
-    party: str
-    outbox: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
-    credit: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_INBOX))
-    violations: int = 0
-    began: float = field(default_factory=time.monotonic)
-    frames: int = 0
+_STRANGER = "(unadmitted)"  # whose refusals are counted together, whatever they call themselves
+_GRACE = 10.0  # seconds for clients to hear that the run is over and close their streams
+_SILENCE = 15.0  # seconds the server may wait for clients to join without saying so again
+_LOGGED, _LOGGED_EVERY = 20, 1000  # refusals of one party that are logged: the first, then one of so many
 
 
 class FederationServer:
@@ -80,24 +72,37 @@ class FederationServer:
         self.connections: dict[int, Connection] = {}
         self.seen: set[int] = set()
         self.began: float | None = None
-        self.earlier = 0.0
+        self._earlier = 0.0
         self._terms, self._settings, self._credentials, self._after = terms, settings, credentials, after
         self._codec = Codec(settings.encoding, settings.largest_message)
+        self._allowances = [Allowance(settings.messages_per_second) for _ in parties]
         self._inbox: asyncio.Queue[tuple[Connection, bytes] | None] = asyncio.Queue()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="vafl-torch")
         self._everybody = asyncio.Event()
         self._over = asyncio.Event()
+        self._dismissed: set[int] = set()
         self._reason = ""
         self._failure: BaseException | None = None
 
     @property
     def now(self) -> float:
         """Seconds since the run began."""
-        return self.earlier + (time.monotonic() - self.began if self.began is not None else 0.0)
+        return self._earlier + (time.monotonic() - self.began if self.began is not None else 0.0)
 
     @property
     def updates(self) -> int:
         return self.server.iteration
+
+    def account(self) -> dict[str, Any]:
+        """What the run has taken so far, in plain values, for a checkpoint."""
+        traffic = [asdict(each) for each in self.traffic]
+        return {"seconds": self.now, "traffic": traffic, "violations": dict(self.violations)}
+
+    def resume(self, account: Mapping[str, Any]) -> None:
+        """Goes on counting from a checkpoint."""
+        self._earlier = account["seconds"]
+        self.traffic = [Traffic(**each) for each in account["traffic"]]
+        self.violations = dict(account["violations"])
 
     async def serve(self, listening: Callable[[str], None] = lambda address: None) -> None:
         """Listens, serves until `finish` is called or the protocol fails, then says goodbye."""
@@ -136,12 +141,16 @@ class FederationServer:
 
     async def _open(self) -> None:
         """Waits for every client to join once, but not for ever, and starts the run's clock."""
-        try:
-            await asyncio.wait_for(self._everybody.wait(), self._settings.join_timeout)
-        except TimeoutError:
-            missing = [name for index, name in enumerate(self.parties) if index not in self.seen]
-            log.warning("beginning without %s, who did not join in time", ", ".join(missing))
-            self._everybody.set()
+        deadline = time.monotonic() + self._settings.join_timeout
+        while not self._everybody.is_set():
+            left = deadline - time.monotonic()
+            missing = ", ".join(name for index, name in enumerate(self.parties) if index not in self.seen)
+            if left <= 0:
+                log.warning("beginning without %s, who did not join in time", missing)
+                self._everybody.set()
+                break
+            log.info("waiting for %s, %.0f s at most", missing, left)
+            await _wait(self._everybody, min(left, _SILENCE))
         self.began = time.monotonic()
 
     async def _tick(self) -> None:
@@ -151,12 +160,19 @@ class FederationServer:
             self._inbox.put_nowait(None)
 
     async def _goodbye(self) -> None:
-        """Tells every client that the run is over and lets it close its stream."""
+        """Tells every client that the run is over, those too that come back a little late, and lets them
+        close their streams."""
         for connection in list(self.connections.values()):
-            connection.outbox.put_nowait(self._codec.encode(Stop(connection.client, self._reason)))
+            self._dismiss(connection)
+        if late := [self.parties[client] for client in sorted(self.seen - self._dismissed)]:
+            log.info("the run is over; %s may come back to hear it for %.0f s", ", ".join(late), _GRACE)
         deadline = time.monotonic() + _GRACE
-        while self.connections and time.monotonic() < deadline:
+        while (self.connections or self.seen - self._dismissed) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
+
+    def _dismiss(self, connection: Connection) -> None:
+        self._dismissed.add(connection.client)
+        connection.outbox.put_nowait(self._codec.encode(Stop(connection.client, self._reason)))
 
     # --- one client's stream ---
 
@@ -167,6 +183,8 @@ class FederationServer:
             self.connections[client].outbox.put_nowait(None)
         self.connections[client] = connection
         log.info("%s is here", connection.party)
+        if self._over.is_set():
+            self._dismiss(connection)
         writer = asyncio.create_task(self._write(connection, context))
         reader = asyncio.create_task(self._read(connection, context))
         try:
@@ -181,28 +199,35 @@ class FederationServer:
 
     async def _admit(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> Connection:
         """Who is it, and do we agree on the run?"""
+        party = _STRANGER
         try:
-            terms = Terms.from_bytes(await asyncio.wait_for(_next_frame(context), self._settings.heartbeat))
-            party = await self._identify(context)
-            if party not in self.parties:
+            named = await self._identify(context)
+            if named not in self.parties:
                 raise InvalidMessage(
-                    f'"{party}" is no client of this run. Its clients: {", ".join(self.parties)}.'
+                    f'"{named}" is no client of this run. Its clients: {", ".join(self.parties)}.'
                 )
+            party = named
+            terms = Terms.from_bytes(await asyncio.wait_for(next_frame(context), self._settings.heartbeat))
             if difference := self._terms.difference(terms):
                 raise InvalidMessage(f"the parties must agree on the run's terms. Different: {difference}.")
         except RemoteFault as fault:
-            self._count("(unadmitted)", fault)
+            self._count(party, fault)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(fault))
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the terms did not come in time")
         return Connection(self.parties.index(party), party)
 
     async def _identify(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> str:
-        """The certificate says who it is; on plaintext loopback the client says so itself."""
-        if self._credentials is not None:
-            return str(party_of(context.auth_context()))
-        claimed = dict(context.invocation_metadata() or ()).get("vafl-party", "")
-        return str(claimed)
+        """The certificate says who it is, and the client must agree; plaintext has nothing but its word."""
+        claimed = str(dict(context.invocation_metadata() or ()).get(CLAIM, ""))
+        if self._credentials is None:
+            return claimed
+        party = party_of(context.auth_context())
+        if claimed not in ("", party):
+            raise Unauthenticated(
+                f'a party must show its own certificate. Found that of "{party}", shown by "{claimed}".'
+            )
+        return party
 
     async def _read(self, connection: Connection, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         """Hands frames on, as many at a time as the client has credit: the rest waits on its own side."""
@@ -210,7 +235,7 @@ class FederationServer:
         if len(self.seen) == len(self.parties):
             self._everybody.set()
         await self._everybody.wait()
-        while frame := await _next_frame(context):
+        while frame := await next_frame(context):
             await connection.credit.acquire()  # given back when the worker has handled the frame
             self._inbox.put_nowait((connection, frame))
 
@@ -234,28 +259,35 @@ class FederationServer:
                 self._reason = f"the server failed: {error}"
                 self._over.set()
                 return
+            for connection, frame in replies:
+                connection.outbox.put_nowait(frame)
             for connection, frame in batch:
                 if frame:
                     connection.credit.release()
-            for client, frame in replies:
-                if client in self.connections:
-                    self.connections[client].outbox.put_nowait(frame)
+                if connection.violations >= MANY_VIOLATIONS:
+                    connection.outbox.put_nowait(None)
 
-    def _handle(self, batch: list[tuple[Connection, bytes]]) -> list[tuple[int, bytes]]:
+    def _handle(self, batch: list[tuple[Connection, bytes]]) -> list[tuple[Connection, bytes]]:
         """In the worker thread: frames to messages, through the protocol, and back to frames."""
-        replies: list[ServerMessage] = []
+        replies: list[tuple[Connection, ServerMessage]] = []
         for connection, frame in batch:
             replies += self._receive(connection, frame)
-        replies += self._after(self)
-        frames = [(reply.client, self._codec.encode(reply)) for reply in replies]
-        for client, content in frames:
-            self.traffic[client].bytes_down += len(content)
+        replies += self._addressed(self._after(self))
+        frames = [(connection, self._codec.encode(reply)) for connection, reply in replies]
+        for connection, content in frames:
+            self.traffic[connection.client].bytes_down += len(content)
         return frames
 
-    def _receive(self, connection: Connection, frame: bytes) -> list[ServerMessage]:
+    def _addressed(self, replies: Sequence[ServerMessage]) -> list[tuple[Connection, ServerMessage]]:
+        """Each reply with the stream it goes to. Who has not joined on its stream is sent nothing yet:
+        what it is owed follows its welcome."""
+        found = [(self.connections.get(reply.client), reply) for reply in replies]
+        return [(stream, reply) for stream, reply in found if stream is not None and stream.joined]
+
+    def _receive(self, connection: Connection, frame: bytes) -> list[tuple[Connection, ServerMessage]]:
         client = connection.client
         if not frame:
-            return self.server.receive(Leave(client))
+            return self._addressed(self.server.receive(Leave(client)))
         if self.connections.get(client) is not connection:
             return []  # left over from a stream that a newer one has replaced
         traffic = self.traffic[client]
@@ -264,20 +296,20 @@ class FederationServer:
         try:
             self._check_rate(connection)
             message = self._codec.from_client(frame, client)
+            if isinstance(message, Join) is connection.joined:
+                raise InvalidMessage("a stream's first message is a join, and no other is.")
             self._check_norm(message)
-            return self.server.receive(message)
+            replies = self.server.receive(message)
         except InvalidMessage as fault:
             self._count(connection.party, fault)
             connection.violations += 1
-            if connection.violations >= MANY_VIOLATIONS:
-                self._loop.call_soon_threadsafe(connection.outbox.put_nowait, None)
-            return [Refused(client, str(fault))]
+            return [(connection, Refused(client, str(fault)))]
+        connection.joined = True
+        return self._addressed(replies)
 
     def _check_rate(self, connection: Connection) -> None:
-        connection.frames += 1
         limit = self._settings.messages_per_second
-        allowed = limit * (time.monotonic() - connection.began) + max(10.0, limit)
-        if limit and connection.frames > allowed:
+        if limit and not self._allowances[connection.client].take():
             raise InvalidMessage(f"at most {limit:g} messages a second. Found more from {connection.party}.")
 
     def _check_norm(self, message: object) -> None:
@@ -289,11 +321,12 @@ class FederationServer:
                 raise InvalidMessage(f"an embedding's norm must be at most {limit:g}. Found {largest:g}.")
 
     def _count(self, party: str, fault: Exception) -> None:
-        self.violations[party] = self.violations.get(party, 0) + 1
-        log.warning("refused from %s: %s", party, fault)
+        """Every refusal is counted; not every one is logged, or a hostile party could fill the disk."""
+        count = self.violations[party] = self.violations.get(party, 0) + 1
+        if count <= _LOGGED or count % _LOGGED_EVERY == 0:
+            log.warning("refused from %s (%d so far): %s", party, count, fault)
 
 
-async def _next_frame(context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
-    """The next frame; empty when the client has closed the stream."""
-    frame = await context.read()
-    return frame if isinstance(frame, bytes) else b""
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)

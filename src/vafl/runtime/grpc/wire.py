@@ -18,6 +18,7 @@ from vafl.runtime.codec import Encoding
 SERVICE = "vafl.Federation"
 METHOD = "Stream"
 PATH = f"/{SERVICE}/{METHOD}"
+CLAIM = "vafl-party"  # metadata: who the client says it is
 PROTOCOL = 1
 LARGEST_TERMS = 4096
 MANY_VIOLATIONS = 100

@@ -10,7 +10,7 @@ dial. Certificates are good for one end of a connection only: `server` serves, a
 
 from vafl.runtime.identity.authority import issue, make_authority
 from vafl.runtime.identity.credentials import Credentials
-from vafl.runtime.identity.handshake import refusal
+from vafl.runtime.identity.handshake import closed_early, refusal
 from vafl.runtime.identity.loopback import LOOPBACK_OPTIONS, require_loopback
 from vafl.runtime.identity.names import SERVER, SERVER_NAME, check_party, party_of
 
@@ -20,6 +20,7 @@ __all__ = [
     "SERVER_NAME",
     "Credentials",
     "check_party",
+    "closed_early",
     "issue",
     "make_authority",
     "party_of",

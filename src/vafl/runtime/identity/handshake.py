@@ -36,7 +36,7 @@ _MEANINGS = (
         "server was started with its certificate.",
     ),
     (
-        "Tls handshake failed",
+        "CERTIFICATE_VERIFY_FAILED",
         "the server's certificate must be signed by the authority in this party's ca.pem. Found one that is "
         "not. Check the address, and that both took their files from the same authority.",
     ),
@@ -45,18 +45,20 @@ _CLOSED = ("failed to connect to all addresses", "Socket closed")
 
 
 def refusal(details: str) -> Unauthenticated | None:
-    """What a failed call's `details()` say about certificates, or None if it failed for another reason.
-
-    A server that refuses this party's certificate just closes the connection; so does one that is killed
-    at that moment. Then the text says what to look at, and trying again is reasonable.
-    """
+    """What a failed call's `details()` say about certificates, or None if it failed for another reason."""
     for sign, meaning in _MEANINGS:
         if sign in details:
             return Unauthenticated(meaning)
-    if all(sign in details for sign in _CLOSED):
+    if closed_early(details):
         return Unauthenticated(
             "the server must accept this party's certificate. Found that it closed the connection before "
             "the first message. Its log says why: no certificate, one of another authority, or one out of "
             "date by its clock."
         )
     return None
+
+
+def closed_early(details: str) -> bool:
+    """Whether the server just closed the connection. It does so when it refuses a certificate, but also
+    when it is killed at that moment: only if it happens again and again it is a refusal."""
+    return all(sign in details for sign in _CLOSED)

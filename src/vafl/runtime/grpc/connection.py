@@ -1,0 +1,52 @@
+"""One client's stream as the server sees it: what waits on it, and how much its client may say."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import grpc.aio
+
+_INBOX = 4  # frames of one client that may wait for the worker
+
+
+@dataclass
+class Connection:
+    """One client's live stream.
+
+    Attributes:
+        credit: frames it may have waiting for the worker.
+        joined: whether the client has said where it stands: before, nothing else is said or heard.
+    """
+
+    client: int
+    party: str
+    outbox: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
+    credit: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_INBOX))
+    violations: int = 0
+    joined: bool = False
+
+
+@dataclass
+class Allowance:
+    """How many messages a client may say now: it grows with time, up to a second's worth (or 10), and
+    outlasts the client's stream, so that dialling again buys nothing."""
+
+    rate: float
+    left: float = 10.0
+    at: float = field(default_factory=time.monotonic)
+
+    def take(self) -> bool:
+        """Whether one more message is allowed; it then counts."""
+        now = time.monotonic()
+        self.left = min(max(10.0, self.rate), self.left + self.rate * (now - self.at))
+        self.at = now
+        if self.left < 1:
+            return False
+        self.left -= 1
+        return True
+
+
+async def next_frame(context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
+    """The next frame; empty when the client has closed the stream."""
+    frame = await context.read()
+    return frame if isinstance(frame, bytes) else b""

@@ -1,0 +1,83 @@
+"""What a server's trace proves: every upload at most once, none that was told durable lost, no bound broken.
+
+A life that resumes goes back to a checkpoint: the steps of earlier lives from its iteration on are undone.
+What is left is the history that the final model rests on.
+"""
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass
+class History:
+    """The trace of one run, read.
+
+    Attributes:
+        steps: what the final model rests on: iteration, uploads, delay and time of each step.
+        twice: uploads a step was made on although one had been made before, and not undone.
+        lost: uploads told durable that no step of the history is made on.
+        undone: steps that crashes made the server forget.
+        given_up: uploads that were never stepped on, by agreement when a party came back.
+    """
+
+    steps: list[dict] = field(default_factory=list)
+    twice: list[tuple[int, int]] = field(default_factory=list)
+    lost: set[tuple[int, int]] = field(default_factory=set)
+    undone: int = 0
+    lives: int = 0
+    given_up: set[tuple[int, int]] = field(default_factory=set)
+    longest_delay: int = 0
+    _told: Counter = field(default_factory=Counter)
+    _made: set[tuple[int, int]] = field(default_factory=set)
+
+    def take(self, line: dict) -> None:
+        getattr(self, f"_{line['what']}", lambda line: None)(line)
+
+    def _life(self, line):
+        """The rest was undone; what was told durable must still be there."""
+        self.lives += 1
+        kept = [step for step in self.steps if step["iteration"] < line["iteration"]]
+        self.undone += len(self.steps) - len(kept)
+        self.steps = kept
+        self._made = {tuple(upload) for step in kept for upload in step["uploads"]}
+        for client, count in enumerate(line["activations"]):
+            self._check_durable(client)
+            self.lost |= {(client, activation) for activation in range(count, self._told[client])}
+
+    def _step(self, line):
+        self.steps.append(line)
+        self.longest_delay = max(self.longest_delay, line["delay"])
+        for upload in map(tuple, line["uploads"]):
+            if upload in self._made:
+                self.twice.append(upload)
+            self._made.add(upload)
+
+    def _durable(self, line):
+        for client, count in enumerate(line["told"]):
+            self._told[client] = max(self._told[client], count)
+            self._check_durable(client)
+
+    def _join(self, line):
+        for activation in line["given_up"]:
+            self._give_up(line["client"], activation)
+
+    def _skipped(self, line):
+        if (line["client"], line["activation"]) not in self._made:
+            self._give_up(line["client"], line["activation"])
+
+    def _give_up(self, client, activation):
+        if activation < self._told[client]:
+            self.lost.add((client, activation))
+        self.given_up.add((client, activation))
+
+    def _check_durable(self, client):
+        told = {(client, activation) for activation in range(self._told[client])}
+        self.lost |= told - self._made - self.given_up
+
+
+def read_history(path) -> History:
+    history = History()
+    for line in path.read_text().splitlines():
+        history.take(json.loads(line))
+    return history

@@ -1,0 +1,152 @@
+"""A federation of real processes over mutual TLS, started as a user would, and mistreated by a scenario."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomli_w
+
+from vafl.runtime.identity import SERVER, issue, make_authority
+
+
+class Failed(Exception):
+    """A scenario did not go as it must, and what was seen instead."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where parties run: what is put before their commands, and the address the server listens on."""
+
+    address: str
+    prefixes: dict[str, list[str]]
+
+    @classmethod
+    def here(cls) -> "Place":
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            return cls(f"127.0.0.1:{free.getsockname()[1]}", {})
+
+
+class Parties:
+    """A folder with configuration and certificates, and the processes of its parties.
+
+    Use as a context manager: no process outlives it.
+
+    Args:
+        document: the configuration, all but the network's address and certificates.
+        limit: seconds any wait may take; a longer one is a hang.
+        states: whether the server's trace tells every change of its state.
+    """
+
+    def __init__(self, folder: Path, document: dict, place: Place, limit: float, *, states: bool = False):
+        self.folder, self.limit, self.place = folder, limit, place
+        self.clients = [f"client-{number}" for number in range(1, document["partition"]["clients"] + 1)]
+        self.trace = folder / "trace.jsonl"
+        self.processes: dict[str, subprocess.Popen] = {}
+        self._read, self._rest, self._updates = 0, b"", 0
+        folder.mkdir(parents=True)
+        make_authority(folder / "certs")
+        for party in (SERVER, *self.clients):
+            issue(folder / "certs", party)
+        network = {**document.get("network", {}), "address": place.address, "certificates": "certs"}
+        (folder / "run.toml").write_text(tomli_w.dumps({**document, "network": network}))
+        traced = {"VAFL_TRACE": str(self.trace), **({"VAFL_TRACE_STATE": "1"} if states else {})}
+        self._environment = {**os.environ, **traced, "OMP_NUM_THREADS": "1", "no_proxy": "*"}
+
+    def __enter__(self) -> "Parties":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+    def start(self, party: str, *, resume: bool = False) -> None:
+        if party == SERVER:
+            command = ["tests.chaos.traced", "server", self.folder / "run.toml"]
+        else:
+            command = ["vafl.cli", "client", self.folder / "run.toml", "--party", party]
+        prefix = self.place.prefixes.get(party, [])
+        with self._log(party).open("ab") as log:
+            self.processes[party] = subprocess.Popen(
+                [*prefix, sys.executable, "-m", *command, "--out", self.folder / party]
+                + ["--resume"] * resume,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=self._environment,
+            )
+
+    def start_all(self) -> None:
+        for party in (SERVER, *self.clients):
+            self.start(party)
+
+    def kill(self, party: str) -> None:
+        """kill -9, and nothing else is told of it."""
+        self.processes[party].kill()
+        self.processes[party].wait()
+
+    def check_alive(self) -> None:
+        """Nobody may end with an error by itself."""
+        for party, process in self.processes.items():
+            if process.poll():
+                raise Failed(f"{party} ended with exit code {process.returncode}: {self.log(party)[-1500:]}")
+
+    def until(self, condition, what: str) -> None:
+        """Waits for a condition while everybody is well."""
+        deadline = time.monotonic() + self.limit
+        while not condition():
+            self.check_alive()
+            if time.monotonic() > deadline:
+                raise Failed(f"hang: waited {self.limit:.0f} s for {what}; {self.state()}")
+            time.sleep(0.05)
+
+    def rest(self, seconds: float) -> None:
+        """Lets some time pass while everybody is well."""
+        end = time.monotonic() + seconds
+        self.until(lambda: time.monotonic() >= end, "time to pass")
+
+    def until_over(self) -> None:
+        """Waits until every party has ended by itself."""
+        self.until(
+            lambda: all(process.poll() == 0 for process in self.processes.values()), "the run's own end"
+        )
+
+    def over(self) -> bool:
+        return self.processes[SERVER].poll() == 0
+
+    def log(self, party: str) -> str:
+        return self._log(party).read_text(errors="replace")
+
+    def _log(self, party: str) -> Path:
+        return self.folder / f"{party}.log"
+
+    def updates(self) -> int:
+        """The server's iteration, by its trace so far."""
+        if self.trace.exists():
+            with self.trace.open("rb") as file:
+                file.seek(self._read)
+                content = self._rest + file.read()
+                self._read = file.tell()
+            *lines, self._rest = content.split(b"\n")
+            for line in map(json.loads, lines):
+                if line["what"] in ("life", "step"):
+                    self._updates = line["iteration"] + (line["what"] == "step")
+        return self._updates
+
+    def state(self) -> str:
+        """Who is alive, how far the run is, and what the server says last."""
+        running = [party for party, process in self.processes.items() if process.poll() is None]
+        return (
+            f"running: {', '.join(running)}; {self.updates()} updates; the server's log ends: "
+            f"{self.log(SERVER)[-800:]}"
+        )
+
+    def metric(self) -> float:
+        summary = json.loads((self.folder / SERVER / "summary.json").read_text())
+        return float(summary["metric"]["value"])

@@ -1,0 +1,114 @@
+"""`vafl`, with a server that writes down what it does: `python -m tests.chaos.traced server CONFIG ...`.
+
+The trace is a file of JSON lines, appended to by every life of the server (VAFL_TRACE names it). A line is
+written before anybody hears of what it says, so a killed server has told nobody more than its trace tells.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import time
+
+import torch
+
+from vafl import cli
+from vafl.federation.server import ServerState
+from vafl.protocol.server import Server
+from vafl.runtime.grpc.server import FederationServer
+
+
+class Trace:
+    """Appends lines; one write each, so that a kill leaves whole lines only."""
+
+    def __init__(self, path):
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def write(self, what, **facts):
+        line = json.dumps({"what": what, "at": time.time(), **facts}) + "\n"
+        os.write(self._file, line.encode())
+
+
+def digest_of(server: Server) -> str:
+    """Of all that training rests on. Who is connected, and what was asked of whom, is not part of it."""
+    table = server.table
+    digest = hashlib.blake2b(digest_size=16)
+    for array in (table.cells.numpy(), table.stored_at):
+        digest.update(array.tobytes())
+    for tensor in server.head.state_dict().values():
+        digest.update(tensor.numpy().tobytes())
+    waiting = [(turn.client, turn.activation, turn.rows.tolist()) for turn in server._waiting]
+    answers = [[answer.activation for answer in kept] for kept in server._answers]
+    facts = (server.iteration, server.activations, server.durable, waiting, answers)
+    digest.update(json.dumps(facts).encode())
+    digest.update(repr(server.descent.state()).encode())
+    return digest.hexdigest()
+
+
+def trace_server(trace: Trace) -> None:
+    """Wraps the places where a server's history is made."""
+    began, step, made_durable = ServerState.__init__, Server._step, Server.made_durable
+    take_join, skipped = Server._take_join, Server._skipped
+
+    def begin(state, *arguments, **options):
+        began(state, *arguments, **options)
+        trace.write("life", iteration=state.server.iteration, activations=state.server.activations)
+
+    def traced_step(server, group):
+        rows = torch.cat([turn.rows for turn in group])
+        delay = int(server.table.delays(rows, server.iteration).max())
+        uploads = [(turn.client, turn.activation) for turn in group if turn.steps]
+        if uploads:
+            trace.write("step", iteration=server.iteration, uploads=uploads, delay=delay)
+        return step(server, group)
+
+    def traced_durable(server, activations):
+        trace.write("durable", told=list(activations))
+        return made_durable(server, activations)
+
+    def traced_join(server, join):
+        """What a join gives up for good: uploads the server never stepped on and will not be sent again."""
+        client = join.client
+        known, waiting = server.activations[client], _waiting(server, client)
+        replies = take_join(server, join)
+        adopted = range(known, server.activations[client])
+        trace.write("join", client=client, given_up=[*adopted, *sorted(waiting - _waiting(server, client))])
+        return replies
+
+    def traced_skip(server, turn, reason):
+        trace.write("skipped", client=turn.client, activation=turn.activation, reason=reason)
+        return skipped(server, turn, reason)
+
+    ServerState.__init__, Server._step, Server.made_durable = begin, traced_step, traced_durable
+    Server._take_join, Server._skipped = traced_join, traced_skip
+
+
+def _waiting(server, client):
+    return {turn.activation for turn in server._waiting if turn.client == client and turn.steps}
+
+
+def trace_digests(trace: Trace) -> None:
+    """A line whenever what was handled last has changed the state that training rests on."""
+    handle, last = FederationServer._handle, [""]
+
+    def traced_handle(federation, batch):
+        replies = handle(federation, batch)
+        digest = digest_of(federation.server)
+        if digest != last[0]:
+            last[0] = digest
+            trace.write("state", digest=digest, iteration=federation.server.iteration)
+        return replies
+
+    FederationServer._handle = traced_handle
+
+
+def main():
+    trace = Trace(os.environ["VAFL_TRACE"])
+    trace_server(trace)
+    if os.environ.get("VAFL_TRACE_STATE"):
+        trace_digests(trace)
+    return cli.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,297 @@
+"""What befalls a federation over real sockets: streams replaced, floods, interrupts, late comers."""
+
+import asyncio
+import logging
+import threading
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import grpc
+import grpc.aio
+import pytest
+import torch
+
+from tests.runtime.grpc.test_federation import Federation, configuration, within
+from vafl.errors import Unauthenticated
+from vafl.protocol.messages import Gradient, Join, Refused, Request, Upload, Welcome
+from vafl.runtime.codec import Codec
+from vafl.runtime.grpc.connection import Allowance
+from vafl.runtime.grpc.wire import PATH
+
+ROWS = torch.arange(16)
+
+
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch):
+    monkeypatch.setattr("vafl.runtime.grpc.server._GRACE", 1.0)
+
+
+def upload(client, activation=0, sequence=1):
+    return Upload(client, sequence, activation, ROWS, torch.zeros(16, 3))
+
+
+class Hand:
+    """A client's stream, spoken by hand."""
+
+    def __init__(self, stream, client):
+        self._stream, self._client = stream, client
+
+    async def say(self, *messages):
+        for message in messages:
+            await self._stream.write(Codec().encode(message))
+
+    async def hear(self, kind):
+        """The next message of this kind; others before it are dropped."""
+        while True:
+            message = Codec().from_server(await self._stream.read(), self._client)
+            if isinstance(message, kind):
+                return message
+
+    async def hear_next(self):
+        return Codec().from_server(await self._stream.read(), self._client)
+
+
+@asynccontextmanager
+async def dialled(federation, client):
+    async with grpc.aio.insecure_channel(federation.address) as channel:
+        stream = channel.stream_stream(PATH)(metadata=(("vafl-party", federation.names[client]),))
+        await stream.write(federation.terms.to_bytes())
+        yield Hand(stream, client)
+
+
+@asynccontextmanager
+async def served(**sections):
+    """A federation that serves while the block runs."""
+    federation = Federation(configuration(**sections))
+    serving = asyncio.create_task(federation.serve())
+    await federation.listening.wait()
+    yield federation
+    federation.end.finish("enough")
+    await serving
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def test_a_new_stream_hears_nothing_before_its_welcome():
+    """An answer that was due to the stream before it comes after, or the client would answer it twice."""
+
+    async def story():
+        async with (
+            served(rule={"name": "t-sync", "t": 2}) as federation,
+            dialled(federation, 0) as first,
+            dialled(federation, 1) as other,
+        ):
+            await first.say(Join(0), upload(0))
+            await other.say(Join(1))
+            await until(lambda: federation.server.activations == [1, 0])
+            async with dialled(federation, 0) as again:
+                old = federation.end.connections[0]
+                await until(lambda: federation.end.connections[0] is not old)
+                await other.say(upload(1))
+                await other.hear(Gradient)
+                await again.say(Join(0, 1, 0))
+                return [await again.hear_next() for _ in range(2)]
+
+    heard = within(30, story())
+    assert [type(message) for message in heard] == [Welcome, Gradient]
+
+
+def test_a_stream_has_one_join_and_it_comes_first():
+    async def story():
+        async with (
+            served() as federation,
+            dialled(federation, 1) as other,
+            dialled(federation, 0) as hasty,
+        ):
+            await other.say(Join(1))
+            await hasty.say(upload(0))
+            early = await hasty.hear(Refused)
+            await hasty.say(Join(0))
+            await hasty.hear(Welcome)
+            await hasty.say(Join(0))
+            return early, await hasty.hear(Refused), federation.server.activations
+
+    early, late, activations = within(30, story())
+    assert "first message is a join" in early.reason
+    assert "first message is a join" in late.reason
+    assert activations == [0, 0]
+
+
+def test_dialling_again_buys_no_messages():
+    async def story():
+        async with served(network={"messages_per_second": 0.001}) as federation:
+            async with dialled(federation, 1) as other:
+                await other.say(Join(1))
+                for _ in range(2):
+                    async with dialled(federation, 0) as fast:
+                        await fast.say(Join(0), *[upload(0, 99)] * 8)
+                        refused = [await fast.hear(Refused) for _ in range(8)]
+            return refused
+
+    assert all("at most 0.001 messages a second" in refusal.reason for refusal in within(30, story()))
+
+
+def test_an_allowance_grows_with_time_up_to_a_second():
+    allowance = Allowance(rate=100.0, left=0.0)
+    assert not allowance.take()
+    allowance.at -= 60.0
+    assert sum(allowance.take() for _ in range(200)) in (100, 101)
+
+
+def test_a_flood_is_answered_and_counted_but_does_not_fill_the_log(caplog):
+    async def story():
+        async with (
+            served() as federation,
+            dialled(federation, 1) as other,
+            dialled(federation, 0) as hostile,
+        ):
+            await other.say(Join(1))
+            await hostile.say(Join(0), *[upload(0, 99)] * 100)
+            refused = [await hostile.hear(Refused) for _ in range(100)]
+            await until(lambda: 0 not in federation.end.connections)  # it was shown the door
+            return refused, federation.end.violations
+
+    with caplog.at_level(logging.WARNING, "vafl.server"):
+        refused, violations = within(30, story())
+    assert len(refused) == violations["client-1"] == 100
+    assert caplog.text.count("refused from client-1") == 20
+
+
+def test_a_client_that_comes_back_after_the_end_is_told():
+    async def story():
+        async with served(stop={"updates": 100_000}) as federation:
+            running = [asyncio.create_task(federation.client(index).run()) for index in range(2)]
+            await until(lambda: federation.server.iteration >= 10)
+            running[0].cancel()
+            await until(lambda: 0 in federation.server.absent)
+            federation.end.finish("enough")
+            await running[1]
+            return await federation.client(0).run()
+
+    assert within(30, story()) == "enough"
+
+
+def test_an_interrupt_before_everybody_has_joined_ends_the_run():
+    async def story():
+        federation = Federation(configuration(network={"join_timeout": 1000.0}))
+        federation.conductor.interrupted = True
+        await federation.serve()
+        return federation.points
+
+    assert len(within(20, story())) == 1
+
+
+def test_the_server_says_for_whom_it_waits_at_the_start(caplog):
+    async def story():
+        async with served() as federation, dialled(federation, 1):
+            await until(lambda: 1 in federation.end.seen)
+
+    with caplog.at_level(logging.INFO, "vafl.server"):
+        within(20, story())
+    assert "waiting for client-1, client-2, 20 s at most" in caplog.text
+
+
+def test_checkpoints_do_not_wait_for_an_evaluation():
+    """A client that is slow to say the rows held out must not make a crash cost more than the interval."""
+    federation = Federation(configuration())
+    server, conductor, saved = federation.server, federation.conductor, []
+    server.absent = set()
+    conductor.checkpoint = lambda: saved.append(server.iteration) or server.settled()
+    end = SimpleNamespace(began=0.0, now=0.0, updates=0, server=server, traffic=[], finish=None)
+    assert [type(said) for said in conductor(end)] == [Request, Request]
+    server.iteration = end.updates = 10
+    conductor(end)
+    assert saved == [10]
+    assert federation.points == []
+
+
+def test_a_client_that_is_told_to_end_ends_after_its_turn():
+    """Its state is saved next: a turn that goes on meanwhile would tear it."""
+
+    async def story():
+        async with served() as federation, dialled(federation, 1) as other:
+            await other.say(Join(1))
+            client = federation.client(0)
+            in_turn, over = threading.Event(), threading.Event()
+
+            def slow():
+                in_turn.set()
+                threading.Event().wait(0.3)
+                over.set()
+
+            client._after = slow
+            running = asyncio.create_task(client.run())
+            await until(in_turn.is_set)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            return over.is_set()
+
+    assert within(30, story())
+
+
+def test_uploads_that_are_skipped_for_a_client_that_is_gone_come_slower_and_the_server_says_why(
+    caplog, monkeypatch
+):
+    monkeypatch.setattr("vafl.runtime.grpc.conductor._SILENCE", 0.5)
+    rule = {"name": "async", "delay_bound": 2, "when_unanswered": "skip"}
+
+    async def story():
+        async with served(rule=rule, stop={"updates": 10_000}) as federation:
+            running = [asyncio.create_task(federation.client(index).run()) for index in range(2)]
+            await until(lambda: federation.server.iteration >= 10)
+            running[1].cancel()
+            await until(lambda: "was skipped for want of them" in caplog.text)
+            skipped = federation.server.activations[0]
+            await asyncio.sleep(1.0)
+            skipped = federation.server.activations[0] - skipped
+            running[1] = asyncio.create_task(federation.client(1).run())
+            before = federation.server.iteration
+            await until(lambda: federation.server.iteration >= before + 10)
+            return skipped
+
+    with caplog.at_level(logging.WARNING, "vafl.server"):
+        skipped = within(60, story())
+    assert skipped <= 3
+    assert "waiting for fresh embeddings from client-2: every upload since" in caplog.text
+    assert "gone: client-2" in caplog.text
+
+
+def test_patience_is_for_a_server_that_is_gone_and_not_for_one_that_has_nothing_to_say():
+    async def story():
+        async with served(rule={"name": "t-sync", "t": 2}) as federation, dialled(federation, 1) as other:
+            await other.say(Join(1))
+            federation.overrides = {"patience": 0.2}
+            running = asyncio.create_task(federation.client(0).run())
+            await until(lambda: federation.server.activations[0] == 1)
+            await asyncio.sleep(0.5)
+            first = federation.end.connections[0]
+            first.outbox.put_nowait(None)  # the server drops the stream
+            await until(lambda: running.done() or federation.end.connections.get(0, first) is not first)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            return running.cancelled()
+
+    assert within(20, story())
+
+
+CLOSED = "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:127.0.0.1:1: Socket closed"
+REFUSED = "failed to connect to all addresses; last error: UNKNOWN: Connection refused"
+
+
+def test_a_connection_closed_at_once_is_a_refusal_only_if_it_happens_again_and_again():
+    """A server that is killed amid a handshake closes it, too."""
+
+    def failed(details):
+        return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, (), (), details)
+
+    federation = Federation(configuration())
+    federation.address = "127.0.0.1:1"
+    client = federation.client(0)
+    for details in (CLOSED, REFUSED, CLOSED, CLOSED, CLOSED, CLOSED):
+        client._judge(failed(details))
+    with pytest.raises(Unauthenticated, match="Its log says why"):
+        client._judge(failed(CLOSED))
