@@ -93,6 +93,12 @@ def test_embed_only_is_charged_for_what_others_carry():
     assert (statement.mu < statement.valid_mu).all()
 
 
+def test_local_steps_leave_fewer_minibatches():
+    settings = PrivacySettings(clip=1.0, noise=2.0, gradient_clip=1.0, gradient_noise=2.0, mu_max=2.0)
+    left = [Statement("own", Ledger(None, 1, ""), settings, 1, steps).left(0.0) for steps in (1, 3)]
+    assert left == [8, 4]
+
+
 def test_without_a_clip_nothing_is_bounded():
     ledger = Ledger(None, 2, "")
     settings = PrivacySettings(mode="embed_only", noise=2.0)

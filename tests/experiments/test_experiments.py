@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from experiments import convergence, rules_mnist, strongly_convex
+from experiments import convergence, privacy_curves, rules_mnist, strongly_convex
 from experiments.jobs import in_groups, run_all
 from experiments.objective import Objective
 from experiments.rates import slope
@@ -48,6 +48,12 @@ def mnist(tmp_path_factory):
         write_idx(folder / "mnist" / f"{part}-images-idx3-ubyte.gz", images)
         write_idx(folder / "mnist" / f"{part}-labels-idx1-ubyte.gz", labels)
     return folder
+
+
+def test_privacy_curves_quick(tmp_path):
+    assert privacy_curves.main(["--quick", "--workers", "1", "--out", str(tmp_path)]) == 0
+    assert_drawn(tmp_path, "privacy_curves")
+    assert set(read(tmp_path)["measured"]["digits"]) == {"none", *privacy_curves.MODES}
 
 
 def test_convergence_quick(tmp_path):

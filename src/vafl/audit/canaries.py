@@ -114,8 +114,7 @@ def _score_rounds(
             )
     ledger = own.budget.ledger
     uses = int(ledger.counts[KINDS.index("batch")].max())
-    update = claimed.update_cost if used.kind == "dp_train" else 0.0
-    return score, (uses * (claimed.upload_cost + update)) ** 0.5
+    return score, math.sqrt(uses * claimed.batch_cost())
 
 
 def _weight(cost: float, deviation: float) -> float:
@@ -174,8 +173,7 @@ def audit_model_channel(
     server may ask for probes until their own noise is gone. Noise on uploads alone does not hide a canary
     then, so `embed_only` must fail under the claim sqrt(T_n) Delta/c.
     """
-    update = claimed.update_cost if claimed.kind == "dp_train" else 0.0
-    claim = (rounds * (claimed.upload_cost + update)) ** 0.5
+    claim = math.sqrt(rounds * claimed.batch_cost())
     coins = torch.from_numpy(np.random.default_rng().integers(0, 2, canaries))
     sum_of_gradients = used.gradient_clip if used.kind == "dp_train" else 1.0
     moved = rounds * _STEP_SIZE * sum_of_gradients / canaries  # a weight, by a canary that is there

@@ -82,8 +82,7 @@ def _canaries(settings: PrivacySettings, canaries: int, noise_scale: float) -> t
 
 def _rounds(settings: PrivacySettings) -> int:
     """As many as bring mu near 1, where canaries tell most."""
-    cost = settings.upload_cost + (settings.update_cost if settings.kind == "dp_train" else 0.0)
-    return max(1, min(_MOST_ROUNDS, round(1 / cost)))
+    return max(1, min(_MOST_ROUNDS, round(1 / settings.batch_cost())))
 
 
 def _confirmed(look: Callable[[], Finding]) -> Finding:

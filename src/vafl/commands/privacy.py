@@ -73,8 +73,8 @@ def read_statements(run: Path) -> tuple[list[Statement], bool]:
             f'"{run}" has no privacy ledgers. Its clients were not private (privacy.mode '
             f"{config.privacy.kind}), or have their ledgers on their own machines."
         )
-    batch = config.schedule.batch_size
-    statements = [Statement(path.stem, read_ledger(path), config.privacy, batch) for path in paths]
+    batch, steps = config.schedule.batch_size, config.rule.local_steps
+    statements = [Statement(path.stem, read_ledger(path), config.privacy, batch, steps) for path in paths]
     return statements, folder.name == SIMULATED_LEDGERS
 
 

@@ -16,6 +16,7 @@ import polars as pl
 from sklearn import datasets as bundled
 
 from vafl.data.dataset import Array, Dataset, digest_records, encode_labels, split_rows
+from vafl.data.parkinson import load_parkinson
 from vafl.errors import ConfigError, DataError
 
 _BUNDLED: dict[str, tuple[Callable[..., Any], bool]] = {  # name: (loader, is a regression)
@@ -26,7 +27,7 @@ _BUNDLED: dict[str, tuple[Callable[..., Any], bool]] = {  # name: (loader, is a 
     "diabetes": (bundled.load_diabetes, True),
 }
 _IDX = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}
-NAMES = (*_BUNDLED, *_IDX, "csv")
+NAMES = (*_BUNDLED, *_IDX, "parkinson", "csv")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class DataSettings:
 
     Attributes:
         name: one that scikit-learn carries (`digits`, `breast_cancer`, `wine`, `iris`, `diabetes`), a
-            public one in the data folder (`mnist`, `fashion_mnist`), or `csv` for a file of one's own.
+            public one in the data folder (`mnist`, `fashion_mnist`, `parkinson`), or `csv` for a file of
+            one's own.
         path: the CSV file; a relative path is taken from the config file's folder.
         label: the CSV's label column.
         ignore: CSV columns that are neither features nor the label.
@@ -75,7 +77,13 @@ def load(settings: DataSettings, seed: int) -> Dataset:
         return _load_bundled(settings, seed)
     if settings.name in _IDX:
         return _load_idx(settings)
+    if settings.name == "parkinson":
+        return load_parkinson(_folder(settings), settings.test_fraction, seed)
     return _load_csv(settings, seed)
+
+
+def _folder(settings: DataSettings) -> Path:
+    return Path(settings.folder or os.environ.get("VAFL_DATA", ""))
 
 
 def _load_bundled(settings: DataSettings, seed: int) -> Dataset:
@@ -143,7 +151,7 @@ def _split(
 
 
 def _load_idx(settings: DataSettings) -> Dataset:
-    folder = Path(settings.folder or os.environ.get("VAFL_DATA", "")) / settings.name
+    folder = _folder(settings) / settings.name
     files = [
         f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
     ]

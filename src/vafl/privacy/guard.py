@@ -36,8 +36,7 @@ class Budget:
         self._free = settings.kind == "release_once"  # what follows the release costs nothing
         self._trains = settings.kind in ("dp_train", "embed_only")
         self._upload = settings.upload_cost
-        update = settings.update_cost if settings.kind == "dp_train" else 0.0
-        self._batch = self._upload + local_steps * update
+        self._batch = settings.batch_cost(local_steps)
 
     def spend(self, rows: Tensor, kind: Kind, *, whole: bool = False) -> Tensor:
         """Charges an upload, durably, and gives the rows that may be uploaded; `whole`: all or none."""

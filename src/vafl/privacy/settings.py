@@ -110,6 +110,10 @@ class PrivacySettings:
         """mu^2 that one local update with a record costs it, where updates are noised."""
         return _cost(self._sensitivity(self.gradient_clip), self.gradient_noise)
 
+    def batch_cost(self, local_steps: int = 1) -> float:
+        """mu^2 that being in one minibatch costs a record: an upload, and the updates that follow."""
+        return self.upload_cost + (local_steps * self.update_cost if self.kind == "dp_train" else 0.0)
+
     def _sensitivity(self, norm: float) -> float:
         if not norm:
             return math.inf

@@ -24,12 +24,14 @@ class Statement:
         ledger: as it stands.
         settings: of the run; they say what the next upload costs and where the limit is.
         batch: rows of a minibatch, for the paper's formula.
+        local_steps: updates a minibatch is used for.
     """
 
     party: str
     ledger: Ledger
     settings: PrivacySettings
     batch: int
+    local_steps: int = 1
 
     @property
     def mu(self) -> npt.NDArray[np.float64]:
@@ -53,7 +55,7 @@ class Statement:
             return None
         if settings.kind == "release_once":
             return 0 if spent else 1
-        cost = settings.upload_cost + (settings.update_cost if settings.kind == "dp_train" else 0.0)
+        cost = settings.batch_cost(self.local_steps)
         return max(0, math.floor((settings.mu_max**2 - spent**2) / cost * (1 + 1e-12)))
 
     def record(self, number: int) -> dict[str, Any]:
