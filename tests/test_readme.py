@@ -26,7 +26,7 @@ def test_every_command_it_shows_exists():
         [sys.executable, "-m", "vafl.cli", "--help"], capture_output=True, text=True, check=True
     )
     for command in commands:
-        assert f"    {command} " in usage.stdout, command
+        assert re.search(rf"^    {command}\b", usage.stdout, re.MULTILINE), command
 
 
 def test_make_has_the_targets_it_names():
