@@ -73,6 +73,14 @@ def test_no_record_moves_the_sum_by_more_than_the_clip(name):
     assert (sums[0] - sums[1]).norm() <= 0.5 * (1 + 1e-3)
 
 
+def test_a_record_beyond_all_numbers_is_clipped_to_nothing():
+    model = nn.Linear(3, 2)
+    updates = NoisyUpdates(model, list(model.parameters()), 1.0, 1e-9, Noise())
+    inputs = torch.full((2, 3), 1e30)
+    for slopes in (torch.zeros(2, 2), torch.ones(2, 2)):
+        assert all(each.isfinite().all() and each.norm() <= 1 for each in updates(inputs)[1](slopes))
+
+
 def test_the_sum_has_the_noise_asked_for_whatever_the_batch():
     model = nn.Linear(100, 50)
     for rows in (1, 20):

@@ -84,11 +84,15 @@ class Ledger:
             [records], which ones were charged: only those may be uploaded.
         """
         affordable: npt.NDArray[np.bool_] = self.spent[records] + cost <= limit**2 * (1 + 1e-12)
-        if whole and not affordable.all():
-            affordable[:] = False
-        chosen = records[affordable]
+        if affordable.all():
+            chosen = records
+        elif whole:
+            affordable[:], chosen = False, records[:0]
+        else:
+            chosen = records[affordable]
         if len(chosen):
-            self._append(KINDS.index(kind), trains, cost, chosen.astype("<u4").tobytes())
+            if self._file is not None:
+                self._append(self._file, KINDS.index(kind), trains, cost, chosen.astype("<u4").tobytes())
             self._book(KINDS.index(kind), trains, cost, chosen)
             if self._entries > max(_LONGEST, 4 * self.spent.nbytes * len(KINDS)):
                 self._replace_by_balance()
@@ -119,22 +123,21 @@ class Ledger:
         self.counts[kind, records] += 1
         self.vectors += len(records)
         if trains:
-            new = records[self.first_use[records] == 0]
-            self.first_use[new] = self.vectors
+            first = self.first_use[records]
+            if not first.all():
+                self.first_use[records[first == 0]] = self.vectors
 
     # --- the file ---
 
-    def _append(self, kind: int, trains: bool, cost: float, payload: bytes) -> None:
+    def _append(self, file: int, kind: int, trains: bool, cost: float, payload: bytes) -> None:
         """On disk when this returns; nothing was charged if it raises."""
-        if self._file is None:
-            return
         entry = _entry(kind, trains, cost, payload)
         try:
-            written = os.write(self._file, entry)
+            written = os.write(file, entry)
             if written < len(entry):
-                os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+                os.ftruncate(file, os.fstat(file).st_size - written)
                 raise OSError("the disk is full")
-            os.fdatasync(self._file)
+            os.fdatasync(file)
         except OSError as error:
             raise RunFolderError(
                 f'the ledger "{self.path}" cannot be written, so nothing may be uploaded: {error}.'

@@ -1,5 +1,6 @@
 """Local updates under differential privacy: each record's own gradient, clipped; their sum, noised."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -8,7 +9,7 @@ from torch.func import functional_call, grad, vmap
 
 from vafl.privacy.layers import HiddenNoise, trained_layers
 from vafl.privacy.noise import Noise
-from vafl.privacy.release import ROUNDING, clip_rows
+from vafl.privacy.release import clip_rows, scaling
 
 _RECORDS_AT_ONCE = 64  # whose whole gradients are in memory together
 
@@ -83,18 +84,25 @@ class NoisyUpdates:
         slopes_of: Sequence[Tensor] = [slopes]
         if not self._one_layer:
             slopes_of = torch.autograd.grad(outputs, [own for _, own in passes], slopes)
-        wanted = {id(parameter) for parameter in self._parameters}
-        squares = torch.zeros(len(slopes))
-        for layer, (inputs, _), own in zip(self._layers, passes, slopes_of, strict=True):
-            trained = _squares(inputs) if id(layer.weight) in wanted else 0
-            trained = trained + (1 if id(layer.bias) in wanted else 0)
-            squares += _squares(own) * trained
-        factors = (self._clip * ROUNDING / squares.sqrt().clamp_min(self._clip))[:, None]
+        norms = [
+            torch.linalg.vector_norm(own, dim=1) * self._reach(layer, inputs)
+            for layer, (inputs, _), own in zip(self._layers, passes, slopes_of, strict=True)
+        ]
+        whole = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
+        factors = scaling(whole.nan_to_num_(math.inf, math.inf), self._clip)[:, None]  # 0 times infinity
         found: dict[int, Tensor] = {}
         for layer, (inputs, _), own in zip(self._layers, passes, slopes_of, strict=True):
             scaled = own * factors
             found[id(layer.weight)], found[id(layer.bias)] = scaled.t() @ inputs, scaled.sum(0)
         return [found[id(parameter)] for parameter in self._parameters]
+
+    @staticmethod
+    def _reach(layer: nn.Module, inputs: Tensor) -> Tensor:
+        """[batch]: the norm of a layer's gradient for a slope of norm 1; infinite where that overflows."""
+        lengths: Tensor = torch.linalg.vector_norm(inputs, dim=1)
+        if layer.weight.requires_grad and layer.bias is not None and layer.bias.requires_grad:
+            return torch.hypot(lengths, torch.ones(()))
+        return lengths if layer.weight.requires_grad else torch.ones_like(lengths)
 
     def _sum_any(self, inputs: Tensor, drawn: Sequence[Tensor], slopes: Tensor) -> list[Tensor]:
         """torch.func makes every record's whole gradient, some records at a time."""
@@ -124,9 +132,3 @@ class NoisyUpdates:
             if self._hidden:
                 self._hidden.replayed = None
         return (outputs[0] * slopes).sum()
-
-
-def _squares(rows: Tensor) -> Tensor:
-    """[batch]; what overflows is infinite, and its gradient is clipped to nothing."""
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
-    return norms.square_()

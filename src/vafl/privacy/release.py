@@ -22,11 +22,15 @@ def clip_rows(values: Tensor, norm: float) -> Tensor:
     return values * _factors(values, norm)
 
 
+def scaling(lengths: Tensor, norm: float) -> Tensor:
+    """What shortens rows of these lengths to `norm`; all but rounding 1 for short ones."""
+    return lengths.clamp_min(norm).reciprocal().mul(norm * ROUNDING)
+
+
 def _factors(values: Tensor, norm: float) -> Tensor:
-    """[batch, 1, ...]: what clipping multiplies each row by; all but rounding 1 where it is short."""
+    """[batch, 1, ...]: what clipping multiplies each row by."""
     lengths = torch.linalg.vector_norm(values.flatten(1), dim=1)
-    factors: Tensor = lengths.clamp_min(norm).reciprocal() * (norm * ROUNDING)
-    return factors.view(-1, *[1] * (values.ndim - 1))
+    return scaling(lengths, norm).view(-1, *[1] * (values.ndim - 1))
 
 
 def split_last(model: nn.Module) -> tuple[nn.Module, nn.Module]:
