@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.ticker import FuncFormatter
 
-from experiments.figures import BLACK, BLUE, GREEN, GREY, ORANGE, RED, drawing
+from experiments.figures import BLACK, BLUE, GREEN, GREY, ORANGE, drawing
 from experiments.jobs import one_thread, run_all
 from experiments.results import Verdict, arguments, publish
 from vafl.build import build
@@ -24,7 +25,7 @@ from vafl.data.sources import load
 from vafl.privacy.settings import PrivacySettings
 
 BUDGETS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-MODES = {"release_once": BLUE, "frozen": GREEN, "dp_train": ORANGE, "embed_only": RED}
+MODES = {"release_once": BLUE, "frozen": GREEN, "dp_train": ORANGE, "embed_only": GREY}
 CLIPS = {"release_once": 3.0, "frozen": 3.0, "dp_train": 1.0, "embed_only": 1.0}
 WIDTH = 32  # of the embedding that is not trained
 
@@ -146,17 +147,19 @@ def draw(path: Path, tasks: Sequence[Task], measured: dict[str, Any]) -> None:
                 axes.plot(
                     curves[mode]["mu"],
                     values.mean(1),
-                    color=GREY if dashed else colour,
+                    color=colour,
                     linestyle="--" if dashed else "-",
                     marker="o",
                     markersize=3,
                     label="embed_only (claim not valid)" if dashed else mode,
                 )
             axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axes.set_xlabel(r"budget of a record, $\mu$")
             axes.set_ylabel("test accuracy")
             axes.set_title(task.title)
-        panels[0].legend(loc="best")
+        handles, labels = panels[0].get_legend_handles_labels()
+        panels[0].figure.legend(handles, labels, loc="outside lower center", ncols=len(handles))
 
 
 def _ledgers_agree(found: dict[Trial, tuple[float, float]]) -> Verdict:

@@ -1,16 +1,17 @@
 """Local updates under differential privacy: each record's own gradient, clipped; their sum, noised."""
 
-import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from vafl.privacy.layers import HiddenNoise, trained_layers
 from vafl.privacy.noise import Noise
-from vafl.privacy.release import clip_rows, scaling
+from vafl.privacy.release import Lengths, clip_rows, scaling
 
+_TINY = np.float32(1e-30)  # in the place of 0, whose product with infinity is no number
 _RECORDS_AT_ONCE = 64  # whose whole gradients are in memory together
 
 
@@ -85,24 +86,16 @@ class NoisyUpdates:
         if not self._one_layer:
             slopes_of = torch.autograd.grad(outputs, [own for _, own in passes], slopes)
         norms = [
-            torch.linalg.vector_norm(own, dim=1) * self._reach(layer, inputs)
+            np.maximum(torch.linalg.vector_norm(own, dim=1).numpy(), _TINY) * _reach(layer, inputs)
             for layer, (inputs, _), own in zip(self._layers, passes, slopes_of, strict=True)
         ]
-        whole = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
-        factors = scaling(whole.nan_to_num_(math.inf, math.inf), self._clip)[:, None]  # 0 times infinity
+        whole = norms[0] if len(norms) == 1 else np.hypot.reduce(norms)
+        factors = torch.from_numpy(scaling(whole, self._clip))[:, None]
         found: dict[int, Tensor] = {}
         for layer, (inputs, _), own in zip(self._layers, passes, slopes_of, strict=True):
             scaled = own * factors
             found[id(layer.weight)], found[id(layer.bias)] = scaled.t() @ inputs, scaled.sum(0)
         return [found[id(parameter)] for parameter in self._parameters]
-
-    @staticmethod
-    def _reach(layer: nn.Module, inputs: Tensor) -> Tensor:
-        """[batch]: the norm of a layer's gradient for a slope of norm 1; infinite where that overflows."""
-        lengths: Tensor = torch.linalg.vector_norm(inputs, dim=1)
-        if layer.weight.requires_grad and layer.bias is not None and layer.bias.requires_grad:
-            return torch.hypot(lengths, torch.ones(()))
-        return lengths if layer.weight.requires_grad else torch.ones_like(lengths)
 
     def _sum_any(self, inputs: Tensor, drawn: Sequence[Tensor], slopes: Tensor) -> list[Tensor]:
         """torch.func makes every record's whole gradient, some records at a time."""
@@ -132,3 +125,12 @@ class NoisyUpdates:
             if self._hidden:
                 self._hidden.replayed = None
         return (outputs[0] * slopes).sum()
+
+
+def _reach(layer: nn.Module, inputs: Tensor) -> Lengths:
+    """[batch]: the norm of a layer's gradient for a slope of norm 1; infinite where that overflows."""
+    lengths: Lengths = torch.linalg.vector_norm(inputs, dim=1).numpy()
+    if not layer.weight.requires_grad:
+        return np.ones_like(lengths)
+    has_bias = layer.bias is not None and layer.bias.requires_grad
+    return np.hypot(lengths, np.float32(1)) if has_bias else lengths

@@ -6,11 +6,14 @@ follows it see nothing but the noised values, so they need no noise of their own
 
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from vafl.privacy.noise import Noise
 
+Lengths = npt.NDArray[np.float32]
 ROUNDING = 1 - 1e-5  # a clipped norm stays below C whatever float32 rounds
 
 
@@ -19,18 +22,19 @@ def clip_rows(values: Tensor, norm: float) -> Tensor:
 
     A norm that overflows float32 counts as infinite: such a row becomes zero, which is short enough.
     """
-    return values * _factors(values, norm)
-
-
-def scaling(lengths: Tensor, norm: float) -> Tensor:
-    """What shortens rows of these lengths to `norm`; all but rounding 1 for short ones."""
-    return lengths.clamp_min(norm).reciprocal().mul(norm * ROUNDING)
-
-
-def _factors(values: Tensor, norm: float) -> Tensor:
-    """[batch, 1, ...]: what clipping multiplies each row by."""
     lengths = torch.linalg.vector_norm(values.flatten(1), dim=1)
-    return scaling(lengths, norm).view(-1, *[1] * (values.ndim - 1))
+    factors: Tensor = norm * ROUNDING / lengths.clamp_min(norm)
+    return values * factors.view(-1, *[1] * (values.ndim - 1))
+
+
+def scaling(lengths: Lengths, norm: float) -> Lengths:
+    """What shortens rows of these lengths to `norm`; all but rounding 1 for short ones.
+
+    In numpy: for so few numbers most of an operation's cost in torch is the call.
+    """
+    limit = np.float32(norm)
+    factors: Lengths = np.divide(limit * np.float32(ROUNDING), np.maximum(lengths, limit), dtype=np.float32)
+    return factors
 
 
 def split_last(model: nn.Module) -> tuple[nn.Module, nn.Module]:
@@ -59,35 +63,35 @@ class Release(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         clipped = clip_rows(values, self._clip) if self._clip else values
-        embeddings: Tensor = self.rest(self._add_noise(clipped))
+        embeddings: Tensor = self.rest(clipped + self._noise.gaussian(clipped.shape, self._deviation))
         return embeddings
 
     def with_way_back(self, values: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """Embeddings, and the map from their slopes to those of the values."""
-        values = values.detach()
-        factors = _factors(values, self._clip) if self._clip else None
-        clipped = values if factors is None else values * factors
-        noised = self._add_noise(clipped)
+        rows = values.detach().flatten(1)
+        noised, through_clip = self._noised(rows)
         if isinstance(self.rest, nn.Identity):
-            return noised, lambda slopes: self._through_clip(slopes, clipped, factors)
-        noised.requires_grad_()
-        embeddings: Tensor = self.rest(noised)
+            return noised.view_as(values), through_clip
+        inputs = noised.view_as(values).requires_grad_()
+        embeddings: Tensor = self.rest(inputs)
 
         def pull_back(slopes: Tensor) -> Tensor:
-            return self._through_clip(torch.autograd.grad(embeddings, noised, slopes)[0], clipped, factors)
+            return through_clip(torch.autograd.grad(embeddings, inputs, slopes)[0])
 
         return embeddings.detach(), pull_back
 
-    def _add_noise(self, clipped: Tensor) -> Tensor:
-        if not self._deviation:
-            return clipped
-        return self._noise.gaussian(clipped.shape, self._deviation).add_(clipped)
+    def _noised(self, rows: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        noise = self._noise.gaussian(rows.shape, self._deviation)
+        if not self._clip:
+            return noise.add_(rows), lambda slopes: slopes
+        scale = scaling(torch.linalg.vector_norm(rows, dim=1).numpy(), self._clip)
+        factors = torch.from_numpy(scale)[:, None]
 
-    def _through_clip(self, slopes: Tensor, clipped: Tensor, factors: Tensor | None) -> Tensor:
-        """A row that was clipped moves on a sphere: along itself nothing changes."""
-        if factors is None:
-            return slopes
-        rows, own, scale = clipped.flatten(1), slopes.flatten(1), factors.view(-1, 1)
-        along = (rows * own).sum(1, keepdim=True).masked_fill_(scale >= ROUNDING, 0.0)
-        radius = self._clip * ROUNDING
-        return torch.addcmul(own, rows, along, value=-1 / radius**2).mul_(scale).view_as(slopes)
+        def through_clip(slopes: Tensor) -> Tensor:
+            """A row that was clipped moves on a sphere: along itself nothing changes."""
+            own = slopes.flatten(1)
+            along = np.einsum("ij,ij->i", rows.numpy(), own.numpy()) * (scale / (self._clip * ROUNDING)) ** 2
+            moves = torch.from_numpy(np.where(scale < ROUNDING, -along, np.float32(0)))
+            return torch.addcmul(own, rows, moves[:, None]).mul_(factors).view_as(slopes)
+
+        return noise.addcmul_(rows, factors), through_clip
