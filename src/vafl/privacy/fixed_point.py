@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vafl.errors import Diverged
 
-FRACTION_BITS = 40  # a float32 of magnitude 2^-17 or more has no digit below 2^-40: it is encoded exactly
+FRACTION_BITS = 32  # a float32 of magnitude 2^-9 or more has no digit below 2^-32: it is encoded exactly
 Words = npt.NDArray[np.uint64]
 
 
@@ -17,7 +17,7 @@ def largest_score(clients: int) -> float:
 
 
 def encode(scores: Tensor, clients: int) -> Words:
-    """Multiples of 2^-40, negative ones as two's complements.
+    """Multiples of 2^-32, negative ones as two's complements.
 
     Raises:
         Diverged: a score is too large for a sum of `clients` of them.
