@@ -72,7 +72,6 @@ class Config:
             ("rule.order", rule.order, "upload-first", "a round is summed and answered at once"),
             ("rule.start", rule.start, "zeros", fresh),
             ("rule.delay_bound", rule.delay_bound, 0, fresh),
-            ("rule.window", rule.window, 1, "a round is one upload of each client"),
             ("schedule.refresh", self.schedule.refresh, "none", fresh),
             ("model.embedding", model.embedding, "linear", "scores of other models are not what is summed"),
             ("model.head", model.head, "bias", "other heads see more of the embeddings than scores"),
