@@ -162,8 +162,8 @@ class Server:
             return f"fresh embeddings from {who}{listed(lacking, names)} (delay bound); gone: {gone}"
         if self.bound and self.bound.skipped_rows:
             return (
-                f"fresh embeddings from {who}{listed(self.bound.lacking, names)}: every upload since iteration "
-                f"{self.iteration} was skipped for want of them (delay bound); gone: {gone}"
+                f"fresh embeddings from {who}{listed(self.bound.lacking, names)}: every upload since "
+                f"iteration {self.iteration} was skipped for want of them (delay bound); gone: {gone}"
             )
         here = listed({turn.client for turn in self._waiting}, names)
         return f"uploads of {self.rule.quorum} different clients; it has those of {here}; gone: {gone}"
