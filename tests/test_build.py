@@ -161,3 +161,8 @@ def test_the_bound_is_there_only_when_asked_for():
     assert run_of().runtime.server.bound is None
     bound = run_of(rule={"delay_bound": 4, "when_unanswered": "skip"}).runtime.server.bound
     assert (bound.limit, bound.policy) == (4, "skip")
+
+
+def test_a_secure_sum_needs_three_clients():
+    with pytest.raises(ConfigError, match=r"at least 3 clients.*Found 2"):
+        run_of(vertical_data(clients=2), rule={"name": "sync"}, privacy={"secure_sum": True})

@@ -255,3 +255,36 @@ def test_a_saved_config_holds_every_setting_and_is_found_again(tmp_path):
     assert read(tmp_path, saved) == Config(seed=3)
     assert "metric = " in saved, "model.metric"
     assert read(tmp_path, saved).stop.metric is None
+
+
+# --- the secure sum ---
+
+SECURE = {
+    "privacy": {"secure_sum": True},
+    "rule": {"name": "sync"},
+    "schedule": {"refresh": "none"},
+}
+REFUSED_WITH_SECURE_SUM = {
+    "async": (
+        {"rule": {"name": "async"}},
+        'rule.name = "sync": asynchronous release would reveal differences between a client\'s embeddings',
+    ),
+    "t-sync": ({"rule": {"name": "t-sync"}}, 'rule.name = "sync": asynchronous release'),
+    "centralised": ({"rule": {"name": "centralised"}}, 'rule.name = "sync"'),
+    "query-first": ({"rule": {"name": "sync", "order": "query-first"}}, "rule.order"),
+    "a first full upload": ({"rule": {"name": "sync", "start": "upload"}}, "rule.start"),
+    "a delay bound": ({"rule": {"name": "sync", "delay_bound": 3}}, "rule.delay_bound = 0.*Found 3"),
+    "refresh": ({"schedule": {"refresh": "all"}}, 'schedule.refresh = "none".*Found .all.'),
+    "another embedding": ({"model": {"embedding": "mlp"}}, 'model.embedding = "linear"'),
+    "another head": ({"model": {"head": "linear"}}, 'model.head = "bias"'),
+    "a short encoding": ({"network": {"encoding": "int8"}}, 'network.encoding = "float32"'),
+    "a largest norm": ({"network": {"largest_norm": 2.0}}, "network.largest_norm = 0.0"),
+}
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"), REFUSED_WITH_SECURE_SUM.values(), ids=REFUSED_WITH_SECURE_SUM.keys()
+)
+def test_a_secure_sum_refuses_whatever_is_not_one_sum_a_round(sections, said):
+    assert from_document(SECURE).privacy.secure_sum
+    refused(f"privacy.secure_sum needs {said}", **{**SECURE, **sections})

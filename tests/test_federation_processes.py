@@ -43,15 +43,15 @@ epsilon = 5.0
 class Machine:
     """A folder, certificates, and the processes a test starts; none outlives the test."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, config=CONFIG, parties=PARTIES):
         self.folder, self.processes = folder, {}
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         make_authority(folder / "certs")
-        for party in ("server", *PARTIES):
+        for party in ("server", *parties):
             issue(folder / "certs", party)
-        (folder / "run.toml").write_text(CONFIG.format(port=port))
+        (folder / "run.toml").write_text(config.format(port=port))
 
     def start(self, party, *options):
         role = ["server"] if party == "server" else ["client", "--party", party]

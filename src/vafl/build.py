@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,16 @@ from vafl.data.partition import VerticalData, partition
 from vafl.data.sources import load
 from vafl.errors import ConfigError
 from vafl.models.losses import LOSSES, Metric, metric
+from vafl.privacy.fixed_point import decode
 from vafl.privacy.guard import Guard, guard
 from vafl.privacy.ledger import Ledger
+from vafl.privacy.secure_sum import KeyAgreement, NoWitness, Witness
 from vafl.protocol.bound import DelayBound
 from vafl.protocol.centralised import Centralised
 from vafl.protocol.client import Client
 from vafl.protocol.delays import DelaySummary
+from vafl.protocol.masked_client import MaskedClient
+from vafl.protocol.masked_server import MaskedServer, SumTable
 from vafl.protocol.rules import Rule
 from vafl.protocol.schedule import (
     BatchSchedule,
@@ -128,6 +133,7 @@ def make_plan(config: Config, data: VerticalData | None = None) -> Plan:
     config.schedule.check_rows(data.rows)
     config.rule.check_clients(len(data.parties))
     config.delays.check_clients(len(data.parties))
+    config.privacy.check_clients(len(data.parties))
     config.labels.check_classes(len(data.classes or ()))
     task = Task.of(config, data)
     if config.privacy.kind == "frozen" and config.model.head == "bias":
@@ -210,8 +216,8 @@ def with_drawn_labels(plan: Plan, path: Path | None = None) -> Plan:
 def make_server(plan: Plan, table: EmbeddingTable | None = None) -> Server:
     """The server of a run: labels, head, and an empty table unless one is given."""
     rule, clients = plan.config.rule, len(plan.data.parties)
-    server = Server(
-        table or EmbeddingTable(plan.data.rows, widths(plan), summed=plan.config.model.combine == "sum"),
+    table = table or make_table(plan, plan.data.rows)
+    others = (
         plan.data.train_labels,
         plan.head,
         LOSSES[plan.task.loss],
@@ -220,8 +226,20 @@ def make_server(plan: Plan, table: EmbeddingTable | None = None) -> Server:
         DelayBound(rule.delay_bound, rule.when_unanswered) if rule.delay_bound else None,
         plan.config.labels.mask(),
     )
+    if isinstance(table, SumTable):
+        server: Server = MaskedServer(table, *others, decode=decode)
+    else:
+        server = Server(table, *others)
     server.last_iteration = plan.config.stop.updates
     return server
+
+
+def make_table(plan: Plan, rows: int) -> EmbeddingTable:
+    """An empty table, in this process's memory; of a secure sum it has the sums only."""
+    own = widths(plan)
+    if plan.config.privacy.secure_sum:
+        return SumTable(rows, len(own), own[0])
+    return EmbeddingTable(rows, own, summed=plan.config.model.combine == "sum")
 
 
 def widths(plan: Plan) -> list[int]:
@@ -253,17 +271,24 @@ def make_client(
     own: Guard | None = None,
     *,
     with_held_out: bool = False,
+    witness: Witness | None = None,
 ) -> Client:
     """One client of a run, with its own features only; of the held-out rows too if it is asked for those.
 
-    Clients in one process may share all `schedules`. `own` makes the client private.
+    Clients in one process may share all `schedules`. `own` makes the client private. `witness` vouches for
+    the keys of a secure sum; parties on one machine may do without.
     """
     config, party = plan.config, plan.data.parties[index]
     rows, clients = plan.data.rows, len(plan.data.parties)
     schedules = schedules or [make_schedule(config, rows, client) for client in range(clients)]
     model = plan.models[index] if own is None else own.model
     features = torch.cat([party.train, party.test]) if with_held_out else party.train
-    return Client(
+    kind: Callable[..., Client] = Client
+    if config.privacy.secure_sum:
+        names = [party.name for party in plan.data.parties]
+        keys = KeyAgreement(config.network.run_id, names, index, witness or NoWitness())
+        kind = partial(MaskedClient, keys=keys)
+    return kind(
         index,
         features if own is None else own.features,
         model,

@@ -59,6 +59,32 @@ class Config:
             raise ConfigError(f"seed must be 0 or more. Found {self.seed}.")
         if self.threads < 1:
             raise ConfigError(f"threads must be 1 or more. Found {self.threads}.")
+        if self.privacy.secure_sum:
+            self._check_secure_sum()
+
+    def _check_secure_sum(self) -> None:
+        """Masks cancel in the sum over all clients of one round, and in nothing else."""
+        model, rule, network = self.model, self.rule, self.network
+        asynchronous = "asynchronous release would reveal differences between a client's embeddings"
+        fresh = "every round sums its rows anew"
+        needs = (
+            ("rule.name", rule.name, "sync", asynchronous),
+            ("rule.order", rule.order, "upload-first", "a round is summed and answered at once"),
+            ("rule.start", rule.start, "zeros", fresh),
+            ("rule.delay_bound", rule.delay_bound, 0, fresh),
+            ("schedule.refresh", self.schedule.refresh, "none", fresh),
+            ("model.embedding", model.embedding, "linear", "scores of other models are not what is summed"),
+            ("model.head", model.head, "bias", "other heads see more of the embeddings than scores"),
+            ("network.encoding", network.encoding, "float32", "masked scores cannot be rounded"),
+            ("network.largest_norm", network.largest_norm, 0.0, "the server sees no embedding to measure"),
+        )
+        for name, found, needed, why in needs:
+            if found != needed:
+                value = f'"{needed}"' if isinstance(needed, str) else needed
+                raise ConfigError(
+                    f"privacy.secure_sum needs {name} = {value}: {why}. Found {found!r}. Set {name} to "
+                    f"{value}, or leave privacy.secure_sum out."
+                )
 
     def to_toml(self) -> str:
         """The whole configuration, defaults included, as a file that reads back to the same."""

@@ -1,5 +1,6 @@
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,10 +11,15 @@ from vafl.protocol.messages import (
     Durable,
     Gradient,
     Join,
+    Keys,
     Leave,
+    MaskedRefresh,
+    MaskedUpload,
+    Offer,
     Query,
     Refresh,
     Refused,
+    Rekey,
     Request,
     Skipped,
     Stop,
@@ -44,6 +50,35 @@ def test_text_counts_as_utf8(text, length):
 
 def test_a_header_is_48_bytes():
     assert HEADER_BYTES == 48
+
+
+WORDS = np.zeros((2, 5), dtype=np.uint64)
+MASKED_FAULTS = {
+    "another type": ({"words": WORDS.astype(np.int64)}, r"matrix of uint64.*Found int64 \[2, 5\]"),
+    "a vector": ({"words": WORDS[0]}, r"matrix of uint64.*Found uint64 \[5\]"),
+    "too few lines": ({"words": WORDS[:1]}, r"one line a row, 2. Found uint64 \[1, 5\]"),
+    "a negative epoch": ({"epoch": -1}, r"epoch must be 0 or more. Found -1"),
+    "rows of another type": ({"rows": ROWS.int()}, r"rows must be a vector of int64"),
+}
+
+
+@pytest.mark.parametrize(("changes", "said"), MASKED_FAULTS.values(), ids=MASKED_FAULTS.keys())
+@pytest.mark.parametrize("kind", [MaskedUpload, MaskedRefresh])
+def test_a_masked_message_checks_itself(kind, changes, said):
+    good = kind(0, 1, 2, 3, ROWS, WORDS)
+    assert good.nbytes == HEADER_BYTES + 2 * 4 + 2 * 5 * 8
+    with pytest.raises(InvalidMessage, match=said):
+        dataclasses.replace(good, **changes)
+
+
+@pytest.mark.parametrize("offer", [b"", bytes(4097)])
+def test_offers_have_a_size(offer):
+    with pytest.raises(InvalidMessage, match="1 to 4096 bytes"):
+        Offer(0, 1, 2, offer)
+    with pytest.raises(InvalidMessage, match="1 to 4096 bytes"):
+        Keys(0, 1, (b"good", offer))
+    with pytest.raises(InvalidMessage, match="epoch must be 0 or more"):
+        Rekey(0, -1, "why")
 
 
 NO_ROWS = torch.empty(0, dtype=torch.int64)

@@ -9,13 +9,19 @@ from hypothesis import strategies as st
 from vafl.errors import ConfigError, InvalidMessage
 from vafl.protocol.messages import (
     HEADER_BYTES,
+    LARGEST_OFFER,
     Decline,
     Durable,
     Gradient,
     Join,
+    Keys,
+    MaskedRefresh,
+    MaskedUpload,
+    Offer,
     Query,
     Refresh,
     Refused,
+    Rekey,
     Request,
     Skipped,
     Stop,
@@ -44,6 +50,16 @@ def row_sets(draw):
 
 
 @st.composite
+def masked(draw, lines):
+    width = draw(st.integers(1, 4))
+    words = draw(st.lists(st.integers(0, 2**64 - 1), min_size=lines * width, max_size=lines * width))
+    return np.array(words, dtype=np.uint64).reshape(lines, width)
+
+
+offers = st.binary(min_size=1, max_size=LARGEST_OFFER)
+
+
+@st.composite
 def client_messages(draw):
     rows = draw(row_sets())
     matrix = draw(matrices(len(rows)))
@@ -56,6 +72,9 @@ def client_messages(draw):
                 Refresh(2, sequence, rows, matrix, draw(st.none() | counts), behind),
                 Query(2, sequence, activation),
                 Decline(2, sequence, activation, draw(short)),
+                Offer(2, sequence, draw(counts), draw(offers)),
+                MaskedUpload(2, sequence, draw(counts), activation, rows, draw(masked(len(rows)))),
+                MaskedRefresh(2, sequence, draw(counts), activation, rows, draw(masked(len(rows)))),
             ]
         )
     )
@@ -72,6 +91,8 @@ def server_messages(draw):
                 Skipped(2, draw(counts), draw(counts), activations, draw(short)),
                 Request(2, draw(counts), draw(row_sets())),
                 Durable(2, draw(counts)),
+                Rekey(2, draw(counts), draw(short)),
+                Keys(2, draw(counts), tuple(draw(st.lists(offers, max_size=4)))),
                 Refused(2, draw(short)),
                 Stop(2, draw(short)),
             ]
@@ -88,6 +109,9 @@ def assert_same(one, other):
     for name, value in fields(one).items():
         if isinstance(value, torch.Tensor):
             assert torch.equal(value, getattr(other, name)), name
+        elif isinstance(value, np.ndarray):
+            assert value.dtype == getattr(other, name).dtype
+            assert np.array_equal(value, getattr(other, name)), name
         else:
             assert value == getattr(other, name), name
 
@@ -173,3 +197,30 @@ def test_not_finite_numbers_are_refused():
     bad = frame[:-4] + np.array([np.nan], dtype="<f4").tobytes()
     with pytest.raises(InvalidMessage, match="finite"):
         Codec().from_client(bad, 0)
+
+
+def test_masked_words_are_no_matrix_of_the_runs_encoding():
+    """However gradients travel, a word keeps all its bits."""
+    words = np.array([[2**64 - 1, 2**63 + 1]], dtype=np.uint64)
+    for encoding in ENCODINGS:
+        codec, message = Codec(encoding), MaskedUpload(0, 1, 2, 3, torch.arange(1), words)
+        assert len(codec.encode(message)) == codec.size(message) == message.nbytes
+        assert_same(codec.from_client(codec.encode(message), 0), message)
+
+
+def test_the_lengths_of_keys_must_add_up():
+    frame = bytearray(Codec().encode(Keys(0, 1, (b"one", b"four", b"sixsix"))))
+    frame[HEADER_BYTES : HEADER_BYTES + 8] = np.array([4], dtype="<u8").tobytes()
+    with pytest.raises(InvalidMessage, match=r"parts of 14 bytes are promised. Found 13"):
+        Codec().from_server(bytes(frame), 0)
+
+
+def test_offers_and_words_are_checked_when_read():
+    empty = bytearray(Codec().encode(Offer(0, 1, 0, b"x")))[:-1]
+    empty[44:48] = bytes(4)
+    with pytest.raises(InvalidMessage, match=r"1 to 4096 bytes. Found 0"):
+        Codec().from_client(bytes(empty), 0)
+    frame = bytearray(Codec().encode(MaskedUpload(0, 1, 0, 0, torch.arange(2), np.zeros((2, 2), np.uint64))))
+    frame[36:40] = np.array([2**32 - 1], dtype="<u4").tobytes()
+    with pytest.raises(InvalidMessage, match="promises"):
+        Codec().from_client(bytes(frame), 0)

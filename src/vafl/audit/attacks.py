@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vafl.build import Run
 from vafl.errors import ConfigError
-from vafl.protocol.messages import ClientMessage, Gradient, ServerMessage, Upload
+from vafl.protocol.messages import ClientMessage, Gradient, MaskedUpload, ServerMessage, Upload
 from vafl.protocol.server import Server
 from vafl.runtime.simulator import Simulator
 
@@ -59,7 +59,7 @@ class Eavesdropper:
         self.server.receive = self._listen  # type: ignore[method-assign]
 
     def _listen(self, message: ClientMessage) -> list[ServerMessage]:
-        if isinstance(message, Upload) and message.client == self._index:
+        if isinstance(message, Upload | MaskedUpload) and message.client == self._index:
             self._sent[message.activation] = message.rows
         replies = self._receive(message)
         for reply in replies:
@@ -104,7 +104,10 @@ def replay(heard: Eavesdropper, truth: Labels) -> Attack:
 
 
 def invert_features(run: Run, heard: Eavesdropper) -> Attack:
-    """The server decodes a client's embeddings, having learnt how from a few pairs."""
+    """The server decodes a client's embeddings, having learnt how from a few pairs.
+
+    Of a secure sum it has no column but the sum.
+    """
     embeddings = heard.server.table.column(0)[: run.data.rows].numpy()
     features = run.data.parties[0].train.flatten(1).numpy()
     order = np.random.default_rng(0).permutation(len(features))

@@ -1,6 +1,7 @@
 """A client's part of a run: its own columns, its durable state, its way to the server."""
 
 import asyncio
+import logging
 import signal
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from vafl.protocol.client import Client
 from vafl.runtime.checkpoint import flatten, has_checkpoint, load_checkpoint, save_checkpoint, unflatten
 from vafl.runtime.grpc.client import FederationClient
 from vafl.runtime.grpc.wire import run
+from vafl.runtime.identity import CertificateWitness, Credentials
+
+log = logging.getLogger("vafl.client")
 
 
 class ClientState:
@@ -77,7 +81,7 @@ def run_client(
     index = names.index(party)
     credentials = load_credentials(config, party)
     own = make_guard(plan, index, Path(config.privacy.ledger or path / LEDGERS))
-    client = make_client(plan, index, own=own, with_held_out=True)
+    client = make_client(plan, index, own=own, with_held_out=True, witness=_witness(config, credentials))
     state = ClientState(client, folder, config.network.checkpoint_every, resume=resume)
     sleeper = config.delays.clock(len(names), config.seed)[index] if config.network.real_delays else None
     federation = FederationClient(
@@ -92,6 +96,15 @@ def run_client(
     tensors = {name: tensor.contiguous() for name, tensor in client.model.state_dict().items()}
     save_file(tensors, path / "models" / f"{party}.safetensors")
     return reason
+
+
+def _witness(config: Config, credentials: Credentials | None) -> CertificateWitness | None:
+    """Who vouches for the keys of a secure sum: this party's certificate, if it has one."""
+    if credentials is not None:
+        return CertificateWitness(credentials)
+    if config.privacy.secure_sum:
+        log.warning("secure sum without certificates: nobody vouches for the keys that the server relays")
+    return None
 
 
 def _run(federation: FederationClient) -> str:

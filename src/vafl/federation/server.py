@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from vafl.build import Plan, make_plan, make_server, torch_threads, widths, with_drawn_labels
+from vafl.build import Plan, make_plan, make_server, make_table, torch_threads, widths, with_drawn_labels
 from vafl.config import Config
 from vafl.errors import RunFolderError
 from vafl.federation.terms import STATE, load_credentials, make_terms
@@ -33,26 +33,30 @@ class ServerState:
     def __init__(self, plan: Plan, folder: Path, *, resume: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        rows, clients = plan.data.rows + len(plan.data.test_labels), len(plan.data.parties)
-        summed = plan.config.model.combine == "sum"
-        shape = EmbeddingTable.memory_shape(rows, widths(plan), summed=summed)
-        self._cells = MappedArray(folder / "cells.f32", shape, "<f4", fresh=not resume)
-        self._stored_at = MappedArray(folder / "stored_at.i32", (rows, clients), "<i4", fresh=not resume)
+        self._mapped: list[MappedArray] = []
+        rows = plan.data.rows + len(plan.data.test_labels)
+        if plan.config.privacy.secure_sum:  # each round sums anew: nothing to keep
+            table = make_table(plan, rows)
+        else:
+            table = self._mapped_table(plan, rows, fresh=not resume)
         tensors, self.facts = load_checkpoint(folder) if resume else ({}, {})
-        if not resume:
-            self._stored_at.array[:] = -FOREVER
-        table = EmbeddingTable(
-            rows,
-            widths(plan),
-            summed=summed,
-            memory=torch.from_numpy(self._cells.array),
-            stored_at=self._stored_at.array,
-        )
         self.server = make_server(_with_kept_labels(plan, folder, resume=resume), table)
         if resume:
             self._restore(tensors)
         else:
             self.save({})  # whenever it is killed, there is something to resume
+
+    def _mapped_table(self, plan: Plan, rows: int, *, fresh: bool) -> EmbeddingTable:
+        """A table in files, where it outlasts this process."""
+        own, summed = widths(plan), plan.config.model.combine == "sum"
+        shape = EmbeddingTable.memory_shape(rows, own, summed=summed)
+        cells = MappedArray(self._folder / "cells.f32", shape, "<f4", fresh=fresh)
+        stored_at = MappedArray(self._folder / "stored_at.i32", (rows, len(own)), "<i4", fresh=fresh)
+        if fresh:
+            stored_at.array[:] = -FOREVER
+        self._mapped = [cells, stored_at]
+        memory = torch.from_numpy(cells.array)
+        return EmbeddingTable(rows, own, summed=summed, memory=memory, stored_at=stored_at.array)
 
     def _restore(self, tensors: dict[str, torch.Tensor]) -> None:
         """Goes back to the checkpoint; cells stored since are unknown until their clients say them again."""
@@ -67,8 +71,8 @@ class ServerState:
         Args:
             account: what the run has taken so far; empty before it begins.
         """
-        self._cells.flush()
-        self._stored_at.flush()
+        for array in self._mapped:
+            array.flush()
         server = self.server
         tensors, optimiser = flatten("optimiser", server.descent.state())
         counted, delays = flatten("delays", server.delays.state())

@@ -24,6 +24,7 @@ def make_terms(plan: Plan) -> Terms:
         clients=clients,
         schedule_digest=schedule_digest(schedules) if config.schedule.seed == "shared" else "private",
         encoding=config.network.encoding,
+        secure_sum=config.privacy.secure_sum,
     )
 
 

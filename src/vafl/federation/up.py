@@ -44,7 +44,7 @@ def _certified(config: Config, names: list[str], path: Path) -> Config:
     make_authority(folder)
     for name in (SERVER, *names):
         issue(folder, name)
-    return replace(config, network=replace(config.network, certificates=str(folder)))
+    return replace(config, network=replace(config.network, certificates=str(folder.resolve())))
 
 
 class Clients:

@@ -8,6 +8,7 @@ from vafl.errors import ConfigError
 
 Mode = Literal["none", "release_once", "frozen", "dp_train", "embed_only"]
 Neighbours = Literal["zero_out", "replace"]
+FEWEST_SUMMED = 3
 _POSITIVE = ("clip", "noise", "gradient_clip", "gradient_noise")
 _NEEDS: dict[Mode, tuple[str, ...]] = {
     "none": (),
@@ -41,6 +42,9 @@ class PrivacySettings:
         mu_max: the budget of any record: an upload beyond it is not made; 0 means no limit.
         delta: for which mu is also given as (epsilon, delta).
         ledger: a folder for the ledgers, to go on with in the next run; empty means in the run's folder.
+        secure_sum: uploads are masked, and the server learns the sum over all clients of each row only,
+            never one client's embedding. For linear embeddings, the bias head and the sync rule, and at
+            least 3 clients. The sum, the gradients and the final models are as without it.
     """
 
     mode: Literal["auto", "none", "release_once", "frozen", "dp_train", "embed_only"] = "auto"
@@ -55,6 +59,7 @@ class PrivacySettings:
     mu_max: float = 0.0
     delta: float = 1e-5
     ledger: str = ""
+    secure_sum: bool = False
 
     def __post_init__(self) -> None:
         for name in (*_POSITIVE, "mu_max"):
@@ -71,6 +76,15 @@ class PrivacySettings:
                 "guarantees no record anything."
             )
         self._check_unused()
+
+    def check_clients(self, clients: int) -> None:
+        """Raises ConfigError where so few clients cannot hide in their sum."""
+        if self.secure_sum and clients < FEWEST_SUMMED:
+            raise ConfigError(
+                f"privacy.secure_sum needs at least {FEWEST_SUMMED} clients: in a sum of two, each client "
+                f"that learns it knows the other's part. Found {clients}. Split the columns among more "
+                "clients, or leave privacy.secure_sum out."
+            )
 
     @staticmethod
     def _check(name: str, value: float) -> None:

@@ -49,7 +49,7 @@ class Budget(Protocol):
 
 
 @dataclass(slots=True)
-class _Flight:
+class Flight:
     """An upload whose gradient has not come yet.
 
     `pull_back` takes it to theta_m's, and is valid while theta_m is unchanged, that is while `version`
@@ -121,7 +121,7 @@ class Client:
         self.finished = ""
         self._sequence = 0
         self._version = 0
-        self._flights: dict[int, _Flight] = {}
+        self._flights: dict[int, Flight] = {}
         self._queried = -1
 
     @property
@@ -154,7 +154,7 @@ class Client:
         first: list[ClientMessage] = []
         if self._rule.start == "upload" and self.activation == 0:
             first = self._refreshed(None)
-        return [*first, self._upload()]
+        return [*first, *self._upload()]
 
     def receive(self, message: ServerMessage) -> list[ClientMessage]:
         """Takes one message of the server and gives what the client says next.
@@ -165,6 +165,9 @@ class Client:
         """
         if message.client != self.index:
             raise InvalidMessage(f"client {self.index} was sent a message for client {message.client}.")
+        return self._take(message)
+
+    def _take(self, message: ServerMessage) -> list[ClientMessage]:
         if isinstance(message, Request):
             self._check_rows(message.rows)
             return self._refreshed(message.rows, message.number)
@@ -206,31 +209,30 @@ class Client:
             self._flights.clear()
             self.activation = known
         missing = [activation for activation in self._flights if activation >= known]
-        again: list[ClientMessage] = [self._as_upload(each, self._flights[each]) for each in missing]
+        again = [said for each in missing for said in self._say(each, self._flights[each])]
         return [*again, self._finish(self.finished)] if self.finished else again
 
-    def _upload(self) -> ClientMessage:
+    def _upload(self) -> list[ClientMessage]:
         rows = torch.from_numpy(self._schedule.batch(self.activation))
         if self._budget is not None:
             rows = self._budget.spend(rows, "batch", whole=self._rule.name == "sync")
             if not len(rows):
-                return self._finish(
-                    f"the privacy budget of the rows of activation {self.activation} is spent"
-                )
-        flight = _Flight(rows, *self._embed_batch(rows), self._version, len(self._flights))
+                reason = f"the privacy budget of the rows of activation {self.activation} is spent"
+                return [self._finish(reason)]
+        flight = Flight(rows, *self._embed_batch(rows), self._version, len(self._flights))
         self._flights[self.activation] = flight
         self.activation += 1
-        return self._as_upload(self.activation - 1, flight)
+        return self._say(self.activation - 1, flight)
 
     def _finish(self, reason: str) -> Finished:
         self.finished = reason
         return Finished(self.index, self._next(), reason)
 
-    def _as_upload(self, activation: int, flight: _Flight) -> Upload:
+    def _say(self, activation: int, flight: Flight) -> list[ClientMessage]:
         """The same upload each time it is said: a retry carries the bytes of the first try."""
         first_order = self._rule.order == "upload-first"
         with made_here():
-            return Upload(
+            upload = Upload(
                 client=self.index,
                 sequence=self._next(),
                 activation=activation,
@@ -239,12 +241,13 @@ class Client:
                 answer=first_order,
                 in_flight=flight.behind,
             )
+        return [upload]
 
     def _embed_batch(self, rows: Tensor) -> tuple[Tensor, PullBack]:
         embedded = self._embed(self._features.index_select(0, rows))
         return embedded if self._perturb is None else followed_by(self._perturb, embedded)
 
-    def _apply(self, flight: _Flight, answer: Gradient) -> None:
+    def _apply(self, flight: Flight, answer: Gradient) -> None:
         """theta_m <- theta_m - eta (grad h * gradient + grad r), Q times."""
         if not self.descent.parameters:  # a fixed embedding
             return
@@ -263,7 +266,7 @@ class Client:
 
     def _end_activation(self, activations: Sequence[int]) -> list[ClientMessage]:
         """With the model just updated: the next upload (query-first order), and the refresh."""
-        said: list[ClientMessage] = [self._upload()] if self._rule.order == "query-first" else []
+        said = self._upload() if self._rule.order == "query-first" else []
         rows = self._refresh.rows(activations)
         if rows is None or len(rows):
             said += self._refreshed(None if rows is None else torch.from_numpy(rows))
@@ -291,8 +294,11 @@ class Client:
             with torch.no_grad():
                 embeddings = self._perturb(embeddings)
         rows = torch.arange(training) if rows is None else rows
+        return self._say_rows(rows, embeddings.float(), request)
+
+    def _say_rows(self, rows: Tensor, embeddings: Tensor, request: int | None) -> list[ClientMessage]:
         with made_here():
-            return [Refresh(self.index, self._next(), rows, embeddings.float(), request, len(self._flights))]
+            return [Refresh(self.index, self._next(), rows, embeddings, request, len(self._flights))]
 
     def _next(self) -> int:
         self._sequence += 1

@@ -12,6 +12,8 @@ features or model parameters, and none of these types could.
 | `Refresh`: embeddings of other rows, or of the rows asked for | |
 | `Decline`: cannot give the rows asked for | `Request`: fresh embeddings of these rows, please |
 | `Finished`: makes no more uploads | |
+| `Offer`: a fresh key for an epoch of masks | `Rekey`: a new epoch begins; `Keys`: everybody's keys |
+| `MaskedUpload`, `MaskedRefresh`: as above, readable only in the sum over all clients | |
 | | `Durable`: what a checkpoint now holds of this client |
 | | `Refused`: a message broke a rule; `Stop`: the run is over |
 """
@@ -20,14 +22,17 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from vafl.errors import Diverged, InvalidMessage
 
 HEADER_BYTES = 48  # kind, encoding, sequence, activation, iteration, lengths
+LARGEST_OFFER = 4096  # bytes of a key and the proof whose it is
 LARGEST_WINDOW = 64  # uploads a client may ever have in flight: bounds what the server keeps for it
 ROW_BYTES = 4  # a row travels as an unsigned 32-bit number
+Words = npt.NDArray[np.uint64]
 
 
 def _rows_fault(rows: Tensor) -> str | None:
@@ -44,6 +49,21 @@ def _matrix_fault(name: str, matrix: Tensor, count: int | None = None) -> str | 
     if not (math.isfinite(matrix.sum()) or np.isfinite(matrix.numpy()).all()):  # the sum is the quick test
         return f"{name} must be finite. Found NaN or infinity: a step size too large does that."
     return None
+
+
+def _words_fault(words: Words, count: int) -> str | None:
+    if words.dtype != np.uint64 or words.ndim != 2 or len(words) != count:
+        return (
+            f"masked scores must be a matrix of uint64 with one line a row, {count}. "
+            f"Found {words.dtype} {list(words.shape)}."
+        )
+    return None
+
+
+def _offer_fault(offer: bytes) -> str | None:
+    if 0 < len(offer) <= LARGEST_OFFER:
+        return None
+    return f"an offer must have 1 to {LARGEST_OFFER} bytes. Found {len(offer)}."
 
 
 def _require(*faults: str | None) -> None:
@@ -212,6 +232,83 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Offer:
+    """A client's public key for one epoch of masks, with the proof whose it is: for the other clients."""
+
+    client: int
+    sequence: int
+    epoch: int
+    offer: bytes
+
+    def __post_init__(self) -> None:
+        _require(
+            _count_fault("sequence", self.sequence),
+            _count_fault("epoch", self.epoch),
+            _offer_fault(self.offer),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + len(self.offer)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedUpload:
+    """As `Upload`, but each word is a score under masks that cancel only in the sum over all clients.
+
+    Attributes:
+        epoch: whose masks these are.
+        words: [batch, width] modulo 2^64.
+    """
+
+    client: int
+    sequence: int
+    epoch: int
+    activation: int
+    rows: Tensor
+    words: Words
+
+    def __post_init__(self) -> None:
+        _require(
+            _count_fault("sequence", self.sequence),
+            _count_fault("epoch", self.epoch),
+            _count_fault("activation", self.activation),
+            _rows_fault(self.rows),
+            _words_fault(self.words, self.rows.numel()),
+            None if self.rows.numel() else "an upload needs at least one row. Found none.",
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + ROW_BYTES * self.rows.numel() + self.words.nbytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedRefresh:
+    """As `Refresh`, in answer to `request`, under masks as `MaskedUpload` is."""
+
+    client: int
+    sequence: int
+    epoch: int
+    request: int
+    rows: Tensor
+    words: Words
+
+    def __post_init__(self) -> None:
+        _require(
+            _count_fault("sequence", self.sequence),
+            _count_fault("epoch", self.epoch),
+            _count_fault("request", self.request),
+            _rows_fault(self.rows),
+            _words_fault(self.words, self.rows.numel()),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + ROW_BYTES * self.rows.numel() + self.words.nbytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Welcome:
     """Where the run stands.
 
@@ -288,6 +385,38 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Rekey:
+    """Masks made so far are void, and why; a fresh key for the new epoch, please."""
+
+    client: int
+    epoch: int
+    reason: str
+
+    def __post_init__(self) -> None:
+        _require(_count_fault("epoch", self.epoch))
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + len(self.reason.encode())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Keys:
+    """What every client has offered for an epoch, in their order: masks can be made."""
+
+    client: int
+    epoch: int
+    offers: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        _require(_count_fault("epoch", self.epoch), *map(_offer_fault, self.offers))
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + sum(8 + len(offer) for offer in self.offers)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Durable:
     """A checkpoint now holds the client's first `activation` uploads: no crash can undo them."""
 
@@ -320,5 +449,6 @@ class Refused:
         return HEADER_BYTES + len(self.reason.encode())
 
 
-ClientMessage = Join | Leave | Upload | Refresh | Query | Decline | Finished
-ServerMessage = Welcome | Gradient | Skipped | Request | Durable | Stop | Refused
+MaskingMessage = Offer | MaskedUpload | MaskedRefresh
+ClientMessage = Join | Leave | Upload | Refresh | Query | Decline | Finished | MaskingMessage
+ServerMessage = Welcome | Gradient | Skipped | Request | Rekey | Keys | Durable | Stop | Refused

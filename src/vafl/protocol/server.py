@@ -109,25 +109,16 @@ class Server:
             raise InvalidMessage(
                 f"client {message.client} is gone: it must join before it says anything else."
             )
-        if isinstance(message, Upload):
-            replies = self._take_upload(message)
-        elif isinstance(message, Refresh):
-            replies = self._take_refresh(message)
-        elif isinstance(message, Query):
-            replies = self._take_query(message)
-        elif isinstance(message, Decline):
-            replies = self._take_decline(message)
-        elif isinstance(message, Finished):
-            replies = self._take_finished(message)
-        elif isinstance(message, Leave):
-            replies = self._take_leave(message)
-        else:
-            replies = self._take_join(message)
-        return replies + self._advance()
+        return self._take(message) + self._advance()
 
-    def ask(self, client: int, rows: Tensor) -> Request:
-        """Asks a client for fresh embeddings, outside any step: for an evaluation, say."""
-        return self.requests.make(client, rows)
+    def ask_everyone(self, rows: Tensor) -> list[Request]:
+        """Asks every client that is here for fresh embeddings, outside any step: for an evaluation, say."""
+        present = [client for client in range(self.table.clients) if client not in self.absent]
+        return [self.requests.make(client, rows) for client in present]
+
+    def has_answers(self, asked: Sequence[Request]) -> bool:
+        """Whether nothing more will come in answer to these."""
+        return not any(self.requests.is_open(request.number) for request in asked)
 
     def restore(self, iteration: int, activations: Sequence[int], optimiser: dict[str, Any]) -> None:
         """Goes back to a checkpoint. The head is restored by whoever made it; what the table got since
@@ -164,41 +155,48 @@ class Server:
         Args:
             names: what the clients are called; without, they are numbered.
         """
-
-        def listed(clients: Iterable[int]) -> str:
-            found = sorted(clients)
-            return ", ".join(names[client] for client in found) or "nobody" if names else str(found)
-
-        who, gone = "" if names else "clients ", listed(self.absent)
+        who, gone = "" if names else "clients ", listed(self.absent, names)
         if self.bound and self._group:
             rows = torch.cat([turn.rows for turn in self._group])
             lacking = self.bound.stale(self.table, rows, self.iteration).keys() | self.bound.asked.keys()
-            return f"fresh embeddings from {who}{listed(lacking)} (delay bound); gone: {gone}"
+            return f"fresh embeddings from {who}{listed(lacking, names)} (delay bound); gone: {gone}"
         if self.bound and self.bound.skipped_rows:
             return (
-                f"fresh embeddings from {who}{listed(self.bound.lacking)}: every upload since iteration "
-                f"{self.iteration} was skipped for want of them (delay bound); gone: {gone}"
+                f"fresh embeddings from {who}{listed(self.bound.lacking, names)}: every upload since "
+                f"iteration {self.iteration} was skipped for want of them (delay bound); gone: {gone}"
             )
-        here = listed({turn.client for turn in self._waiting})
+        here = listed({turn.client for turn in self._waiting}, names)
         return f"uploads of {self.rule.quorum} different clients; it has those of {here}; gone: {gone}"
 
     # --- each kind of message: first every check, then the change ---
 
+    def _take(self, message: ClientMessage) -> list[ServerMessage]:
+        if isinstance(message, Upload):
+            replies = self._take_upload(message)
+        elif isinstance(message, Refresh):
+            replies = self._take_refresh(message)
+        elif isinstance(message, Query):
+            replies = self._take_query(message)
+        elif isinstance(message, Decline):
+            replies = self._take_decline(message)
+        elif isinstance(message, Finished):
+            replies = self._take_finished(message)
+        elif isinstance(message, Leave):
+            replies = self._take_leave(message)
+        elif isinstance(message, Join):
+            replies = self._take_join(message)
+        else:
+            raise InvalidMessage(
+                f"nothing is masked in this run. Found {type(message).__name__} of client {message.client}: "
+                "all parties must agree on privacy.secure_sum."
+            )
+        return replies
+
     def _take_upload(self, upload: Upload) -> list[ServerMessage]:
         client = upload.client
         self._check_sequence(client, upload.sequence)
-        if upload.activation != self.activations[client]:
-            raise InvalidMessage(
-                f"the next upload of client {client} must be activation {self.activations[client]}. "
-                f"Found {upload.activation}."
-            )
         self.table.check(client, upload.rows, upload.embeddings)
-        if self.table.rows > len(self._labels) and int(upload.rows.max()) >= len(self._labels):
-            raise InvalidMessage(
-                f"rows of an upload must be below {len(self._labels)}: the others are held out."
-            )
-        if self.rule.common_rows:
-            self._check_common_rows(upload)
+        self._check_turn(client, upload.activation, upload.rows)
         self._sequences[client] = upload.sequence
         self._store(upload)
         self.activations[client] += 1
@@ -332,11 +330,21 @@ class Server:
                 f"sequence of client {client} must grow beyond {self._sequences[client]}. Found {sequence}."
             )
 
-    def _check_common_rows(self, upload: Upload) -> None:
-        for turn in self._waiting:
-            if turn.activation == upload.activation and not torch.equal(turn.rows, upload.rows):
+    def _check_turn(self, client: int, activation: int, rows: Tensor) -> None:
+        """Whether an upload is the client's next, and of rows it may be of."""
+        if activation != self.activations[client]:
+            raise InvalidMessage(
+                f"the next upload of client {client} must be activation {self.activations[client]}. "
+                f"Found {activation}."
+            )
+        if self.table.rows > len(self._labels) and int(rows.max()) >= len(self._labels):
+            raise InvalidMessage(
+                f"rows of an upload must be below {len(self._labels)}: the others are held out."
+            )
+        for turn in self._waiting if self.rule.common_rows else ():
+            if turn.activation == activation and not torch.equal(turn.rows, rows):
                 raise InvalidMessage(
-                    f"the sync rule needs one common minibatch. Client {upload.client} uploaded other "
+                    f"the sync rule needs one common minibatch. Client {client} uploaded other "
                     f"rows than client {turn.client}: the schedules' seeds must agree."
                 )
 
@@ -449,6 +457,12 @@ class Server:
             return list(blocks)
         columns = [self.table.columns[turn.client] for turn in group]
         return [block[:, column].contiguous() for block, column in zip(blocks, columns, strict=True)]
+
+
+def listed(clients: Iterable[int], names: Sequence[str]) -> str:
+    """The clients by name; by number where they have none."""
+    found = sorted(clients)
+    return ", ".join(names[client] for client in found) or "nobody" if names else str(found)
 
 
 @lru_cache(maxsize=16)

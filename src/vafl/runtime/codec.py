@@ -1,14 +1,15 @@
 """The one serialisation: a message as a frame of bytes, and a frame checked and read back.
 
 A frame is a header of 48 bytes, then what its kind of message has of these: rows (unsigned 32 bit), a
-matrix (in the run's encoding), counters (64 bit), text. Every length is checked against the frame's own
-before anything is allocated; nothing is ever unpickled. The party that speaks is not in the frame:
-whoever reads it knows that from the connection.
+matrix (in the run's encoding, or 64-bit words), counters (64 bit), text or bytes. Every length is
+checked against the frame's own before anything is allocated; nothing is ever unpickled. The party that
+speaks is not in the frame: whoever reads it knows that from the connection.
 """
 
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -25,9 +26,14 @@ from vafl.protocol.messages import (
     Finished,
     Gradient,
     Join,
+    Keys,
+    MaskedRefresh,
+    MaskedUpload,
+    Offer,
     Query,
     Refresh,
     Refused,
+    Rekey,
     Request,
     ServerMessage,
     Skipped,
@@ -48,14 +54,26 @@ _HEADER = struct.Struct("<2sBBBBxxqqqIIII")
 
 @dataclass(frozen=True)
 class _Layout:
-    """Which fields of a message travel where."""
+    """Which fields of a message travel where.
+
+    `words` is a matrix of 64-bit words; `content` is bytes, and `contents` several of them, whose lengths
+    are counters.
+    """
 
     numbers: tuple[str, ...] = ()
     flag: str = ""
     rows: str = ""
     matrix: str = ""
+    words: str = ""
     counters: str = ""
     text: str = ""
+    content: str = ""
+    contents: str = ""
+
+    @property
+    def counts(self) -> bool:
+        """Whether there are counters."""
+        return bool(self.counters or self.contents)
 
 
 _LAYOUTS: dict[type[Message], _Layout] = {
@@ -72,9 +90,16 @@ _LAYOUTS: dict[type[Message], _Layout] = {
     Durable: _Layout(("activation",)),
     Stop: _Layout(text="reason"),
     Refused: _Layout(text="reason"),
+    Offer: _Layout(("sequence", "epoch"), content="offer"),
+    MaskedUpload: _Layout(("sequence", "epoch", "activation"), rows="rows", words="words"),
+    MaskedRefresh: _Layout(("sequence", "epoch", "request"), rows="rows", words="words"),
+    Rekey: _Layout(("epoch",), text="reason"),
+    Keys: _Layout(("epoch",), contents="offers"),
 }
 _KINDS = tuple(_LAYOUTS)
-_FROM_CLIENT = frozenset((Join, Upload, Refresh, Query, Decline, Finished))
+_FROM_CLIENT = frozenset(
+    (Join, Upload, Refresh, Query, Decline, Finished, Offer, MaskedUpload, MaskedRefresh)
+)
 _FROM_SERVER = frozenset(_KINDS) - _FROM_CLIENT
 
 
@@ -105,8 +130,9 @@ class Codec:
         numbers = [_number(getattr(message, name)) for name in layout.numbers]
         rows = getattr(message, layout.rows) if layout.rows else None
         matrix = getattr(message, layout.matrix) if layout.matrix else None
-        counters = getattr(message, layout.counters) if layout.counters else ()
-        text = getattr(message, layout.text).encode()[:LONGEST_TEXT] if layout.text else b""
+        words = getattr(message, layout.words) if layout.words else None
+        grid = matrix if words is None else words
+        counters, text = _counters_and_text(message, layout)
         lines = len(rows) if rows is not None else 0 if matrix is None else len(matrix)
         header = _HEADER.pack(
             _MAGIC,
@@ -117,7 +143,7 @@ class Codec:
             *numbers,
             *[0] * (3 - len(numbers)),
             lines,
-            0 if matrix is None else matrix.shape[1],
+            0 if grid is None else grid.shape[1],
             len(counters),
             len(text),
         )
@@ -126,6 +152,8 @@ class Codec:
             parts.append(rows.numpy().astype("<u4").tobytes())
         if matrix is not None:
             parts += self._pack(matrix)
+        if words is not None:
+            parts.append(words.astype("<u8").tobytes())
         return b"".join([*parts, np.asarray(counters, dtype="<u8").tobytes(), text])
 
     def from_client(self, frame: bytes, client: int) -> ClientMessage:
@@ -155,7 +183,7 @@ class Codec:
     def _decode(self, frame: bytes, client: int, allowed: frozenset[type[Message]]) -> Message:
         kind, flag, numbers, sizes = self._read_header(frame, allowed)
         layout = _LAYOUTS[kind]
-        lines, width, counters, text = sizes
+        lines, width, counters, _ = sizes
         fields: dict[str, Any] = {"client": client, **dict(zip(layout.numbers, numbers, strict=False))}
         if layout.flag:
             fields[layout.flag] = flag
@@ -169,11 +197,20 @@ class Codec:
         if layout.matrix:
             fields[layout.matrix] = self._unpack(frame, position, lines, width)
             position += _matrix_bytes(self.encoding, lines, width)
+        if layout.words:
+            words = np.frombuffer(frame, "<u8", lines * width, position)
+            fields[layout.words] = words.astype(np.uint64).reshape(lines, width)
+            position += 8 * lines * width
+        counted = np.frombuffer(frame, "<u8", counters, position).tolist() if layout.counts else []
+        content = frame[position + 8 * len(counted) :]
         if layout.counters:
-            fields[layout.counters] = tuple(np.frombuffer(frame, "<u8", counters, position).tolist())
-            position += 8 * counters
+            fields[layout.counters] = tuple(counted)
         if layout.text:
-            fields[layout.text] = frame[position : position + text].decode(errors="replace")
+            fields[layout.text] = content.decode(errors="replace")
+        if layout.content:
+            fields[layout.content] = content
+        if layout.contents:
+            fields[layout.contents] = _cut(content, counted)
         return kind(**fields)
 
     def _read_header(
@@ -208,9 +245,29 @@ class Codec:
             size += ROW_BYTES * lines
         if layout.matrix:
             size += _matrix_bytes(self.encoding, lines, width)
-        if layout.counters:
+        if layout.words:
+            size += 8 * lines * width
+        if layout.counts:
             size += 8 * counters
-        return size + text if layout.text else size
+        return size + text if layout.text or layout.content or layout.contents else size
+
+
+def _counters_and_text(message: Message, layout: _Layout) -> tuple[Sequence[int], bytes]:
+    """The two parts at a frame's end."""
+    if layout.contents:
+        contents = getattr(message, layout.contents)
+        return [len(content) for content in contents], b"".join(contents)
+    counters = getattr(message, layout.counters) if layout.counters else ()
+    if layout.content:
+        return counters, getattr(message, layout.content)
+    return counters, getattr(message, layout.text).encode()[:LONGEST_TEXT] if layout.text else b""
+
+
+def _cut(content: bytes, lengths: Sequence[int]) -> tuple[bytes, ...]:
+    if sum(lengths) != len(content):
+        raise InvalidMessage(f"parts of {sum(lengths):,} bytes are promised. Found {len(content):,}.")
+    ends = list(accumulate(lengths))
+    return tuple(content[end - length : end] for end, length in zip(ends, lengths, strict=True))
 
 
 def _number(value: int | None) -> int:

@@ -8,7 +8,7 @@ from vafl.errors import ConfigError, InvalidMessage
 from vafl.protocol.schedule import BatchSchedule
 from vafl.runtime.grpc.wire import NetworkSettings, Terms, schedule_digest
 
-TERMS = Terms(1, "run", 100, "abc", 3, 2, "def", "float32")
+TERMS = Terms(1, "run", 100, "abc", 3, 2, "def", "float32", False)
 
 
 def test_terms_survive_the_way():

@@ -13,7 +13,7 @@ import grpc.aio
 
 from vafl.errors import RemoteFault, Stalled
 from vafl.protocol.client import Client
-from vafl.protocol.messages import ClientMessage, Durable, Gradient, Refused, Skipped, Stop, Welcome
+from vafl.protocol.messages import ClientMessage, Durable, Gradient, Refused, Rekey, Skipped, Stop, Welcome
 from vafl.runtime.codec import Codec
 from vafl.runtime.delays import Sleeper
 from vafl.runtime.grpc.wire import CLAIM, PATH, NetworkSettings, Terms, channel_options
@@ -186,6 +186,8 @@ class FederationClient:
                 return [], message.reason, welcomed
             if isinstance(message, Refused):
                 raise RemoteFault(f"the server refused a message of {self.party}: {message.reason}")
+            if isinstance(message, Rekey):
+                log.info("new keys: %s", message.reason)
             if isinstance(message, Durable):
                 self.durable = message.activation
             if isinstance(message, Welcome):

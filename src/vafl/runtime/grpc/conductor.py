@@ -94,15 +94,13 @@ class Conductor:
         """Asks every client that is here for its embeddings of the rows held out."""
         if self._ending:  # what is evaluated last is what is saved
             federation.server.last_iteration = federation.updates
-        server = federation.server
-        present = [client for client in range(server.table.clients) if client not in server.absent]
         self._asked_at = time.monotonic()
-        self._asked = [server.ask(client, self.held_out) for client in present]
+        self._asked = federation.server.ask_everyone(self.held_out)
         return list(self._asked)
 
     def _answered(self, federation: FederationServer) -> bool:
-        still = [request for request in self._asked if federation.server.requests.is_open(request.number)]
-        return not still or time.monotonic() - self._asked_at > _EVALUATION_TIMEOUT
+        late = time.monotonic() - self._asked_at > _EVALUATION_TIMEOUT
+        return late or federation.server.has_answers(self._asked)
 
     def _evaluate(self, federation: FederationServer) -> None:
         server = federation.server

@@ -82,6 +82,7 @@ class Terms:
     clients: int
     schedule_digest: str
     encoding: str
+    secure_sum: bool
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()

@@ -13,11 +13,13 @@ from vafl.runtime.identity.credentials import Credentials
 from vafl.runtime.identity.handshake import closed_early, refusal
 from vafl.runtime.identity.loopback import LOOPBACK_OPTIONS, require_loopback
 from vafl.runtime.identity.names import SERVER, SERVER_NAME, check_party, party_of
+from vafl.runtime.identity.witness import CertificateWitness
 
 __all__ = [
     "LOOPBACK_OPTIONS",
     "SERVER",
     "SERVER_NAME",
+    "CertificateWitness",
     "Credentials",
     "check_party",
     "closed_early",

@@ -49,7 +49,7 @@ class Credentials:
         pem.check_issuer(certificate, authority, path)
         pem.check_dates(authority, authority_path, now)
         pem.check_dates(certificate, path, now)
-        _check_name(certificate, party, path)
+        check_name(certificate, party, path)
         check_usage(certificate, party, path)
         # Written anew, so that gRPC is given what was checked and no more.
         trusted, own = pem.certificate_to_pem(authority), pem.certificate_to_pem(certificate)
@@ -79,7 +79,8 @@ class Credentials:
         return (("grpc.ssl_target_name_override", SERVER_NAME),)
 
 
-def _check_name(certificate: x509.Certificate, party: str, path: Path) -> None:
+def check_name(certificate: x509.Certificate, party: str, path: Path | str) -> None:
+    """The certificate at `path` must name this party, and no other."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         found = names.get_values_for_type(x509.UniformResourceIdentifier)

@@ -66,7 +66,7 @@ def check_pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey, p
         )
 
 
-def check_issuer(certificate: x509.Certificate, authority: x509.Certificate, path: Path) -> None:
+def check_issuer(certificate: x509.Certificate, authority: x509.Certificate, path: Path | str) -> None:
     """The certificate at `path` must carry the authority's signature."""
     try:
         certificate.verify_directly_issued_by(authority)
@@ -91,7 +91,7 @@ def check_authority(certificate: x509.Certificate, path: Path) -> None:
         )
 
 
-def check_dates(certificate: x509.Certificate, path: Path, now: datetime) -> None:
+def check_dates(certificate: x509.Certificate, path: Path | str, now: datetime) -> None:
     """The certificate at `path` must hold now, by this machine's clock."""
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if begin <= now <= end:

@@ -16,7 +16,7 @@ def usage_of(party: str) -> x509.ObjectIdentifier:
     return ExtendedKeyUsageOID.SERVER_AUTH if party == SERVER else ExtendedKeyUsageOID.CLIENT_AUTH
 
 
-def check_usage(certificate: x509.Certificate, party: str, path: Path) -> None:
+def check_usage(certificate: x509.Certificate, party: str, path: Path | str) -> None:
     """The certificate at `path` must be good for the party's end of a connection, and for nothing else."""
     try:
         found = list(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)

@@ -1,0 +1,243 @@
+"""The server of a secure sum: it learns the sum of all clients' scores of a row, and nothing of any one.
+
+Uploads come under masks that cancel when all clients' words are added modulo 2^64 (privacy/secure_sum.py).
+So a round is taken whole or not at all. When a client leaves or comes, the words of the round under way
+are thrown away and a new epoch begins: every client offers a fresh key, the server relays them all, and
+what was under way is said again under new masks.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vafl.errors import InvalidMessage
+from vafl.protocol.messages import (
+    ClientMessage,
+    Decline,
+    Join,
+    Keys,
+    Leave,
+    MaskedRefresh,
+    MaskedUpload,
+    Offer,
+    Query,
+    Refresh,
+    Rekey,
+    Request,
+    ServerMessage,
+    Upload,
+    Words,
+)
+from vafl.protocol.rules import Turn
+from vafl.protocol.server import Server, listed
+from vafl.protocol.table import Delays, EmbeddingTable
+
+
+class SumTable(EmbeddingTable):
+    """The last sum of each row over all clients, as one column; there is no cell of any client."""
+
+    def __init__(self, rows: int, clients: int, width: int) -> None:
+        super().__init__(rows, [width], summed=True)
+        self._clients = clients
+
+    @property
+    def clients(self) -> int:
+        return self._clients
+
+    def lose_since(self, iteration: int, client: int | None = None) -> None:
+        """Nothing is lost in a crash: every step sums its rows anew."""
+
+    def lost(self, client: int) -> Tensor:
+        """No rows: no client has cells to say again."""
+        return torch.empty(0, dtype=torch.int64)
+
+    def delays(self, rows: Tensor, iteration: int) -> Delays:
+        """[batch, clients]: all clients' parts of a sum are of one age."""
+        return np.repeat(super().delays(rows, iteration), self._clients, axis=1)
+
+
+class MaskedServer(Server):
+    """A server that takes masked words only.
+
+    Args:
+        table: for the sums.
+        decode: the sum [rows, width] that added words stand for.
+
+    Attributes:
+        epoch: which keys are in use, or being agreed on.
+    """
+
+    table: SumTable
+
+    def __init__(self, table: SumTable, *others: Any, decode: Callable[[Words], Tensor]) -> None:
+        super().__init__(table, *others)
+        self.epoch = 0
+        self._decode = decode
+        self._offers: dict[int, bytes] = {}
+        self._words: dict[int, Words] = {}
+        self._asked: Request | None = None
+        self._sums_asked = 0
+        self._asked_words: dict[int, Words] = {}
+
+    def ask_everyone(self, rows: Tensor) -> list[Request]:
+        """Asks all clients for one sum, if all are here; none is asked alone."""
+        if not self._agreed:
+            return []
+        self._asked = Request(0, self._sums_asked, rows)
+        self._sums_asked += 1
+        return self._ask_again()
+
+    def has_answers(self, asked: Sequence[Request]) -> bool:
+        return self._asked is None or all(request.number != self._asked.number for request in asked)
+
+    def waiting_for(self, names: Sequence[str] = ()) -> str:
+        missing = set(range(self.table.clients)) - self._offers.keys()
+        if not missing:
+            return super().waiting_for(names)
+        who, gone = "" if names else "clients ", listed(self.absent, names)
+        return f"keys of {who}{listed(missing, names)} for epoch {self.epoch} of masks; gone: {gone}"
+
+    @property
+    def _agreed(self) -> bool:
+        return len(self._offers) == self.table.clients
+
+    # --- each kind of message ---
+
+    def _take(self, message: ClientMessage) -> list[ServerMessage]:
+        if isinstance(message, Offer):
+            return self._take_offer(message)
+        if isinstance(message, MaskedUpload):
+            return self._take_masked_upload(message)
+        if isinstance(message, MaskedRefresh):
+            return self._take_masked_refresh(message)
+        if isinstance(message, Upload | Refresh | Query):
+            raise InvalidMessage(
+                f"this run sums under masks. Found {type(message).__name__} of client {message.client}: all "
+                "parties must agree on privacy.secure_sum."
+            )
+        return super()._take(message)
+
+    def _take_offer(self, offer: Offer) -> list[ServerMessage]:
+        if self._is_void(offer):
+            return []
+        if offer.client in self._offers:
+            raise InvalidMessage(f"a client has one key an epoch. Found another of client {offer.client}.")
+        self._sequences[offer.client] = offer.sequence
+        self._offers[offer.client] = offer.offer
+        if not self._agreed:
+            return []
+        offers = tuple(content for _, content in sorted(self._offers.items()))
+        keys = [Keys(client, self.epoch, offers) for client in range(self.table.clients)]
+        return [*keys, *self._ask_again()]
+
+    def _take_masked_upload(self, upload: MaskedUpload) -> list[ServerMessage]:
+        if self._is_void(upload):
+            return []
+        client = upload.client
+        self._require_keys(client)
+        self._check_words(upload)
+        self._check_turn(client, upload.activation, upload.rows)
+        self._sequences[client] = upload.sequence
+        self.activations[client] += 1
+        self._answers[client].clear()  # the client has them all, or it would not be here
+        self._words[client] = upload.words
+        self._waiting.append(Turn(client, upload.activation, upload.rows, True, True))
+        return self._end_older_rounds()
+
+    def _take_masked_refresh(self, refresh: MaskedRefresh) -> list[ServerMessage]:
+        if self._is_void(refresh):
+            return []
+        self._require_keys(refresh.client)
+        asked = self._check_asked(refresh.client, refresh.request)
+        if not torch.equal(asked.rows, refresh.rows):
+            raise InvalidMessage(f"the answer to request {asked.number} must hold exactly its rows.")
+        self._check_words(refresh)
+        self._sequences[refresh.client] = refresh.sequence
+        self._asked_words[refresh.client] = refresh.words
+        if len(self._asked_words) == self.table.clients:
+            self._store_sum(asked.rows, self._asked_words)
+            self._asked = None
+        return []
+
+    def _take_decline(self, decline: Decline) -> list[ServerMessage]:
+        """Without one client there is no sum."""
+        self._check_sequence(decline.client, decline.sequence)
+        self._check_asked(decline.client, decline.request)
+        self._sequences[decline.client] = decline.sequence
+        self._asked = None
+        return []
+
+    def _take_leave(self, leave: Leave) -> list[ServerMessage]:
+        replies = super()._take_leave(leave)
+        return replies + self._change(leave.client, f"client {leave.client} left")
+
+    def _take_join(self, join: Join) -> list[ServerMessage]:
+        rekeyed = self._change(join.client, f"client {join.client} came")
+        welcomed = super()._take_join(join)
+        return [*welcomed, Rekey(join.client, self.epoch, "welcome"), *rekeyed]
+
+    # --- epochs ---
+
+    def _change(self, client: int, why: str) -> list[ServerMessage]:
+        """A client came or went: keys it has offered are worth nothing any more, and so are all masks."""
+        if client not in self._offers:
+            return []
+        self.epoch += 1
+        self._offers.clear()
+        self._abort_round()
+        present = [other for other in range(self.table.clients) if other not in self.absent | {client}]
+        reason = f"{why}: what was under way is said again under the masks of epoch {self.epoch}"
+        return [Rekey(other, self.epoch, reason) for other in present]
+
+    def _abort_round(self) -> None:
+        """Words of the epoch before can never be summed; their clients say them again."""
+        for turn in self._waiting:
+            self.activations[turn.client] -= 1
+        self._waiting, self._group = [], []
+        self._words.clear()
+        self._asked_words.clear()
+
+    def _ask_again(self) -> list[Request]:
+        """What is asked for, in this epoch's masks."""
+        self._asked_words.clear()
+        if self._asked is None:
+            return []
+        number, rows = self._asked.number, self._asked.rows
+        return [Request(client, number, rows) for client in range(self.table.clients)]
+
+    def _is_void(self, message: Offer | MaskedUpload | MaskedRefresh) -> bool:
+        """Whether it was said before its client knew of this epoch: no fault, and of no use."""
+        self._check_sequence(message.client, message.sequence)
+        if message.epoch > self.epoch:
+            raise InvalidMessage(f"masks are in epoch {self.epoch}. Found epoch {message.epoch}.")
+        return message.epoch < self.epoch
+
+    def _require_keys(self, client: int) -> None:
+        if not self._agreed:
+            raise InvalidMessage(
+                f"client {client} cannot have masks for epoch {self.epoch}: not all keys are there."
+            )
+
+    # --- checks and sums ---
+
+    def _check_words(self, message: MaskedUpload | MaskedRefresh) -> None:
+        self.table.check(0, message.rows, torch.from_numpy(message.words.view(np.int64)))
+
+    def _check_asked(self, client: int, number: int) -> Request:
+        asked = self._asked
+        if asked is None or asked.number != number or client in self._asked_words:
+            raise InvalidMessage(f"client {client} was not asked request {number}.")
+        return asked
+
+    def _step(self, group: Sequence[Turn]) -> list[ServerMessage]:
+        self._store_sum(group[0].rows, self._words)
+        return super()._step(group)
+
+    def _store_sum(self, rows: Tensor, words: dict[int, Words]) -> None:
+        """Adds what all clients said of these rows, and forgets it."""
+        total = np.add.reduce(list(words.values()))
+        words.clear()
+        self.table.store(0, rows, self._decode(total), self.iteration)
