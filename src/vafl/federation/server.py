@@ -125,7 +125,7 @@ class ServerRun:
                 folder.write_config(self.config.to_toml())
             credentials = load_credentials(self.config, SERVER)
             state = ServerState(plan, self.path / STATE / SERVER, resume=self.resume)
-            points = folder.rewind(state.server.iteration)
+            points = folder.rewind(state.facts.get("account", {}).get("seconds", 0.0))
             conductor, federation = self._assemble(plan, state, credentials, folder, points)
             with self._progress(plan, federation) as progress:
                 self._shown = progress
