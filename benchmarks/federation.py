@@ -22,7 +22,7 @@ from benchmarks.peers.processes import hear, started, tell
 from vafl.build import Plan, make_client, make_plan, make_server
 from vafl.config import from_document
 from vafl.data.partition import Party, VerticalData
-from vafl.federation.terms import make_terms
+from vafl.federation.terms import make_terms, over_network
 from vafl.protocol.messages import ServerMessage
 from vafl.runtime.grpc.client import FederationClient
 from vafl.runtime.grpc.server import FederationServer
@@ -50,7 +50,7 @@ class Workload:
 
     def plan(self, address: str = "127.0.0.1:0") -> Plan:
         """The run as every party works it out for itself."""
-        config = from_document(self.document)
+        config = over_network(from_document(self.document))
         generator = torch.Generator().manual_seed(0)
         parties = [
             Party(f"client-{number}", features, features[:1])

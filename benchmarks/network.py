@@ -18,7 +18,6 @@ ROUNDS, SLICE_SECONDS = 9, 1.5
 def _document(batch: int, **sections: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "schedule": {"batch_size": batch, "refresh": "none"},
-        "rule": {"window": 2},
         "optimiser": {"step_size": 0.01},
         "stop": {"updates": 10**9},
         **sections,
