@@ -12,7 +12,6 @@ import ctypes
 import json
 import platform
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,13 +22,14 @@ from typing import Any
 import grpc
 
 from benchmarks.peers.certificates import write_certificates
+from benchmarks.peers.processes import hear, started, tell
 
 METHOD = "Exchange"
 SERVICE = "benchmark.Echo"
 WARM_UP_SECONDS = 0.5
-PATIENCE_SECONDS = 60.0  # for start-up and goodbye; a process older than this plus its measurement is killed
+PATIENCE_SECONDS = 60  # for start-up and goodbye; a process older than this plus its measurement is killed
 OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
-ROOT = Path(__file__).resolve().parents[2]
+MODULE = "benchmarks.peers.grpc_echo"
 
 
 def measure_echo(
@@ -41,44 +41,34 @@ def measure_echo(
 
 def echo_rates(up_bytes: int, down_bytes: int, clients: int, window: int, seconds: float) -> list[float]:
     """Round trips per second of each client, all measured over the same stretch of time."""
-    limit = str(int(seconds + PATIENCE_SECONDS))
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as processes:
-        write_certificates(Path(folder), ("server", "client"))
-        server = processes.enter_context(_process("serve", folder, limit, str(down_bytes)))
-        port = _line(server).strip()
-        arguments = (folder, limit, port, str(up_bytes), str(window), str(seconds))
-        senders = [processes.enter_context(_process("send", *arguments)) for _ in range(clients)]
-        for sender in senders:
-            _line(sender)  # connected and warm
-        for sender in senders:
-            _write_line(sender)  # all start together
-        return [float(_line(sender)) for sender in senders]
+    with echo(up_bytes, down_bytes, clients, window, int(seconds)) as rates:
+        return rates(seconds)
 
 
 @contextlib.contextmanager
-def _process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A fresh interpreter running one end; it ends when its standard input closes, or is killed."""
-    command = [sys.executable, "-m", "benchmarks.peers.grpc_echo", *arguments]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+def echo(
+    up_bytes: int, down_bytes: int, clients: int, window: int, limit: int
+) -> Iterator[Callable[[float], list[float]]]:
+    """An echo that is up and warm, and idle except while it is asked for its clients' rates.
 
+    Args:
+        limit: seconds it may take, beside its start and its end.
+    """
+    lifetime = str(limit + PATIENCE_SECONDS)
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as processes:
+        write_certificates(Path(folder), ("server", "client"))
+        server = processes.enter_context(started(MODULE, "serve", folder, lifetime, str(down_bytes)))
+        arguments = (folder, lifetime, hear(server).strip(), str(up_bytes), str(window))
+        senders = [processes.enter_context(started(MODULE, "send", *arguments)) for _ in range(clients)]
+        for sender in senders:
+            hear(sender)  # connected and warm
 
-def _line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        raise RuntimeError(f"an echo process died with exit status {process.wait()}; see its traceback above")
-    return line
+        def rates(seconds: float) -> list[float]:
+            for sender in senders:
+                tell(sender, str(seconds))  # all start together
+            return [float(hear(sender)) for sender in senders]
 
-
-def _write_line(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None
-    process.stdin.write("go\n")
-    process.stdin.flush()
+        yield rates
 
 
 async def _serve(folder: Path, down_bytes: int) -> None:
@@ -102,7 +92,7 @@ async def _serve(folder: Path, down_bytes: int) -> None:
     await asyncio.to_thread(sys.stdin.read)
 
 
-async def _send(folder: Path, port: int, up_bytes: int, window: int, seconds: float) -> None:
+async def _send(folder: Path, port: int, up_bytes: int, window: int) -> None:
     credentials = grpc.ssl_channel_credentials(
         (folder / "ca.pem").read_bytes(),
         (folder / "client.key").read_bytes(),
@@ -115,8 +105,8 @@ async def _send(folder: Path, port: int, up_bytes: int, window: int, seconds: fl
             await stream.write(message)
         await _rate(stream, message, WARM_UP_SECONDS)
         print("ready", flush=True)
-        await asyncio.to_thread(sys.stdin.readline)
-        print(await _rate(stream, message, seconds), flush=True)
+        while seconds := await asyncio.to_thread(sys.stdin.readline):
+            print(await _rate(stream, message, float(seconds)), flush=True)
 
 
 async def _rate(stream: Any, message: bytes, seconds: float) -> float:
@@ -151,14 +141,14 @@ def _runner() -> Callable[[Coroutine[Any, Any, None]], None]:
 
 
 def _end(arguments: list[str]) -> None:
-    """Be one end of the echo: `serve FOLDER LIMIT DOWN` or `send FOLDER LIMIT PORT UP WINDOW SECONDS`."""
+    """Be one end of the echo: `serve FOLDER LIMIT DOWN` or `send FOLDER LIMIT PORT UP WINDOW`."""
     side, folder, limit, *rest = arguments
     _settle(int(limit))
     if side == "serve":
         _runner()(_serve(Path(folder), int(rest[0])))
     else:
-        port, up_bytes, window, seconds = rest
-        _runner()(_send(Path(folder), int(port), int(up_bytes), int(window), float(seconds)))
+        port, up_bytes, window = rest
+        _runner()(_send(Path(folder), int(port), int(up_bytes), int(window)))
 
 
 def main(arguments: list[str]) -> None:

@@ -91,13 +91,12 @@ def trace_digests(trace: Trace) -> None:
     """A line whenever what was handled last has changed the state that training rests on."""
     handle, last = FederationServer._handle, [""]
 
-    def traced_handle(federation, batch):
-        replies = handle(federation, batch)
+    def traced_handle(federation, *what):
+        handle(federation, *what)
         digest = digest_of(federation.server)
         if digest != last[0]:
             last[0] = digest
             trace.write("state", digest=digest, iteration=federation.server.iteration)
-        return replies
 
     FederationServer._handle = traced_handle
 

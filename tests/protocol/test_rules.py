@@ -50,7 +50,8 @@ def test_the_switch():
     [
         ({"t": 0}, r"rule.t must be 1 or more. Found 0. t = 1 is the async rule"),
         ({"delay_bound": -1}, r"rule.delay_bound must be at least 1, or 0 for no bound. Found -1"),
-        ({"window": 0}, r"rule.window must be 1 to 64. Found 0"),
+        ({"window": -1}, r"rule.window must be 1 to 64, or 0 for what suits. Found -1"),
+        ({"window": 65}, r"rule.window must be 1 to 64, or 0 for what suits. Found 65"),
         ({"window": 2, "order": "query-first"}, r"rule.window = 2 needs order = \"upload-first\""),
         ({"window": 3, "name": "sync"}, r"rule.window = 3 needs .* a rule other than sync"),
         ({"local_steps": 0}, r"rule.local_steps must be 1 or more. Found 0"),
@@ -59,6 +60,22 @@ def test_the_switch():
 def test_settings_that_cannot_be_are_refused(settings, said):
     with pytest.raises(ConfigError, match=said):
         RuleSettings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "window"),
+    [
+        ({}, 2),
+        ({"name": "t-sync"}, 2),
+        ({"name": "sync"}, 1),
+        ({"order": "query-first"}, 1),
+        ({"window": 1}, 1),
+        ({"window": 5}, 5),
+    ],
+    ids=str,
+)
+def test_two_uploads_fly_over_a_network_where_that_makes_sense_and_nothing_else_is_said(settings, window):
+    assert RuleSettings(**settings).pipelined().window == window
 
 
 def test_t_is_at_most_the_number_of_clients():

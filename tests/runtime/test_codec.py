@@ -145,6 +145,44 @@ def test_other_encodings_lose_no_more_than_their_digits(matrix, encoding):
     assert ((found - matrix).abs() <= allowed).all()
 
 
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_matrix_travels_row_by_row_however_it_lies_in_memory(encoding):
+    codec, matrix = Codec(encoding), torch.randn(3, 5)
+    lying = [Upload(0, 1, 0, torch.arange(3), one) for one in (matrix, matrix.t().contiguous().t())]
+    assert codec.encode(lying[0]) == codec.encode(lying[1])
+
+
+@given(st.lists(server_messages(), max_size=5))
+def test_what_is_said_together_arrives_in_order(messages):
+    codec = Codec()
+    contents = codec.contents(messages)
+    assert len(contents) == bool(messages)
+    frames = [frame for content in contents for frame in codec.frames(content)]
+    assert len(frames) == len(messages)
+    for frame, message in zip(frames, messages, strict=True):
+        assert_same(codec.from_server(frame, 2), message)
+
+
+def test_what_is_said_together_keeps_the_limits_of_a_message():
+    stops = [Stop(0, "x" * 100)] * 3
+    assert [len(content) for content in Codec(largest=300).contents(stops)] == [148] * 3
+    assert [len(content) for content in Codec(largest=444).contents(stops)] == [444]
+    assert len(Codec().contents(stops * 43)) == 129
+
+
+@given(st.lists(server_messages(), min_size=1, max_size=3), st.data())
+def test_a_content_cut_short_or_changed_gives_frames_that_hold_all_of_it(messages, data):
+    content = bytearray(Codec().contents(messages)[0])
+    content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    content = bytes(content[: data.draw(st.integers(0, len(content)))])
+    assert b"".join(Codec().frames(content)) == content
+
+
+def test_more_frames_than_ever_travel_together_are_refused():
+    with pytest.raises(InvalidMessage, match="at most 128 frames travel together"):
+        Codec().frames(Codec().encode(Stop(0, "")) * 129)
+
+
 def test_short_encodings_are_shorter():
     message = Upload(0, 1, 0, torch.arange(600), torch.randn(600, 10))
     sizes = [Codec(encoding).size(message) - HEADER_BYTES - 4 * 600 for encoding in ENCODINGS]

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from vafl.build import make_client, make_guard, make_plan, torch_threads
 from vafl.config import Config
 from vafl.errors import DataError, RunFolderError
-from vafl.federation.terms import STATE, load_credentials, make_terms
+from vafl.federation.terms import STATE, load_credentials, make_terms, over_network
 from vafl.observe.record import LEDGERS
 from vafl.protocol.client import Client
 from vafl.runtime.checkpoint import flatten, has_checkpoint, load_checkpoint, save_checkpoint, unflatten
@@ -74,6 +74,7 @@ def run_client(
             f'"{folder}" holds a checkpoint of {party}. Add --resume to go on from it, or --overwrite to '
             "begin anew and lose it."
         )
+    config = over_network(config)
     plan = make_plan(config)
     names = [own.name for own in plan.data.parties]
     if party not in names:

@@ -13,7 +13,7 @@ from rich.console import Console
 from vafl.build import Plan, make_plan, make_server, make_table, torch_threads, widths, with_drawn_labels
 from vafl.config import Config
 from vafl.errors import RunFolderError
-from vafl.federation.terms import STATE, load_credentials, make_terms
+from vafl.federation.terms import STATE, load_credentials, make_terms, over_network
 from vafl.launch import summarise
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import ClientStatus, Progress
@@ -119,17 +119,18 @@ class ServerRun:
 
     def run(self, listening: Callable[[str], None] = lambda address: None) -> RecordedRun:
         """Serves until the run is over, and writes the run folder."""
+        self.config = over_network(self.config)
         plan = make_plan(self.config)
         if self.prepare is None:
             load_credentials(self.config, SERVER)  # fails before the folder is touched
         opened = RunFolder(self.path, self.config.to_toml(), overwrite=self.overwrite, resume=self.resume)
         with opened as folder, torch_threads(self.config.threads):
             if self.prepare is not None:
-                self.config = self.prepare()
+                self.config = over_network(self.prepare())
                 folder.write_config(self.config.to_toml())
             credentials = load_credentials(self.config, SERVER)
             state = ServerState(plan, self.path / STATE / SERVER, resume=self.resume)
-            points = folder.rewind(state.server.iteration)
+            points = folder.rewind(state.facts.get("account", {}).get("seconds", 0.0))
             conductor, federation = self._assemble(plan, state, credentials, folder, points)
             with self._progress(plan, federation) as progress:
                 self._shown = progress

@@ -1,5 +1,6 @@
 """What a party brings to a run: the terms it agrees to, and the certificate that proves who it is."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from vafl.build import Plan, make_schedule, widths
@@ -9,6 +10,11 @@ from vafl.runtime.grpc.wire import PROTOCOL, Terms, schedule_digest
 from vafl.runtime.identity import Credentials
 
 STATE = "state"  # in a run folder: each party's own folder for what it must not forget
+
+
+def over_network(config: Config) -> Config:
+    """The configuration as it is meant between processes: there, a window that is left open is wider."""
+    return config if config.network.real_delays else replace(config, rule=config.rule.pipelined())
 
 
 def make_terms(plan: Plan) -> Terms:

@@ -61,13 +61,13 @@ class RunFolder:
     def write_config(self, config_toml: str) -> None:
         (self.path / "config.toml").write_text(config_toml, encoding="utf-8")
 
-    def rewind(self, updates: int) -> list[Point]:
-        """Goes back to where the run stood after so many updates; gives the evaluations made until then.
+    def rewind(self, seconds: float) -> list[Point]:
+        """Goes back to where the run stood after so many seconds; gives the evaluations made until then.
 
         Those after it were undone by a crash, which may also have cut the last line short."""
         path, points, length = self.path / "history.jsonl", [], 0
         for line in path.read_bytes().splitlines(keepends=True):
-            if not line.endswith(b"\n") or (point := Point(**json.loads(line))).updates > updates:
+            if not line.endswith(b"\n") or (point := Point(**json.loads(line))).seconds > seconds:
                 break
             points.append(point)
             length += len(line)

@@ -129,7 +129,7 @@ class Client:
         """Whether as many answers are owed as may be, so that the client cannot begin an activation."""
         if self._rule.order == "query-first":
             return self._queried >= 0 or bool(self.finished)
-        return len(self._flights) >= self._rule.window or bool(self.finished)
+        return len(self._flights) >= (self._rule.window or 1) or bool(self.finished)
 
     def join(self) -> Join:
         """What the client says first on a connection: where it stands."""

@@ -5,7 +5,7 @@ on a common minibatch. Each composes with a delay bound D and with both orders o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor
@@ -34,7 +34,8 @@ class RuleSettings:
         start: cells nobody has uploaded yet count as `zeros`, or each client's first act is a full
             `upload`.
         window: uploads a client may have in flight, so that a long way to the server does not throttle it;
-            what its model misses meanwhile counts as delay. Query-first order has one.
+            what its model misses meanwhile counts as delay. 0 is 2 over a network, and 1 in a simulation,
+            with delays injected for an experiment, under sync and in query-first order.
         local_steps: Q, the client's steps on one answer (the same gradient, re-applied).
     """
 
@@ -44,7 +45,7 @@ class RuleSettings:
     when_unanswered: Unanswered = "wait"
     order: Order = "upload-first"
     start: Literal["zeros", "upload"] = "zeros"
-    window: int = 1
+    window: int = 0
     local_steps: int = 1
 
     def __post_init__(self) -> None:
@@ -54,15 +55,25 @@ class RuleSettings:
             raise ConfigError(
                 f"rule.delay_bound must be at least 1, or 0 for no bound. Found {self.delay_bound}."
             )
-        if not 1 <= self.window <= LARGEST_WINDOW:
-            raise ConfigError(f"rule.window must be 1 to {LARGEST_WINDOW}. Found {self.window}.")
-        if self.window > 1 and (self.order == "query-first" or self.name == "sync"):
+        if not 0 <= self.window <= LARGEST_WINDOW:
+            raise ConfigError(
+                f"rule.window must be 1 to {LARGEST_WINDOW}, or 0 for what suits. Found {self.window}."
+            )
+        if self.window > 1 and not self._may_pipeline:
             raise ConfigError(
                 f'rule.window = {self.window} needs order = "upload-first" and a rule other than sync, whose '
                 "rounds are one upload each. Set rule.window to 1."
             )
         if self.local_steps < 1:
             raise ConfigError(f"rule.local_steps must be 1 or more. Found {self.local_steps}.")
+
+    @property
+    def _may_pipeline(self) -> bool:
+        return self.order == "upload-first" and self.name != "sync"
+
+    def pipelined(self) -> "RuleSettings":
+        """With two uploads in flight, where the rule allows it and no other window is set."""
+        return replace(self, window=self.window or (2 if self._may_pipeline else 1))
 
     def check_clients(self, clients: int) -> None:
         """Raises ConfigError where the rule cannot be followed by so many clients."""

@@ -1,9 +1,10 @@
 """The one serialisation: a message as a frame of bytes, and a frame checked and read back.
 
-A frame is a header of 48 bytes, then what its kind of message has of these: rows (unsigned 32 bit), a
-matrix (in the run's encoding, or 64-bit words), counters (64 bit), text or bytes. Every length is
-checked against the frame's own before anything is allocated; nothing is ever unpickled. The party that
-speaks is not in the frame: whoever reads it knows that from the connection.
+What is said to a party at one time travels as one content: frames, one after the other. A frame is a
+header of 48 bytes, then what its kind of message has of these: rows (unsigned 32 bit), a matrix (in the
+run's encoding, or 64-bit words), counters (64 bit), text or bytes. Every length is checked against the
+frame's own before anything is allocated; nothing is ever unpickled. The party that speaks is not in the
+frame: whoever reads it knows that from the connection.
 """
 
 import struct
@@ -46,10 +47,15 @@ Message = ClientMessage | ServerMessage
 Encoding = Literal["float32", "float16", "bfloat16", "int8"]
 ENCODINGS: tuple[Encoding, ...] = ("float32", "float16", "bfloat16", "int8")
 LONGEST_TEXT = 1024
+MOST_FRAMES = 128  # that travel together
 
 _MAGIC, _VERSION = b"VF", 2
 # magic, version, kind, encoding, flag, 2 spare; three numbers; lines, width, counters, bytes of text
 _HEADER = struct.Struct("<2sBBBBxxqqqIIII")
+_SIZES, _SIZES_AT = struct.Struct("<IIII"), 32
+_ROW, _NUMBER = np.dtype("<u4"), np.dtype("<i8")
+Frame = bytes | memoryview
+Parts = list[Frame]
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,7 @@ _LAYOUTS: dict[type[Message], _Layout] = {
     Keys: _Layout(("epoch",), contents="offers"),
 }
 _KINDS = tuple(_LAYOUTS)
+_NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 _FROM_CLIENT = frozenset(
     (Join, Upload, Refresh, Query, Decline, Finished, Offer, MaskedUpload, MaskedRefresh)
 )
@@ -115,6 +122,7 @@ class Codec:
         if encoding not in ENCODINGS:
             raise ConfigError(f"an encoding must be one of {', '.join(ENCODINGS)}. Found {encoding!r}.")
         self.encoding, self.largest = encoding, largest
+        self._number = ENCODINGS.index(encoding)
         self._pack, self._unpack = _PACKING[encoding]
 
     def size(self, message: Message) -> int:
@@ -126,6 +134,43 @@ class Codec:
 
     def encode(self, message: Message) -> bytes:
         """The frame of a message."""
+        parts: Parts = []
+        self._encode(message, parts)
+        return b"".join(parts)
+
+    def contents(self, messages: Sequence[Message]) -> list[bytes]:
+        """Frames one after the other, in as few pieces as the limits of a piece allow."""
+        if sum(map(self.size, messages)) <= self.largest and len(messages) <= MOST_FRAMES:
+            parts: Parts = []
+            for message in messages:
+                self._encode(message, parts)
+            return [b"".join(parts)] if parts else []
+        return [self.encode(message) for message in messages]
+
+    def frames(self, content: bytes) -> list[Frame]:
+        """Takes a content apart into frames, which are yet to be checked.
+
+        Raises:
+            InvalidMessage: there are more of them than any content has.
+        """
+        rest, found = memoryview(content), list[Frame]()
+        while rest:
+            size = self._promised_size(rest)
+            if size == len(content):
+                return [content]
+            found.append(rest[:size])
+            rest = rest[size:]
+            if len(found) > MOST_FRAMES:
+                raise InvalidMessage(f"at most {MOST_FRAMES} frames travel together. Found more.")
+        return found
+
+    def _promised_size(self, frame: memoryview) -> int:
+        """How long the frame is that begins here, as it says itself; all there is if it cannot say."""
+        if len(frame) < HEADER_BYTES or frame[3] >= len(_KINDS):
+            return len(frame)
+        return self._expected_size(_LAYOUTS[_KINDS[frame[3]]], *_SIZES.unpack_from(frame, _SIZES_AT))
+
+    def _encode(self, message: Message, parts: Parts) -> None:
         layout = _LAYOUTS[type(message)]
         numbers = [_number(getattr(message, name)) for name in layout.numbers]
         rows = getattr(message, layout.rows) if layout.rows else None
@@ -137,26 +182,26 @@ class Codec:
         header = _HEADER.pack(
             _MAGIC,
             _VERSION,
-            _KINDS.index(type(message)),
-            ENCODINGS.index(self.encoding),
+            _NUMBERS[type(message)],
+            self._number,
             bool(layout.flag and getattr(message, layout.flag)),
             *numbers,
-            *[0] * (3 - len(numbers)),
+            *(0,) * (3 - len(numbers)),
             lines,
             0 if grid is None else grid.shape[1],
             len(counters),
             len(text),
         )
-        parts = [header]
+        parts.append(header)
         if rows is not None:
-            parts.append(rows.numpy().astype("<u4").tobytes())
+            parts.append(rows.numpy().astype(_ROW).data)
         if matrix is not None:
             parts += self._pack(matrix)
         if words is not None:
-            parts.append(words.astype("<u8").tobytes())
-        return b"".join([*parts, np.asarray(counters, dtype="<u8").tobytes(), text])
+            parts.append(words.astype("<u8").data)
+        parts += (struct.pack(f"<{len(counters)}Q", *counters), text)
 
-    def from_client(self, frame: bytes, client: int) -> ClientMessage:
+    def from_client(self, frame: Frame, client: int) -> ClientMessage:
         """Reads a frame that `client` sent.
 
         Raises:
@@ -164,7 +209,7 @@ class Codec:
         """
         return cast(ClientMessage, self._decode(frame, client, _FROM_CLIENT))
 
-    def from_server(self, frame: bytes, client: int) -> ServerMessage:
+    def from_server(self, frame: Frame, client: int) -> ServerMessage:
         """Reads a frame that the server sent to `client`; raises as `from_client` does."""
         return cast(ServerMessage, self._decode(frame, client, _FROM_SERVER))
 
@@ -180,7 +225,7 @@ class Codec:
             return message
         return self.from_server(self.encode(message), message.client)
 
-    def _decode(self, frame: bytes, client: int, allowed: frozenset[type[Message]]) -> Message:
+    def _decode(self, frame: Frame, client: int, allowed: frozenset[type[Message]]) -> Message:
         kind, flag, numbers, sizes = self._read_header(frame, allowed)
         layout = _LAYOUTS[kind]
         lines, width, counters, _ = sizes
@@ -191,8 +236,8 @@ class Codec:
             fields["request"] = None
         position = HEADER_BYTES
         if layout.rows:
-            rows = np.frombuffer(frame, "<u4", lines, position)
-            fields[layout.rows] = torch.from_numpy(rows.astype(np.int64))
+            rows = np.frombuffer(frame, _ROW, lines, position)
+            fields[layout.rows] = torch.from_numpy(rows.astype(_NUMBER))
             position += ROW_BYTES * lines
         if layout.matrix:
             fields[layout.matrix] = self._unpack(frame, position, lines, width)
@@ -201,20 +246,20 @@ class Codec:
             words = np.frombuffer(frame, "<u8", lines * width, position)
             fields[layout.words] = words.astype(np.uint64).reshape(lines, width)
             position += 8 * lines * width
-        counted = np.frombuffer(frame, "<u8", counters, position).tolist() if layout.counts else []
+        counted = struct.unpack_from(f"<{counters}Q", frame, position) if layout.counts else ()
         content = frame[position + 8 * len(counted) :]
         if layout.counters:
-            fields[layout.counters] = tuple(counted)
+            fields[layout.counters] = counted
         if layout.text:
-            fields[layout.text] = content.decode(errors="replace")
+            fields[layout.text] = bytes(content).decode(errors="replace")
         if layout.content:
-            fields[layout.content] = content
+            fields[layout.content] = bytes(content)
         if layout.contents:
-            fields[layout.contents] = _cut(content, counted)
+            fields[layout.contents] = _cut(bytes(content), counted)
         return kind(**fields)
 
     def _read_header(
-        self, frame: bytes, allowed: frozenset[type[Message]]
+        self, frame: Frame, allowed: frozenset[type[Message]]
     ) -> tuple[type[Message], bool, Sequence[int], Sequence[int]]:
         """The header's content, once it is known to describe exactly this frame."""
         if not HEADER_BYTES <= len(frame) <= self.largest:
@@ -226,11 +271,11 @@ class Codec:
         numbers, sizes = rest[:3], rest[3:]
         if magic != _MAGIC or version != _VERSION:
             raise InvalidMessage(
-                f"a frame begins with {_MAGIC!r} and version {_VERSION}. Found {frame[:3]!r}."
+                f"a frame begins with {_MAGIC!r} and version {_VERSION}. Found {bytes(frame[:3])!r}."
             )
         if number >= len(_KINDS) or _KINDS[number] not in allowed or flag > 1:
             raise InvalidMessage(f"a message of kind {number}, flag {flag} is not expected here.")
-        if encoding != ENCODINGS.index(self.encoding):
+        if encoding != self._number:
             raise InvalidMessage(
                 f"matrices travel as {self.encoding} in this run. Found encoding {encoding}."
             )
@@ -280,35 +325,37 @@ def _matrix_bytes(encoding: Encoding, lines: int, width: int) -> int:
     return lines * width * (4 if encoding == "float32" else 2)
 
 
-def _pack_as(kind: torch.dtype) -> Callable[[Tensor], list[bytes]]:
-    def pack(matrix: Tensor) -> list[bytes]:
-        return [matrix.to(kind).contiguous().view(torch.uint8).numpy().tobytes()]
+def _pack_as(kind: torch.dtype) -> Callable[[Tensor], Parts]:
+    numeric = torch.float32 if kind is torch.float32 else torch.uint8  # numpy knows no bfloat16
+
+    def pack(matrix: Tensor) -> Parts:
+        return [matrix.to(kind).contiguous().view(numeric).numpy().data]
 
     return pack
 
 
-def _unpack_as(kind: torch.dtype) -> Callable[[bytes, int, int, int], Tensor]:
-    def unpack(frame: bytes, position: int, lines: int, width: int) -> Tensor:
+def _unpack_as(kind: torch.dtype) -> Callable[[Frame, int, int, int], Tensor]:
+    def unpack(frame: Frame, position: int, lines: int, width: int) -> Tensor:
         raw = np.frombuffer(frame, np.uint8, lines * width * kind.itemsize, position).copy()
         return torch.from_numpy(raw).view(kind).view(lines, width).float()
 
     return unpack
 
 
-def _pack_int8(matrix: Tensor) -> list[bytes]:
+def _pack_int8(matrix: Tensor) -> Parts:
     """Each row by its own scale: the largest magnitude becomes 127."""
     scales = matrix.abs().amax(dim=1).div_(127) if matrix.shape[1] else matrix.new_zeros(len(matrix))
     steps = (matrix / scales.clamp_min(1e-30)[:, None]).round_().clamp_(-127, 127).to(torch.int8)
-    return [scales.numpy().astype("<f4").tobytes(), steps.numpy().tobytes()]
+    return [scales.numpy().data, steps.contiguous().numpy().data]
 
 
-def _unpack_int8(frame: bytes, position: int, lines: int, width: int) -> Tensor:
+def _unpack_int8(frame: Frame, position: int, lines: int, width: int) -> Tensor:
     scales = torch.from_numpy(np.frombuffer(frame, "<f4", lines, position).copy())
     steps = np.frombuffer(frame, np.int8, lines * width, position + 4 * lines).copy()
     return torch.from_numpy(steps).view(lines, width) * scales[:, None]
 
 
-_PACKING: dict[Encoding, tuple[Callable[[Tensor], list[bytes]], Callable[[bytes, int, int, int], Tensor]]] = {
+_PACKING: dict[Encoding, tuple[Callable[[Tensor], Parts], Callable[[Frame, int, int, int], Tensor]]] = {
     "float32": (_pack_as(torch.float32), _unpack_as(torch.float32)),
     "float16": (_pack_as(torch.float16), _unpack_as(torch.float16)),
     "bfloat16": (_pack_as(torch.bfloat16), _unpack_as(torch.bfloat16)),

@@ -187,7 +187,8 @@ async def raw_stream(federation, party, frames, refusals):
             await stream.write(frame)
         answers = []
         while sum(isinstance(answer, Refused) for answer in answers) < refusals:
-            answers.append(Codec().from_server(await stream.read(), 0))
+            frames = Codec().frames(await stream.read())
+            answers += [Codec().from_server(frame, 0) for frame in frames]
         return answers
 
 
@@ -219,6 +220,33 @@ def test_bad_frames_are_answered_counted_and_change_nothing():
     assert isinstance(answers[0], Welcome)
     assert untouched == (True, [0, 0], 0)
     assert federation.end.violations == {federation.names[0]: 6}
+
+
+async def write_all(stream, frames):
+    """Raises TimeoutError as soon as one cannot be written."""
+    for frame in frames:
+        await asyncio.wait_for(stream.write(frame), 3.0)
+
+
+def test_a_client_that_does_not_read_its_answers_is_not_heard_either():
+    async def story():
+        federation = Federation(configuration(network={"join_timeout": 0.1}, stop={"updates": 10**9}))
+        serving = asyncio.create_task(federation.serve())
+        await federation.listening.wait()
+        codec, rows, embeddings = Codec(), torch.arange(100), torch.zeros(100, 3)
+        uploads = (Upload(0, number + 1, number, rows, embeddings) for number in range(10_000))
+        async with grpc.aio.insecure_channel(federation.address) as channel:
+            stream = channel.stream_stream(PATH)(metadata=(("vafl-party", federation.names[0]),))
+            await stream.write(federation.terms.to_bytes())
+            await stream.write(codec.encode(federation.client(0).client.join()))
+            with pytest.raises(TimeoutError):
+                await write_all(stream, map(codec.encode, uploads))
+            waiting = federation.end.connections[0].outbox.qsize()
+        federation.end.finish("enough")
+        await serving
+        return waiting
+
+    assert within(50, story()) <= 100
 
 
 def test_a_client_cut_off_comes_back_and_the_run_goes_on():

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+from collections import deque
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
@@ -35,6 +36,7 @@ class Hand:
 
     def __init__(self, stream, client):
         self._stream, self._client = stream, client
+        self._heard = deque()
 
     async def say(self, *messages):
         for message in messages:
@@ -43,12 +45,14 @@ class Hand:
     async def hear(self, kind):
         """The next message of this kind; others before it are dropped."""
         while True:
-            message = Codec().from_server(await self._stream.read(), self._client)
+            message = await self.hear_next()
             if isinstance(message, kind):
                 return message
 
     async def hear_next(self):
-        return Codec().from_server(await self._stream.read(), self._client)
+        if not self._heard:
+            self._heard += Codec().frames(await self._stream.read())
+        return Codec().from_server(self._heard.popleft(), self._client)
 
 
 @asynccontextmanager

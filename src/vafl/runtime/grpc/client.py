@@ -5,8 +5,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from functools import partial
 
 import grpc
 import grpc.aio
@@ -16,7 +15,9 @@ from vafl.protocol.client import Client
 from vafl.protocol.messages import ClientMessage, Durable, Gradient, Refused, Rekey, Skipped, Stop, Welcome
 from vafl.runtime.codec import Codec
 from vafl.runtime.delays import Sleeper
+from vafl.runtime.grpc.session import Session
 from vafl.runtime.grpc.wire import CLAIM, PATH, NetworkSettings, Terms, channel_options
+from vafl.runtime.grpc.worker import HELD_BACK, Worker
 from vafl.runtime.identity import LOOPBACK_OPTIONS, Credentials, closed_early, refusal, require_loopback
 
 log = logging.getLogger("vafl.client")
@@ -60,11 +61,11 @@ class FederationClient:
         self._terms, self._settings, self._credentials = terms, settings, credentials
         self._sleeper, self._after = sleeper, after
         self._codec = Codec(settings.encoding, settings.largest_message)
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="vafl-torch")
         self._heard = time.monotonic()
         self._began = time.monotonic()
         self._skips = 0
         self._closings = 0
+        self._failure: Exception | None = None
 
     async def run(self) -> str:
         """Works until the run is over; gives the server's reason for ending it.
@@ -73,10 +74,11 @@ class FederationClient:
             RemoteFault: the server refused this party, and why.
             Stalled: the server could not be reached for `patience` seconds.
         """
+        self._worker = Worker(self._fail)
         try:
             return await self._persist()
         finally:
-            self._worker.shutdown()  # whoever saves the client's state now must not do it amid a turn
+            await self._worker.stop()  # whoever saves the client's state now must not do it amid a turn
 
     async def _persist(self) -> str:
         """Dials again whenever it is cut off."""
@@ -125,65 +127,58 @@ class FederationClient:
     async def _session(self) -> str:
         """One connection, from joining to the run's end."""
         async with self._channel() as channel:
-            stream = channel.stream_stream(PATH)(metadata=((CLAIM, self.party),))
-            await stream.write(self._terms.to_bytes())
-            await stream.write(self._codec.encode(self.client.join()))
+            self._current = session = Session(channel.stream_stream(PATH)(metadata=((CLAIM, self.party),)))
+            session.outbox.put_nowait(self._terms.to_bytes())
+            self._worker.do(partial(self._join, session))
             self.reconnects += 1
-            incoming: asyncio.Queue[bytes | None] = asyncio.Queue()
-            reader = asyncio.create_task(_read(stream, incoming))
             try:
-                return await self._converse(stream, incoming)
-            finally:
-                reader.cancel()
-                stream.cancel()
-
-    async def _converse(
-        self, stream: "grpc.aio.StreamStreamCall[bytes, bytes]", incoming: "asyncio.Queue[bytes | None]"
-    ) -> str:
-        loop = asyncio.get_running_loop()
-        wakes_at: float | None = None
-        welcome = False
-        while True:
-            frames = await _gather(incoming, None if wakes_at is None else wakes_at - time.monotonic())
-            if None in frames:
-                if welcome:
+                return await session.run(partial(self._hear, session))
+            except grpc.aio.AioRpcError:
+                if session.welcome:
                     self._heard = time.monotonic()  # however long it had nothing to say, it was there
-                await _raise_status(stream)
-            awake = wakes_at is not None and time.monotonic() >= wakes_at
-            received = [frame for frame in frames if frame is not None]
-            if received:
-                self._heard = time.monotonic()
-            said, stop, welcomed = await loop.run_in_executor(self._worker, self._turn, received, awake)
-            try:
-                for frame in said:
-                    await stream.write(frame)
-            except asyncio.InvalidStateError:  # the stream has ended meanwhile
-                await _raise_status(stream)
-            if stop is not None:
-                with suppress(asyncio.InvalidStateError):  # the server may be gone already
-                    await stream.done_writing()
-                return stop
-            welcome = welcome or welcomed
-            if awake:
-                wakes_at = None
-            if welcome and wakes_at is None and not self.client.waiting:
-                wakes_at = self._next_wake()
+                raise
+            finally:
+                await self._worker.settle()
+                if self._failure:
+                    raise self._failure
 
-    def _next_wake(self) -> float:
-        """As soon as may be; later and later while the server has to skip what comes."""
-        now = time.monotonic()
-        if self._skips:
-            now += min(_FIRST_PAUSE * 2.0 ** min(self._skips, 10), _LONGEST_PAUSE)
-        return self._began + self._sleeper.wakes_at(now - self._began) if self._sleeper else now
+    def _hear(self, session: Session, content: bytes) -> None:
+        self._heard = time.monotonic()
+        self._worker.do(partial(self._receive, session, content))
 
-    def _turn(self, frames: list[bytes], awake: bool) -> tuple[list[bytes], str | None, bool]:
-        """In the worker thread: takes what came, acts if awake; (frames to say, end of run, welcomed)."""
+    def _say(self, session: Session, contents: list[bytes], may_wake: bool) -> None:
+        """On the event loop: says what the worker thread has to say, and sees to its next activation."""
+        for content in contents:
+            session.outbox.put_nowait(content)
+        if may_wake:
+            awake = partial(self._worker.do, partial(self._turn, session, [], awake=True))
+            session.wake_after(self._pause, awake)
+
+    def _pause(self) -> float:
+        """Seconds until the next activation; more and more while the server has to skip what comes."""
+        pause = min(_FIRST_PAUSE * 2.0 ** min(self._skips, 10), _LONGEST_PAUSE) if self._skips else 0.0
+        if self._sleeper is None:
+            return pause
+        now = time.monotonic() - self._began
+        return self._sleeper.wakes_at(now + pause) - now
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = error
+        self._current.fail(error)
+
+    # --- in the worker thread ---
+
+    def _join(self, session: Session) -> None:
+        self._worker.tell(self._say, session, [self._codec.encode(self.client.join())], False)
+
+    def _receive(self, session: Session, content: bytes) -> None:
+        """Takes what the server said at one time, and acts on it."""
         said: list[ClientMessage] = []
-        welcomed = False
-        for frame in frames:
+        for frame in self._codec.frames(content):
             message = self._codec.from_server(frame, self.client.index)
             if isinstance(message, Stop):
-                return [], message.reason, welcomed
+                self._worker.tell(session.end, message.reason)
+                return
             if isinstance(message, Refused):
                 raise RemoteFault(f"the server refused a message of {self.party}: {message.reason}")
             if isinstance(message, Rekey):
@@ -191,48 +186,23 @@ class FederationClient:
             if isinstance(message, Durable):
                 self.durable = message.activation
             if isinstance(message, Welcome):
-                welcomed, self.durable = True, message.durable
+                session.welcome, self.durable = True, message.durable
             if isinstance(message, Gradient | Skipped):
                 self._skips = self._skips + 1 if isinstance(message, Skipped) else 0
             said += self.client.receive(message)
-        at_once = self._sleeper is None and bool(frames) and not welcomed and not self._skips
-        may_wake = awake or at_once
-        if may_wake and not self.client.waiting:
+        self._turn(session, said, awake=False)
+
+    def _turn(self, session: Session, said: list[ClientMessage], awake: bool) -> None:
+        """Begins an activation if awake, or as many as may be if nothing holds it back; says all of it,
+        together unless it takes long to make."""
+        at_once = self._sleeper is None and not self._skips
+        begin = time.thread_time()
+        while session.welcome and (awake or at_once) and not self.client.waiting:
+            if said and time.thread_time() > begin + HELD_BACK:
+                self._worker.tell(self._say, session, self._codec.contents(said), False)
+                said, begin = [], time.thread_time()
             said += self.client.wake()
+            awake = False
         self._after()
-        return [self._codec.encode(message) for message in said], None, welcomed
-
-
-async def _read(
-    stream: "grpc.aio.StreamStreamCall[bytes, bytes]", incoming: "asyncio.Queue[bytes | None]"
-) -> None:
-    """Moves frames into the queue; None says that the stream has ended."""
-    try:
-        while (frame := await stream.read()) is not grpc.aio.EOF:
-            incoming.put_nowait(frame)
-    except grpc.aio.AioRpcError:
-        pass  # its status is read by whoever takes the None
-    incoming.put_nowait(None)
-
-
-async def _gather(incoming: "asyncio.Queue[bytes | None]", timeout: float | None) -> list[bytes | None]:
-    """All that has come; waits for the first, but no longer than `timeout`."""
-    frames: list[bytes | None] = []
-    try:
-        if incoming.empty() and (timeout is None or timeout > 0):
-            frames.append(await asyncio.wait_for(incoming.get(), timeout))
-    except TimeoutError:
-        return frames
-    while not incoming.empty():
-        frames.append(incoming.get_nowait())
-    return frames
-
-
-async def _raise_status(stream: "grpc.aio.StreamStreamCall[bytes, bytes]") -> None:
-    """The stream ended without a goodbye: as an error, whatever its status says."""
-    code, details = await stream.code(), await stream.details()
-    if code is grpc.StatusCode.OK:
-        code, details = grpc.StatusCode.UNAVAILABLE, "the server closed the stream"
-    raise grpc.aio.AioRpcError(
-        code, await stream.initial_metadata(), await stream.trailing_metadata(), details=details
-    )
+        may_wake = session.welcome and not self.client.waiting
+        self._worker.tell(self._say, session, self._codec.contents(said), may_wake)

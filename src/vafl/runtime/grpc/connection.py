@@ -6,15 +6,17 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
-_INBOX = 4  # frames of one client that may wait for the worker
+_INBOX = 4  # of one client's messages that may wait for the worker
+_OUTBOX = 64  # messages that may wait for one client to read them, before none of its own are taken
 
 
-@dataclass
+@dataclass(eq=False)
 class Connection:
     """One client's live stream.
 
     Attributes:
-        credit: frames it may have waiting for the worker.
+        credit: messages it may have waiting for the worker.
+        handled: messages the worker has handled and no credit was given back for yet.
         joined: whether the client has said where it stands: before, nothing else is said or heard.
     """
 
@@ -22,8 +24,16 @@ class Connection:
     party: str
     outbox: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
     credit: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_INBOX))
+    handled: int = 0
     violations: int = 0
     joined: bool = False
+
+    def give_credit(self) -> None:
+        """For what was handled, unless the client lets too many answers lie."""
+        if self.outbox.qsize() <= _OUTBOX:
+            for _ in range(self.handled):
+                self.credit.release()
+            self.handled = 0
 
 
 @dataclass
@@ -46,7 +56,7 @@ class Allowance:
         return True
 
 
-async def next_frame(context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
-    """The next frame; empty when the client has closed the stream."""
-    frame = await context.read()
-    return frame if isinstance(frame, bytes) else b""
+async def next_message(context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
+    """The stream's next message; empty when the client has closed the stream."""
+    content = await context.read()
+    return content if isinstance(content, bytes) else b""

@@ -1,17 +1,18 @@
 """The server's end: streams in, one worker thread that owns the protocol's server, streams out.
 
-The event loop only moves bytes. Frames that arrive while the worker is busy are handled together at its
-next turn. What a client may have queued is bounded, so a fast client waits for the server, not the
+The event loop only moves bytes. What arrives while the worker is busy is handled together at its next
+turn. What a client may have queued, either way, is bounded, so a fast client waits for the server, not the
 server's memory for the client.
 """
 
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import grpc
@@ -20,8 +21,8 @@ import grpc.aio
 from vafl.errors import InvalidMessage, RemoteFault, Unauthenticated
 from vafl.protocol.messages import Join, Leave, Refused, ServerMessage, Stop
 from vafl.protocol.server import Server
-from vafl.runtime.codec import Codec
-from vafl.runtime.grpc.connection import Allowance, Connection, next_frame
+from vafl.runtime.codec import Codec, Frame
+from vafl.runtime.grpc.connection import Allowance, Connection, next_message
 from vafl.runtime.grpc.wire import (
     CLAIM,
     MANY_VIOLATIONS,
@@ -31,6 +32,7 @@ from vafl.runtime.grpc.wire import (
     Terms,
     channel_options,
 )
+from vafl.runtime.grpc.worker import HELD_BACK, Worker
 from vafl.runtime.identity import Credentials, party_of, require_loopback
 from vafl.runtime.simulator import Traffic
 
@@ -41,6 +43,8 @@ _STRANGER = "(unadmitted)"  # whose refusals are counted together, whatever they
 _GRACE = 10.0  # seconds for clients to hear that the run is over and close their streams
 _SILENCE = 15.0  # seconds the server may wait for clients to join without saying so again
 _LOGGED, _LOGGED_EVERY = 20, 1000  # refusals of one party that are logged: the first, then one of so many
+
+Replies = list[tuple[Connection, ServerMessage]]
 
 
 class FederationServer:
@@ -76,8 +80,7 @@ class FederationServer:
         self._terms, self._settings, self._credentials, self._after = terms, settings, credentials, after
         self._codec = Codec(settings.encoding, settings.largest_message)
         self._allowances = [Allowance(settings.messages_per_second) for _ in parties]
-        self._inbox: asyncio.Queue[tuple[Connection, bytes] | None] = asyncio.Queue()
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="vafl-torch")
+        self._inbox: deque[tuple[Connection, bytes]] = deque()
         self._everybody = asyncio.Event()
         self._over = asyncio.Event()
         self._dismissed: set[int] = set()
@@ -111,8 +114,8 @@ class FederationServer:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
         port = int(self._listen(server))
         await server.start()
+        self._worker = Worker(self._fail)
         listening(f"{self._settings.address.rpartition(':')[0]}:{port}")
-        worker = asyncio.create_task(self._work())
         others = [asyncio.create_task(self._open()), asyncio.create_task(self._tick())]
         try:
             await self._over.wait()
@@ -120,9 +123,8 @@ class FederationServer:
             for task in others:
                 task.cancel()
             await self._goodbye()
-            worker.cancel()
+            await self._worker.stop()
             await server.stop(grace=1.0)
-            self._worker.shutdown()
         if self._failure:
             raise self._failure
 
@@ -157,7 +159,7 @@ class FederationServer:
         """Lets the worker look at the clock now and then, whether messages come or not."""
         while True:
             await asyncio.sleep(_TICK)
-            self._inbox.put_nowait(None)
+            self._worker.do(self._attend)
 
     async def _goodbye(self) -> None:
         """Tells every client that the run is over, those too that come back a little late, and lets them
@@ -195,7 +197,7 @@ class FederationServer:
             if self.connections.get(client) is connection:
                 del self.connections[client]
                 log.info("%s is gone", connection.party)
-                self._inbox.put_nowait((connection, b""))  # an empty frame: the client left
+                self._worker.do(partial(self._forget, connection))
 
     async def _admit(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> Connection:
         """Who is it, and do we agree on the run?"""
@@ -207,7 +209,7 @@ class FederationServer:
                     f'"{named}" is no client of this run. Its clients: {", ".join(self.parties)}.'
                 )
             party = named
-            terms = Terms.from_bytes(await asyncio.wait_for(next_frame(context), self._settings.heartbeat))
+            terms = Terms.from_bytes(await asyncio.wait_for(next_message(context), self._settings.heartbeat))
             if difference := self._terms.difference(terms):
                 raise InvalidMessage(f"the parties must agree on the run's terms. Different: {difference}.")
         except RemoteFault as fault:
@@ -235,59 +237,93 @@ class FederationServer:
         if len(self.seen) == len(self.parties):
             self._everybody.set()
         await self._everybody.wait()
-        while frame := await next_frame(context):
-            await connection.credit.acquire()  # given back when the worker has handled the frame
-            self._inbox.put_nowait((connection, frame))
+        while content := await next_message(context):
+            await connection.credit.acquire()  # given back when the worker has handled it
+            self._inbox.append((connection, content))
+            if len(self._inbox) == 1:  # else the worker has yet to take the others, and takes this with them
+                self._worker.do(self._handle)
 
     async def _write(self, connection: Connection, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
-        while (frame := await connection.outbox.get()) is not None:
-            await context.write(frame)
+        while (content := await connection.outbox.get()) is not None:
+            await context.write(content)
+            connection.give_credit()
 
-    # --- the worker ---
+    def _deliver(self, contents: list[tuple[Connection, bytes]], handled: Sequence[Connection]) -> None:
+        for connection, content in contents:
+            connection.outbox.put_nowait(content)
+        for connection in handled:
+            connection.handled += 1
+            connection.give_credit()
+            if connection.violations >= MANY_VIOLATIONS:
+                connection.outbox.put_nowait(None)
 
-    async def _work(self) -> None:
-        """Hands everything that has arrived to the worker thread, and its replies to the streams."""
-        while True:
-            arrived = [await self._inbox.get()]
-            while not self._inbox.empty():
-                arrived.append(self._inbox.get_nowait())
-            batch = [entry for entry in arrived if entry is not None]
-            try:
-                replies = await self._loop.run_in_executor(self._worker, self._handle, batch)
-            except Exception as error:  # whatever it is, the run must end loudly
-                self._failure = error
-                self._reason = f"the server failed: {error}"
-                self._over.set()
-                return
-            for connection, frame in replies:
-                connection.outbox.put_nowait(frame)
-            for connection, frame in batch:
-                if frame:
-                    connection.credit.release()
-                if connection.violations >= MANY_VIOLATIONS:
-                    connection.outbox.put_nowait(None)
+    def _fail(self, error: Exception) -> None:
+        """Whatever it is, the run ends loudly."""
+        self._failure = error
+        self._reason = f"the server failed: {error}"
+        self._over.set()
 
-    def _handle(self, batch: list[tuple[Connection, bytes]]) -> list[tuple[Connection, bytes]]:
-        """In the worker thread: frames to messages, through the protocol, and back to frames."""
-        replies: list[tuple[Connection, ServerMessage]] = []
-        for connection, frame in batch:
-            replies += self._receive(connection, frame)
-        replies += self._addressed(self._after(self))
-        frames = [(connection, self._codec.encode(reply)) for connection, reply in replies]
-        for connection, content in frames:
+    # --- in the worker thread ---
+
+    def _handle(self) -> None:
+        """Takes all that has arrived. What follows is said together, which spares both ends much of the
+        work; but little is held back for others to be handled, and nothing if there is one client only."""
+        batch = [self._inbox.popleft()]
+        while self._inbox:
+            batch.append(self._inbox.popleft())
+        replies: Replies = []
+        handled: list[Connection] = []
+        begin = time.thread_time()
+        for connection, content in batch:
+            if time.thread_time() > begin + HELD_BACK:
+                self._say(replies, handled)
+                replies, handled, begin = [], [], time.thread_time()
+            for frame in self._frames(connection, content):
+                if replies and len(self.connections) == 1:
+                    self._say(replies)
+                    replies = []
+                replies += self._receive(connection, frame)
+            handled.append(connection)
+        self._say(replies + self._addressed(self._after(self)), handled)
+
+    def _frames(self, connection: Connection, content: bytes) -> list[Frame]:
+        try:
+            return self._codec.frames(content)
+        except InvalidMessage as fault:
+            self._count(connection.party, fault)
+            connection.violations = MANY_VIOLATIONS
+            return []
+
+    def _attend(self) -> None:
+        """Says what is due, whether messages come or not."""
+        self._say(self._addressed(self._after(self)))
+
+    def _forget(self, connection: Connection) -> None:
+        self._say(self._addressed(self.server.receive(Leave(connection.client))))
+
+    def _say(self, replies: Replies, handled: Sequence[Connection] = ()) -> None:
+        """Hands replies to the streams: all that go to one client as one message."""
+        together: dict[Connection, list[ServerMessage]] = {}
+        for connection, reply in replies:
+            together.setdefault(connection, []).append(reply)
+        contents = [
+            (connection, content)
+            for connection, own in together.items()
+            for content in self._codec.contents(own)
+        ]
+        for connection, content in contents:
             self.traffic[connection.client].bytes_down += len(content)
-        return frames
+        if contents or handled:
+            self._worker.tell(self._deliver, contents, handled)
 
-    def _addressed(self, replies: Sequence[ServerMessage]) -> list[tuple[Connection, ServerMessage]]:
+    def _addressed(self, replies: Sequence[ServerMessage]) -> Replies:
         """Each reply with the stream it goes to. Who has not joined on its stream is sent nothing yet:
         what it is owed follows its welcome."""
         found = [(self.connections.get(reply.client), reply) for reply in replies]
         return [(stream, reply) for stream, reply in found if stream is not None and stream.joined]
 
-    def _receive(self, connection: Connection, frame: bytes) -> list[tuple[Connection, ServerMessage]]:
+    def _receive(self, connection: Connection, frame: Frame) -> Replies:
         client = connection.client
-        if not frame:
-            return self._addressed(self.server.receive(Leave(client)))
         if self.connections.get(client) is not connection:
             return []  # left over from a stream that a newer one has replaced
         traffic = self.traffic[client]

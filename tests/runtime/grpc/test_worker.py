@@ -1,0 +1,50 @@
+"""The worker thread: in order, on one thread, and loud once."""
+
+import asyncio
+import threading
+
+from vafl.runtime.grpc.worker import Worker
+
+
+def test_functions_run_in_order_on_a_thread_of_their_own():
+    done = []
+
+    async def story():
+        worker = Worker(done.append)
+        for number in range(100):
+            worker.do(lambda number=number: done.append((number, threading.current_thread().name)))
+        await worker.settle()
+        assert len(done) == 100
+        await worker.stop()
+
+    asyncio.run(story())
+    assert done == [(number, "vafl-torch") for number in range(100)]
+
+
+def test_after_a_failure_nothing_more_is_done_and_it_is_told_once():
+    done, told = [], []
+
+    async def story():
+        worker = Worker(told.append)
+        worker.do(lambda: 1 / 0)
+        worker.do(lambda: done.append("too late"))
+        await worker.stop()
+
+    asyncio.run(story())
+    assert done == []
+    assert [type(error) for error in told] == [ZeroDivisionError]
+
+
+def test_settling_may_be_given_up():
+    go = threading.Event()
+
+    async def story():
+        worker = Worker(lambda error: None)
+        worker.do(go.wait)
+        settling = asyncio.create_task(worker.settle())
+        await asyncio.sleep(0)
+        settling.cancel()
+        go.set()
+        await worker.stop()
+
+    asyncio.run(story())
