@@ -19,6 +19,8 @@ class History:
         lost: uploads told durable that no step of the history is made on.
         undone: steps that crashes made the server forget.
         given_up: uploads that were never stepped on, by agreement when a party came back.
+        longest_delay: of the cells that steps used, those of undone steps included.
+        unknown_cells: used without ever having been uploaded, or lost in a crash.
     """
 
     steps: list[dict] = field(default_factory=list)
@@ -28,6 +30,7 @@ class History:
     lives: int = 0
     given_up: set[tuple[int, int]] = field(default_factory=set)
     longest_delay: int = 0
+    unknown_cells: int = 0
     _told: Counter = field(default_factory=Counter)
     _made: set[tuple[int, int]] = field(default_factory=set)
 
@@ -48,6 +51,7 @@ class History:
     def _step(self, line):
         self.steps.append(line)
         self.longest_delay = max(self.longest_delay, line["delay"])
+        self.unknown_cells += line["unknown"]
         for upload in map(tuple, line["uploads"]):
             if upload in self._made:
                 self.twice.append(upload)

@@ -103,4 +103,5 @@ def outcome(history: History) -> dict:
         "durable_uploads_lost": len(history.lost),
         "uploads_applied_twice": len(history.twice),
         "longest_delay": history.longest_delay,
+        "unknown_cells_used": history.unknown_cells,
     }

@@ -15,6 +15,7 @@ import torch
 from vafl import cli
 from vafl.federation.server import ServerState
 from vafl.protocol.server import Server
+from vafl.protocol.table import FOREVER
 from vafl.runtime.grpc.server import FederationServer
 
 
@@ -56,10 +57,12 @@ def trace_server(trace: Trace) -> None:
 
     def traced_step(server, group):
         rows = torch.cat([turn.rows for turn in group])
-        delay = int(server.table.delays(rows, server.iteration).max())
+        delays = server.table.delays(rows, server.iteration)
         uploads = [(turn.client, turn.activation) for turn in group if turn.steps]
         if uploads:
-            trace.write("step", iteration=server.iteration, uploads=uploads, delay=delay)
+            known = int(delays[delays < FOREVER].max(initial=0))
+            unknown = int((delays >= FOREVER).sum())
+            trace.write("step", iteration=server.iteration, uploads=uploads, delay=known, unknown=unknown)
         return step(server, group)
 
     def traced_durable(server, activations):

@@ -299,3 +299,35 @@ def test_a_connection_closed_at_once_is_a_refusal_only_if_it_happens_again_and_a
         client._judge(failed(details))
     with pytest.raises(Unauthenticated, match="Its log says why"):
         client._judge(failed(CLOSED))
+
+
+@asynccontextmanager
+async def slow_way(address, seconds):
+    """A way to `address` on which everything takes so long, each way; gives where it begins."""
+    ends = []
+
+    async def carry(reader, writer):
+        while content := await reader.read(1 << 16):
+            asyncio.get_running_loop().call_later(seconds, writer.write, content)
+
+    async def accept(reader, writer):
+        onward, outward = await asyncio.open_connection(*address.split(":"))
+        ends.extend((writer, outward))
+        await asyncio.gather(carry(reader, outward), carry(onward, writer))
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as listener:
+        yield "{}:{}".format(*listener.sockets[0].getsockname())
+        for end in ends:
+            end.close()
+
+
+def test_a_long_way_to_the_server_is_no_reason_to_give_up_a_handshake():
+    async def story():
+        async with served() as federation, slow_way(federation.address, 1.3) as address:
+            federation.address = address
+            running = asyncio.create_task(federation.client(0).run())
+            await until(lambda: 0 in federation.end.seen)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    within(20, story())

@@ -137,7 +137,7 @@ def channel_options(settings: NetworkSettings) -> list[tuple[str, Any]]:
         ("grpc.enable_retries", 0),
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 1000),
+        ("grpc.min_reconnect_backoff_ms", 3 * period),  # also how long a handshake over a slow way may take
         ("grpc.so_reuseport", 0),
     ]
 
