@@ -11,6 +11,7 @@ from vafl.build import make_client, make_guard, make_plan, torch_threads
 from vafl.config import Config
 from vafl.errors import DataError, RunFolderError
 from vafl.federation.terms import STATE, load_credentials, make_terms, over_network
+from vafl.files import write_atomically
 from vafl.observe.record import LEDGERS
 from vafl.protocol.client import Client
 from vafl.runtime.checkpoint import flatten, has_checkpoint, load_checkpoint, save_checkpoint, unflatten
@@ -66,7 +67,8 @@ def run_client(
 ) -> str:
     """One client's part of a run; gives the server's reason for ending it.
 
-    Writes path/models/PARTY.safetensors at the end, and path/state/PARTY meanwhile.
+    Writes path/models/PARTY.safetensors at the end, path/state/PARTY meanwhile, and path/config.toml unless
+    a server on this machine has done so.
     """
     folder = path / STATE / party
     if has_checkpoint(folder) and not (resume or overwrite):
@@ -84,6 +86,8 @@ def run_client(
     own = make_guard(plan, index, Path(config.privacy.ledger or path / LEDGERS))
     client = make_client(plan, index, own=own, with_held_out=True, witness=_witness(config, credentials))
     state = ClientState(client, folder, config.network.checkpoint_every, resume=resume)
+    if not (path / "config.toml").exists():
+        write_atomically(path / "config.toml", config.to_toml().encode())
     sleeper = config.delays.clock(len(names), config.seed)[index] if config.network.real_delays else None
     federation = FederationClient(
         client, party, make_terms(plan), config.network, credentials, sleeper, state.save_if_due

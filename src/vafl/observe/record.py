@@ -37,7 +37,7 @@ _OURS = (
         "logs",
         SIMULATED_LEDGERS,
     ),
-    *("progress.png", "progress.svg"),
+    *("progress.png", "progress.svg", "privacy-spent.png", "privacy-spent.svg"),
 )
 
 
