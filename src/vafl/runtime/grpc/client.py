@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -126,8 +126,7 @@ class FederationClient:
         """One connection, from joining to the run's end."""
         async with self._channel() as channel:
             stream = channel.stream_stream(PATH)(metadata=((CLAIM, self.party),))
-            await stream.write(self._terms.to_bytes())
-            await stream.write(self._codec.encode(self.client.join()))
+            await _write(stream, [self._terms.to_bytes(), self._codec.encode(self.client.join())])
             self.reconnects += 1
             incoming: asyncio.Queue[bytes | None] = asyncio.Queue()
             reader = asyncio.create_task(_read(stream, incoming))
@@ -154,11 +153,7 @@ class FederationClient:
             if received:
                 self._heard = time.monotonic()
             said, stop, welcomed = await loop.run_in_executor(self._worker, self._turn, received, awake)
-            try:
-                for frame in said:
-                    await stream.write(frame)
-            except asyncio.InvalidStateError:  # the stream has ended meanwhile
-                await _raise_status(stream)
+            await _write(stream, said)
             if stop is not None:
                 with suppress(asyncio.InvalidStateError):  # the server may be gone already
                     await stream.done_writing()
@@ -211,6 +206,14 @@ async def _read(
     except grpc.aio.AioRpcError:
         pass  # its status is read by whoever takes the None
     incoming.put_nowait(None)
+
+
+async def _write(stream: "grpc.aio.StreamStreamCall[bytes, bytes]", frames: Sequence[bytes]) -> None:
+    try:
+        for frame in frames:
+            await stream.write(frame)
+    except asyncio.InvalidStateError:  # the stream has ended meanwhile
+        await _raise_status(stream)
 
 
 async def _gather(incoming: "asyncio.Queue[bytes | None]", timeout: float | None) -> list[bytes | None]:
