@@ -38,15 +38,16 @@ class Connection:
 
 @dataclass
 class Allowance:
-    """How many messages a client may say now: it grows with time, up to a second's worth (or 10), and
-    outlasts the client's stream, so that dialling again buys nothing."""
+    """How often something may be done now: it grows with time, up to a second's worth (or 10).
+
+    A client's allowance of messages outlasts its stream, so that dialling again buys nothing."""
 
     rate: float
     left: float = 10.0
     at: float = field(default_factory=time.monotonic)
 
     def take(self) -> bool:
-        """Whether one more message is allowed; it then counts."""
+        """Whether it may be done once more; that then counts."""
         now = time.monotonic()
         self.left = min(max(10.0, self.rate), self.left + self.rate * (now - self.at))
         self.at = now

@@ -42,7 +42,7 @@ _TICK = 0.25
 _STRANGER = "(unadmitted)"  # whose refusals are counted together, whatever they call themselves
 _GRACE = 10.0  # seconds for clients to hear that the run is over and close their streams
 _SILENCE = 15.0  # seconds the server may wait for clients to join without saying so again
-_LOGGED, _LOGGED_EVERY = 20, 1000  # refusals of one party that are logged: the first, then one of so many
+_LOGGED = 1.0  # refusals of one party that are logged a second, after the first ten
 
 Replies = list[tuple[Connection, ServerMessage]]
 
@@ -73,6 +73,7 @@ class FederationServer:
         server.absent = set(range(len(self.parties)))  # until they join
         self.traffic = [Traffic() for _ in parties]
         self.violations: dict[str, int] = {}
+        self._logged: dict[str, Allowance] = {}
         self.connections: dict[int, Connection] = {}
         self.seen: set[int] = set()
         self.began: float | None = None
@@ -359,7 +360,7 @@ class FederationServer:
     def _count(self, party: str, fault: Exception) -> None:
         """Every refusal is counted; not every one is logged, or a hostile party could fill the disk."""
         count = self.violations[party] = self.violations.get(party, 0) + 1
-        if count <= _LOGGED or count % _LOGGED_EVERY == 0:
+        if self._logged.setdefault(party, Allowance(_LOGGED)).take():
             log.warning("refused from %s (%d so far): %s", party, count, fault)
 
 

@@ -1,0 +1,152 @@
+"""One party of a live federation turns hostile: whatever it says, nothing comes of it, and the run goes on.
+
+The rule is `sync`, so while the hostile party makes no valid upload the others wait and the server's state
+stands still: every change of it during the attack would be the attack's. Afterwards the party comes back to
+reason, and the run must end in the very parameters of a run in which nothing of this happened.
+"""
+
+import json
+import random
+import socket
+import time
+from itertools import islice
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from tests.chaos.certificates import impostors, refused
+from tests.chaos.frames import Armoury
+from tests.chaos.parties import Failed, Parties, Place
+from tests.chaos.turncoat import Turncoat
+from vafl.build import build, make_client, make_plan
+from vafl.config import Config, read_config
+from vafl.federation.client import ClientState
+from vafl.federation.terms import STATE, make_terms
+from vafl.runtime.grpc.wire import CLAIM
+from vafl.runtime.identity import SERVER, Credentials, issue
+
+NAME, INDEX = "client-4", 3
+ROUNDS = 20  # that it behaves for
+LARGEST, NORM = 1 << 20, 1e4
+FLAT = 32 << 20  # bytes the server's memory may grow by during the attack
+QUIET = 2.0  # seconds without a change: whatever was under way is over
+
+
+def waiting_run(updates: int) -> dict:
+    """A run in which nothing happens unless everybody takes part."""
+    return {
+        "data": {"name": "digits"},
+        "partition": {"clients": INDEX + 1},
+        "rule": {"name": "sync"},
+        "schedule": {"refresh": "none"},
+        "stop": {"updates": updates},
+        "evaluation": {"every": 100_000},
+        "network": {"checkpoint_every": 10, "largest_message": LARGEST, "largest_norm": NORM},
+    }
+
+
+def abuse(folder: Path, messages: int, limit: float, seed: int = 0) -> dict:
+    """Attacks a live server with so many messages; gives what was done and what came of it."""
+    with Parties(folder, waiting_run(2 * ROUNDS), Place.here(), limit, states=True) as parties:
+        config, turncoat = _begin(parties)
+        frames = Armoury(make_plan(config), turncoat.client, turncoat.said, NORM, seed).hostile()
+        turncoat.attack(list(islice(frames, messages // 20)))  # what the server allocates once, it has now
+        parties.until(lambda: _quiet_for(parties) > QUIET, "the server's state to stand still")
+        memory, states, began = _memory(parties), _states(parties), time.monotonic()
+        while turncoat.tried.total() < 0.97 * messages:
+            turncoat.attack(list(islice(frames, 1000)))
+            parties.check_alive()
+        _knock_on_every_door(parties, turncoat, messages // 100)
+        seconds, grown, changes = (
+            time.monotonic() - began,
+            _memory(parties) - memory,
+            _states(parties) - states,
+        )
+        certificates = []
+        for impostor in impostors(parties):
+            parties.rest(1.5)  # after a flood the server logs one refusal a second
+            certificates.append(refused(parties, impostor))
+        _come_to_reason(parties, turncoat)
+        return {
+            "messages": dict(turncoat.tried),
+            "messages_tried": turncoat.tried.total(),
+            "answers": dict(turncoat.answers),
+            "certificates": certificates,
+            "seconds": seconds,
+            "state_changes": changes,
+            "memory_before": memory,
+            "memory_grown": grown,
+            "same_parameters_as_undisturbed": _same_parameters(parties, config),
+        }
+
+
+def _begin(parties: Parties) -> tuple[Config, Turncoat]:
+    """A run in the middle of a round, in which everybody waits for the party that turns hostile."""
+    for party in (SERVER, *parties.clients):
+        if party != NAME:
+            parties.start(party)
+    parties.until(lambda: "listening" in parties.log(SERVER), "the server")
+    config = read_config(parties.folder / "run.toml")
+    plan = make_plan(config)
+    credentials = Credentials.load(parties.folder / "certs" / NAME, NAME)
+    client = make_client(plan, INDEX, with_held_out=True)
+    turncoat = Turncoat(config.network.address, credentials, client, make_terms(plan).to_bytes())
+    turncoat.behave(ROUNDS)
+    return config, turncoat
+
+
+def _knock_on_every_door(parties: Parties, turncoat: Turncoat, times: int) -> None:
+    """Messages that end the stream, if they are let in at all."""
+    turncoat.knock("oversized", times // 2, [*turncoat.beginning, bytes(LARGEST + 1)])
+    turncoat.knock("without terms", times, [b"{}" * 100])
+    turncoat.knock("wrong party", times, turncoat.beginning, metadata=((CLAIM, "client-1"),))
+    stranger = Credentials.load(issue(parties.folder / "certs", "trudy"), "trudy")
+    turncoat.knock("stranger", times, turncoat.beginning, credentials=stranger)
+    host, _, port = parties.place.address.rpartition(":")
+    chance = random.Random(0)
+    for _ in range(times // 2):
+        with socket.create_connection((host, int(port)), timeout=10) as plain:
+            plain.sendall(chance.randbytes(chance.randrange(1, 2000)))
+        turncoat.tried["no TLS"] += 1
+
+
+def _come_to_reason(parties: Parties, turncoat: Turncoat) -> None:
+    """The hostile party's own client takes its place again, and the run ends."""
+    ClientState(turncoat.client, parties.folder / NAME / STATE / NAME, 1, resume=False)
+    parties.start(NAME, resume=True)
+    parties.until_over()
+
+
+def _same_parameters(parties: Parties, config: Config) -> bool:
+    """Whether everybody's model is that of a run in which nobody turned hostile."""
+    expected = build(config)
+    expected.train()
+    models = dict(zip(parties.clients, expected.models, strict=True)) | {"head": expected.head}
+    for name, model in models.items():
+        owner = SERVER if name == "head" else name
+        found = load_file(parties.folder / owner / "models" / f"{name}.safetensors")
+        for key, tensor in model.state_dict().items():
+            if not torch.allclose(found[key], tensor, rtol=1e-4, atol=1e-6):
+                raise Failed(f"{name}'s {key} is not what it would have been without the attack")
+    return True
+
+
+def _changes(parties: Parties) -> list[dict]:
+    lines = map(json.loads, parties.trace.read_text().splitlines())
+    return [line for line in lines if line["what"] == "state"]
+
+
+def _states(parties: Parties) -> int:
+    return len(_changes(parties))
+
+
+def _quiet_for(parties: Parties) -> float:
+    changes = _changes(parties)
+    return time.time() - changes[-1]["at"] if changes else 0.0
+
+
+def _memory(parties: Parties) -> int:
+    """Bytes of the server process that are in memory."""
+    status = Path(f"/proc/{parties.processes[SERVER].pid}/status").read_text()
+    return 1024 * int(status.split("VmRSS:")[1].split()[0])

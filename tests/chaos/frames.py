@@ -1,0 +1,161 @@
+"""Frames that a server must refuse: valid ones mutated, cut, said again, said for others, not finite."""
+
+import random
+import struct
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from vafl.build import Plan, make_client, make_server, widths
+from vafl.errors import InvalidMessage
+from vafl.protocol.client import Client
+from vafl.protocol.messages import Decline, Gradient, Join, Query, Refresh, Stop, Upload, Welcome
+from vafl.protocol.server import Server
+from vafl.protocol.table import EmbeddingTable
+from vafl.runtime.codec import Codec
+
+KINDS = ("malformed", "truncated", "replayed", "wrong party", "not finite", "against the rules")
+_SIZES_AT = 32  # where the header says how many rows, columns, counters and bytes of text follow
+_ODD = 0x5A5A5A5A  # a number that is nobody's turn
+
+
+class Armoury:
+    """Makes hostile frames of one client, of every kind, for ever; the seed fixes which.
+
+    A server of its own, at the same point of the run, says of each whether it is hostile indeed: a mutation
+    may by chance be a message that this client is allowed to say, and those are put aside.
+
+    Args:
+        said: frames this client has said before, and the server has taken.
+    """
+
+    def __init__(self, plan: Plan, client: Client, said: Sequence[bytes], largest_norm: float, seed: int):
+        self._plan, self._client, self._said, self._norm = plan, client, list(said), largest_norm
+        self._chance, self._codec = random.Random(seed), Codec()
+        self._width = widths(plan)[client.index]
+        self._others = [
+            make_client(plan, i).wake() for i in range(len(plan.data.parties)) if i != client.index
+        ]
+        self._judge = self._make_judge()
+
+    def hostile(self) -> Iterator[tuple[str, bytes]]:
+        """Kinds and frames."""
+        makers = dict(
+            zip(
+                KINDS,
+                (
+                    self._malformed,
+                    self._truncated,
+                    lambda: self._chance.choice(self._said),
+                    self._wrong_party,
+                    self._not_finite,
+                    self._against_the_rules,
+                ),
+                strict=True,
+            )
+        )
+        while True:
+            kind = self._chance.choice(KINDS)
+            frame = makers[kind]()
+            if frame and not self._is_allowed(frame):
+                yield kind, frame
+
+    def _make_judge(self) -> Server:
+        rows = self._plan.data.rows + len(self._plan.data.test_labels)
+        server = make_server(self._plan, EmbeddingTable(rows, widths(self._plan), summed=True))
+        server.receive(self._client.join())
+        return server
+
+    def _is_allowed(self, frame: bytes) -> bool:
+        try:
+            message = self._codec.from_client(frame, self._client.index)
+            embeddings = getattr(message, "embeddings", torch.zeros(0, 1))
+            if isinstance(message, Join) or (embeddings.norm(dim=1) > self._norm).any():
+                return False
+            self._judge.receive(message)
+        except InvalidMessage:
+            return False
+        self._judge = self._make_judge()
+        return True
+
+    def _upload(self, **changes) -> Upload:
+        """What this client would have to say next, but for the changes."""
+        rows = torch.from_numpy(self._client._schedule.batch(self._client.activation))
+        fields = {
+            "client": self._client.index,
+            "sequence": 1,
+            "activation": self._client.activation,
+            "rows": rows,
+            "embeddings": torch.randn(len(changes.get("rows", rows)), self._width),
+            **changes,
+        }
+        return Upload(**fields)
+
+    def _some(self) -> bytes:
+        """A frame of the right form, of any kind a client says."""
+        rows = torch.arange(self._chance.randrange(1, 64))
+        messages = (
+            self._upload(),
+            Refresh(self._client.index, 1, rows, torch.zeros(len(rows), self._width), _ODD),
+            Query(self._client.index, 1, _ODD),
+            Decline(self._client.index, 1, _ODD, "no"),
+        )
+        return self._codec.encode(self._chance.choice(messages))
+
+    def _malformed(self) -> bytes:
+        """Bytes flipped, lengths that lie, or nothing but noise."""
+        frame = bytearray(self._some())
+        way = self._chance.randrange(3)
+        if way == 0:
+            for _ in range(self._chance.randrange(1, 9)):
+                frame[self._chance.randrange(len(frame))] ^= 1 << self._chance.randrange(8)
+        elif way == 1:
+            lie = self._chance.choice((0, 1, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF))
+            struct.pack_into("<I", frame, _SIZES_AT + 4 * self._chance.randrange(4), lie)
+        else:
+            frame = bytearray(self._chance.randbytes(self._chance.randrange(1, 600)))
+        return bytes(frame)
+
+    def _truncated(self) -> bytes:
+        """Cut short anywhere, or with something left over."""
+        frame = self._some()
+        if self._chance.random() < 0.2:
+            return frame + self._chance.randbytes(self._chance.randrange(1, 64))
+        return frame[: self._chance.randrange(1, len(frame))]
+
+    def _wrong_party(self) -> bytes:
+        """What another client would say at its own turn, or what only a server says."""
+        if self._chance.random() < 0.5:
+            return self._codec.encode(self._chance.choice(self._chance.choice(self._others)))
+        mine, counts = self._client.index, (1,) * len(self._plan.data.parties)
+        messages = (
+            Welcome(mine, 1, counts),
+            Gradient(mine, 0, 1, torch.zeros(2, 3), counts),
+            Stop(mine, "!"),
+        )
+        return self._codec.encode(self._chance.choice(messages))
+
+    def _not_finite(self) -> bytes:
+        """The upload that is due, with a number in it that must not be there."""
+        frame = bytearray(self._codec.encode(self._upload()))
+        bad = self._chance.choice((float("nan"), float("inf"), float("-inf"), 2 * self._norm))
+        columns = len(frame) // 4 - 1
+        struct.pack_into("<f", frame, 4 * self._chance.randrange(columns - 8 * self._width, columns), bad)
+        return bytes(frame)
+
+    def _against_the_rules(self) -> bytes:
+        """Well-formed and finite, and still not to be said now."""
+        mine, rows, number = self._client.index, self._plan.data.rows, self._chance.randrange(1, 1 << 40)
+        some = torch.tensor(sorted(self._chance.sample(range(rows), 8)))
+        messages = (
+            lambda: self._upload(rows=torch.cat([some, some[:1]])),  # a row twice
+            lambda: self._upload(rows=some + rows),  # rows that are held out
+            lambda: self._upload(rows=some + (1 << 30)),
+            lambda: self._upload(activation=self._client.activation + number),
+            lambda: self._upload(rows=some, embeddings=torch.zeros(8, self._width + 1)),
+            lambda: Refresh(mine, 1, some, torch.zeros(8, self._width), number),
+            lambda: Decline(mine, 1, number, "no" * 300),
+            lambda: Query(mine, 1, number),
+            self._client.join,  # a second time
+        )
+        return self._codec.encode(self._chance.choice(messages)())
