@@ -53,7 +53,7 @@ def test_the_servers_own_step_size():
     assert stepped(OptimiserSettings(step_size=0.5), [[1.0, 0.0]], server=True) == [0.5, 2.0]
 
 
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.0}], ids=["plain", "torch"])
+@pytest.mark.parametrize("options", [{}, {"dampening": 0.0}], ids=["plain", "torch"])
 def test_a_schedule_follows_the_global_iteration(options):
     settings = OptimiserSettings(
         schedule="harmonic", constants={"numerator": 1.0, "offset": 1.0}, options=options
@@ -68,6 +68,18 @@ def test_state_is_what_the_optimiser_remembers():
     adam = OptimiserSettings(name="Adam").descent([parameter(1.0)])
     adam.step([torch.ones(1)], 0)
     assert adam.state()["state"][0]["step"] == 1
+
+
+def test_momentum_goes_on_from_where_it_was():
+    settings = OptimiserSettings(step_size=0.1, options={"momentum": 0.9})
+    (whole, broken), gradient = [[parameter(1.0)] for _ in range(2)], [torch.ones(1)]
+    straight, first = settings.descent(whole), settings.descent(broken)
+    for descent in (straight, straight, first):
+        descent.step(gradient, 0)
+    second = settings.descent(broken)
+    second.restore(first.state())
+    second.step(gradient, 0)
+    assert whole == broken
 
 
 def test_nothing_to_move_is_fine():

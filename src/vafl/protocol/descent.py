@@ -52,7 +52,8 @@ class OptimiserSettings:
         """Steps a single number once, so that a wrong option fails here and not in the middle of a run."""
         step_size, make = self._schedule(self.step_size), self._maker(self.step_size)
         try:
-            Descent([torch.zeros(1, requires_grad=True)], step_size, make).step([torch.ones(1)], 0)
+            parameters = [torch.zeros(1, requires_grad=True)]
+            Descent(parameters, step_size, make, self._momentum).step([torch.ones(1)], 0)
         except (RuntimeError, TypeError, ValueError) as error:
             raise ConfigError(
                 f'optimiser.name "{self.name}" with options {self.options} cannot step: {error}. '
@@ -63,8 +64,13 @@ class OptimiserSettings:
         kind = self._torch_class()
         return None if kind is None else lambda listed: kind(listed, lr=step_size, **self.options)
 
+    @property
+    def _is_plain(self) -> bool:
+        """SGD, with momentum or without, needs nothing of torch.optim."""
+        return self.name == "sgd" and self.options.keys() <= {"momentum"}
+
     def _torch_class(self) -> Callable[..., torch.optim.Optimizer] | None:
-        if self.name == "sgd" and not self.options:
+        if self._is_plain:
             return None
         name = "SGD" if self.name == "sgd" else self.name
         found = getattr(torch.optim, name, None)
@@ -98,7 +104,11 @@ class OptimiserSettings:
     def descent(self, parameters: Iterable[Tensor], *, server: bool = False) -> "Descent":
         """A descent over these parameters, for the head or for a client's model."""
         step_size = self.server_step_size if server and self.server_step_size else self.step_size
-        return Descent(parameters, self._schedule(step_size), self._maker(step_size))
+        return Descent(parameters, self._schedule(step_size), self._maker(step_size), self._momentum)
+
+    @property
+    def _momentum(self) -> float:
+        return self.options.get("momentum", 0.0) if self._is_plain else 0.0
 
 
 class Descent:
@@ -107,7 +117,9 @@ class Descent:
     Args:
         parameters: the tensors to move, in place; those that are frozen are left out.
         step_size: a function of the global iteration.
-        optimiser: makes a torch optimiser from the list; None is plain SGD without its overhead.
+        optimiser: makes a torch optimiser from the list; None is SGD without its overhead, which is more
+            than a small model's arithmetic.
+        momentum: of SGD, as torch.optim.SGD means it.
     """
 
     def __init__(
@@ -115,20 +127,28 @@ class Descent:
         parameters: Iterable[Tensor],
         step_size: StepSize,
         optimiser: Callable[[list[Tensor]], torch.optim.Optimizer] | None = None,
+        momentum: float = 0.0,
     ) -> None:
+        if not momentum >= 0:
+            raise ValueError(f"momentum must be 0 or more. Found {momentum}")
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._values = [parameter.detach() for parameter in self.parameters]  # the same memory, no graph
         self._step_size = step_size
         self._optimiser = optimiser(self.parameters) if optimiser and self.parameters else None
+        self._momentum = momentum
+        self._velocities = [torch.zeros_like(value) for value in self._values] if momentum else []
 
     def step(self, gradients: Sequence[Tensor], iteration: int) -> None:
         """One step along `gradients`, one for each parameter, at global iteration `iteration`."""
         step_size = self._step_size(iteration)
-        if self._optimiser is None:
-            for value, gradient in zip(self._values, gradients, strict=True):
-                value.sub_(gradient, alpha=step_size)
-        else:
+        if self._optimiser is not None:
             self._step_optimiser(self._optimiser, gradients, step_size)
+            return
+        if self._velocities:
+            pairs = zip(self._velocities, gradients, strict=True)
+            gradients = [velocity.mul_(self._momentum).add_(gradient) for velocity, gradient in pairs]
+        for value, gradient in zip(self._values, gradients, strict=True):
+            value.sub_(gradient, alpha=step_size)
 
     def _step_optimiser(
         self, optimiser: torch.optim.Optimizer, gradients: Sequence[Tensor], step_size: float
@@ -141,9 +161,13 @@ class Descent:
 
     def state(self) -> dict[str, Any]:
         """What the optimiser remembers between steps (empty for plain SGD)."""
-        return {} if self._optimiser is None else self._optimiser.state_dict()
+        if self._optimiser is not None:
+            return self._optimiser.state_dict()
+        return {"velocities": self._velocities} if self._velocities else {}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Takes back what `state` gave."""
         if self._optimiser is not None:
             self._optimiser.load_state_dict(state)
+        for velocity, kept in zip(self._velocities, state.get("velocities", ()), strict=True):
+            velocity.copy_(kept)
