@@ -1,0 +1,68 @@
+"""What masks cost a client: its whole step in a secure sum over the same step in plain sync.
+
+A step is pick, embed, mask, upload, take the answer back to the parameters, move them. One thread, CPU time.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from time import process_time
+
+import torch
+
+from benchmarks.harness import Figure, benchmark, interleave, ratios
+from benchmarks.simulator import random_data
+from vafl.build import make_client, make_plan
+from vafl.config import Config
+from vafl.privacy.settings import PrivacySettings
+from vafl.protocol.messages import Gradient, Keys, MaskedUpload, Offer, Rekey, Upload
+from vafl.protocol.rules import RuleSettings
+from vafl.protocol.schedule import ScheduleSettings
+
+_STEPS, _BATCH = 40, 600
+
+
+@benchmark(target=3.0)
+def secure_sum_cost_3() -> Figure:
+    """One of 3 linear clients with 112 features, 10 outputs, batches of 600."""
+    return _cost(3)
+
+
+@benchmark(target=5.0)
+def secure_sum_cost_8() -> Figure:
+    """One of 8."""
+    return _cost(8)
+
+
+def _cost(clients: int) -> Figure:
+    schedule = ScheduleSettings(batch_size=_BATCH, refresh="none")
+    plain = Config(rule=RuleSettings(name="sync"), schedule=schedule)
+    secure = replace(plain, privacy=PrivacySettings(secure_sum=True))
+    torch.set_num_threads(1)
+    with_masks, without = interleave(_steps(secure, clients), _steps(plain, clients), clock=process_time)
+    detail = {
+        name: round(Figure(seconds).quartiles[1] / _STEPS * 1e6, 1)
+        for name, seconds in (("masked_us", with_masks), ("plain_us", without))
+    }
+    return Figure(ratios(with_masks, without), detail)
+
+
+def _steps(config: Config, clients: int) -> Callable[[], None]:
+    """Some activations of the first client, answered at once; the others only give their keys."""
+    plan = make_plan(config, random_data(6_000, [(112,)] * clients))
+    parties = [make_client(plan, index) for index in range(clients)]
+    own = parties[0]
+    if config.privacy.secure_sum:
+        said = [message for party in parties for message in party.receive(Rekey(party.index, 0, "begin"))]
+        own.receive(Keys(0, 0, tuple(message.offer for message in said if isinstance(message, Offer))))
+    answer = torch.randn(_BATCH, 10) / _BATCH
+
+    def step() -> None:
+        for _ in range(_STEPS):
+            (upload,) = own.wake()
+            if not isinstance(upload, Upload | MaskedUpload):
+                raise TypeError(f"the client must upload. Found {upload}.")
+            own.receive(
+                Gradient(0, upload.activation, upload.activation, answer, (own.activation,) * clients)
+            )
+
+    return step
