@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint check bench theory clean
+.PHONY: demo test lint bench soak theory clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -23,6 +23,9 @@ lint: .venv/installed
 
 bench: .venv/installed
 	$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) --out build/bench.json
+
+soak: .venv/installed
+	$(BIN)/python -m benchmarks.soak --out build/soak.json
 
 theory: .venv/installed
 	$(BIN)/python -m experiments.convergence
