@@ -21,13 +21,16 @@ class Verdict:
     holds: bool
 
 
-def arguments(name: str, about: str) -> argparse.ArgumentParser:
-    """The options every experiment has."""
+def arguments(name: str, about: str, *, workers: bool = True) -> argparse.ArgumentParser:
+    """The options every experiment has; `workers` if it can use several processes."""
     parser = argparse.ArgumentParser(prog=f"python -m experiments.{name}", description=about)
     parser.add_argument("--out", type=Path, default=Path("build/experiments") / name, metavar="DIR")
     parser.add_argument("--quick", action="store_true", help="small, for a first look and for the tests")
     parser.add_argument("--data", type=Path, metavar="DIR", help="holds mnist/; default: VAFL_DATA")
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="processes to use (default 2)")
+    if workers:
+        parser.add_argument(
+            "--workers", type=int, default=2, metavar="N", help="processes to use (default 2)"
+        )
     return parser
 
 

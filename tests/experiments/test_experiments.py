@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from experiments import convergence, privacy_curves, rules_mnist, strongly_convex
+from experiments import convergence, privacy_curves, realtime_mnist, rules_mnist, strongly_convex
 from experiments.jobs import in_groups, run_all
 from experiments.objective import Objective
 from experiments.rates import slope
@@ -54,6 +54,15 @@ def test_privacy_curves_quick(tmp_path):
     assert privacy_curves.main(["--quick", "--workers", "1", "--out", str(tmp_path)]) == 0
     assert_drawn(tmp_path, "privacy_curves")
     assert set(read(tmp_path)["measured"]["digits"]) == {"none", *privacy_curves.MODES}
+
+
+def test_realtime_mnist_quick(tmp_path, mnist):
+    """Real processes: whether async wins on a busy machine is not for a test to say."""
+    assert realtime_mnist.main(["--quick", "--data", str(mnist), "--out", str(tmp_path)]) in (0, 1)
+    assert_drawn(tmp_path, "realtime_mnist")
+    measured = read(tmp_path)["measured"]
+    assert min(*measured["async"]["accuracy"], *measured["sync"]["accuracy"]) >= 0.7
+    assert measured["share"][0] > 0
 
 
 def test_convergence_quick(tmp_path):
