@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint check bench theory clean
+.PHONY: demo test lint check bench chaos theory clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -23,6 +23,9 @@ lint: .venv/installed
 
 bench: .venv/installed
 	$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) --out build/bench.json
+
+chaos: .venv/installed
+	$(BIN)/python -m tests.chaos $(if $(ONLY),--only "$(ONLY)") --out build/chaos.json
 
 theory: .venv/installed
 	$(BIN)/python -m experiments.convergence
