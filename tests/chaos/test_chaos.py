@@ -14,12 +14,13 @@ from vafl.runtime.identity import SERVER
 
 
 def test_a_federation_outlives_a_few_kills(tmp_path):
-    plan = Plan(clients=1, server=1, pause=(0.1, 0.2), progress=(40, 80))
-    document = training(600, clients=2, pause=0.01, evaluation={"every": 1000})
+    """Of a client amid the run, and of the server while that client starts again."""
+    plan = Plan(clients=1, server=1, pause=(0.0, 0.1), progress=(50, 100), seed=10)
+    document = training(300, clients=2, pause=0.01, evaluation={"every": 1000})
     document["network"]["checkpoint_every"] = 20
     found = kill_and_resume(tmp_path / "run", document, plan, limit=60)
     assert found["kills"] == {"clients": 1, "server": 1}
-    assert found["updates"] == 600
+    assert found["updates"] == 300
     assert found["durable_uploads_lost"] == found["uploads_applied_twice"] == 0
     assert found["longest_delay"] <= BOUND
     assert found["unknown_cells_used"] == 0
