@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench soak theory clean
+.PHONY: demo test lint bench soak chaos theory clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -26,6 +26,9 @@ bench: .venv/installed
 
 soak: .venv/installed
 	$(BIN)/python -m benchmarks.soak --out build/soak.json
+
+chaos: .venv/installed
+	$(BIN)/python -m tests.chaos $(if $(ONLY),--only "$(ONLY)") --out build/chaos.json
 
 theory: .venv/installed
 	$(BIN)/python -m experiments.convergence

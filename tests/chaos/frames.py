@@ -9,7 +9,17 @@ import torch
 from vafl.build import Plan, make_client, make_server, widths
 from vafl.errors import InvalidMessage
 from vafl.protocol.client import Client
-from vafl.protocol.messages import Decline, Gradient, Join, Query, Refresh, Stop, Upload, Welcome
+from vafl.protocol.messages import (
+    HEADER_BYTES,
+    Decline,
+    Gradient,
+    Join,
+    Query,
+    Refresh,
+    Stop,
+    Upload,
+    Welcome,
+)
 from vafl.protocol.server import Server
 from vafl.protocol.table import EmbeddingTable
 from vafl.runtime.codec import Codec
@@ -103,15 +113,18 @@ class Armoury:
         return self._codec.encode(self._chance.choice(messages))
 
     def _malformed(self) -> bytes:
-        """Bytes flipped, lengths that lie, or nothing but noise."""
+        """Bytes flipped, lengths that lie, a header alone that promises nothing, or nothing but noise."""
         frame = bytearray(self._some())
-        way = self._chance.randrange(3)
+        way = self._chance.randrange(4)
         if way == 0:
             for _ in range(self._chance.randrange(1, 9)):
                 frame[self._chance.randrange(len(frame))] ^= 1 << self._chance.randrange(8)
         elif way == 1:
             lie = self._chance.choice((0, 1, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF))
             struct.pack_into("<I", frame, _SIZES_AT + 4 * self._chance.randrange(4), lie)
+        elif way == 2:
+            frame = frame[:HEADER_BYTES]
+            struct.pack_into("<4I", frame, _SIZES_AT, 0, self._chance.randrange(4), 0, 0)
         else:
             frame = bytearray(self._chance.randbytes(self._chance.randrange(1, 600)))
         return bytes(frame)

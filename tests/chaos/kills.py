@@ -12,7 +12,6 @@ from tests.chaos.parties import Failed, Parties, Place
 from vafl.runtime.identity import SERVER
 
 BOUND = 30
-WITHIN = 0.01  # of the undisturbed run's metric
 
 
 def training(updates: int, clients: int = 4, pause: float = 0.05, **sections) -> dict:

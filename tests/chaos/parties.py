@@ -13,6 +13,8 @@ import tomli_w
 
 from vafl.runtime.identity import SERVER, issue, make_authority
 
+ROOT = Path(__file__).parents[2]
+
 
 class Failed(Exception):
     """A scenario did not go as it must, and what was seen instead."""
@@ -44,9 +46,9 @@ class Parties:
     """
 
     def __init__(self, folder: Path, document: dict, place: Place, limit: float, *, states: bool = False):
-        self.folder, self.limit, self.place = folder, limit, place
+        self.folder, self.limit, self.place = folder.resolve(), limit, place
         self.clients = [f"client-{number}" for number in range(1, document["partition"]["clients"] + 1)]
-        self.trace = folder / "trace.jsonl"
+        self.trace = self.folder / "trace.jsonl"
         self.processes: dict[str, subprocess.Popen] = {}
         self._read, self._rest, self._updates = 0, b"", 0
         folder.mkdir(parents=True)
@@ -79,6 +81,7 @@ class Parties:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
+                cwd=ROOT,
                 env=self._environment,
             )
 

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 
-from tests.chaos.parties import Place
+from tests.chaos.parties import ROOT, Place
 
 PORT = 7443
 _BRIDGE = "hub"
@@ -76,7 +76,7 @@ class Wires:
             self.cut(party)
         ports = [self._port(party) for party in self._parties]
         command = [sys.executable, "-m", "tests.chaos.forwarder", str(delay), str(loss), *ports]
-        self._forwarder = subprocess.Popen(["ip", "netns", "exec", self._hub, *command])
+        self._forwarder = subprocess.Popen(["ip", "netns", "exec", self._hub, *command], cwd=ROOT)
 
     def _connect(self, party: str, number: int) -> None:
         space, port = self._space(party), self._port(party)

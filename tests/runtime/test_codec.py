@@ -1,9 +1,11 @@
 """Frames: every message survives the way there and back, and no bytes whatever do harm."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vafl.errors import ConfigError, InvalidMessage
@@ -28,7 +30,7 @@ from vafl.protocol.messages import (
     Upload,
     Welcome,
 )
-from vafl.runtime.codec import ENCODINGS, Codec
+from vafl.runtime.codec import _HEADER, _KINDS, _LAYOUTS, _MAGIC, _VERSION, ENCODINGS, Codec
 
 counts = st.integers(0, 2**40)
 short = st.text(max_size=40)
@@ -208,6 +210,23 @@ def test_a_damaged_frame_is_refused_or_is_a_valid_message(message, data):
     except InvalidMessage:
         return
     assert read.client == 3
+
+
+@given(
+    st.sampled_from(ENCODINGS),
+    st.integers(0, len(_KINDS) - 1),
+    st.tuples(*[st.integers(-(2**63), 2**63 - 1)] * 3),
+    st.tuples(*[st.integers(0, 3)] * 4),
+    st.integers(0, 255),
+)
+@example("float32", 2, (0, 0, 0), (0, 0, 0, 0), 0)  # a refresh of nothing
+def test_whatever_a_header_promises_it_is_read_or_refused(encoding, kind, numbers, sizes, filler):
+    header = _HEADER.pack(_MAGIC, _VERSION, kind, ENCODINGS.index(encoding), 0, *numbers, *sizes)
+    codec = Codec(encoding)
+    rest = codec._expected_size(_LAYOUTS[_KINDS[kind]], *sizes) - len(header)
+    for read in (codec.from_client, codec.from_server):
+        with suppress(InvalidMessage):
+            read(header + bytes([filler]) * rest, 0)
 
 
 def test_lengths_are_checked_before_anything_is_allocated():

@@ -336,6 +336,8 @@ def _pack_as(kind: torch.dtype) -> Callable[[Tensor], Parts]:
 
 def _unpack_as(kind: torch.dtype) -> Callable[[Frame, int, int, int], Tensor]:
     def unpack(frame: Frame, position: int, lines: int, width: int) -> Tensor:
+        if not lines * width:  # torch does not look at no bytes as another type
+            return torch.zeros(lines, width)
         raw = np.frombuffer(frame, np.uint8, lines * width * kind.itemsize, position).copy()
         return torch.from_numpy(raw).view(kind).view(lines, width).float()
 
