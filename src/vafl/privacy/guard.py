@@ -33,8 +33,9 @@ class Budget:
     def __init__(self, ledger: Ledger, settings: PrivacySettings, records: Records, local_steps: int) -> None:
         self.ledger = ledger
         self._records, self._limit = records, settings.mu_max or math.inf
+        self._in_order = bool((records == np.arange(len(records))).all())
         self._free = settings.kind == "release_once"  # what follows the release costs nothing
-        self._trains = settings.kind in ("dp_train", "embed_only")
+        self._trains = settings.kind == "embed_only"  # the only mode whose bound asks for the first use
         self._upload = settings.upload_cost
         self._batch = settings.batch_cost(local_steps)
 
@@ -44,7 +45,7 @@ class Budget:
             return rows
         batch = kind == "batch"
         charged = self.ledger.charge(
-            self._records[rows.numpy()],
+            rows.numpy() if self._in_order else self._records[rows.numpy()],
             kind,
             self._batch if batch else self._upload,
             limit=self._limit,

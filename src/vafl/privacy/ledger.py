@@ -53,9 +53,9 @@ class Ledger:
 
     def __init__(self, path: Path | None, records: int, identity: str) -> None:
         self.path, self.records, self._identity = path, records, identity
-        self.spent = np.zeros(records)
+        self._accounts = np.zeros((records, 1 + len(KINDS)))  # a record's figures lie side by side
+        self.spent, self.counts = self._accounts[:, 0], self._accounts[:, 1:].T
         self.first_use = np.zeros(records, dtype=np.uint64)
-        self.counts = np.zeros((len(KINDS), records), dtype=np.uint32)
         self.vectors = 0
         self._file: int | None = None
         self._entries = 0
@@ -83,7 +83,7 @@ class Ledger:
         Returns:
             [records], which ones were charged: only those may be uploaded.
         """
-        affordable: npt.NDArray[np.bool_] = self.spent[records] + cost <= limit**2 * (1 + 1e-12)
+        affordable: npt.NDArray[np.bool_] = self.spent.take(records) + cost <= limit**2 * (1 + 1e-12)
         if affordable.all():
             chosen = records
         elif whole:
@@ -119,8 +119,10 @@ class Ledger:
             self._file = None
 
     def _book(self, kind: int, trains: bool, cost: float, records: npt.NDArray[np.integer]) -> None:
-        self.spent[records] += cost
-        self.counts[kind, records] += 1
+        accounts = self._accounts.take(records, axis=0)
+        accounts[:, 0] += cost
+        accounts[:, 1 + kind] += 1
+        self._accounts[records] = accounts
         self.vectors += len(records)
         if trains:
             first = self.first_use[records]

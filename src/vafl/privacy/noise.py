@@ -13,7 +13,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
-_DRAWN_AT_ONCE = 1 << 15  # numbers: enough for some small draws, and they fit a processor's cache
+_DRAWN_AT_ONCE = 1 << 13  # numbers: larger blocks of memory come fresh, page by page, from the system
 _NOTHING = bytes(8 * _DRAWN_AT_ONCE)  # what the cipher encrypts
 
 

@@ -45,17 +45,20 @@ class NoisyUpdates:
             layer for layer in trained_layers(model) if any(p.requires_grad for p in layer.parameters())
         ]
         self._layers = layers if all(type(layer) is nn.Linear for layer in layers) else []
-        self._one_layer = self._layers == [model]  # its slopes are those of the outputs
         self._noting: list[tuple[Tensor, Tensor]] | None = None
-        for layer in self._layers:
-            layer.register_forward_hook(self._note)
+        if not isinstance(model, nn.Linear):
+            for layer in self._layers:
+                layer.register_forward_hook(self._note)
 
     def __call__(self, inputs: Tensor) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
-        passes: list[tuple[Tensor, Tensor]] = []
-        self._noting = passes
-        with torch.set_grad_enabled(not self._one_layer):
+        if isinstance(self._model, nn.Linear):  # its slopes are those of the outputs: no graph
+            with torch.no_grad():
+                outputs = self._model(inputs)
+            passes = [(inputs, outputs)]
+        else:
+            self._noting = passes = []
             outputs = self._model(inputs)
-        self._noting = None
+            self._noting = None
         drawn = list(self._hidden.drawn) if self._hidden else []
         flat = len(passes) == len(self._layers) and all(own.ndim == 2 for own, _ in passes)
         linear = bool(self._layers) and flat
@@ -83,7 +86,7 @@ class NoisyUpdates:
     ) -> list[Tensor]:
         """Linear layers' gradients are outer products: their norms follow without making them."""
         slopes_of: Sequence[Tensor] = [slopes]
-        if not self._one_layer:
+        if not isinstance(self._model, nn.Linear):
             slopes_of = torch.autograd.grad(outputs, [own for _, own in passes], slopes)
         norms = [
             np.maximum(torch.linalg.vector_norm(own, dim=1).numpy(), _TINY) * _reach(layer, inputs)
