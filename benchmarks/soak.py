@@ -131,13 +131,15 @@ def _history(path: Path) -> list[dict[str, Any]]:
 
 def _sizes(server: int) -> dict[str, int]:
     """Resident bytes of the server and its clients, by party."""
-    sizes = {"server": _resident(PROCESSES / str(server))}
+    sizes = {}
     for process in PROCESSES.glob("[0-9]*"):
         try:
-            if int((process / "stat").read_text().rpartition(")")[2].split()[1]) == server:
-                words = (process / "cmdline").read_text().split("\0")
+            words = (process / "cmdline").read_text().split("\0")
+            if process.name == str(server):
+                sizes["server"] = _resident(process)
+            elif int((process / "stat").read_text().rpartition(")")[2].split()[1]) == server:
                 sizes[words[words.index("--party") + 1]] = _resident(process)
-        except (OSError, ValueError):
+        except (OSError, ValueError, KeyError):
             continue  # gone meanwhile, or no client yet
     return sizes
 

@@ -222,6 +222,21 @@ def test_bad_frames_are_answered_counted_and_change_nothing():
     assert federation.end.violations == {federation.names[0]: 6}
 
 
+def test_a_turn_of_the_worker_whose_messages_another_took_does_nothing():
+    """A message that arrives while the worker takes others has a turn of its own, but is taken with them."""
+
+    async def story():
+        federation = Federation(configuration())
+        serving = asyncio.create_task(federation.serve())
+        await federation.listening.wait()
+        federation.end._worker.do(federation.end._handle)
+        await federation.end._worker.settle()
+        federation.end.finish("enough")
+        await serving
+
+    within(30, story())
+
+
 async def write_all(stream, frames):
     """Raises TimeoutError as soon as one cannot be written."""
     for frame in frames:

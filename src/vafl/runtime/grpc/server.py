@@ -269,9 +269,11 @@ class FederationServer:
     def _handle(self) -> None:
         """Takes all that has arrived. What follows is said together, which spares both ends much of the
         work; but little is held back for others to be handled, and nothing if there is one client only."""
-        batch = [self._inbox.popleft()]
+        batch = []
         while self._inbox:
             batch.append(self._inbox.popleft())
+        if not batch:
+            return  # the turn before took what this one was meant for
         replies: Replies = []
         handled: list[Connection] = []
         begin = time.thread_time()
