@@ -50,11 +50,11 @@ def abuse(folder: Path, messages: int, limit: float, seed: int = 0) -> dict:
     """Attacks a live server with so many messages; gives what was done and what came of it."""
     with Parties(folder, waiting_run(2 * ROUNDS), Place.here(), limit, states=True) as parties:
         config, turncoat = _begin(parties)
-        frames = Armoury(make_plan(config), turncoat.client, turncoat.said, NORM, seed).hostile()
+        weapons = Armoury(make_plan(config), turncoat.client, turncoat.said, NORM, seed).weapons()
         parties.until(lambda: _quiet_for(parties) > QUIET, "the server's state to stand still")
         memory, states, began = [], len(_changes(parties)), time.monotonic()
         while turncoat.tried.total() < 0.97 * messages:
-            turncoat.attack(list(islice(frames, messages // 20)))
+            turncoat.attack(list(islice(weapons, messages // 30)))
             memory.append(_memory(parties))  # the first time, it has what it allocates once
             parties.check_alive()
         _knock_on_every_door(parties, turncoat, messages // 100)
