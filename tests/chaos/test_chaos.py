@@ -9,7 +9,7 @@ from tests.chaos.certificates import impostors, refused
 from tests.chaos.history import read_history
 from tests.chaos.kills import BOUND, Plan, kill_and_resume, training
 from tests.chaos.parties import Failed, Parties, Place
-from tests.chaos.wires import Unable
+from tests.chaos.wires import Unable, Wires
 from vafl.runtime.identity import SERVER
 
 
@@ -34,6 +34,12 @@ def test_a_live_server_refuses_every_wrong_certificate_and_both_sides_say_why(tm
         for impostor in impostors(parties):
             found = refused(parties, impostor)
             assert found["refused"], found
+
+
+def test_a_machine_without_namespaces_says_so(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(Unable, match="no network namespaces here"), Wires([SERVER]):
+        pass
 
 
 # --- what a trace proves: a suite that finds nothing must be one that could have ---
