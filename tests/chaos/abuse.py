@@ -50,19 +50,18 @@ def abuse(folder: Path, messages: int, limit: float, seed: int = 0) -> dict:
     """Attacks a live server with so many messages; gives what was done and what came of it."""
     with Parties(folder, waiting_run(2 * ROUNDS), Place.here(), limit, states=True) as parties:
         config, turncoat = _begin(parties)
-        frames = Armoury(make_plan(config), turncoat.client, turncoat.said, NORM, seed).hostile()
-        turncoat.attack(list(islice(frames, messages // 20)))  # what the server allocates once, it has now
+        weapons = Armoury(make_plan(config), turncoat.client, turncoat.said, NORM, seed).weapons()
         parties.until(lambda: _quiet_for(parties) > QUIET, "the server's state to stand still")
-        memory, states, began = _memory(parties), _states(parties), time.monotonic()
+        memory, states, began = [], len(_changes(parties)), time.monotonic()
         while turncoat.tried.total() < 0.97 * messages:
-            turncoat.attack(list(islice(frames, 1000)))
+            turncoat.attack(list(islice(weapons, messages // 30)))
+            memory.append(_memory(parties))  # the first time, it has what it allocates once
             parties.check_alive()
         _knock_on_every_door(parties, turncoat, messages // 100)
-        seconds, grown, changes = (
-            time.monotonic() - began,
-            _memory(parties) - memory,
-            _states(parties) - states,
-        )
+        memory.append(_memory(parties))
+        seconds = time.monotonic() - began
+        parties.rest(QUIET)
+        changes = len(_changes(parties)) - states
         certificates = []
         for impostor in impostors(parties):
             parties.rest(1.5)  # after a flood the server logs one refusal a second
@@ -75,8 +74,8 @@ def abuse(folder: Path, messages: int, limit: float, seed: int = 0) -> dict:
             "certificates": certificates,
             "seconds": seconds,
             "state_changes": changes,
-            "memory_before": memory,
-            "memory_grown": grown,
+            "memory": memory,
+            "memory_grown": memory[-1] - memory[0],
             "same_parameters_as_undisturbed": _same_parameters(parties, config),
         }
 
@@ -135,10 +134,6 @@ def _same_parameters(parties: Parties, config: Config) -> bool:
 def _changes(parties: Parties) -> list[dict]:
     lines = map(json.loads, parties.trace.read_text().splitlines())
     return [line for line in lines if line["what"] == "state"]
-
-
-def _states(parties: Parties) -> int:
-    return len(_changes(parties))
 
 
 def _quiet_for(parties: Parties) -> float:

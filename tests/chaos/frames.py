@@ -1,8 +1,9 @@
-"""Frames that a server must refuse: valid ones mutated, cut, said again, said for others, not finite."""
+"""What a server must refuse: valid messages mutated, cut, said again, said for others, not finite."""
 
 import random
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -22,15 +23,28 @@ from vafl.protocol.messages import (
 )
 from vafl.protocol.server import Server
 from vafl.protocol.table import EmbeddingTable
-from vafl.runtime.codec import Codec
+from vafl.runtime.codec import Codec, Frame
 
-KINDS = ("malformed", "truncated", "replayed", "wrong party", "not finite", "against the rules")
+KINDS = ("malformed", "truncated", "replayed", "wrong party", "not finite", "against the rules", "together")
 _SIZES_AT = 32  # where the header says how many rows, columns, counters and bytes of text follow
 _ODD = 0x5A5A5A5A  # a number that is nobody's turn
 
 
+@dataclass(frozen=True)
+class Weapon:
+    """Bytes that must not be taken.
+
+    Attributes:
+        refusals: how many frames the server finds in them, each to be refused.
+    """
+
+    kind: str
+    content: bytes
+    refusals: int
+
+
 class Armoury:
-    """Makes hostile frames of one client, of every kind, for ever; the seed fixes which.
+    """Makes weapons of every kind for one client, for ever; the seed fixes which.
 
     A server of its own, at the same point of the run, says of each whether it is hostile indeed: a mutation
     may by chance be a message that this client is allowed to say, and those are put aside.
@@ -48,27 +62,22 @@ class Armoury:
         ]
         self._judge = self._make_judge()
 
-    def hostile(self) -> Iterator[tuple[str, bytes]]:
-        """Kinds and frames."""
-        makers = dict(
-            zip(
-                KINDS,
-                (
-                    self._malformed,
-                    self._truncated,
-                    lambda: self._chance.choice(self._said),
-                    self._wrong_party,
-                    self._not_finite,
-                    self._against_the_rules,
-                ),
-                strict=True,
-            )
+    def weapons(self) -> Iterator[Weapon]:
+        makers = (
+            self._malformed,
+            self._truncated,
+            lambda: self._chance.choice(self._said),
+            self._wrong_party,
+            self._not_finite,
+            self._against_the_rules,
+            self._together,
         )
         while True:
-            kind = self._chance.choice(KINDS)
-            frame = makers[kind]()
-            if frame and not self._is_allowed(frame):
-                yield kind, frame
+            kind, make = self._chance.choice(list(zip(KINDS, makers, strict=True)))
+            content = make()
+            refusals = self._refusals(content)
+            if refusals:
+                yield Weapon(kind, content, refusals)
 
     def _make_judge(self) -> Server:
         rows = self._plan.data.rows + len(self._plan.data.test_labels)
@@ -76,7 +85,15 @@ class Armoury:
         server.receive(self._client.join())
         return server
 
-    def _is_allowed(self, frame: bytes) -> bool:
+    def _refusals(self, content: bytes) -> int:
+        """How often this is refused; 0 if there is anything in it that is not."""
+        try:
+            frames = self._codec.frames(content)
+        except InvalidMessage:
+            return 1
+        return 0 if any(self._is_allowed(frame) for frame in frames) else len(frames)
+
+    def _is_allowed(self, frame: Frame) -> bool:
         try:
             message = self._codec.from_client(frame, self._client.index)
             embeddings = getattr(message, "embeddings", torch.zeros(0, 1))
@@ -172,3 +189,9 @@ class Armoury:
             self._client.join,  # a second time
         )
         return self._codec.encode(self._chance.choice(messages)())
+
+    def _together(self) -> bytes:
+        """Several frames at once; now and then more than may travel together."""
+        count = 200 if self._chance.random() < 0.05 else self._chance.randrange(2, 6)
+        makers = (self._not_finite, self._against_the_rules, self._wrong_party)
+        return b"".join(self._chance.choice(makers)() for _ in range(count))

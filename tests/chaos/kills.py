@@ -24,7 +24,7 @@ def training(updates: int, clients: int = 4, pause: float = 0.05, **sections) ->
         "optimiser": {"step_size": 0.3},
         "stop": {"updates": updates},
         "evaluation": {"every": 500},
-        "network": {"checkpoint_every": 50, "heartbeat": 2.0, "patience": 90.0, "real_delays": True},
+        "network": {"checkpoint_every": 50, "heartbeat": 2.0, "patience": 240.0, "real_delays": True},
         "delays": {"kind": "fixed", "seconds": [pause] * clients},
     }
     return {**document, **sections}

@@ -9,7 +9,7 @@ from tests.chaos.certificates import impostors, refused
 from tests.chaos.history import read_history
 from tests.chaos.kills import BOUND, Plan, kill_and_resume, training
 from tests.chaos.parties import Failed, Parties, Place
-from tests.chaos.wires import Unable
+from tests.chaos.wires import Unable, Wires
 from vafl.runtime.identity import SERVER
 
 
@@ -18,7 +18,7 @@ def test_a_federation_outlives_a_few_kills(tmp_path):
     plan = Plan(clients=1, server=1, pause=(0.0, 0.1), progress=(50, 100), seed=10)
     document = training(300, clients=2, pause=0.01, evaluation={"every": 1000})
     document["network"]["checkpoint_every"] = 20
-    found = kill_and_resume(tmp_path / "run", document, plan, limit=60)
+    found = kill_and_resume(tmp_path / "run", document, plan, limit=240)
     assert found["kills"] == {"clients": 1, "server": 1}
     assert found["updates"] == 300
     assert found["durable_uploads_lost"] == found["uploads_applied_twice"] == 0
@@ -28,12 +28,18 @@ def test_a_federation_outlives_a_few_kills(tmp_path):
 
 
 def test_a_live_server_refuses_every_wrong_certificate_and_both_sides_say_why(tmp_path):
-    with Parties(tmp_path / "run", training(100, clients=2), Place.here(), limit=60) as parties:
+    with Parties(tmp_path / "run", training(100, clients=2), Place.here(), limit=240) as parties:
         parties.start(SERVER)
         parties.until(lambda: "listening" in parties.log(SERVER), "the server")
         for impostor in impostors(parties):
             found = refused(parties, impostor)
             assert found["refused"], found
+
+
+def test_a_machine_without_namespaces_says_so(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(Unable, match="no network namespaces here"), Wires([SERVER]):
+        pass
 
 
 # --- what a trace proves: a suite that finds nothing must be one that could have ---

@@ -18,8 +18,6 @@ from vafl.protocol.server import Server
 from vafl.protocol.table import FOREVER
 from vafl.runtime.grpc.server import FederationServer
 
-LOOK_EVERY = 0.2  # seconds between two digests of the state
-
 
 class Trace:
     """Appends lines; one write each, so that a kill leaves whole lines only."""
@@ -94,17 +92,16 @@ def _waiting(server, client):
 
 def trace_digests(trace: Trace) -> None:
     """A line whenever the state that training rests on has changed, looked at a few times a second."""
-    handle, last = FederationServer._handle, {"digest": "", "at": 0.0}
+    attend, last = FederationServer._attend, [""]
 
-    def traced_handle(federation, *what):
-        handle(federation, *what)
-        if time.monotonic() - last["at"] >= LOOK_EVERY:
-            digest = digest_of(federation.server)
-            if digest != last["digest"]:
-                trace.write("state", digest=digest, iteration=federation.server.iteration)
-            last.update(digest=digest, at=time.monotonic())
+    def traced_attend(federation):
+        attend(federation)
+        digest = digest_of(federation.server)
+        if digest != last[0]:
+            last[0] = digest
+            trace.write("state", digest=digest, iteration=federation.server.iteration)
 
-    FederationServer._handle = traced_handle
+    FederationServer._attend = traced_attend
 
 
 def main():

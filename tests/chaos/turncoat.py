@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 
+from tests.chaos.frames import Weapon
 from tests.chaos.parties import Failed
 from vafl.protocol.client import Client
-from vafl.protocol.messages import Refused
+from vafl.protocol.messages import Refused, ServerMessage
 from vafl.runtime.codec import Codec
 from vafl.runtime.grpc.wire import MANY_VIOLATIONS, PATH
 from vafl.runtime.identity import Credentials
@@ -42,9 +43,9 @@ class Turncoat:
         """Takes part as it should; ends with nothing in flight."""
         asyncio.run(self._behave(rounds))
 
-    def attack(self, frames: Sequence[tuple[str, bytes]]) -> None:
-        """Says these frames, of these kinds, on as many streams as it takes; each must be refused."""
-        asyncio.run(self._attack(frames))
+    def attack(self, weapons: Sequence[Weapon]) -> None:
+        """Says all this, on as many streams as it takes; each frame must be refused."""
+        asyncio.run(self._attack(weapons))
 
     def knock(self, kind: str, times: int, frames: Sequence[bytes], **changes) -> None:
         """Opens so many streams that begin with these frames; each must end in an error.
@@ -69,32 +70,42 @@ class Turncoat:
             await _write(stream, self.beginning)
             while self.client.applied < rounds:
                 content = await asyncio.wait_for(stream.read(), _PATIENCE)
-                said = self.client.receive(self._codec.from_server(content, self.client.index))
+                said = [said for heard in self._messages(content) for said in self.client.receive(heard)]
                 if not self.client.waiting and self.client.activation < rounds:
                     said += self.client.wake()
                 frames = [self._codec.encode(message) for message in said]
                 self.said += frames
                 await _write(stream, frames)
 
-    async def _attack(self, frames: Sequence[tuple[str, bytes]]) -> None:
-        async with self._channel(self.credentials) as channel:
-            for start in range(0, len(frames), MANY_VIOLATIONS):
-                part = frames[start : start + MANY_VIOLATIONS]
-                await asyncio.wait_for(self._attack_once(channel, [frame for _, frame in part]), _PATIENCE)
-                self.tried.update(kind for kind, _ in part)
-                self.answers["refused"] += len(part)
+    def _messages(self, content: bytes) -> list[ServerMessage]:
+        return [self._codec.from_server(frame, self.client.index) for frame in self._codec.frames(content)]
 
-    async def _attack_once(self, channel: grpc.aio.Channel, frames: Sequence[bytes]) -> None:
-        stream = channel.stream_stream(PATH)()
-        writing = asyncio.create_task(_write(stream, [*self.beginning, *frames]))
+    async def _attack(self, weapons: Sequence[Weapon]) -> None:
+        async with self._channel(self.credentials) as channel:
+            volley: list[Weapon] = []
+            for weapon in weapons:
+                volley.append(weapon)
+                if sum(each.refusals for each in volley) >= MANY_VIOLATIONS:
+                    await asyncio.wait_for(self._fire(channel, volley), _PATIENCE)
+                    volley = []
+            await asyncio.wait_for(self._fire(channel, volley), _PATIENCE)
+
+    async def _fire(self, channel: grpc.aio.Channel, volley: Sequence[Weapon]) -> None:
+        """As much as the server puts up with on one stream."""
+        stream, expected = channel.stream_stream(PATH)(), sum(weapon.refusals for weapon in volley)
+        contents = [*self.beginning, *(weapon.content for weapon in volley)]
+        writing = asyncio.create_task(_write(stream, contents))
         refusals = 0
-        while refusals < len(frames):
+        while refusals < expected:
             content = await stream.read()
             if content is grpc.aio.EOF:
-                raise Failed(f"the server refused {refusals} of {len(frames)} hostile messages and closed")
-            refusals += isinstance(self._codec.from_server(content, self.client.index), Refused)
+                raise Failed(f"the server refused {refusals} of {expected} hostile messages and closed")
+            refusals += sum(isinstance(message, Refused) for message in self._messages(content))
         await writing
         stream.cancel()
+        for weapon in volley:
+            self.tried[weapon.kind] += weapon.refusals
+        self.answers["refused"] += refusals
 
     async def _knock(self, kind, times, frames, credentials=None, metadata=()) -> None:
         async with self._channel(credentials or self.credentials) as channel:

@@ -8,6 +8,7 @@ is touched. In the hub a bridge joins the wires; `tc netem` delays and loses pac
 import os
 import subprocess
 import sys
+from contextlib import suppress
 
 from tests.chaos.parties import ROOT, Place
 
@@ -46,7 +47,8 @@ class Wires:
             self._forwarder.terminate()
             self._forwarder.wait()
         for space in (self._hub, *map(self._space, self._parties)):
-            subprocess.run(["ip", "netns", "delete", space], check=False, capture_output=True)
+            with suppress(OSError, subprocess.CalledProcessError):
+                _run("ip", "netns", "delete", space)
 
     def place(self) -> Place:
         """For `Parties`; the first party is the server."""

@@ -268,10 +268,10 @@ def test_patience_is_for_a_server_that_is_gone_and_not_for_one_that_has_nothing_
     async def story():
         async with served(rule={"name": "t-sync", "t": 2}) as federation, dialled(federation, 1) as other:
             await other.say(Join(1))
-            federation.overrides = {"patience": 0.2}
+            federation.overrides = {"patience": 1.5}
             running = asyncio.create_task(federation.client(0).run())
             await until(lambda: federation.server.activations[0] == 1)
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(2.0)
             first = federation.end.connections[0]
             first.outbox.put_nowait(None)  # the server drops the stream
             await until(lambda: running.done() or federation.end.connections.get(0, first) is not first)
@@ -352,11 +352,22 @@ class Closed:
         if self.said > 1:
             raise asyncio.InvalidStateError("RPC already finished.")
 
-    def __getattr__(self, name):
-        async def ending():
-            return {"code": grpc.StatusCode.FAILED_PRECONDITION, "details": "no client of this run"}.get(name)
+    async def read(self):
+        return grpc.aio.EOF
 
-        return ending
+    async def code(self):
+        return grpc.StatusCode.FAILED_PRECONDITION
+
+    async def details(self):
+        return "no client of this run"
+
+    async def initial_metadata(self):
+        return ()
+
+    trailing_metadata = initial_metadata
+
+    def cancel(self):
+        pass
 
 
 def test_a_refusal_that_comes_before_the_client_has_said_all_is_heard(monkeypatch):
@@ -366,3 +377,34 @@ def test_a_refusal_that_comes_before_the_client_has_said_all_is_heard(monkeypatc
     monkeypatch.setattr(client, "_channel", Closed)
     with pytest.raises(RemoteFault, match="refused client-1: no client of this run"):
         within(20, client.run())
+
+
+def test_a_turn_of_the_worker_that_finds_nothing_to_do_does_nothing():
+    """What arrives while the worker takes the messages before it may be taken with them."""
+
+    async def story():
+        async with served() as federation:
+            for _ in range(3):
+                federation.end._worker.do(federation.end._handle)
+            await federation.end._worker.settle()
+            return federation.end._failure
+
+    assert within(20, story()) is None
+
+
+def test_more_frames_than_may_travel_together_are_refused_in_words():
+    async def story():
+        async with (
+            served() as federation,
+            dialled(federation, 1) as other,
+            dialled(federation, 0) as hostile,
+        ):
+            await other.say(Join(1))
+            await hostile.say(Join(0))
+            await hostile._stream.write(Codec().encode(upload(0)) * 200)
+            refused = await hostile.hear(Refused)
+            return refused.reason, federation.server.activations
+
+    reason, activations = within(20, story())
+    assert "frames travel together. Found more" in reason
+    assert activations == [0, 0]

@@ -249,14 +249,16 @@ class FederationServer:
             await context.write(content)
             connection.give_credit()
 
-    def _deliver(self, contents: list[tuple[Connection, bytes]], handled: Sequence[Connection]) -> None:
+    def _deliver(
+        self,
+        contents: Sequence[tuple[Connection, bytes | None]],
+        handled: Sequence[Connection],
+    ) -> None:
         for connection, content in contents:
             connection.outbox.put_nowait(content)
         for connection in handled:
             connection.handled += 1
             connection.give_credit()
-            if connection.violations >= MANY_VIOLATIONS:
-                connection.outbox.put_nowait(None)
 
     def _fail(self, error: Exception) -> None:
         """Whatever it is, the run ends loudly."""
@@ -281,21 +283,18 @@ class FederationServer:
             if time.thread_time() > begin + HELD_BACK:
                 self._say(replies, handled)
                 replies, handled, begin = [], [], time.thread_time()
-            for frame in self._frames(connection, content):
+            try:
+                frames = self._codec.frames(content)
+            except InvalidMessage as fault:
+                replies.append(self._refuse(connection, fault))
+                frames = []
+            for frame in frames:
                 if replies and len(self.connections) == 1:
                     self._say(replies)
                     replies = []
                 replies += self._receive(connection, frame)
             handled.append(connection)
         self._say(replies + self._addressed(self._after(self)), handled)
-
-    def _frames(self, connection: Connection, content: bytes) -> list[Frame]:
-        try:
-            return self._codec.frames(content)
-        except InvalidMessage as fault:
-            self._count(connection.party, fault)
-            connection.violations = MANY_VIOLATIONS
-            return []
 
     def _attend(self) -> None:
         """Says what is due, whether messages come or not."""
@@ -316,8 +315,9 @@ class FederationServer:
         ]
         for connection, content in contents:
             self.traffic[connection.client].bytes_down += len(content)
+        ends = [(each, None) for each in set(handled) if each.violations >= MANY_VIOLATIONS]
         if contents or handled:
-            self._worker.tell(self._deliver, contents, handled)
+            self._worker.tell(self._deliver, [*contents, *ends], handled)
 
     def _addressed(self, replies: Sequence[ServerMessage]) -> Replies:
         """Each reply with the stream it goes to. Who has not joined on its stream is sent nothing yet:
@@ -340,11 +340,14 @@ class FederationServer:
             self._check_norm(message)
             replies = self.server.receive(message)
         except InvalidMessage as fault:
-            self._count(connection.party, fault)
-            connection.violations += 1
-            return [(connection, Refused(client, str(fault)))]
+            return [self._refuse(connection, fault)]
         connection.joined = True
         return self._addressed(replies)
+
+    def _refuse(self, connection: Connection, fault: InvalidMessage) -> tuple[Connection, Refused]:
+        self._count(connection.party, fault)
+        connection.violations += 1
+        return connection, Refused(connection.client, str(fault))
 
     def _check_rate(self, connection: Connection) -> None:
         limit = self._settings.messages_per_second
