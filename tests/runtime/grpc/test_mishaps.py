@@ -352,9 +352,18 @@ class Closed:
         if self.said > 1:
             raise asyncio.InvalidStateError("RPC already finished.")
 
+    def cancel(self):
+        pass
+
     def __getattr__(self, name):
+        said = {
+            "read": grpc.aio.EOF,
+            "code": grpc.StatusCode.FAILED_PRECONDITION,
+            "details": "no client of this run",
+        }
+
         async def ending():
-            return {"code": grpc.StatusCode.FAILED_PRECONDITION, "details": "no client of this run"}.get(name)
+            return said.get(name)
 
         return ending
 
