@@ -12,7 +12,7 @@ from rich.console import Console
 
 from vafl.build import Plan, make_plan, make_server, make_table, torch_threads, widths, with_drawn_labels
 from vafl.config import Config
-from vafl.errors import RunFolderError
+from vafl.errors import RunFolderError, VaflError
 from vafl.federation.terms import STATE, load_credentials, make_terms, over_network
 from vafl.launch import summarise
 from vafl.observe.plots import plot_runs
@@ -25,6 +25,8 @@ from vafl.runtime.grpc.server import FederationServer
 from vafl.runtime.grpc.wire import run
 from vafl.runtime.identity import SERVER, Credentials
 from vafl.runtime.training import Point
+
+_WATCHED_EVERY = 1.0
 
 
 class ServerState:
@@ -107,6 +109,7 @@ class ServerRun:
 
     Args:
         prepare: called once the run folder is there; gives the configuration to use from then on.
+        watch: called every second; what it raises ends the run.
     """
 
     config: Config
@@ -115,6 +118,7 @@ class ServerRun:
     resume: bool = False
     overwrite: bool = False
     prepare: Callable[[], Config] | None = None
+    watch: Callable[[], None] = lambda: None
     _shown: Progress = field(init=False)
 
     def run(self, listening: Callable[[str], None] = lambda address: None) -> RecordedRun:
@@ -134,7 +138,7 @@ class ServerRun:
             conductor, federation = self._assemble(plan, state, credentials, folder, points)
             with self._progress(plan, federation) as progress:
                 self._shown = progress
-                run(_serve(federation, conductor, listening))
+                run(_serve(federation, conductor, listening, self.watch))
             folder.write_models({"head": plan.head.state_dict()})
             folder.finish(self._summary(plan, federation, points, conductor.interrupted))
         recorded = read_run(self.path)
@@ -216,11 +220,27 @@ class ServerRun:
 
 
 async def _serve(
-    federation: FederationServer, conductor: Conductor, listening: Callable[[str], None]
+    federation: FederationServer,
+    conductor: Conductor,
+    listening: Callable[[str], None],
+    watch: Callable[[], None],
 ) -> None:
     def interrupt() -> None:
         conductor.interrupted = True
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, interrupt)
-    await federation.serve(listening)
+    watching = asyncio.create_task(_watch(federation, watch))
+    try:
+        await federation.serve(listening)
+    finally:
+        watching.cancel()
+
+
+async def _watch(federation: FederationServer, watch: Callable[[], None]) -> None:
+    try:
+        while True:
+            await asyncio.sleep(_WATCHED_EVERY)
+            watch()
+    except VaflError as error:
+        federation.fail(error)

@@ -26,7 +26,12 @@ def up(config: Config, path: Path, console: Console, *, overwrite: bool = False)
     names = [party.name for party in make_plan(config).data.parties]
     clients = Clients(names, path)
     served = ServerRun(
-        config, path, console, overwrite=overwrite, prepare=lambda: _certified(config, names, path)
+        config,
+        path,
+        console,
+        overwrite=overwrite,
+        prepare=lambda: _certified(config, names, path),
+        watch=clients.check,
     )
     try:
         recorded = served.run(clients.start)
@@ -72,6 +77,12 @@ class Clients:
                     [*command, *options], stdout=log, stderr=log, stdin=subprocess.DEVNULL
                 )
 
+    def check(self) -> None:
+        """Raises RunError if a client has given up; one that was killed is left to the run's rules."""
+        for name, process in self._processes.items():
+            if (process.poll() or 0) > 0:
+                raise self._failed(name)
+
     def end(self, grace: float) -> None:
         """Waits for the clients to end; kills those that do not, and says so."""
         for name, process in self._processes.items():
@@ -81,6 +92,9 @@ class Clients:
                 process.kill()
                 process.wait()
             if grace and process.returncode:
-                log = self._path / "logs" / f"{name}.log"
-                tail = log.read_text(errors="replace")[-500:]
-                raise RunError(f"{name} ended with exit code {process.returncode}. {log} ends: {tail}")
+                raise self._failed(name)
+
+    def _failed(self, name: str) -> RunError:
+        log, code = self._path / "logs" / f"{name}.log", self._processes[name].returncode
+        tail = log.read_text(errors="replace")[-500:].strip()
+        return RunError(f'{name} ended with exit code {code}. "{log}" ends: {tail}')

@@ -48,3 +48,17 @@ def test_settling_may_be_given_up():
         await worker.stop()
 
     asyncio.run(story())
+
+
+def test_a_loop_that_was_torn_down_is_told_nothing():
+    go, workers = threading.Event(), []
+
+    async def story():
+        worker = Worker(lambda error: None)
+        workers.append(worker)
+        worker.do(lambda: go.wait() and worker.tell(print))
+
+    asyncio.run(story())
+    go.set()
+    workers[0]._queue.put(None)
+    workers[0]._thread.join()  # an exception in it would fail this test

@@ -115,7 +115,7 @@ class FederationServer:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
         port = int(self._listen(server))
         await server.start()
-        self._worker = Worker(self._fail)
+        self._worker = Worker(self.fail)
         listening(f"{self._settings.address.rpartition(':')[0]}:{port}")
         others = [asyncio.create_task(self._open()), asyncio.create_task(self._tick())]
         try:
@@ -133,6 +133,12 @@ class FederationServer:
         """Ends the run; may be called from any thread."""
         self._reason = self._reason or reason
         self._loop.call_soon_threadsafe(self._over.set)
+
+    def fail(self, error: Exception) -> None:
+        """Ends the run loudly: `serve` raises the error; called on the event loop."""
+        self._failure = error
+        self._reason = f"the server failed: {error}"
+        self._over.set()
 
     def _listen(self, server: grpc.aio.Server) -> Any:
         self._loop = asyncio.get_running_loop()
@@ -259,12 +265,6 @@ class FederationServer:
         for connection in handled:
             connection.handled += 1
             connection.give_credit()
-
-    def _fail(self, error: Exception) -> None:
-        """Whatever it is, the run ends loudly."""
-        self._failure = error
-        self._reason = f"the server failed: {error}"
-        self._over.set()
 
     # --- in the worker thread ---
 

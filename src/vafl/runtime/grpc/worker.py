@@ -30,8 +30,12 @@ class Worker:
         self._queue.put(function)
 
     def tell(self, function: Callable[..., object], *arguments: object) -> None:
-        """Has the event loop run this; may be called from any thread."""
-        self._loop.call_soon_threadsafe(function, *arguments)
+        """Has the event loop run this, if it still runs; may be called from any thread."""
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
 
     async def settle(self) -> None:
         """Waits until the thread is done with all it was given."""
