@@ -1,7 +1,9 @@
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.federation import run_of, vertical_data
 from vafl.protocol.delays import EXACT_BELOW, DelayLog
 from vafl.protocol.table import FOREVER
 
@@ -58,3 +60,13 @@ def test_very_long_delays_share_a_bin_but_keep_maximum_and_mean_exact():
     found = log.summaries()[0]
     assert (found.max, found.mean, found.uses) == (EXACT_BELOW + 300, EXACT_BELOW + 200, 2)
     assert found.p50 == found.p99 == EXACT_BELOW
+
+
+@pytest.mark.parametrize(("clients", "bound", "counted"), [(8, 0, 4), (16, 0, 2), (16, 1000, 4)])
+def test_with_many_clients_a_share_of_the_rows_stands_for_all(clients, bound, counted):
+    run = run_of(vertical_data(clients=clients), rule={"delay_bound": bound}, stop={"updates": 1})
+    run.train()
+    used = run.runtime.server.delays.summaries()
+    active = [number for number, delay in enumerate(used) if delay.uses + delay.never == 0]
+    assert len(active) == 1
+    assert {delay.uses + delay.never for n, delay in enumerate(used) if n not in active} == {counted}
