@@ -122,7 +122,9 @@ def table(results: list[dict]) -> Table:
 
 def _done(found: dict) -> str:
     if "kills" in found:
-        return f"{found['kills']} killed, longest delay {found['longest_delay']} of {found['delay_bound']}"
+        clients, server = found["kills"]["clients"], found["kills"]["server"]
+        delays = f"longest delay {found['longest_delay']} of {found['delay_bound']}"
+        return f"{clients} kills of clients, {server} of the server, {delays}"
     if "partition" in found:
         meanwhile = found["updates_during_the_partition"]
         return f"{found['partition']['seconds']:.0f} s, {meanwhile} updates meanwhile"

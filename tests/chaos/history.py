@@ -38,15 +38,15 @@ class History:
         getattr(self, f"_{line['what']}", lambda line: None)(line)
 
     def _life(self, line):
-        """The rest was undone; what was told durable must still be there."""
+        """The rest was undone; what was told durable must still be there, and what is there is told."""
         self.lives += 1
         kept = [step for step in self.steps if step["iteration"] < line["iteration"]]
         self.undone += len(self.steps) - len(kept)
         self.steps = kept
         self._made = {tuple(upload) for step in kept for upload in step["uploads"]}
         for client, count in enumerate(line["activations"]):
-            self._check_durable(client)
             self.lost |= {(client, activation) for activation in range(count, self._told[client])}
+            self._tell(client, count)
 
     def _step(self, line):
         self.steps.append(line)
@@ -59,8 +59,7 @@ class History:
 
     def _durable(self, line):
         for client, count in enumerate(line["told"]):
-            self._told[client] = max(self._told[client], count)
-            self._check_durable(client)
+            self._tell(client, count)
 
     def _join(self, line):
         for activation in line["given_up"]:
@@ -75,7 +74,8 @@ class History:
             self.lost.add((client, activation))
         self.given_up.add((client, activation))
 
-    def _check_durable(self, client):
+    def _tell(self, client, count):
+        self._told[client] = max(self._told[client], count)
         told = {(client, activation) for activation in range(self._told[client])}
         self.lost |= told - self._made - self.given_up
 

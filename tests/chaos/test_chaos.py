@@ -88,6 +88,7 @@ def test_what_a_crash_undid_may_be_done_again(tmp_path):
         ([*BEGINNING, life(1, (1, 1))], {(1, 0)}),  # the step is undone
         ([*BEGINNING, life(2, (1, 0))], {(1, 0)}),  # the count is
         ([*BEGINNING, told(3, 1)], {(0, 2)}),  # told, and no step was made
+        ([*BEGINNING, life(3, (3, 1))], {(0, 2)}),  # in the checkpoint, and no step was made
         ([*CRASHED, joined(1, 0)], {(1, 0)}),  # told, and given up
         ([*CRASHED, joined(0, 1), told(2, 1)], set()),  # given up before it was told
         ([*BEGINNING, skipped(1, 1), told(2, 2)], set()),
