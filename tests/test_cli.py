@@ -237,3 +237,19 @@ def test_run_refuses_label_privacy_for_a_regression(config):
     result = vafl("run", config, "--set", "data.name=diabetes", "--set", "labels.epsilon=1")
     assert result.returncode == 2
     assert "labels.epsilon is for classes" in result.stderr
+
+
+def test_a_client_loads_what_it_needs_and_no_more():
+    """A federation on one machine starts one for each party."""
+    code = "import sys, vafl.cli, vafl.federation.client\n"
+    code += "print(*{'sklearn', 'scipy', 'matplotlib'}.intersection(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == []
+
+
+def test_help_names_every_command(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    for command in ("run", "server", "client", "up", "compare", "init", "demo", "certs", "audit", "privacy"):
+        assert f"  {command} " in shown

@@ -1,4 +1,7 @@
-"""The `vafl` command. Each subcommand is a few lines on top of the library."""
+"""The `vafl` command. Each subcommand is a few lines on top of the library.
+
+A command loads what it needs and no more: a federation on one machine starts many of these processes.
+"""
 
 import argparse
 import json
@@ -6,25 +9,21 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 
-from vafl.commands import audit, calibrate, certs, privacy, smoothness
 from vafl.commands.configured import add_config_options, overrides
-from vafl.config import Config, read_config
-from vafl.demo import demo
 from vafl.errors import ConfigError, VaflError
-from vafl.federation.client import run_client
-from vafl.federation.server import ServerRun
-from vafl.federation.up import up
-from vafl.launch import launch
-from vafl.observe.compare import common_target, compare, table
-from vafl.observe.plots import plot_runs
-from vafl.observe.record import RecordedRun, read_run
-from vafl.starter import starter_config
 
+if TYPE_CHECKING:
+    from vafl.config import Config
+    from vafl.observe.record import RecordedRun
+
+_LARGER = ("certs", "audit", "privacy", "calibrate", "smoothness")  # modules of vafl.commands
 _EXIT_CODES = """exit codes:
   0 done    1 unexpected failure    2 configuration or usage    3 data
   4 the run could not go on (diverged, stalled)    5 run folder    6 an audit failed    130 interrupted
@@ -34,7 +33,8 @@ _INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; errors made on purpose become one message and a documented exit code."""
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    options = _parser(given[0] if given else "").parse_args(given)
     console = Console()
     try:
         options.command(options, console)
@@ -49,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(asked: str) -> argparse.ArgumentParser:
+    """The parser of every command; of the larger ones only that which was asked for, if it was one."""
     parser = argparse.ArgumentParser(
         prog="vafl",
         description="Vertical asynchronous federated learning.",
@@ -93,12 +94,10 @@ def _parser() -> argparse.ArgumentParser:
 
     demonstration = commands.add_parser("demo", help="digits over four clients, under every rule")
     demonstration.add_argument("--out", type=Path, default=Path("build/demo"))
-    demonstration.set_defaults(command=lambda options, console: demo(options.out, console))
-    certs.add_parser(commands)
-    audit.add_parser(commands)
-    privacy.add_parser(commands)
-    calibrate.add_parser(commands)
-    smoothness.add_parser(commands)
+    demonstration.set_defaults(command=_demo)
+    if asked not in commands.choices:
+        for name in (asked,) if asked in _LARGER else _LARGER:
+            import_module(f"vafl.commands.{name}").add_parser(commands)
     return parser
 
 
@@ -108,11 +107,15 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace the run in the folder")
 
 
-def _config(options: argparse.Namespace) -> Config:
+def _config(options: argparse.Namespace) -> "Config":
+    from vafl.config import read_config
+
     return read_config(options.config, overrides(options))
 
 
 def _server(options: argparse.Namespace, console: Console) -> None:
+    from vafl.federation.server import ServerRun
+
     _log_to_stderr()
     out = options.out or _free_folder(options.config.stem)
     served = ServerRun(_config(options), out, console, resume=options.resume, overwrite=options.overwrite)
@@ -120,6 +123,8 @@ def _server(options: argparse.Namespace, console: Console) -> None:
 
 
 def _client(options: argparse.Namespace, console: Console) -> None:
+    from vafl.federation.client import run_client
+
     _log_to_stderr()
     out = options.out or Path("runs") / f"{options.config.stem}-{options.party}"
     reason = run_client(
@@ -129,6 +134,8 @@ def _client(options: argparse.Namespace, console: Console) -> None:
 
 
 def _up(options: argparse.Namespace, console: Console) -> None:
+    from vafl.federation.up import up
+
     _log_to_stderr()
     out = options.out or _free_folder(options.config.stem)
     _report(up(_config(options), out, console, overwrite=options.overwrite), console)
@@ -138,7 +145,7 @@ def _log_to_stderr() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
 
 
-def _report(recorded: RecordedRun, console: Console) -> None:
+def _report(recorded: "RecordedRun", console: Console) -> None:
     metric = recorded.summary["metric"]
     console.print(f"{metric['name']} {metric['value']:.4f}; the run is in {recorded.path}")
     labels = recorded.summary["labels"]
@@ -149,7 +156,15 @@ def _report(recorded: RecordedRun, console: Console) -> None:
         console.print("returned gradients are clipped or noised: a heuristic, no guarantee")
 
 
+def _demo(options: argparse.Namespace, console: Console) -> None:
+    from vafl.demo import demo
+
+    demo(options.out, console)
+
+
 def _run(options: argparse.Namespace, console: Console) -> None:
+    from vafl.launch import launch
+
     out = options.out or _free_folder(options.config.stem)
     _report(launch(_config(options), out, console, overwrite=options.overwrite), console)
 
@@ -164,6 +179,10 @@ def _free_folder(name: str) -> Path:
 
 
 def _compare(options: argparse.Namespace, console: Console) -> None:
+    from vafl.observe.compare import common_target, compare, table
+    from vafl.observe.plots import plot_runs
+    from vafl.observe.record import read_run
+
     runs = [read_run(path) for path in options.runs]
     metrics = {run.summary["metric"]["name"] for run in runs}
     if len(metrics) > 1:
@@ -183,6 +202,8 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
 
 
 def _init(options: argparse.Namespace, console: Console) -> None:
+    from vafl.starter import starter_config
+
     if options.clients < 1:
         raise ConfigError(f"--clients must be 1 or more. Found {options.clients}.")
     if options.out.exists():

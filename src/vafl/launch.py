@@ -75,7 +75,7 @@ def _train(run: Run, folder: RunFolder, console: Console) -> tuple[list[Point], 
 def _progress(run: Run, console: Console) -> Progress:
     config = run.config
     sizes = f"{len(run.data.parties)} clients, {run.data.rows:,} training rows"
-    title = f"{config.rule.name}: {config.data.name}, {sizes}, {config.model.embedding} embedding"
+    title = f"{config.rule.name}: {config.data.title}, {sizes}, {config.model.embedding} embedding"
     return Progress(
         console, title, run.task.metric.name, run.runtime, lambda: _share_done(run), lambda: _clients(run)
     )

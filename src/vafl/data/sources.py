@@ -4,7 +4,6 @@ import gzip
 import math
 import os
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,19 +12,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-from sklearn import datasets as bundled
 
 from vafl.data.dataset import Array, Dataset, digest_records, encode_labels, split_rows
 from vafl.data.parkinson import load_parkinson
 from vafl.errors import ConfigError, DataError
 
-_BUNDLED: dict[str, tuple[Callable[..., Any], bool]] = {  # name: (loader, is a regression)
-    "digits": (bundled.load_digits, False),
-    "breast_cancer": (bundled.load_breast_cancer, False),
-    "wine": (bundled.load_wine, False),
-    "iris": (bundled.load_iris, False),
-    "diabetes": (bundled.load_diabetes, True),
-}
+# scikit-learn's own; is it a regression?
+_BUNDLED = {"digits": False, "breast_cancer": False, "wine": False, "iris": False, "diabetes": True}
 _IDX = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}
 NAMES = (*_BUNDLED, *_IDX, "parkinson", "csv")
 
@@ -70,6 +63,11 @@ class DataSettings:
                 f'Found path "{self.path}", label "{self.label}".'
             )
 
+    @property
+    def title(self) -> str:
+        """What the data set is called where a run is shown."""
+        return Path(self.path).name if self.name == "csv" else self.name
+
 
 def load(settings: DataSettings, seed: int) -> Dataset:
     """Reads the data set the settings name. `seed` decides the test rows where none are given."""
@@ -87,8 +85,10 @@ def _folder(settings: DataSettings) -> Path:
 
 
 def _load_bundled(settings: DataSettings, seed: int) -> Dataset:
-    loader, regression = _BUNDLED[settings.name]
-    bunch = loader()
+    from sklearn import datasets as bundled  # noqa: PLC0415 - takes longer to load than all the rest
+
+    regression = _BUNDLED[settings.name]
+    bunch = getattr(bundled, f"load_{settings.name}")()
     features = bunch.data.astype(np.float32)
     columns = tuple(map(str, bunch.feature_names))
     if settings.name == "digits":

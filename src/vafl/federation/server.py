@@ -199,7 +199,8 @@ class ServerRun:
             by_time = federation.now / stop.seconds if stop.seconds else 0.0
             return min(1.0, max(federation.updates / stop.updates, by_time))
 
-        title = f"{self.config.rule.name} over {self.config.network.security}: {self.config.data.name}"
+        config, sizes = self.config, f"{len(federation.parties)} clients, {plan.data.rows:,} training rows"
+        title = f"{config.rule.name} over {config.network.security}: {config.data.title}, {sizes}"
         return Progress(self.console, title, plan.task.metric.name, federation, share_done, clients)
 
     def _summary(

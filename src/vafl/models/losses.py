@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
-from sklearn.metrics import r2_score, roc_auc_score
 from torch import Tensor
 
 
@@ -61,12 +60,16 @@ def accuracy(outputs: Tensor, labels: Tensor) -> float:
 
 def auc(outputs: Tensor, labels: Tensor) -> float:
     """Area under the ROC curve of the one output, or of the difference of two."""
+    from sklearn.metrics import roc_auc_score  # noqa: PLC0415 - takes longer to load than all the rest
+
     scores = outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, 1] - outputs[:, 0]
     return float(roc_auc_score(labels.numpy(), scores.numpy()))
 
 
 def r2(outputs: Tensor, labels: Tensor) -> float:
     """Coefficient of determination."""
+    from sklearn.metrics import r2_score  # noqa: PLC0415 - as above
+
     return float(r2_score(labels.numpy().astype(np.float64), outputs[:, 0].numpy().astype(np.float64)))
 
 
