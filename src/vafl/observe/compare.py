@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich import box
 from rich.table import Table
 
 from vafl.observe.record import RecordedRun
+
+_NOTHING = "\N{EN DASH}"  # a centralised run has no clock and sends nothing
 
 
 @dataclass(frozen=True)
@@ -67,21 +70,27 @@ def headings(metric: str, target: float) -> list[str]:
 
 def cells(line: Comparison) -> list[str]:
     """One run's cells, in the order of `headings`."""
-    numbers = (line.seconds_to_target, line.updates_to_target, line.megabytes_to_target)
-    reached = ["never" if number is None else f"{number:,.4g}" for number in numbers]
+    timed, sent = line.seconds > 0, line.megabytes > 0
     return [
         line.run,
         f"{line.metric:.4f}",
-        f"{line.seconds:,.1f}",
+        f"{line.seconds:,.1f}" if timed else _NOTHING,
         f"{line.updates:,}",
-        f"{line.megabytes:,.1f}",
-        *reached,
+        f"{line.megabytes:,.1f}" if sent else _NOTHING,
+        _to_target(line.seconds_to_target) if timed else _NOTHING,
+        _to_target(line.updates_to_target),
+        _to_target(line.megabytes_to_target) if sent else _NOTHING,
     ]
+
+
+def _to_target(number: float | None) -> str:
+    return "never" if number is None else f"{number:,.3g}" if number < 1000 else f"{number:,.0f}"
 
 
 def table(lines: Sequence[Comparison], metric: str, target: float) -> Table:
     """The comparison for a terminal."""
-    shown = Table(title=f"what each run reached, and what it took to reach {metric} {target:.4g}")
+    title = f"what each run reached, and what it took to reach {metric} {target:.4g}"
+    shown = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for number, heading in enumerate(headings(metric, target)):
         shown.add_column(heading, justify="left" if number == 0 else "right", no_wrap=number == 0)
     for line in lines:
