@@ -53,7 +53,7 @@ _MAGIC, _VERSION = b"VF", 2
 # magic, version, kind, encoding, flag, 2 spare; three numbers; lines, width, counters, bytes of text
 _HEADER = struct.Struct("<2sBBBBxxqqqIIII")
 _SIZES, _SIZES_AT = struct.Struct("<IIII"), 32
-_ROW, _NUMBER = np.dtype("<u4"), np.dtype("<i8")
+_ROW, _NUMBER, _FLOAT = np.dtype("<u4"), np.dtype("<i8"), np.dtype("<f4")
 Frame = bytes | memoryview
 Parts = list[Frame]
 
@@ -140,12 +140,13 @@ class Codec:
 
     def contents(self, messages: Sequence[Message]) -> list[bytes]:
         """Frames one after the other, in as few pieces as the limits of a piece allow."""
-        if sum(map(self.size, messages)) <= self.largest and len(messages) <= MOST_FRAMES:
-            parts: Parts = []
-            for message in messages:
-                self._encode(message, parts)
-            return [b"".join(parts)] if parts else []
-        return [self.encode(message) for message in messages]
+        parts: Parts = []
+        for message in messages:
+            self._encode(message, parts)
+        content = b"".join(parts)
+        if len(messages) > 1 and (len(content) > self.largest or len(messages) > MOST_FRAMES):
+            return [self.encode(message) for message in messages]
+        return [content] if content else []
 
     def frames(self, content: bytes) -> list[Frame]:
         """Takes a content apart into frames, which are yet to be checked.
@@ -325,11 +326,18 @@ def _matrix_bytes(encoding: Encoding, lines: int, width: int) -> int:
     return lines * width * (4 if encoding == "float32" else 2)
 
 
-def _pack_as(kind: torch.dtype) -> Callable[[Tensor], Parts]:
-    numeric = torch.float32 if kind is torch.float32 else torch.uint8  # numpy knows no bfloat16
+def _pack_float32(matrix: Tensor) -> Parts:
+    return [np.ascontiguousarray(matrix.numpy(), _FLOAT).data]
 
+
+def _unpack_float32(frame: Frame, position: int, lines: int, width: int) -> Tensor:
+    flat = np.frombuffer(frame, _FLOAT, lines * width, position)
+    return torch.from_numpy(flat.reshape(lines, width).astype(np.float32))
+
+
+def _pack_as(kind: torch.dtype) -> Callable[[Tensor], Parts]:
     def pack(matrix: Tensor) -> Parts:
-        return [matrix.to(kind).contiguous().view(numeric).numpy().data]
+        return [matrix.to(kind).contiguous().view(torch.uint8).numpy().data]
 
     return pack
 
@@ -358,7 +366,7 @@ def _unpack_int8(frame: Frame, position: int, lines: int, width: int) -> Tensor:
 
 
 _PACKING: dict[Encoding, tuple[Callable[[Tensor], Parts], Callable[[Frame, int, int, int], Tensor]]] = {
-    "float32": (_pack_as(torch.float32), _unpack_as(torch.float32)),
+    "float32": (_pack_float32, _unpack_float32),
     "float16": (_pack_as(torch.float16), _unpack_as(torch.float16)),
     "bfloat16": (_pack_as(torch.bfloat16), _unpack_as(torch.bfloat16)),
     "int8": (_pack_int8, _unpack_int8),
