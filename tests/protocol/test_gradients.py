@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from vafl.models.heads import Bias
-from vafl.protocol.gradients import apply_head, embed_batch
+from vafl.protocol.gradients import ages, apply_head, embed_batch
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -22,10 +22,77 @@ def test_a_head_with_a_closed_form_gives_what_a_graph_gives(frozen):
     torch.testing.assert_close(others, graph_others)
 
 
-def test_a_linear_embedding_needs_no_graph():
-    model = nn.Linear(4, 3)
-    inputs, slopes, parameters = torch.randn(5, 4), torch.randn(5, 3), list(model.parameters())
-    embeddings, pull = embed_batch(model, inputs, parameters)
-    expected, pull_graph = embed_batch(nn.Sequential(model), inputs, parameters)
+class Opaque(nn.Module):
+    """The same function in a module that nobody takes apart."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, inputs):
+        return self.inner(inputs)
+
+
+relu = nn.ReLU()
+NETWORKS = [
+    nn.Linear(4, 3),
+    nn.Sequential(nn.Linear(4, 3), nn.ReLU()),
+    nn.Sequential(nn.ReLU(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)),
+    nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(4, 6), relu, nn.Linear(6, 5), relu, nn.Linear(5, 3))),
+]
+
+
+def recorded(outputs):
+    return outputs.requires_grad or outputs.grad_fn is not None
+
+
+@pytest.mark.parametrize("network", NETWORKS, ids=str)
+def test_affine_layers_and_relus_need_no_graph(network):
+    inputs, slopes, parameters = torch.randn(5, 4), torch.randn(5, 3), list(network.parameters())
+    embeddings, pull = embed_batch(network, inputs, parameters)
+    expected, pull_graph = embed_batch(Opaque(network), inputs, parameters)
     assert torch.equal(embeddings, expected)
     torch.testing.assert_close(pull(slopes), pull_graph(slopes))
+    outputs, pull = apply_head(network, inputs.clone(), parameters)
+    expected, pull_graph = apply_head(Opaque(network), inputs.clone(), parameters)
+    assert torch.equal(outputs, expected)
+    (own, others), (graph_own, graph_others) = pull(slopes), pull_graph(slopes)
+    torch.testing.assert_close(own, graph_own)
+    torch.testing.assert_close(others, graph_others)
+    assert not any(map(recorded, (outputs, own, *others)))
+
+
+def test_only_the_way_back_through_one_affine_map_never_ages():
+    inputs, slopes = torch.randn(5, 4), torch.randn(5, 3)
+    for network in NETWORKS:
+        _, pull = embed_batch(network, inputs, list(network.parameters()))
+        assert ages(pull) == (type(network) is not nn.Linear)
+    model = nn.Linear(4, 3)
+    _, before = embed_batch(model, inputs, list(model.parameters()))
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    _, after = embed_batch(model, inputs, list(model.parameters()))
+    torch.testing.assert_close(before(slopes), after(slopes))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda network: network[0].requires_grad_(False),
+        lambda network: network[0].register_forward_hook(lambda module, given, gave: 2 * gave),
+        lambda network: network.register_forward_pre_hook(lambda module, given: (2 * given[0],)),
+        lambda network: network.append(nn.Tanh()),
+        lambda network: network.append(nn.Linear(3, 3, bias=False)),
+    ],
+    ids=["frozen", "hook", "hook of the whole", "another layer", "no bias"],
+)
+def test_what_is_anything_else_goes_through_torchs_engine(spoil):
+    network = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    spoil(network)
+    inputs, slopes = torch.randn(5, 4), torch.randn(5, 3)
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    embeddings, pull = embed_batch(network, inputs, parameters)
+    expected, pull_graph = embed_batch(Opaque(network), inputs, parameters)
+    assert torch.equal(embeddings, expected)
+    if parameters:
+        torch.testing.assert_close(pull(slopes), pull_graph(slopes))

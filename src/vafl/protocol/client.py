@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vafl.errors import InvalidMessage
 from vafl.protocol.descent import Descent
-from vafl.protocol.gradients import PullBack, followed_by
+from vafl.protocol.gradients import PullBack, ages, followed_by
 from vafl.protocol.gradients import embed_batch as plain_embed_batch
 from vafl.protocol.messages import (
     ClientMessage,
@@ -52,8 +52,8 @@ class Budget(Protocol):
 class Flight:
     """An upload whose gradient has not come yet.
 
-    `pull_back` takes it to theta_m's, and is valid while theta_m is unchanged, that is while `version`
-    is the client's. `behind` uploads were in flight already when it was made.
+    `pull_back` takes it to theta_m's, and may be valid only while theta_m is unchanged, that is while
+    `version` is the client's. `behind` uploads were in flight already when it was made.
     """
 
     rows: Tensor
@@ -252,7 +252,7 @@ class Client:
         if not self.descent.parameters:  # a fixed embedding
             return
         for _ in range(self._rule.local_steps):
-            current = flight.version == self._version
+            current = flight.version == self._version or not ages(flight.pull_back)
             pull_back = flight.pull_back if current else self._embed_batch(flight.rows)[1]
             self._step(pull_back(answer.gradients), answer.iteration)
 

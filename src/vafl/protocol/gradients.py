@@ -1,4 +1,4 @@
-"""Gradients of a few tensors, straight from torch's engine.
+"""Gradients of a few tensors: in closed form for small networks, else straight from torch's engine.
 
 `torch.autograd.grad` does the same and no more, but its wrapper checks for symbolic shapes: that
 imports sympy at the first call (a second, 30 MB) and costs as much as a small model's backward pass
@@ -6,8 +6,11 @@ at every other. Only this file knows the engine's own name, which torch keeps to
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.autograd import Variable
 
@@ -33,12 +36,16 @@ def apply_head(
 ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, list[Tensor]]]]:
     """Outputs of a batch, and the map from their slopes to those of the inputs and of the parameters.
 
-    A head may bring that map itself, as `pull_back(slopes)`; then no graph is recorded.
+    A head may bring that map itself, as `pull_back(slopes)`; then no graph is recorded, nor for affine
+    layers and ReLUs.
     """
     closed_form = getattr(head, "pull_back", None)
     if closed_form is not None and parameters:
         with torch.no_grad():
             return head(inputs), closed_form
+    if layers := _plain_layers(head, parameters):
+        chain = Chain.through(layers, inputs)
+        return chain.outputs, chain.pull_back
     inputs.requires_grad_()
     outputs = head(inputs)
 
@@ -52,11 +59,11 @@ def apply_head(
 def embed_batch(model: nn.Module, inputs: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, PullBack]:
     """Embeddings [batch, width] of a batch, and the map from their slopes to the parameters'.
 
-    A plain linear model needs no graph for that: its gradient is two products.
+    Affine layers and ReLUs need no graph for that.
     """
-    if _is_plain_linear(model, parameters):
-        with torch.no_grad():
-            return model(inputs), lambda slopes: [slopes.t() @ inputs, slopes.sum(0)]
+    if layers := _plain_layers(model, parameters):
+        chain = Chain.through(layers, inputs)
+        return chain.outputs, Affine(inputs) if len(layers) == 1 else chain.pull_back_to_parameters
     embeddings = model(inputs)
     return embeddings.detach(), lambda slopes: pull_back(embeddings, slopes, parameters)
 
@@ -77,7 +84,88 @@ def followed_by(
     return embeddings.detach(), lambda slopes: back(pull_back(embeddings, slopes, [values])[0])
 
 
-def _is_plain_linear(model: nn.Module, parameters: Sequence[Tensor]) -> bool:
-    if type(model) is not nn.Linear or model._forward_hooks or model._forward_pre_hooks:
-        return False
-    return len(parameters) == 2 and parameters[0] is model.weight and parameters[1] is model.bias
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """The way back through one affine map: the same whatever its parameters have become meanwhile."""
+
+    inputs: Tensor
+    ages: ClassVar[bool] = False
+
+    def __call__(self, slopes: Tensor) -> list[Tensor]:
+        return [slopes.t() @ self.inputs, slopes.sum(0)]
+
+
+def ages(back: PullBack) -> bool:
+    """Whether a way back is wrong once the parameters have changed."""
+    return getattr(back, "ages", True)
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A batch that went through affine layers and ReLUs, and the way back.
+
+    Attributes:
+        values: what each layer was given, and what the last one gave.
+    """
+
+    layers: Sequence[nn.Module]
+    values: Sequence[Tensor]
+
+    @classmethod
+    @torch.no_grad()
+    def through(cls, layers: Sequence[nn.Module], inputs: Tensor) -> "Chain":
+        values = [inputs]
+        for layer in layers:
+            given = values[-1]
+            values.append(
+                F.linear(given, layer.weight, layer.bias) if isinstance(layer, nn.Linear) else given.relu()
+            )
+        return cls(layers, values)
+
+    @property
+    def outputs(self) -> Tensor:
+        return self.values[-1]
+
+    def pull_back_to_parameters(self, slopes: Tensor) -> list[Tensor]:
+        return self._pull(slopes, first=0)[1]
+
+    def pull_back(self, slopes: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Slopes of the outputs -> those of the inputs and of the parameters."""
+        return self._pull(slopes, first=-1)
+
+    @torch.no_grad()
+    def _pull(self, slopes: Tensor, first: int) -> tuple[Tensor, list[Tensor]]:
+        """Through an affine layer `first` only to its parameters."""
+        gradients: list[Tensor] = []
+        for place in reversed(range(len(self.layers))):
+            layer, given = self.layers[place], self.values[place]
+            if isinstance(layer, nn.Linear):
+                gradients += (slopes.sum(0), slopes.t() @ given)
+                slopes = slopes if place == first else slopes @ layer.weight
+            else:
+                slopes = torch.ops.aten.threshold_backward(slopes, given, 0)
+        return slopes, gradients[::-1]
+
+
+def _plain_layers(module: nn.Module, parameters: Sequence[Tensor]) -> list[nn.Module]:
+    """The layers of a network that is nothing but affine layers and ReLUs, all trained; else none."""
+    layers = _in_order(module)
+    own: list[Tensor | None] = []
+    for layer in layers:
+        if layer._forward_hooks or layer._forward_pre_hooks:
+            return []
+        if type(layer) is nn.Linear:
+            own += (layer.weight, layer.bias)
+        elif type(layer) is not nn.ReLU:
+            return []
+    same = len(own) == len(parameters) and all(
+        one is other for one, other in zip(own, parameters, strict=True)
+    )
+    return layers if same else []
+
+
+def _in_order(module: nn.Module) -> list[nn.Module]:
+    """The module, or what a sequence of them is made of; whatever has hooks is not taken apart."""
+    if type(module) is not nn.Sequential or module._forward_hooks or module._forward_pre_hooks:
+        return [module]
+    return [layer for part in module for layer in _in_order(part)]
