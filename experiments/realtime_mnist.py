@@ -4,8 +4,8 @@
 
 DIR holds mnist/ with the four original files. `vafl up` starts a server and seven clients that talk over
 mutual TLS on loopback and sleep between their activations as in the paper: Poisson(2m)/14 seconds for
-client m. Each rule has the step size that experiments.rules_mnist finds best for it, and stops when it has
-reached the target accuracy on the test rows. The clock begins when everyone has joined.
+client m. Each rule has a step size that is about best for it in the simulator, and stops when it has reached
+the target accuracy on the test rows. The clock begins when everyone has joined.
 """
 
 import sys
@@ -34,7 +34,7 @@ class Rule:
     colour: str
 
 
-ASYNC, SYNC = Rule("async", 2.0, figures.BLUE), Rule("sync", 0.8, figures.BLACK)
+ASYNC, SYNC = Rule("async", 2.0, figures.BLUE), Rule("sync", 0.6, figures.BLACK)
 
 
 @dataclass(frozen=True)
