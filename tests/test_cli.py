@@ -53,8 +53,8 @@ def test_run_writes_the_whole_folder(config, tmp_path):
     assert summary["metric"] == {"name": "accuracy", "value": history[-1]["metric"]}
     assert {"max", "mean", "p50", "p99"} <= set(summary["delays"]["client-1"])
     assert {"python", "torch", "vafl"} <= set(summary["versions"])
-    for name in ("client-1", "client-2", "head"):
-        assert load_file(folder / "models" / f"{name}.safetensors")
+    for name in ("client-1", "client-2", "server"):
+        assert load_file(folder / "models" / name / "model.safetensors")
     for ending in ("png", "svg"):
         assert (folder / f"progress.{ending}").stat().st_size > 1000
 
@@ -62,7 +62,7 @@ def test_run_writes_the_whole_folder(config, tmp_path):
 def test_the_same_seed_gives_the_same_bytes(config, tmp_path):
     for name in ("one", "two"):
         assert main(["run", str(config), "--out", str(tmp_path / name)]) == 0
-    for file in ("history.jsonl", "models/client-1.safetensors", "models/head.safetensors"):
+    for file in ("history.jsonl", "models/client-1/model.safetensors", "models/server/model.safetensors"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
 

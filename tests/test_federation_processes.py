@@ -127,7 +127,7 @@ def test_kill_and_resume_on_both_sides_and_an_orderly_end(machine):
     for party in PARTIES:
         assert machine.wait(party) == 0, machine.log(party)[-2000:]
         assert "told to stop" in machine.log(party)
-        assert load_file(machine.folder / party / "models" / f"{party}.safetensors")
+        assert load_file(machine.folder / party / "models" / party / "model.safetensors")
     summary = json.loads((machine.folder / "run" / "summary.json").read_text())
     assert summary["interrupted"] is True
     assert summary["metric"]["value"] > 0.7

@@ -34,7 +34,7 @@ def test_a_run_of_real_processes_is_a_run_like_any_other(tmp_path):
     assert recorded.points[-1].updates == 40
     assert "window = 2" in (tmp_path / "run" / "config.toml").read_text()
     models = {path.name for path in (tmp_path / "run" / "models").iterdir()}
-    assert models == {"head.safetensors", "client-1.safetensors", "client-2.safetensors"}
+    assert models == {"server", "client-1", "client-2"}
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["violations"] == {}
 
 

@@ -88,7 +88,12 @@ class Config:
 
     def to_toml(self) -> str:
         """The whole configuration, defaults included, as a file that reads back to the same."""
-        return tomli_w.dumps(_plain(self))
+        return tomli_w.dumps(self.document())
+
+    def document(self) -> dict[str, Any]:
+        """The same as nested dictionaries."""
+        document: dict[str, Any] = _plain(self)
+        return document
 
 
 def read_config(path: Path, overrides: list[str] | None = None) -> Config:

@@ -18,6 +18,7 @@ from vafl.observe.record import SIMULATED_LEDGERS, RecordedRun, RunFolder, read_
 from vafl.protocol.delays import DelaySummary
 from vafl.runtime.simulator import Simulator
 from vafl.runtime.training import Point
+from vafl.trained import keep_all
 
 
 def launch(config: Config, path: Path, console: Console, *, overwrite: bool = False) -> RecordedRun:
@@ -29,7 +30,7 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
     run = build(config)
     with RunFolder(path, config.to_toml(), overwrite=overwrite) as folder:
         points, interrupted = _train(run, folder, console)
-        _write_models(run, folder)
+        keep_all(run, path)
         for ledger, party in zip(run.ledgers, run.data.parties, strict=False):
             ledger.save_copy(path / SIMULATED_LEDGERS / f"{party.name}.ledger")
         names = [party.name for party in run.data.parties]
@@ -96,12 +97,6 @@ def _clients(run: Run) -> list[ClientStatus]:
         ClientStatus(party.name, activations, delay.mean, delay.max, traffic, index in server.absent)
         for index, (party, activations, delay, traffic) in enumerate(rows)
     ]
-
-
-def _write_models(run: Run, folder: RunFolder) -> None:
-    names = [party.name for party in run.data.parties]
-    states = {name: model.state_dict() for name, model in zip(names, run.models, strict=True)}
-    folder.write_models({**states, "head": run.head.state_dict()})
 
 
 def summarise(

@@ -121,10 +121,9 @@ def _same_parameters(parties: Parties, config: Config) -> bool:
     """Whether everybody's model is that of a run in which nobody turned hostile."""
     expected = build(config)
     expected.train()
-    models = dict(zip(parties.clients, expected.models, strict=True)) | {"head": expected.head}
+    models = dict(zip(parties.clients, expected.models, strict=True)) | {SERVER: expected.head}
     for name, model in models.items():
-        owner = SERVER if name == "head" else name
-        found = load_file(parties.folder / owner / "models" / f"{name}.safetensors")
+        found = load_file(parties.folder / name / "models" / name / "model.safetensors")
         for key, tensor in model.state_dict().items():
             if not torch.allclose(found[key], tensor, rtol=1e-4, atol=1e-6):
                 raise Failed(f"{name}'s {key} is not what it would have been without the attack")

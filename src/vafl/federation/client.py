@@ -5,8 +5,6 @@ import logging
 import signal
 from pathlib import Path
 
-from safetensors.torch import save_file
-
 from vafl.build import make_client, make_guard, make_plan, torch_threads
 from vafl.config import Config
 from vafl.errors import DataError, RunFolderError
@@ -18,6 +16,7 @@ from vafl.runtime.checkpoint import flatten, has_checkpoint, load_checkpoint, sa
 from vafl.runtime.grpc.client import FederationClient
 from vafl.runtime.grpc.wire import run
 from vafl.runtime.identity import CertificateWitness, Credentials
+from vafl.trained import keep_embedding
 
 log = logging.getLogger("vafl.client")
 
@@ -67,7 +66,7 @@ def run_client(
 ) -> str:
     """One client's part of a run; gives the server's reason for ending it.
 
-    Writes path/models/PARTY.safetensors at the end, path/state/PARTY meanwhile, and path/config.toml unless
+    Writes path/models/PARTY at the end, path/state/PARTY meanwhile, and path/config.toml unless
     a server on this machine has done so.
     """
     folder = path / STATE / party
@@ -97,9 +96,7 @@ def run_client(
             reason = _run(federation)
         finally:
             state.save()
-    (path / "models").mkdir(exist_ok=True)
-    tensors = {name: tensor.contiguous() for name, tensor in client.model.state_dict().items()}
-    save_file(tensors, path / "models" / f"{party}.safetensors")
+    keep_embedding(plan, index, path)
     return reason
 
 

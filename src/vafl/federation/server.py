@@ -25,6 +25,7 @@ from vafl.runtime.grpc.server import FederationServer
 from vafl.runtime.grpc.wire import run
 from vafl.runtime.identity import SERVER, Credentials
 from vafl.runtime.training import Point
+from vafl.trained import keep_head, mean_embeddings
 
 _WATCHED_EVERY = 1.0
 
@@ -139,7 +140,7 @@ class ServerRun:
             with self._progress(plan, federation) as progress:
                 self._shown = progress
                 run(_serve(federation, conductor, listening, self.watch))
-            folder.write_models({"head": plan.head.state_dict()})
+            keep_head(plan, mean_embeddings(plan.data, state.server.table), self.path)
             folder.finish(self._summary(plan, federation, points, conductor.interrupted))
         recorded = read_run(self.path)
         plot_runs([recorded], self.path / "progress")

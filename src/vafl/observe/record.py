@@ -3,7 +3,7 @@
 DIR/config.toml      the resolved configuration
 DIR/history.jsonl    one object per evaluation
 DIR/summary.json     the result; a folder without it holds a run that did not end
-DIR/models/          one safetensors file a party, and head.safetensors
+DIR/models/PARTY/    its trained model; the head is the server's
 DIR/*.png, *.svg     plots
 """
 
@@ -16,9 +16,6 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-from safetensors.torch import save_file
-from torch import Tensor
 
 from vafl.errors import RunFolderError
 from vafl.runtime.training import Point
@@ -110,12 +107,6 @@ class RunFolder:
         """Adds one evaluation; it is on disk when this returns, should the process die."""
         self._history.write(json.dumps(asdict(point)) + "\n")
         self._history.flush()
-
-    def write_models(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """One safetensors file for each party's parameters."""
-        for name, state in states.items():
-            tensors = {key: tensor.detach().contiguous() for key, tensor in state.items()}
-            save_file(tensors, self.path / "models" / f"{name}.safetensors")
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes the summary, whole or not at all."""

@@ -1,0 +1,69 @@
+"""`vafl export`: one party's trained model as an ONNX file, for use without vafl."""
+
+import argparse
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from vafl.errors import ConfigError
+from vafl.files import write_atomically
+from vafl.models.folder import read_model
+from vafl.trained import model_folder, rebuild
+
+_OUTPUTS = {"embedding": "embedding", "head": "outputs"}
+
+
+def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Adds `export` to the subcommands of `vafl`."""
+    parser = commands.add_parser("export", help="write one party's trained model as ONNX")
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run folder")
+    parser.add_argument("party", metavar="PARTY", help="whose model; the head is the server's")
+    parser.add_argument("out", type=Path, metavar="OUT.onnx")
+    parser.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace, console: Console) -> None:
+    """Exports, whole or not at all."""
+    if options.out.suffix != ".onnx":
+        raise ConfigError(f'the file to write must end in .onnx. Found "{options.out}".')
+    content = export(model_folder(options.run, options.party))
+    write_atomically(options.out, content)
+    console.print(f"wrote {options.out}: {len(content):,} bytes")
+
+
+def export(folder: Path) -> bytes:
+    """The model in `folder` as ONNX: `features` [rows, ...] -> `embedding` [rows, width], or `outputs`.
+
+    Features are as the model was trained on, that is after the party's encoding; noise that a private
+    client adds is no part of the model.
+    """
+    try:
+        import onnxscript  # noqa: F401, PLC0415 - an extra
+    except ImportError as error:
+        raise ConfigError(
+            f"export needs the packages of an extra. {error}. Install them: pip install 'vafl[onnx]'."
+        ) from error
+    stored = read_model(folder)
+    manifest, module = stored.manifest, rebuild(stored)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it counts what it did not need
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own deprecations
+        program = torch.onnx.export(
+            module,
+            (torch.zeros(2, *manifest.features),),
+            dynamo=True,
+            input_names=["features"],
+            output_names=[_OUTPUTS[manifest.kind]],
+            dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
+            verbose=False,
+        )
+    if program is None:
+        raise RuntimeError("torch.onnx.export gave no program")
+    for name in ("party", "records", "config_digest"):
+        program.model.metadata_props[f"vafl.{name}"] = getattr(manifest, name)
+    content: bytes = program.model_proto.SerializeToString()
+    return content

@@ -1,0 +1,91 @@
+"""`vafl inspect`: what a trained model is, what it was trained on, and whether its files are whole."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from vafl.commands.configured import as_json
+from vafl.errors import RunFolderError
+from vafl.models.folder import MANIFEST, StoredModel, read_model
+from vafl.trained import MODELS
+
+
+def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Adds `inspect` to the subcommands of `vafl`."""
+    parser = commands.add_parser("inspect", help="what a run's models are and what they were trained for")
+    parser.add_argument("path", type=Path, metavar="PATH", help="a run folder, or one party's model folder")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace, console: Console) -> None:
+    """Reads and checks every model there is, then shows them."""
+    models = find_models(options.path)
+    if options.json:
+        sys.stdout.write(as_json({"models": [describe(model) for model in models]}))
+    else:
+        _show(models, console)
+
+
+def find_models(path: Path) -> list[StoredModel]:
+    """The model in a folder, or all models of a run."""
+    if (path / MANIFEST).is_file():
+        return [read_model(path)]
+    folders = sorted(entry for entry in (path / MODELS).glob("*") if entry.is_dir())
+    if not folders:
+        raise RunFolderError(
+            f'"{path}" must be a model folder, or a run folder with {MODELS}/PARTY in it. Found neither: '
+            "models are written when a run ends."
+        )
+    return [read_model(folder) for folder in folders]
+
+
+def describe(model: StoredModel) -> dict[str, Any]:
+    """The manifest, and what follows from it."""
+    manifest = model.manifest
+    return {
+        "path": str(model.path),
+        **asdict(manifest),
+        "config_digest": manifest.config_digest,
+        "size": manifest.size,
+        "defaults": list(model.defaults),
+    }
+
+
+def _show(models: Sequence[StoredModel], console: Console) -> None:
+    table = Table("", box=None, header_style="bold")
+    for model in models:
+        table.add_column(model.manifest.party)
+    columns = [_lines(model) for model in models]
+    for label in dict.fromkeys(label for column in columns for label in column):
+        table.add_row(label, *(column.get(label, "") for column in columns))
+    console.print(table)
+
+
+def _lines(model: StoredModel) -> dict[str, str]:
+    manifest = model.manifest
+    settings = manifest.settings.get("model", {})
+    embedding = manifest.kind == "embedding"
+    architecture = settings.get("embedding" if embedding else "head", "")
+    hidden = settings.get("hidden" if embedding else "head_hidden" if architecture == "mlp" else "")
+    lines = {
+        "model": f"{architecture} {hidden or ''}".strip() + ("" if embedding else " (head)"),
+        "takes": " x ".join(map(str, manifest.features)),
+        "parameters": f"{manifest.size:,}",
+        "outputs": ", ".join(manifest.classes) or f"{manifest.outputs} number",
+        "data": str(manifest.settings.get("data", {}).get("name", "")),
+        "raw columns": ", ".join(manifest.schema.get("columns", ())) or "as they are",
+        "trained on records": manifest.records or "not named",
+        "config digest": manifest.config_digest,
+        "versions": f"vafl {manifest.vafl}, torch {manifest.torch}",
+    }
+    if not embedding:
+        lines["stands in for absent"] = ", ".join(model.defaults) or "nobody"
+        del lines["raw columns"]
+    return lines

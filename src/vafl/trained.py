@@ -1,0 +1,138 @@
+"""Trained models, kept in folders and taken up again: between a run's plan and what lies on disk."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vafl.build import Plan, Run
+from vafl.config import Config
+from vafl.data.partition import VerticalData
+from vafl.errors import RunFolderError
+from vafl.models.folder import StoredModel, read_model, write_model
+from vafl.models.settings import ModelSettings
+from vafl.protocol.client import embed
+from vafl.protocol.masked_server import SumTable
+from vafl.protocol.table import FOREVER, EmbeddingTable
+from vafl.runtime.identity import SERVER
+from vafl.runtime.simulator import Simulator
+
+MODELS = "models"  # in a run folder: one folder for each party's model
+_ROWS = 65_536  # summed at once: bounds memory
+_OWN_WAYS = {  # need not be the same everywhere and always
+    "data": ("path", "folder"),
+    "model": ("metric",),
+    "privacy": ("ledger", "mu_max", "delta"),
+}
+
+
+def model_folder(run: Path, party: str) -> Path:
+    """Where a run keeps this party's model."""
+    return run / MODELS / party
+
+
+def keep_embedding(plan: Plan | Run, index: int, path: Path) -> None:
+    """Writes client `index`'s trained model into the run folder `path`."""
+    party = plan.data.parties[index]
+    facts: dict[str, Any] = {
+        "party": party.name,
+        "kind": "embedding",
+        "features": list(party.train.shape[1:]),
+    }
+    write_model(model_folder(path, party.name), plan.models[index], **facts, **_shared(plan))
+
+
+def keep_head(plan: Plan | Run, defaults: Mapping[str, Tensor], path: Path) -> None:
+    """Writes the trained head into the run folder `path`, with what stands in for absent clients."""
+    model = plan.config.model
+    width = model.embedding_width(plan.task.outputs)
+    inputs = width if model.combine == "sum" else width * len(plan.data.parties)
+    facts = {"party": SERVER, "kind": "head", "features": [inputs]}
+    write_model(model_folder(path, SERVER), plan.head, defaults, **facts, **_shared(plan))
+
+
+def keep_all(run: Run, path: Path) -> None:
+    """Writes every model of a run that was one process."""
+    for index in range(len(run.models)):
+        keep_embedding(run, index, path)
+    if isinstance(run.runtime, Simulator):
+        defaults = mean_embeddings(run.data, run.runtime.server.table)
+    else:
+        pairs = zip(run.data.parties, run.models, strict=True)
+        defaults = {party.name: embed(model, party.train).mean(0) for party, model in pairs}
+    keep_head(run, defaults, path)
+
+
+def mean_embeddings(data: VerticalData, table: EmbeddingTable) -> dict[str, Tensor]:
+    """Each client's mean embedding of the training rows, as the server knows them: the best guess for a
+    client that cannot answer. There is none under a secure sum."""
+    if isinstance(table, SumTable):
+        return {}
+    means = {}
+    for client, party in enumerate(data.parties):
+        known = torch.from_numpy(np.flatnonzero(table.stored_at[: data.rows, client] > -FOREVER))
+        parts = torch.split(known, _ROWS)
+        total = sum(table.column(client).index_select(0, part).double().sum(0) for part in parts)
+        means[party.name] = torch.as_tensor(total).div(max(len(known), 1)).float()
+    return means
+
+
+def take_up(plan: Plan, run: Path, party: str) -> StoredModel:
+    """Gives the plan's model of this party the parameters that a run has trained.
+
+    Raises:
+        RunFolderError: there are none, or they were trained for another configuration or other columns.
+    """
+    names = [own.name for own in plan.data.parties]
+    stored = read_model(model_folder(run, party))
+    facts: dict[str, Any] = {"party": party, **_shared(plan)}
+    facts.pop("records")
+    if party != SERVER:
+        facts["features"] = list(plan.data.parties[names.index(party)].train.shape[1:])
+    stored.require(facts)
+    stored.load_into(plan.head if party == SERVER else plan.models[names.index(party)])
+    return stored
+
+
+def rebuild(stored: StoredModel) -> nn.Module:
+    """The trained module, from its folder alone."""
+    manifest = stored.manifest
+    try:
+        settings = ModelSettings(**{key: _frozen(value) for key, value in manifest.settings["model"].items()})
+    except (KeyError, TypeError) as error:
+        raise RunFolderError(f'the manifest in "{stored.path}" describes no model: {error}.') from error
+    if manifest.kind == "head":
+        module = settings.make_head(len(manifest.parties), manifest.outputs)
+    else:
+        module = settings.make_embedding(manifest.features, manifest.outputs)
+    stored.load_into(module)
+    return module.eval()
+
+
+def shared_settings(config: Config) -> dict[str, Any]:
+    """What must be the same at all parties, in training and when the model is used."""
+    document = config.document()
+    shared: dict[str, Any] = {"seed": config.seed}
+    for section in ("data", "partition", "model", "privacy"):
+        own = _OWN_WAYS.get(section, ())
+        shared[section] = {key: value for key, value in document[section].items() if key not in own}
+    return shared
+
+
+def _shared(plan: Plan | Run) -> dict[str, Any]:
+    data = plan.data
+    return {
+        "records": data.record_digest,
+        "outputs": plan.task.outputs,
+        "classes": list(data.classes or ()),
+        "parties": [party.name for party in data.parties],
+        "settings": shared_settings(plan.config),
+        "schema": {},
+    }
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,88 @@
+"""Model folders: what is written is read back; what is damaged or meant for something else is refused."""
+
+import tomllib
+
+import pytest
+import tomli_w
+import torch
+from torch import nn
+
+from vafl.errors import RunFolderError
+from vafl.models.folder import FORMAT, MANIFEST, TENSORS, read_model, write_model
+
+FACTS = {
+    "party": "bank",
+    "kind": "embedding",
+    "records": "abc",
+    "features": [3],
+    "outputs": 2,
+    "classes": ["no", "yes"],
+    "parties": ["bank", "shop"],
+    "settings": {"model": {"embedding": "linear", "width": 0}},
+    "schema": {"columns": ["age", "income", "town"]},
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_model(tmp_path / "bank", nn.Linear(3, 2), {"shop": torch.tensor([1.0, 2.0])}, **FACTS)
+    return tmp_path / "bank"
+
+
+def test_what_was_written_is_read_back(folder):
+    stored, module = read_model(folder), nn.Linear(3, 2)
+    stored.load_into(module)
+    for name, parameter in module.named_parameters():
+        assert torch.equal(parameter, stored.tensors[name])
+    assert {name: getattr(stored.manifest, name) for name in FACTS} == FACTS
+    assert stored.defaults["shop"].tolist() == [1.0, 2.0]
+    assert stored.manifest.size == 8
+    assert sorted(path.name for path in folder.iterdir()) == [MANIFEST, TENSORS]
+
+
+def test_a_crash_between_the_two_files_is_noticed(folder):
+    manifest = (folder / MANIFEST).read_bytes()
+    write_model(folder, nn.Linear(3, 2), **FACTS)
+    (folder / MANIFEST).write_bytes(manifest)
+    with pytest.raises(RunFolderError, match=r"is not the one that manifest\.toml was written for"):
+        read_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "message"),
+    [
+        ("format", FORMAT + 1, rf"is of format {FORMAT + 1}, by vafl .* reads format {FORMAT}"),
+        ("outputs", "two", "damaged: outputs must be a whole number"),
+        ("colour", "red", "damaged: .*colour"),
+    ],
+)
+def test_a_manifest_that_says_something_else_is_refused(folder, entry, value, message):
+    document = tomllib.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(tomli_w.dumps({entry: value} | {**document, entry: value}))
+    with pytest.raises(RunFolderError, match=message):
+        read_model(folder)
+
+
+@pytest.mark.parametrize("name", [MANIFEST, TENSORS])
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe junk", None])
+def test_missing_and_damaged_files_are_refused(folder, name, content):
+    (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
+    with pytest.raises(RunFolderError, match=rf"{name}|damaged|format None"):
+        read_model(folder)
+
+
+def test_every_difference_is_shown(folder):
+    here = {"settings": {"model": {"embedding": "mlp", "width": 0, "hidden": [4]}}, "outputs": 2}
+    with pytest.raises(RunFolderError) as refusal:
+        read_model(folder).require(here)
+    assert "settings.model.embedding: linear in the model, mlp here" in str(refusal.value)
+    assert "settings.model.hidden: nothing in the model, [4] here" in str(refusal.value)
+    assert "outputs" not in str(refusal.value)
+
+
+def test_parameters_of_other_shapes_change_nothing(folder):
+    module = nn.Linear(4, 2)
+    before = module.weight.detach().clone()
+    with pytest.raises(RunFolderError, match=r"shapes.weight: \[2, 3\] in the model, \[2, 4\] here"):
+        read_model(folder).load_into(module)
+    assert torch.equal(module.weight, before)
