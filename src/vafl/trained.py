@@ -14,8 +14,8 @@ from vafl.data.partition import VerticalData
 from vafl.errors import RunFolderError
 from vafl.models.folder import StoredModel, read_model, write_model
 from vafl.models.settings import ModelSettings
-from vafl.protocol.client import embed
 from vafl.protocol.masked_server import SumTable
+from vafl.protocol.respondent import embed
 from vafl.protocol.table import FOREVER, EmbeddingTable
 from vafl.runtime.identity import SERVER
 from vafl.runtime.simulator import Simulator

@@ -6,9 +6,10 @@ from torch import nn
 
 from tests.federation import Exchange, parameters, run_of, same, vertical_data
 from vafl.errors import Diverged, InvalidMessage
-from vafl.protocol.client import Client, embed
+from vafl.protocol.client import Client
 from vafl.protocol.descent import OptimiserSettings
 from vafl.protocol.messages import Gradient, Query, Refresh, Request, Skipped, Upload, Welcome
+from vafl.protocol.respondent import embed
 from vafl.protocol.rules import RuleSettings
 from vafl.protocol.schedule import BatchSchedule, NoRefresh, RefreshAll
 
@@ -371,7 +372,7 @@ def test_an_embedding_without_anything_to_train_is_fine(model):
 
 def test_embedding_in_parts_gives_the_same(monkeypatch):
     model, features = nn.Linear(COLUMNS, WIDTH), torch.randn(ROWS, COLUMNS)
-    monkeypatch.setattr("vafl.protocol.client._EMBED_ROWS", 2)
+    monkeypatch.setattr("vafl.protocol.respondent._EMBED_ROWS", 2)
     assert torch.allclose(embed(model, features), model(features))
     rows = torch.tensor([6, 1, 3])
     assert torch.allclose(embed(model, features, rows), model(features[rows]))

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from tests.federation import Exchange, parameters, run_of, vertical_data
 from vafl.errors import InvalidMessage
 from vafl.privacy.fixed_point import decode, encode
-from vafl.protocol.client import embed
 from vafl.protocol.messages import (
     Decline,
     Gradient,
@@ -25,6 +24,7 @@ from vafl.protocol.messages import (
     Skipped,
     Upload,
 )
+from vafl.protocol.respondent import embed
 
 ROWS, HELD_OUT = 20, 10
 

@@ -1,13 +1,9 @@
-"""A client: picks a minibatch, embeds it, uploads, and steps its own model on the answer.
-
-Raw features and theta_m never leave this object; what leaves are embeddings, perturbed if the client
-is private.
-"""
+"""A client: picks a minibatch, embeds it, uploads, and steps its own model on the answer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +14,6 @@ from vafl.protocol.gradients import PullBack, ages, followed_by
 from vafl.protocol.gradients import embed_batch as plain_embed_batch
 from vafl.protocol.messages import (
     ClientMessage,
-    Decline,
     Finished,
     Gradient,
     Join,
@@ -31,21 +26,12 @@ from vafl.protocol.messages import (
     Welcome,
     made_here,
 )
+from vafl.protocol.respondent import Budget, Perturb, Respondent, UploadKind
 from vafl.protocol.rules import RuleSettings
 from vafl.protocol.schedule import BatchSchedule
 from vafl.protocol.schedule import Refresh as RefreshPolicy
 
 EmbedBatch = Callable[[Tensor], tuple[Tensor, PullBack]]
-Perturb = Callable[[Tensor], Tensor]
-UploadKind = Literal["batch", "refresh", "request", "evaluation"]
-_EMBED_ROWS = 4096  # rows embedded at once when no gradient is needed: bounds memory
-
-
-class Budget(Protocol):
-    """Decides what may still be uploaded: the account of a private client's records."""
-
-    def spend(self, rows: Tensor, kind: UploadKind, *, whole: bool = False) -> Tensor:
-        """Charges an upload and gives the rows that may be uploaded; `whole`: all of them or none."""
 
 
 @dataclass(slots=True)
@@ -63,17 +49,7 @@ class Flight:
     behind: int
 
 
-@torch.no_grad()
-def embed(model: nn.Module, features: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Embeddings [rows, width] of these rows (None: all) without a graph, in bounded memory."""
-    if rows is None:
-        parts = [model(part) for part in torch.split(features, _EMBED_ROWS)]
-    else:
-        parts = [model(features.index_select(0, part)) for part in torch.split(rows, _EMBED_ROWS)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-class Client:
+class Client(Respondent):
     """Holds the features and the embedding model theta_m of one party.
 
     Args:
@@ -110,16 +86,12 @@ class Client:
         perturb: Perturb | None = None,
         budget: Budget | None = None,
     ) -> None:
-        self.index, self.model = index, model
+        super().__init__(index, features, model, perturb=perturb, budget=budget)
         self.activation = 0
         self.iteration = -1
         self.descent = descent
-        self._features, self._schedule = features, schedule
-        self._refresh, self._rule, self._l2 = refresh, rule, l2
-        self._perturb, self._budget = perturb, budget
+        self._schedule, self._refresh, self._rule, self._l2 = schedule, refresh, rule, l2
         self._embed = embed_batch or partial(plain_embed_batch, model, parameters=descent.parameters)
-        self.finished = ""
-        self._sequence = 0
         self._version = 0
         self._flights: dict[int, Flight] = {}
         self._queried = -1
@@ -156,25 +128,11 @@ class Client:
             first = self._refreshed(None)
         return [*first, *self._upload()]
 
-    def receive(self, message: ServerMessage) -> list[ClientMessage]:
-        """Takes one message of the server and gives what the client says next.
-
-        Raises:
-            InvalidMessage: the message broke a rule; nothing has changed.
-            Diverged: the model's embeddings are not finite any more.
-        """
-        if message.client != self.index:
-            raise InvalidMessage(f"client {self.index} was sent a message for client {message.client}.")
-        return self._take(message)
-
     def _take(self, message: ServerMessage) -> list[ClientMessage]:
-        if isinstance(message, Request):
-            self._check_rows(message.rows)
-            return self._refreshed(message.rows, message.number)
         if isinstance(message, Welcome):
             return self._rejoin(message)
         if not isinstance(message, Gradient | Skipped):
-            return []
+            return super()._take(message)
         if message.activation < self.applied:
             return []  # said again because it might have been lost; it was not
         self._check_answer(message)
@@ -183,12 +141,6 @@ class Client:
         if isinstance(message, Gradient):
             self._apply(flight, message)
         return self._end_activation(message.activations)
-
-    def _check_rows(self, rows: Tensor) -> None:
-        if len(rows) and not (rows.min() >= 0 and rows.max() < len(self._features)):
-            raise InvalidMessage(
-                f"rows must be in 0..{len(self._features) - 1}. Found {int(rows.min())}..{int(rows.max())}."
-            )
 
     def _check_answer(self, answer: Gradient | Skipped) -> None:
         flight = self._flights.get(answer.activation)
@@ -272,6 +224,9 @@ class Client:
             said += self._refreshed(None if rows is None else torch.from_numpy(rows))
         return said
 
+    def _answer(self, request: Request) -> list[ClientMessage]:
+        return self._refreshed(request.rows, request.number)
+
     def _refreshed(self, rows: Tensor | None, request: int | None = None) -> list[ClientMessage]:
         """Embeddings of these training or held-out rows (None: all training rows), as far as they may go."""
         training = self._schedule.rows
@@ -281,25 +236,13 @@ class Client:
             kind: UploadKind = "refresh" if request is None else "evaluation" if evaluating else "request"
             rows = self._budget.spend(wanted, kind, whole=request is not None)
             if request is not None and len(rows) < len(wanted):
-                reason = "the privacy budget of some of these rows is spent"
-                return [Decline(self.index, self._next(), request, reason)]
+                return [self._decline(request)]
             if not len(rows):
                 return []
-        if evaluating:
-            self.model.eval()
-        embeddings = embed(self.model, self._features[:training] if rows is None else self._features, rows)
-        if evaluating:
-            self.model.train()
-        if self._perturb is not None:
-            with torch.no_grad():
-                embeddings = self._perturb(embeddings)
-        rows = torch.arange(training) if rows is None else rows
-        return self._say_rows(rows, embeddings.float(), request)
+        features = self._features[:training] if rows is None else self._features
+        embeddings = self._embedded(features, rows, evaluating=evaluating)
+        return self._say_rows(torch.arange(training) if rows is None else rows, embeddings, request)
 
     def _say_rows(self, rows: Tensor, embeddings: Tensor, request: int | None) -> list[ClientMessage]:
         with made_here():
             return [Refresh(self.index, self._next(), rows, embeddings, request, len(self._flights))]
-
-    def _next(self) -> int:
-        self._sequence += 1
-        return self._sequence

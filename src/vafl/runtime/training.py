@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from vafl.errors import ConfigError, Stalled
 from vafl.models.losses import Metric
 from vafl.protocol.centralised import Centralised
-from vafl.protocol.client import embed
 from vafl.protocol.losslog import LossLog
+from vafl.protocol.respondent import embed
 from vafl.runtime.simulator import Traffic
 
 

@@ -9,8 +9,8 @@ from tests.runtime.grpc.test_federation import Federation, configuration, run_al
 from vafl.build import build, make_server, make_table
 from vafl.errors import RemoteFault
 from vafl.privacy.fixed_point import decode
-from vafl.protocol.client import embed
 from vafl.protocol.messages import Join, Leave, MaskedRefresh, MaskedUpload, Offer
+from vafl.protocol.respondent import embed
 from vafl.runtime.grpc.client import FederationClient
 from vafl.runtime.grpc.server import FederationServer
 

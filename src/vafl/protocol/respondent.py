@@ -1,0 +1,141 @@
+"""What a client does whether it trains or not: it answers requests for embeddings of its rows.
+
+Features and model never leave this object; what leaves are embeddings, perturbed if the client is private.
+"""
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from vafl.errors import InvalidMessage
+from vafl.protocol.messages import (
+    ClientMessage,
+    Decline,
+    Join,
+    Refresh,
+    Request,
+    ServerMessage,
+    made_here,
+)
+
+Perturb = Callable[[Tensor], Tensor]
+UploadKind = Literal["batch", "refresh", "request", "evaluation", "prediction"]
+_EMBED_ROWS = 4096  # rows embedded at once when no gradient is needed: bounds memory
+
+
+class Budget(Protocol):
+    """Decides what may still be uploaded: the account of a private client's records."""
+
+    def spend(self, rows: Tensor, kind: UploadKind, *, whole: bool = False) -> Tensor:
+        """Charges an upload and gives the rows that may be uploaded; `whole`: all of them or none."""
+
+
+@torch.no_grad()
+def embed(model: nn.Module, features: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Embeddings [rows, width] of these rows (None: all) without a graph, in bounded memory."""
+    if rows is None:
+        parts = [model(part) for part in torch.split(features, _EMBED_ROWS)]
+    else:
+        parts = [model(features.index_select(0, part)) for part in torch.split(rows, _EMBED_ROWS)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+class Respondent:
+    """Holds the features and the trained model of one party, for predictions.
+
+    Args:
+        index: which column of the server's table is this client's.
+        features: [rows, ...], the party's own features, one line a record.
+        model: maps features to embeddings [batch, width].
+        perturb: makes embeddings of what the model gives before they leave, or None.
+        budget: limits what may be uploaded, or None.
+
+    Attributes:
+        finished: why the client makes no more uploads; empty while it does.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        features: Tensor,
+        model: nn.Module,
+        *,
+        perturb: Perturb | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        self.index, self.model = index, model
+        self.finished = ""
+        self._features = features
+        self._perturb, self._budget = perturb, budget
+        self._sequence = 0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the client cannot begin anything by itself now."""
+        return True
+
+    def wake(self) -> list[ClientMessage]:
+        """Begins an activation. Call it only when not `waiting`."""
+        return []
+
+    def join(self) -> Join:
+        """What the client says first on a connection: where it stands."""
+        self._sequence = 0
+        return Join(self.index)
+
+    def receive(self, message: ServerMessage) -> list[ClientMessage]:
+        """Takes one message of the server and gives what the client says next.
+
+        Raises:
+            InvalidMessage: the message broke a rule; nothing has changed.
+            Diverged: the model's embeddings are not finite any more.
+        """
+        if message.client != self.index:
+            raise InvalidMessage(f"client {self.index} was sent a message for client {message.client}.")
+        return self._take(message)
+
+    def _take(self, message: ServerMessage) -> list[ClientMessage]:
+        if not isinstance(message, Request):
+            return []
+        self._check_rows(message.rows)
+        return self._answer(message)
+
+    def _answer(self, request: Request) -> list[ClientMessage]:
+        """Embeddings of the rows that may be uploaded; the others are left out."""
+        rows = request.rows
+        if self._budget is not None:
+            rows = self._budget.spend(rows, "prediction")
+            if not len(rows):
+                return [self._decline(request.number)]
+        embeddings = self._embedded(self._features, rows, evaluating=True)
+        return self._say_rows(rows, embeddings, request.number)
+
+    def _check_rows(self, rows: Tensor) -> None:
+        if len(rows) and not (rows.min() >= 0 and rows.max() < len(self._features)):
+            raise InvalidMessage(
+                f"rows must be in 0..{len(self._features) - 1}. Found {int(rows.min())}..{int(rows.max())}."
+            )
+
+    def _embedded(self, features: Tensor, rows: Tensor | None, *, evaluating: bool) -> Tensor:
+        if evaluating:
+            self.model.eval()
+        embeddings = embed(self.model, features, rows)
+        if evaluating:
+            self.model.train()
+        if self._perturb is not None:
+            with torch.no_grad():
+                embeddings = self._perturb(embeddings)
+        return embeddings.float()
+
+    def _decline(self, request: int) -> Decline:
+        return Decline(self.index, self._next(), request, "the privacy budget of rows asked for is spent")
+
+    def _say_rows(self, rows: Tensor, embeddings: Tensor, request: int | None) -> list[ClientMessage]:
+        with made_here():
+            return [Refresh(self.index, self._next(), rows, embeddings, request)]
+
+    def _next(self) -> int:
+        self._sequence += 1
+        return self._sequence
