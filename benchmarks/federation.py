@@ -24,6 +24,7 @@ from vafl.config import from_document
 from vafl.data.partition import Party, VerticalData
 from vafl.federation.terms import make_terms, over_network
 from vafl.protocol.messages import ServerMessage
+from vafl.protocol.server import Server
 from vafl.runtime.grpc.client import FederationClient
 from vafl.runtime.grpc.server import FederationServer
 from vafl.runtime.grpc.wire import run
@@ -110,11 +111,11 @@ class Gate:
     def __init__(self) -> None:
         self._open = threading.Event()
 
-    def __call__(self, server: FederationServer) -> list[ServerMessage]:
+    def __call__(self, server: FederationServer[Server]) -> list[ServerMessage]:
         self._open.wait()
         return []
 
-    def measure(self, server: FederationServer, seconds: float) -> Measured:
+    def measure(self, server: FederationServer[Server], seconds: float) -> Measured:
         """Opens it for so long."""
         begin, before = time.perf_counter(), _counters(server)
         self._open.set()
@@ -127,7 +128,7 @@ class Gate:
         return Measured(taken, *(late - early for late, early in zip(after, before, strict=True)))
 
 
-def _counters(server: FederationServer) -> tuple[int, int, int]:
+def _counters(server: FederationServer[Server]) -> tuple[int, int, int]:
     traffic = server.traffic
     return server.updates, sum(own.bytes_up for own in traffic), sum(own.bytes_down for own in traffic)
 
@@ -146,7 +147,7 @@ def _serve(plan: Plan, credentials: Credentials) -> None:
     run(main())
 
 
-def _answer(server: FederationServer, gate: Gate) -> None:
+def _answer(server: FederationServer[Server], gate: Gate) -> None:
     """Each line asks for a measurement of so many seconds."""
     for line in sys.stdin:
         print(json.dumps(asdict(gate.measure(server, float(line)))), flush=True)

@@ -18,6 +18,7 @@ from vafl.launch import summarise
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import ClientStatus, Progress
 from vafl.observe.record import RecordedRun, RunFolder, read_run
+from vafl.protocol.server import Server
 from vafl.protocol.table import FOREVER, EmbeddingTable
 from vafl.runtime.checkpoint import MappedArray, flatten, load_checkpoint, save_checkpoint, unflatten
 from vafl.runtime.grpc.conductor import Conductor
@@ -155,7 +156,7 @@ class ServerRun:
         credentials: Credentials | None,
         folder: RunFolder,
         points: list[Point],
-    ) -> tuple[Conductor, FederationServer]:
+    ) -> tuple[Conductor, FederationServer[Server]]:
         def observe(point: Point) -> None:
             points.append(point)
             folder.append(point)
@@ -180,7 +181,7 @@ class ServerRun:
             federation.resume(account)
         return conductor, federation
 
-    def _progress(self, plan: Plan, federation: FederationServer) -> Progress:
+    def _progress(self, plan: Plan, federation: FederationServer[Server]) -> Progress:
         def clients() -> list[ClientStatus]:
             server = federation.server
             rows = zip(
@@ -205,7 +206,7 @@ class ServerRun:
         return Progress(self.console, title, plan.task.metric.name, federation, share_done, clients)
 
     def _summary(
-        self, plan: Plan, federation: FederationServer, points: list[Point], interrupted: bool
+        self, plan: Plan, federation: FederationServer[Server], points: list[Point], interrupted: bool
     ) -> dict[str, object]:
         server = federation.server
         summary = summarise(
@@ -222,7 +223,7 @@ class ServerRun:
 
 
 async def _serve(
-    federation: FederationServer,
+    federation: FederationServer[Server],
     conductor: Conductor,
     listening: Callable[[str], None],
     watch: Callable[[], None],
@@ -239,7 +240,7 @@ async def _serve(
         watching.cancel()
 
 
-async def _watch(federation: FederationServer, watch: Callable[[], None]) -> None:
+async def _watch(federation: FederationServer[Server], watch: Callable[[], None]) -> None:
     try:
         while True:
             await asyncio.sleep(_WATCHED_EVERY)

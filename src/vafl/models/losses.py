@@ -48,6 +48,14 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
 }
 
 
+def probabilities(outputs: Tensor, loss: str) -> Tensor:
+    """[rows, classes] of what a head says; only where the loss is one of classes."""
+    if loss == "softmax":
+        return outputs.softmax(1)
+    second = outputs[:, 0].sigmoid()
+    return torch.stack([1 - second, second], 1)
+
+
 LARGEST_SLOPES = {"softmax": 2**0.5, "binary": 1.0}  # of a row; the squared loss has none
 LARGEST_CURVATURES = {"softmax": 0.5, "binary": 0.25, "squared": 2.0}
 

@@ -28,15 +28,20 @@ class Requests:
     def is_open(self, number: int) -> bool:
         return number in self._open
 
+    def find(self, client: int, number: int | None) -> Request:
+        """What this client was asked and has not answered; raises InvalidMessage if it was not asked that."""
+        request = self._open.get(-1 if number is None else number)
+        if request is None or request.client != client:
+            raise InvalidMessage(f"client {client} was not asked request {number}.")
+        return request
+
     def of(self, client: int) -> list[Request]:
         """What this client was asked and has not answered, oldest first."""
         return [request for request in self._open.values() if request.client == client]
 
     def check(self, message: Refresh | Decline) -> None:
         """Raises InvalidMessage unless the message answers something that client was asked."""
-        request = self._open.get(-1 if message.request is None else message.request)
-        if request is None or request.client != message.client:
-            raise InvalidMessage(f"client {message.client} was not asked request {message.request}.")
+        request = self.find(message.client, message.request)
         if isinstance(message, Refresh) and not torch.equal(request.rows, message.rows):
             raise InvalidMessage(f"the answer to request {request.number} must hold exactly its rows.")
 

@@ -11,8 +11,8 @@ import grpc
 import grpc.aio
 
 from vafl.errors import RemoteFault, Stalled
-from vafl.protocol.client import Client
 from vafl.protocol.messages import ClientMessage, Durable, Gradient, Refused, Rekey, Skipped, Stop, Welcome
+from vafl.protocol.respondent import Respondent
 from vafl.runtime.codec import Codec
 from vafl.runtime.delays import Sleeper
 from vafl.runtime.grpc.session import Session
@@ -36,7 +36,7 @@ class FederationClient:
     """Runs one client until the server says that the run is over.
 
     Args:
-        client: the protocol's client.
+        client: the protocol's client, or one that only answers.
         party: this party's name.
         terms: what it thinks the run's terms are.
         settings: address, limits, patience.
@@ -47,7 +47,7 @@ class FederationClient:
 
     def __init__(
         self,
-        client: Client,
+        client: Respondent,
         party: str,
         terms: Terms,
         settings: NetworkSettings,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vafl.models.losses import Metric
 from vafl.protocol.messages import Request, ServerMessage
+from vafl.protocol.server import Server
 from vafl.runtime.grpc.server import FederationServer
 from vafl.runtime.training import EvaluationSettings, Point, StopSettings
 
@@ -53,7 +54,7 @@ class Conductor:
     _ending: str = ""
     _done: bool = False
 
-    def __call__(self, federation: FederationServer) -> list[ServerMessage]:
+    def __call__(self, federation: FederationServer[Server]) -> list[ServerMessage]:
         """Whatever is due now; gives messages to send."""
         if self._done or (federation.began is None and not self.interrupted):
             return []
@@ -76,7 +77,7 @@ class Conductor:
                 self._evaluate(federation)
         return said
 
-    def _over(self, federation: FederationServer) -> str:
+    def _over(self, federation: FederationServer[Server]) -> str:
         if self.interrupted:
             return "the server was told to stop"
         if federation.updates >= self.stop.updates:
@@ -87,10 +88,10 @@ class Conductor:
             return "too few clients may still upload: their privacy budgets are spent"
         return ""
 
-    def _progress(self, federation: FederationServer) -> float:
+    def _progress(self, federation: FederationServer[Server]) -> float:
         return federation.now if self.evaluation.every_seconds else federation.updates
 
-    def _ask(self, federation: FederationServer) -> list[ServerMessage]:
+    def _ask(self, federation: FederationServer[Server]) -> list[ServerMessage]:
         """Asks every client that is here for its embeddings of the rows held out."""
         if self._ending:  # what is evaluated last is what is saved
             federation.server.last_iteration = federation.updates
@@ -98,11 +99,11 @@ class Conductor:
         self._asked = federation.server.ask_everyone(self.held_out)
         return list(self._asked)
 
-    def _answered(self, federation: FederationServer) -> bool:
+    def _answered(self, federation: FederationServer[Server]) -> bool:
         late = time.monotonic() - self._asked_at > _EVALUATION_TIMEOUT
         return late or federation.server.has_answers(self._asked)
 
-    def _evaluate(self, federation: FederationServer) -> None:
+    def _evaluate(self, federation: FederationServer[Server]) -> None:
         server = federation.server
         self._asked = []
         self._evaluated_at = federation.updates
@@ -123,11 +124,11 @@ class Conductor:
         if self.stop.metric is not None and self.metric.reaches(value, self.stop.metric):
             self._ending = f"{self.metric.name} reached {value:.4f}"
 
-    def _save(self, federation: FederationServer) -> list[ServerMessage]:
+    def _save(self, federation: FederationServer[Server]) -> list[ServerMessage]:
         self._saved = federation.updates
         return list(federation.server.made_durable(self.checkpoint()))
 
-    def _watch(self, federation: FederationServer) -> None:
+    def _watch(self, federation: FederationServer[Server]) -> None:
         """Nothing hangs silently."""
         updates, since = self._last_update
         now = time.monotonic()

@@ -13,14 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 import grpc.aio
 
 from vafl.errors import InvalidMessage, RemoteFault, Unauthenticated
-from vafl.protocol.messages import Join, Leave, Refused, ServerMessage, Stop
-from vafl.protocol.server import Server
+from vafl.protocol.messages import ClientMessage, Join, Leave, Refused, ServerMessage, Stop
 from vafl.runtime.codec import Codec, Frame
 from vafl.runtime.grpc.connection import Allowance, Connection, next_message
 from vafl.runtime.grpc.wire import (
@@ -47,11 +46,24 @@ _LOGGED = 1.0  # refusals of one party that are logged a second, after the first
 Replies = list[tuple[Connection, ServerMessage]]
 
 
-class FederationServer:
+class StateMachine(Protocol):
+    """What is served: the protocol's server, or its scorer."""
+
+    absent: set[int]
+    iteration: int
+
+    def receive(self, message: ClientMessage) -> list[ServerMessage]:
+        """Takes one message and gives the replies that follow from it, in order."""
+
+
+Served = TypeVar("Served", bound=StateMachine)
+
+
+class FederationServer(Generic[Served]):
     """Serves one run until it is over.
 
     Args:
-        server: the protocol's server.
+        server: the protocol's server, or its scorer.
         parties: the clients' names, in the order of the table's columns.
         terms: what every party must agree on.
         settings: address, limits, patience.
@@ -62,12 +74,12 @@ class FederationServer:
 
     def __init__(
         self,
-        server: Server,
+        server: Served,
         parties: Sequence[str],
         terms: Terms,
         settings: NetworkSettings,
         credentials: Credentials | None,
-        after: Callable[["FederationServer"], list[ServerMessage]],
+        after: Callable[["FederationServer[Served]"], list[ServerMessage]],
     ) -> None:
         self.server, self.parties = server, list(parties)
         server.absent = set(range(len(self.parties)))  # until they join
@@ -140,6 +152,10 @@ class FederationServer:
         self._reason = f"the server failed: {error}"
         self._over.set()
 
+    def attend(self) -> None:
+        """Has `after` called soon, though no message has come; called on the event loop."""
+        self._worker.do(self._attend)
+
     def _listen(self, server: grpc.aio.Server) -> Any:
         self._loop = asyncio.get_running_loop()
         if self._credentials is None:
@@ -166,7 +182,7 @@ class FederationServer:
         """Lets the worker look at the clock now and then, whether messages come or not."""
         while True:
             await asyncio.sleep(_TICK)
-            self._worker.do(self._attend)
+            self.attend()
 
     async def _goodbye(self) -> None:
         """Tells every client that the run is over, those too that come back a little late, and lets them

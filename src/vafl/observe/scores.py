@@ -1,0 +1,93 @@
+"""A file of scores, one line a record: written chunk after chunk, and there only when it is whole."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from vafl.errors import ConfigError
+from vafl.files import sync_folder
+
+ENDINGS = (".csv", ".parquet")
+
+
+class ScoreFile:
+    """Takes chunks of a table in turn; use as a context manager. What is left early leaves no file.
+
+    Args:
+        path: ends in .csv or .parquet; a file that is there already is replaced at the end.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if path.suffix not in ENDINGS:
+            raise ConfigError(
+                f'scores are written to a file ending in {" or ".join(ENDINGS)}. Found "{path}".'
+            )
+        self.path, self._chunks = path, 0
+        self._draft = path.with_name(path.name + ".part")
+        self._parts = path.with_name(path.name + ".parts")  # Parquet cannot be appended to
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> "ScoreFile":
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.suffix == ".csv":
+            self._file = self._draft.open("wb")
+        else:
+            shutil.rmtree(self._parts, ignore_errors=True)
+            self._parts.mkdir()
+        return self
+
+    def append(self, table: pl.DataFrame) -> None:
+        """Adds lines."""
+        if self._file is not None:
+            table.write_csv(self._file, include_header=not self._chunks)
+        else:
+            table.write_parquet(self._parts / f"{self._chunks:09}.parquet")
+        self._chunks += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._file is not None:
+                self._file.close()
+            elif error is None:
+                pl.scan_parquet(self._parts / "*.parquet").sink_parquet(self._draft)
+            if error is None:
+                _sync(self._draft)
+                self._draft.replace(self.path)
+                sync_folder(self.path.parent)
+        finally:
+            self._draft.unlink(missing_ok=True)
+            shutil.rmtree(self._parts, ignore_errors=True)
+
+
+def missing_column(
+    states: npt.NDArray[np.uint8], parties: Sequence[str], words: Sequence[str], answered: int
+) -> pl.Series:
+    """For each line, who did not answer and why: `shop: late, bank: declined`; empty if all did.
+
+    Args:
+        states: [rows, parties], indices into `words`.
+    """
+    kinds, places = np.unique(states, axis=0, return_inverse=True)
+    texts = [
+        ", ".join(
+            f"{party}: {words[state]}"
+            for party, state in zip(parties, kind, strict=True)
+            if state != answered
+        )
+        for kind in kinds.tolist()
+    ]
+    return pl.Series("missing", texts, dtype=pl.String).gather(places.ravel())
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
