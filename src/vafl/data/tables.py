@@ -1,7 +1,6 @@
 """One party's own table, CSV or Parquet: opened, checked, and read in batches, however large the file is.
 
-Ids are compared as text. A whole number n is the text "n"; text stays as it is, so "007" is not 7. In a CSV
-everything is text until it is encoded.
+In a CSV everything is text until it is encoded: no guess about types can lose the zeros of an id.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,11 +11,13 @@ from pathlib import Path
 
 import polars as pl
 
+from vafl.data.ids import canonical_ids
 from vafl.data.partition import match_columns
 from vafl.errors import ConfigError, DataError
 
 LABEL_HOLDER = "server"
 POSITION = "vafl position"  # beside a batch's columns: where each of its lines belongs
+_ID = "vafl id"
 _PARQUET = b"PAR1"
 _BATCH = 65_536  # lines in memory at once
 _SEPARATORS = (",", ";", "\t", "|")
@@ -83,7 +84,6 @@ class Table:
             self.schema = dict(self._lines.collect_schema())
         for name in (settings.id, *([settings.label] if settings.label else ())):
             self._check_column(name)
-        self._check_id_type()
 
     def _scan(self) -> pl.LazyFrame:
         if self.is_parquet:
@@ -103,14 +103,6 @@ class Table:
         if len(self.schema) == 1 and (other := [mark for mark in _SEPARATORS if mark in header]):
             hint = f"Its header looks separated by {other[0]!r}: set tables.{self.party}.separator."
         raise DataError(f'"{self.path}" has no column "{name}". {hint}')
-
-    def _check_id_type(self) -> None:
-        kind = self.schema[self.settings.id]
-        if not (kind.is_integer() or kind == pl.String or isinstance(kind, pl.Categorical | pl.Enum)):
-            raise DataError(
-                f'"{self.path}": the id column "{self.settings.id}" must be text or whole numbers. Found '
-                f"{kind}. Write it as one of these."
-            )
 
     @property
     def features(self) -> list[str]:
@@ -132,27 +124,10 @@ class Table:
         return [columns[place] for place in found[setting]]
 
     def ids(self) -> pl.Series:
-        """Everyone's id, in the file's order.
-
-        Raises:
-            DataError: one is missing, or is there twice.
-        """
-        name = self.settings.id
+        """Everyone's canonical id, in the file's order, checked."""
         with self._reading():
-            ids = self._lines.select(pl.col(name).cast(pl.String)).collect(engine="streaming").to_series()
-        if not len(ids):
-            raise DataError(f'"{self.path}" must have lines below its header. Found none.')
-        if missing := ids.null_count():
-            raise DataError(
-                f'"{self.path}": every line needs an id. {missing} of {len(ids)} have no "{name}".'
-            )
-        if ids.n_unique() < len(ids):
-            twice = ids.filter(ids.is_duplicated())
-            raise DataError(
-                f'"{self.path}": an id stands for one line. {len(ids) - ids.n_unique()} lines repeat one of '
-                f'another line, such as "{twice[0]}" in "{name}". Keep one line for each.'
-            )
-        return ids
+            found = self._lines.select(self.settings.id).collect(engine="streaming").to_series()
+        return canonical_ids(found, str(self.path))
 
     def batches(self, columns: Sequence[str], wanted: pl.DataFrame) -> Iterator[pl.DataFrame]:
         """These columns of the lines that are wanted, some lines at a time.
@@ -160,17 +135,30 @@ class Table:
         Args:
             wanted: `id` and POSITION of each line; a batch has POSITION beside its columns.
         """
-        name = self.settings.id
-        own = self._lines.select(pl.col(name).cast(pl.String).alias("vafl id"), *[pl.col(c) for c in columns])
-        joined = own.join(wanted.lazy(), left_on="vafl id", right_on="id", how="inner").drop("vafl id")
+        ids = pl.col(self.settings.id).cast(pl.String).alias(_ID)
+        own = self._lines.select(ids, *map(pl.col, columns))
+        joined = own.join(wanted.lazy(), left_on=_ID, right_on="id", how="inner").drop(_ID)
         with self._reading():
             yield from joined.collect_batches(chunk_size=_BATCH, maintain_order=True, engine="streaming")
+
+    def all_batches(self, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+        """These columns of every line, some lines at a time."""
+        with self._reading():
+            yield from self._lines.select(columns).collect_batches(chunk_size=_BATCH, engine="streaming")
+
+    def check_found(self, lines: int, wanted: pl.DataFrame) -> None:
+        """Raises DataError unless as many lines were read as are wanted."""
+        if lines != wanted.height:
+            raise DataError(
+                f'"{self.path}" must be the file that was aligned. It has {lines:,} lines for the '
+                f"{wanted.height:,} records to read: it was changed since. Run `vafl align` again."
+            )
 
     def values(self, column: str, kind: pl.DataType) -> pl.Expr:
         """A column's values as they are meant: no blanks around text, null where one is missing."""
         if kind == pl.String or isinstance(kind, pl.Categorical | pl.Enum):
             text = pl.col(column).cast(pl.String).str.strip_chars()
-            return pl.when(text.is_in(["", *self.settings.missing])).then(None).otherwise(text)
+            return pl.when(~text.is_in(["", *self.settings.missing])).then(text).alias(column)
         return pl.col(column)
 
     @contextmanager

@@ -124,7 +124,7 @@ class ServerRun:
     def run(self, listening: Callable[[str], None] = lambda address: None) -> RecordedRun:
         """Serves until the run is over, and writes the run folder."""
         self.config = over_network(self.config)
-        plan = make_plan(self.config)
+        plan = make_plan(self.config, party=SERVER)
         if self.prepare is None:
             load_credentials(self.config, SERVER)  # fails before the folder is touched
         opened = RunFolder(self.path, self.config.to_toml(), overwrite=self.overwrite, resume=self.resume)
