@@ -12,6 +12,7 @@ from torch import nn
 
 from vafl.config import Config
 from vafl.data.aligned import load_tables
+from vafl.data.dataset import with_validation
 from vafl.data.partition import VerticalData, partition
 from vafl.data.sources import load
 from vafl.errors import ConfigError
@@ -156,7 +157,7 @@ def _load(config: Config, party: str | None) -> VerticalData:
         _check_scale(config, is_table=True)
         private = config.privacy.kind in GUARANTEED
         return load_tables(config.data, config.tables, config.seed, party, public=private)
-    loaded = load(config.data, config.seed)
+    loaded = with_validation(load(config.data, config.seed), config.data.validation_fraction, config.seed)
     _check_scale(config, is_table=loaded.train.ndim == 2)
     return partition(loaded, config.partition, config.data.scale)
 
@@ -181,6 +182,7 @@ def build(config: Config, data: VerticalData | None = None) -> Run:
         plan.data.test_labels,
         plan.task.metric,
         summed=config.model.combine == "sum",
+        validation=plan.data.validation,
     )
     runtime = CentralisedRuntime(_centralised(plan)) if centralised else _simulator(plan, guards)
     ledgers = [own.budget.ledger for own in guards if own is not None]

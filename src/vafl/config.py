@@ -62,6 +62,11 @@ class Config:
             raise ConfigError(f"seed must be 0 or more. Found {self.seed}.")
         if self.threads < 1:
             raise ConfigError(f"threads must be 1 or more. Found {self.threads}.")
+        if self.stop.patience and not self.data.validation_fraction:
+            raise ConfigError(
+                "stop.patience needs data.validation_fraction above 0: a run that ends when the test rows "
+                "like it best says nothing about other rows. Found 0."
+            )
         if self.tables:
             self._check_tables()
         if self.privacy.secure_sum:

@@ -105,6 +105,7 @@ def partition(dataset: Dataset, settings: PartitionSettings, scale: str = "auto"
         dataset.record_digest,
         dataset.records,
         dataset.name,
+        dataset.validation,
     )
 
 
