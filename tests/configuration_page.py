@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import re
 from pathlib import Path
+from typing import get_args
 
 from vafl.config import Config
 
@@ -17,8 +18,12 @@ with a suggestion; `--set section.key=value` overrides the file. This page is ma
 
 def configuration_page():
     """The page as text."""
-    rooms = [field for field in dataclasses.fields(Config) if dataclasses.is_dataclass(field.type)]
-    sections = [_section(field.name, field.type) for field in rooms]
+    sections = []
+    for field in dataclasses.fields(Config):
+        if dataclasses.is_dataclass(field.type):
+            sections.append(_section(field.name, field.type))
+        elif dataclasses.is_dataclass(own := get_args(field.type)[-1:] and get_args(field.type)[-1]):
+            sections.append(_section(f"{field.name}.NAME", own))
     return "\n".join([_INTRO, _section("", Config), *sections])
 
 
@@ -36,6 +41,8 @@ def _section(name, kind):
 
 
 def _default(field):
+    if field.default is field.default_factory is dataclasses.MISSING:
+        return "needed"
     value = field.default if field.default is not dataclasses.MISSING else field.default_factory()
     if isinstance(value, tuple):
         return str(list(value))

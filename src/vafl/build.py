@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from vafl.config import Config
+from vafl.data.aligned import load_tables
+from vafl.data.dataset import with_validation
 from vafl.data.partition import VerticalData, partition
 from vafl.data.sources import load
 from vafl.errors import ConfigError
@@ -19,6 +21,7 @@ from vafl.privacy.fixed_point import decode
 from vafl.privacy.guard import Guard, guard
 from vafl.privacy.ledger import Ledger
 from vafl.privacy.secure_sum import KeyAgreement, NoWitness, Witness
+from vafl.privacy.settings import GUARANTEED
 from vafl.protocol.bound import DelayBound
 from vafl.protocol.centralised import Centralised
 from vafl.protocol.client import Client
@@ -45,6 +48,7 @@ from vafl.runtime.training import CentralisedRuntime, Evaluator, Point, measure,
 _COMMON_STREAM = 0  # clients have the streams 1..M
 _PRIVATE_STREAMS = 1_000_000
 _REFRESH_STREAMS = 2_000_000
+_MODEL_STREAMS = 3_000_017
 
 
 @dataclass(frozen=True)
@@ -120,16 +124,17 @@ class Plan:
     head: nn.Module
 
 
-def make_plan(config: Config, data: VerticalData | None = None) -> Plan:
+def make_plan(config: Config, data: VerticalData | None = None, party: str | None = None) -> Plan:
     """Loads and checks. `data` replaces what the config's data section would load.
+
+    Of tables, a party reads its own only: the server's process the labels, a client's its features. The
+    models of the others are then empty. None reads all, for a simulation.
 
     Raises:
         ConfigError, DataError: before anything was trained or written.
     """
     if data is None:
-        loaded = load(config.data, config.seed)
-        _check_scale(config, is_table=loaded.train.ndim == 2)
-        data = partition(loaded, config.partition, config.data.scale)
+        data = _load(config, party)
     config.schedule.check_rows(data.rows)
     config.rule.check_clients(len(data.parties))
     config.delays.check_clients(len(data.parties))
@@ -145,6 +150,16 @@ def make_plan(config: Config, data: VerticalData | None = None) -> Plan:
         data = replace(data, train_labels=data.train_labels.float(), test_labels=data.test_labels.float())
     models, head = _models(config, data, task)
     return Plan(config, data, task, models, head)
+
+
+def _load(config: Config, party: str | None) -> VerticalData:
+    if config.data.name == "tables":
+        _check_scale(config, is_table=True)
+        private = config.privacy.kind in GUARANTEED
+        return load_tables(config.data, config.tables, config.seed, party, public=private)
+    loaded = with_validation(load(config.data, config.seed), config.data.validation_fraction, config.seed)
+    _check_scale(config, is_table=loaded.train.ndim == 2)
+    return partition(loaded, config.partition, config.data.scale)
 
 
 def build(config: Config, data: VerticalData | None = None) -> Run:
@@ -167,6 +182,7 @@ def build(config: Config, data: VerticalData | None = None) -> Run:
         plan.data.test_labels,
         plan.task.metric,
         summed=config.model.combine == "sum",
+        validation=plan.data.validation,
     )
     runtime = CentralisedRuntime(_centralised(plan)) if centralised else _simulator(plan, guards)
     ledgers = [own.budget.ledger for own in guards if own is not None]
@@ -175,8 +191,9 @@ def build(config: Config, data: VerticalData | None = None) -> Run:
 
 def _check_scale(config: Config, *, is_table: bool) -> None:
     """Statistics of all records in every feature would carry each record past the noise."""
-    guaranteed = config.privacy.kind in ("release_once", "frozen", "dp_train")
-    if guaranteed and (config.data.scale == "standard" or (config.data.scale == "auto" and is_table)):
+    if config.privacy.kind in GUARANTEED and (
+        config.data.scale == "standard" or (config.data.scale == "auto" and is_table)
+    ):
         raise ConfigError(
             f"privacy.mode {config.privacy.kind} guarantees each record something, but data.scale = "
             f'"{config.data.scale}" makes every feature depend on all records. Scale the columns by public '
@@ -185,10 +202,23 @@ def _check_scale(config: Config, *, is_table: bool) -> None:
 
 
 def _models(config: Config, data: VerticalData, task: Task) -> tuple[list[nn.Module], nn.Module]:
-    """Initial parameters come from the run's seed, and torch's global generator is left as it was."""
+    """Initial parameters come from the run's seed, and torch's global generator is left as it was.
+
+    Parties that know their own table only draw from streams of their own, whatever the others' shapes.
+    """
+    alone = config.data.name == "tables"
+    models: list[nn.Module] = []
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
-        models = [config.model.make_embedding(party.train.shape[1:], task.outputs) for party in data.parties]
+        for index, party in enumerate(data.parties):
+            if alone:
+                torch.manual_seed(config.seed + (index + 1) * _MODEL_STREAMS)
+            known = party.train.numel() > 0
+            models.append(
+                config.model.make_embedding(party.train.shape[1:], task.outputs) if known else nn.Identity()
+            )
+        if alone:
+            torch.manual_seed(config.seed)
         return models, config.model.make_head(len(models), task.outputs)
 
 

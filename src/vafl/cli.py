@@ -148,7 +148,9 @@ def _log_to_stderr() -> None:
 
 def _report(recorded: "RecordedRun", console: Console) -> None:
     metric = recorded.summary["metric"]
-    console.print(f"{metric['name']} {metric['value']:.4f}; the run is in {recorded.path}")
+    test = recorded.summary["test"]
+    on_test = "" if test is None else f" on the validation rows, {test:.4f} on the test rows"
+    console.print(f"{metric['name']} {metric['value']:.4f}{on_test}; the run is in {recorded.path}")
     labels = recorded.summary["labels"]
     if labels["epsilon"] is not None:
         kept = f"each kept with probability {labels['kept_with_probability']:.3f}"

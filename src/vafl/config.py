@@ -16,6 +16,7 @@ import tomli_w
 
 from vafl.data.partition import PartitionSettings
 from vafl.data.sources import DataSettings
+from vafl.data.tables import LABEL_HOLDER, TableSettings
 from vafl.errors import ConfigError
 from vafl.models.settings import ModelSettings
 from vafl.privacy.labels import LabelSettings
@@ -37,11 +38,13 @@ class Config:
     Attributes:
         seed: fixes initial models, batches, test rows and delays (never the privacy noise).
         threads: torch's threads; small models are fastest with one.
+        tables: party name -> its own table, for data.name = "tables"; a party's file needs its own only.
     """
 
     seed: int = 0
     threads: int = 1
     data: DataSettings = field(default_factory=DataSettings)
+    tables: dict[str, TableSettings] = field(default_factory=dict)
     partition: PartitionSettings = field(default_factory=PartitionSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     rule: RuleSettings = field(default_factory=RuleSettings)
@@ -59,8 +62,29 @@ class Config:
             raise ConfigError(f"seed must be 0 or more. Found {self.seed}.")
         if self.threads < 1:
             raise ConfigError(f"threads must be 1 or more. Found {self.threads}.")
+        if self.stop.patience and not self.data.validation_fraction:
+            raise ConfigError(
+                "stop.patience needs data.validation_fraction above 0: a run that ends when the test rows "
+                "like it best says nothing about other rows. Found 0."
+            )
+        if self.tables:
+            self._check_tables()
         if self.privacy.secure_sum:
             self._check_secure_sum()
+
+    def _check_tables(self) -> None:
+        known = (LABEL_HOLDER, *self.data.parties)
+        for name, table in self.tables.items():
+            if name not in known:
+                raise ConfigError(
+                    f'[tables.{name}] is no party of this run. Its parties: {", ".join(known)}. Add "{name}" '
+                    "to data.parties, or take the section out."
+                )
+            if bool(table.label) != (name == LABEL_HOLDER):
+                raise ConfigError(
+                    f"the labels are the server's: [tables.{LABEL_HOLDER}] names the label column, and no "
+                    f'other section does. Found label = "{table.label}" in [tables.{name}].'
+                )
 
     def _check_secure_sum(self) -> None:
         """Masks cancel in the sum over all clients of one round, and in nothing else."""
@@ -143,6 +167,13 @@ def _anchor_paths(document: dict[str, Any], folder: Path) -> None:
         table = document.get(section)
         if isinstance(table, dict) and isinstance(table.get(key), str) and table[key]:
             table[key] = str((folder / table[key]).resolve())
+    tables = document.get("tables")
+    for name, table in tables.items() if isinstance(tables, dict) else ():
+        if isinstance(table, dict):
+            table.setdefault("alignment", f"{name}.alignment.parquet")
+            for key in ("path", "alignment"):
+                if isinstance(table.get(key), str) and table[key]:
+                    table[key] = str((folder / table[key]).resolve())
 
 
 def _make(kind: type, values: Any, where: str) -> Any:

@@ -46,6 +46,7 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
                 counts,
                 classes=len(run.data.classes or ()),
                 interrupted=interrupted,
+                test=run.evaluator.test(),
             )
         )
     recorded = read_run(path)
@@ -109,8 +110,13 @@ def summarise(
     *,
     classes: int,
     interrupted: bool,
+    test: float | None,
 ) -> dict[str, Any]:
-    """The content of summary.json, for whatever kind of run."""
+    """The content of summary.json, for whatever kind of run.
+
+    Args:
+        test: the metric on the test rows, where `end` is of validation rows.
+    """
     return {
         "rule": config.rule.name,
         "clients": len(names),
@@ -119,6 +125,7 @@ def summarise(
         "bytes_up": end.bytes_up,
         "bytes_down": end.bytes_down,
         "metric": {"name": metric, "value": end.metric},
+        "test": test,
         "delays": {name: asdict(delay) for name, delay in zip(names, delays, strict=False)},
         "activations": dict(zip(names, activations, strict=False)),
         "labels": config.labels.report(classes),

@@ -30,7 +30,7 @@ def courses_of(plan: Plan, epochs: float | None = None) -> list[Course]:
         "full_start": config.rule.start == "upload",
         "delay_bound": config.rule.delay_bound > 0,
         "local_steps": config.rule.local_steps,
-        "held_out": len(plan.data.test_labels),
+        "held_out": plan.data.validation or len(plan.data.test_labels),
         "evaluations": _evaluations(config, counts),
     }
     return [

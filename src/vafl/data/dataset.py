@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -27,6 +27,7 @@ class Dataset:
         record_digest: of which records these are, in which order, and which are held out.
         records: [rows], each row's number among all records of the source, training rows first; None if
             they are counted as they come.
+        validation: so many of the test rows, the first, are to watch the training by.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Dataset:
     classes: tuple[str, ...] | None = None
     record_digest: str = ""
     records: Records | None = None
+    validation: int = 0
 
     def __post_init__(self) -> None:
         if len(self.train) == 0 or len(self.test) == 0:
@@ -91,6 +93,32 @@ def split_rows(count: int, test_fraction: float, seed: int) -> tuple[Sequence[in
     order = np.random.Generator(np.random.Philox(seed)).permutation(count)
     tests = round(count * test_fraction)
     return np.sort(order[tests:]).tolist(), np.sort(order[:tests]).tolist()
+
+
+def with_validation(dataset: Dataset, fraction: float, seed: int) -> Dataset:
+    """So many of all rows are taken from the training rows to watch the training by."""
+    if not fraction:
+        return dataset
+    rows = len(dataset.train) + len(dataset.test)
+    share = round(fraction * rows) / len(dataset.train)
+    if not 0 < share < 1:
+        raise DataError(
+            f"{dataset.name}: data.validation_fraction = {fraction} of {rows} rows must be one row or more, "
+            f"and fewer than the {len(dataset.train)} to train on."
+        )
+    train, watched = split_rows(len(dataset.train), share, seed)
+    numbers = np.arange(rows) if dataset.records is None else dataset.records
+    held_out = np.concatenate([watched, np.arange(len(dataset.train), rows)])
+    return replace(
+        dataset,
+        train=dataset.train[train],
+        test=np.concatenate([dataset.train[watched], dataset.test]),
+        train_labels=dataset.train_labels[train],
+        test_labels=np.concatenate([dataset.train_labels[watched], dataset.test_labels]),
+        record_digest=digest_records(numbers[train].tolist(), numbers[held_out].tolist()),
+        records=np.concatenate([numbers[train], numbers[held_out]]),
+        validation=len(watched),
+    )
 
 
 def digest_records(train: Sequence[int], test: Sequence[int]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ from torch import Tensor
 
 from vafl.data.dataset import Array, Dataset, Records, standardised
 from vafl.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from vafl.data.encoding import Encoder
 
 
 @dataclass(frozen=True)
@@ -36,11 +39,16 @@ class PartitionSettings:
 
 @dataclass(frozen=True)
 class Party:
-    """One party's own features, [rows, ...], of the training and the test rows."""
+    """One party's own features, [rows, ...], of the training rows and of those held out.
+
+    Attributes:
+        encoder: how they were made from the party's table, if they were.
+    """
 
     name: str
     train: Tensor
     test: Tensor
+    encoder: "Encoder | None" = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,8 @@ class VerticalData:
         records: [rows], each row's number among all records of the source, training rows first; None if
             they are counted as they come.
         source: which records these are a part of, whatever the split.
+        validation: so many of the held-out rows, the first, are to watch the training by; the others are to
+            test it.
     """
 
     parties: tuple[Party, ...]
@@ -61,6 +71,7 @@ class VerticalData:
     record_digest: str = ""
     records: Records | None = None
     source: str = ""
+    validation: int = 0
 
     @property
     def record_numbers(self) -> Records:
@@ -94,6 +105,7 @@ def partition(dataset: Dataset, settings: PartitionSettings, scale: str = "auto"
         dataset.record_digest,
         dataset.records,
         dataset.name,
+        dataset.validation,
     )
 
 

@@ -76,7 +76,7 @@ def run_client(
             "begin anew and lose it."
         )
     config = over_network(config)
-    plan = make_plan(config)
+    plan = make_plan(config, party=party)
     names = [own.name for own in plan.data.parties]
     if party not in names:
         raise DataError(f'"{party}" is no party of this run. Its parties: {", ".join(names)}.')

@@ -25,7 +25,7 @@ from vafl.runtime.grpc.conductor import Conductor
 from vafl.runtime.grpc.server import FederationServer
 from vafl.runtime.grpc.wire import run
 from vafl.runtime.identity import SERVER, Credentials
-from vafl.runtime.training import Point
+from vafl.runtime.training import Point, Watch
 from vafl.trained import keep_head, mean_embeddings
 
 _WATCHED_EVERY = 1.0
@@ -126,7 +126,7 @@ class ServerRun:
     def run(self, listening: Callable[[str], None] = lambda address: None) -> RecordedRun:
         """Serves until the run is over, and writes the run folder."""
         self.config = over_network(self.config)
-        plan = make_plan(self.config)
+        plan = make_plan(self.config, party=SERVER)
         if self.prepare is None:
             load_credentials(self.config, SERVER)  # fails before the folder is touched
         opened = RunFolder(self.path, self.config.to_toml(), overwrite=self.overwrite, resume=self.resume)
@@ -142,7 +142,7 @@ class ServerRun:
                 self._shown = progress
                 run(_serve(federation, conductor, listening, self.watch))
             keep_head(plan, mean_embeddings(plan.data, state.server.table), self.path)
-            folder.finish(self._summary(plan, federation, points, conductor.interrupted))
+            folder.finish(self._summary(plan, federation, points, conductor))
         recorded = read_run(self.path)
         plot_runs([recorded], self.path / "progress")
         if conductor.interrupted:
@@ -162,12 +162,19 @@ class ServerRun:
             folder.append(point)
             self._shown.observe(point)
 
-        config, tests = self.config, len(plan.data.test_labels)
+        config, data = self.config, plan.data
+        held_out = torch.arange(data.rows, data.rows + len(data.test_labels))
+        watched, watch = data.validation or len(held_out), Watch(config.stop, plan.task.metric)
+        for point in points:
+            watch.ends(point.metric)
         conductor = Conductor(
-            held_out=torch.arange(plan.data.rows, plan.data.rows + tests),
-            labels=plan.data.test_labels,
+            held_out=held_out[:watched],
+            labels=data.test_labels[:watched],
+            tests=held_out[watched:],
+            test_labels=data.test_labels[watched:],
             metric=plan.task.metric,
             stop=config.stop,
+            watch=watch,
             evaluation=config.evaluation,
             observe=observe,
             checkpoint=lambda: state.save(federation.account()),
@@ -206,7 +213,7 @@ class ServerRun:
         return Progress(self.console, title, plan.task.metric.name, federation, share_done, clients)
 
     def _summary(
-        self, plan: Plan, federation: FederationServer[Server], points: list[Point], interrupted: bool
+        self, plan: Plan, federation: FederationServer[Server], points: list[Point], conductor: Conductor
     ) -> dict[str, object]:
         server = federation.server
         summary = summarise(
@@ -217,7 +224,8 @@ class ServerRun:
             server.delays.summaries(),
             server.activations,
             classes=len(plan.data.classes or ()),
-            interrupted=interrupted,
+            interrupted=conductor.interrupted,
+            test=conductor.tested,
         )
         return {**summary, "violations": federation.violations, "durable": list(server.durable)}
 

@@ -10,9 +10,10 @@ from rich.console import Console
 
 from vafl.build import make_plan
 from vafl.config import Config
+from vafl.data.aligned import join
 from vafl.errors import RunError
 from vafl.federation.server import ServerRun
-from vafl.observe.record import RecordedRun
+from vafl.observe.record import ALIGNMENTS, RecordedRun
 from vafl.runtime.identity import SERVER, issue, make_authority
 
 _GRACE = 20.0  # seconds for clients to end by themselves
@@ -23,14 +24,14 @@ def up(config: Config, path: Path, console: Console, *, overwrite: bool = False)
 
     Without network.certificates, an authority and a certificate for each party are made in path/certs.
     """
-    names = [party.name for party in make_plan(config).data.parties]
+    names = _client_names(config)
     clients = Clients(names, path)
     served = ServerRun(
         config,
         path,
         console,
         overwrite=overwrite,
-        prepare=lambda: _certified(config, names, path),
+        prepare=lambda: _certified(_aligned(config, path), names, path),
         watch=clients.check,
     )
     try:
@@ -40,6 +41,26 @@ def up(config: Config, path: Path, console: Console, *, overwrite: bool = False)
         raise
     clients.end(_GRACE)
     return recorded
+
+
+def _client_names(config: Config) -> list[str]:
+    if config.data.name == "tables":
+        return list(config.data.parties)
+    return [party.name for party in make_plan(config).data.parties]
+
+
+def _aligned(config: Config, path: Path) -> Config:
+    """Where the tables were not aligned: their ids are joined here, so that no client reads another's."""
+    if config.data.name != "tables" or any(Path(own.alignment).is_file() for own in config.tables.values()):
+        return config
+    folder = (path / ALIGNMENTS).resolve()
+    folder.mkdir(exist_ok=True)
+    tables = dict(config.tables)
+    for name, alignment in join(config.data, config.tables).items():
+        file = folder / f"{name}.alignment.parquet"
+        alignment.write(file)
+        tables[name] = replace(tables[name], alignment=str(file))
+    return replace(config, tables=tables)
 
 
 def _certified(config: Config, names: list[str], path: Path) -> Config:

@@ -22,6 +22,7 @@ from vafl.runtime.training import Point
 
 LEDGERS = "privacy"  # of clients that really uploaded: never removed
 SIMULATED_LEDGERS = "privacy-simulated"
+ALIGNMENTS = "alignments"  # of tables that are all on this machine
 _OURS = (
     *(
         "config.toml",
@@ -33,6 +34,7 @@ _OURS = (
         "certs",
         "logs",
         SIMULATED_LEDGERS,
+        ALIGNMENTS,
     ),
     *("progress.png", "progress.svg", "privacy-spent.png", "privacy-spent.svg"),
 )

@@ -8,6 +8,7 @@ from vafl.errors import ConfigError
 
 Mode = Literal["none", "release_once", "frozen", "dp_train", "embed_only"]
 Neighbours = Literal["zero_out", "replace"]
+GUARANTEED: tuple[Mode, ...] = ("release_once", "frozen", "dp_train")  # each record is promised something
 FEWEST_SUMMED = 3
 _POSITIVE = ("clip", "noise", "gradient_clip", "gradient_noise")
 _NEEDS: dict[Mode, tuple[str, ...]] = {

@@ -25,13 +25,18 @@ class StopSettings:
         updates: steps of the server.
         seconds: on the run's clock; 0 means no limit.
         metric: as soon as an evaluation is this good; leave out for no such limit.
+        patience: after so many evaluations in a row without a better one; 0 means no such limit. What is
+            kept is the model as it is then, not as it was at the best of them.
     """
 
     updates: int = 1000
     seconds: float = 0.0
     metric: float | None = None
+    patience: int = 0
 
     def __post_init__(self) -> None:
+        if self.patience < 0:
+            raise ConfigError(f"stop.patience must be 1 or more, or 0 for no limit. Found {self.patience}.")
         if self.updates < 1:
             raise ConfigError(f"stop.updates must be 1 or more. Found {self.updates}.")
         if not 0 <= self.seconds < math.inf:
@@ -44,7 +49,7 @@ class StopSettings:
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """How often the model is measured on the test rows.
+    """How often the model is measured on the validation rows, or on the test rows if there are none.
 
     Attributes:
         every: updates between two evaluations.
@@ -71,6 +76,28 @@ class Point:
     bytes_down: int
     train_loss: float | None
     metric: float
+
+
+class Watch:
+    """Says when a run's evaluations are reason enough to end it."""
+
+    def __init__(self, stop: StopSettings, metric: Metric) -> None:
+        self._stop, self._metric = stop, metric
+        self._best: float | None = None
+        self._since = 0
+
+    def ends(self, value: float) -> str:
+        """Takes the next evaluation; gives why it is the last, or nothing."""
+        stop, metric = self._stop, self._metric
+        if self._best is None or not metric.reaches(self._best, value):
+            self._best, self._since = value, 0
+        else:
+            self._since += 1
+        if stop.metric is not None and metric.reaches(value, stop.metric):
+            return f"{metric.name} reached {value:.4f}"
+        if stop.patience and self._since >= stop.patience:
+            return f"{metric.name} has not been better than {self._best:.4f} for {self._since} evaluations"
+        return ""
 
 
 class Clock(Protocol):
@@ -133,6 +160,7 @@ class Evaluator:
     Args:
         models, features: of each party; features are [test rows, ...].
         summed: whether the head sees the sum or the concatenation of the embeddings.
+        validation: so many rows, the first, are to watch the training by, and not to test it.
     """
 
     def __init__(
@@ -144,12 +172,21 @@ class Evaluator:
         metric: Metric,
         *,
         summed: bool,
+        validation: int = 0,
     ) -> None:
         self._models, self._features = list(models), list(features)
         self._head, self._labels, self._metric, self._summed = head, labels, metric, summed
+        self._validation = validation
 
     def __call__(self) -> float:
-        return self._metric.measure(self.outputs(self._features), self._labels)
+        return self._measure(slice(0, self._validation or None))
+
+    def test(self) -> float | None:
+        """On the rows that nothing was chosen by; None if those are the ones watched."""
+        return self._measure(slice(self._validation, None)) if self._validation else None
+
+    def _measure(self, rows: slice) -> float:
+        return self._metric.measure(self.outputs([own[rows] for own in self._features]), self._labels[rows])
 
     def outputs(self, features: Sequence[Tensor]) -> Tensor:
         """The head's outputs [rows, outputs] for one feature tensor a party."""
@@ -193,6 +230,8 @@ def train(
     """
     points = [measure(runtime, evaluate)]
     observe(points[0])
+    watch = Watch(stop, metric)
+    watch.ends(points[0].metric)
     due = _next_due(runtime, evaluation)
     while not _over(runtime, stop):
         runtime.advance()
@@ -203,7 +242,7 @@ def train(
         points.append(measure(runtime, evaluate))
         observe(points[-1])
         due = _next_due(runtime, evaluation)
-        if stop.metric is not None and metric.reaches(points[-1].metric, stop.metric):
+        if watch.ends(points[-1].metric):
             runtime.settle()
             return points
     runtime.settle()

@@ -19,6 +19,7 @@ from vafl.runtime.grpc.client import FederationClient
 from vafl.runtime.grpc.conductor import Conductor
 from vafl.runtime.grpc.server import FederationServer
 from vafl.runtime.grpc.wire import PATH, Terms
+from vafl.runtime.training import Watch
 
 
 def configuration(**sections):
@@ -54,6 +55,7 @@ class Federation:
             labels=self.plan.data.test_labels,
             metric=self.plan.task.metric,
             stop=config.stop,
+            watch=Watch(config.stop, self.plan.task.metric),
             evaluation=config.evaluation,
             observe=self.points.append,
             checkpoint=self.server.settled,

@@ -15,7 +15,7 @@ from vafl.models.losses import Metric
 from vafl.protocol.messages import Request, ServerMessage
 from vafl.protocol.server import Server
 from vafl.runtime.grpc.server import FederationServer
-from vafl.runtime.training import EvaluationSettings, Point, StopSettings
+from vafl.runtime.training import EvaluationSettings, Point, StopSettings, Watch
 
 log = logging.getLogger("vafl.server")
 
@@ -28,22 +28,32 @@ class Conductor:
     """Keeps a networked run going and brings it to its end.
 
     Args:
-        held_out: the table's rows that are held out, [rows].
+        held_out: the table's rows that the training is watched by, [rows].
         labels: their labels.
         metric: measured on them, with the embeddings clients send for them when asked.
+        watch: sees every evaluation, and may say that it was the last.
         observe: takes every evaluation.
         checkpoint: saves the server's state; gives how many uploads of each client it holds.
         checkpoint_every: updates between two checkpoints.
+        tests: rows that are measured at the end only; none if those are the ones watched.
+        test_labels: their labels.
+
+    Attributes:
+        tested: the metric on the test rows, at the end.
     """
 
     held_out: Tensor
     labels: Tensor
     metric: Metric
     stop: StopSettings
+    watch: Watch
     evaluation: EvaluationSettings
     observe: Callable[[Point], None]
     checkpoint: Callable[[], list[int]]
     checkpoint_every: int
+    tests: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    test_labels: Tensor = field(default_factory=lambda: torch.empty(0))
+    tested: float | None = None
     interrupted: bool = False
     _asked: list[Request] = field(default_factory=list)
     _asked_at: float = 0.0
@@ -67,7 +77,7 @@ class Conductor:
                 return said
             self._evaluate(federation)
         self._ending = self._ending or self._over(federation)
-        if self._ending and self._evaluated_at == federation.updates:
+        if self._ending and self._measured(federation):
             said += self._save(federation)
             self._done = True
             federation.finish(self._ending)
@@ -88,6 +98,10 @@ class Conductor:
             return "too few clients may still upload: their privacy budgets are spent"
         return ""
 
+    def _measured(self, federation: FederationServer[Server]) -> bool:
+        """Whether nothing is left to measure of the model as it is."""
+        return self._evaluated_at == federation.updates and (self.tested is not None or not len(self.tests))
+
     def _progress(self, federation: FederationServer[Server]) -> float:
         return federation.now if self.evaluation.every_seconds else federation.updates
 
@@ -96,7 +110,8 @@ class Conductor:
         if self._ending:  # what is evaluated last is what is saved
             federation.server.last_iteration = federation.updates
         self._asked_at = time.monotonic()
-        self._asked = federation.server.ask_everyone(self.held_out)
+        rows = torch.cat([self.held_out, self.tests]) if self._ending else self.held_out
+        self._asked = federation.server.ask_everyone(rows)
         return list(self._asked)
 
     def _answered(self, federation: FederationServer[Server]) -> bool:
@@ -104,25 +119,31 @@ class Conductor:
         return late or federation.server.has_answers(self._asked)
 
     def _evaluate(self, federation: FederationServer[Server]) -> None:
-        server = federation.server
         self._asked = []
+        if self._ending and len(self.tests):
+            self.tested = self._measure(federation, self.tests, self.test_labels)
+        if self._evaluated_at == federation.updates:
+            return
         self._evaluated_at = federation.updates
         interval = self.evaluation.every_seconds or self.evaluation.every
         self._due = (self._progress(federation) // interval + 1) * interval
-        with torch.no_grad():
-            value = self.metric.measure(server.head(server.table.read(self.held_out)), self.labels)
+        value = self._measure(federation, self.held_out, self.labels)
         self.observe(
             Point(
                 seconds=federation.now,
                 updates=federation.updates,
                 bytes_up=sum(traffic.bytes_up for traffic in federation.traffic),
                 bytes_down=sum(traffic.bytes_down for traffic in federation.traffic),
-                train_loss=server.losses.take_mean(),
+                train_loss=federation.server.losses.take_mean(),
                 metric=value,
             )
         )
-        if self.stop.metric is not None and self.metric.reaches(value, self.stop.metric):
-            self._ending = f"{self.metric.name} reached {value:.4f}"
+        self._ending = self._ending or self.watch.ends(value)
+
+    @torch.no_grad()
+    def _measure(self, federation: FederationServer[Server], rows: Tensor, labels: Tensor) -> float:
+        server = federation.server
+        return self.metric.measure(server.head(server.table.read(rows)), labels)
 
     def _save(self, federation: FederationServer[Server]) -> list[ServerMessage]:
         self._saved = federation.updates

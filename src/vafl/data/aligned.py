@@ -1,0 +1,234 @@
+"""The parties' tables as one vertical data set: each process reads the file of its own party alone.
+
+Rows are numbered alike at all parties by `vafl align`, in random order, so a permutation by the run's seed
+splits them into training, validation and test rows the same way everywhere.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import torch
+
+from vafl.data.alignment import Alignment
+from vafl.data.dataset import Labels, Records, digest_records
+from vafl.data.encoding import Encoder
+from vafl.data.fitting import ColumnReport, fit
+from vafl.data.labels import label_classes, read_labels
+from vafl.data.partition import Party, VerticalData
+from vafl.data.sources import DataSettings
+from vafl.data.tables import LABEL_HOLDER, POSITION, Table, TableSettings
+from vafl.errors import ConfigError, DataError
+
+Alignments = Mapping[str, Alignment]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which rows are for what.
+
+    Attributes:
+        order: [rows], the row numbers: those for training first, then validation, then test.
+        train, validation: how many there are.
+    """
+
+    order: Records
+    train: int
+    validation: int
+
+    @classmethod
+    def of(cls, rows: int, settings: DataSettings, seed: int) -> "Split":
+        shuffled = np.random.Generator(np.random.Philox(seed)).permutation(rows)
+        tests, watched = round(rows * settings.test_fraction), round(rows * settings.validation_fraction)
+        parts = shuffled[tests + watched :], shuffled[tests : tests + watched], shuffled[:tests]
+        if not len(parts[0]) or not tests or (settings.validation_fraction and not watched):
+            raise DataError(
+                f"rows to train on and rows to test on are needed. The parties have {rows} rows, too few "
+                f"for data.test_fraction = {settings.test_fraction} and data.validation_fraction = "
+                f"{settings.validation_fraction}."
+            )
+        return cls(np.concatenate([np.sort(part) for part in parts]), len(parts[0]), watched)
+
+    def wanted(self, alignment: Alignment) -> pl.DataFrame:
+        """`id` and POSITION of a party's records."""
+        positions = np.empty(len(self.order), dtype=np.int64)
+        positions[self.order] = np.arange(len(self.order))
+        return pl.DataFrame({"id": alignment.ids, POSITION: positions[alignment.numbers]})
+
+    def digest(self) -> str:
+        held_out = self.train + self.validation
+        parts = self.order[: self.train], self.order[self.train : held_out], self.order[held_out:]
+        return "".join(digest_records(part.tolist(), []) for part in parts)
+
+
+def load_tables(
+    settings: DataSettings,
+    tables: Mapping[str, TableSettings],
+    seed: int,
+    party: str | None = None,
+    *,
+    public: bool = False,
+) -> VerticalData:
+    """What one party knows of the data: its own features, or the labels. None: all of it, for a simulation.
+
+    Of the others there are names only; a client has zeros for labels.
+
+    Args:
+        public: encoders must not depend on the records, as where each is guaranteed privacy.
+    """
+    alignments = find_alignments(settings, tables, party)
+    own = next(iter(alignments.values()))
+    split = Split.of(own.rows, settings, seed)
+    parties = [
+        load_party(settings, tables, name, alignments[name], split, public=public)[0]
+        if party in (None, name)
+        else Party(name, torch.empty(split.train, 0), torch.empty(own.rows - split.train, 0))
+        for name in settings.parties
+    ]
+    labels = _labels(settings, tables, alignments, split)
+    together = "|".join((own.token, *settings.parties, split.digest()))
+    return VerticalData(
+        tuple(parties),
+        torch.from_numpy(labels[: split.train]),
+        torch.from_numpy(labels[split.train :]),
+        own.classes,
+        hashlib.sha256(together.encode()).hexdigest()[:16],
+        split.order,
+        f"tables {own.token}",
+        split.validation,
+    )
+
+
+def load_party(
+    settings: DataSettings,
+    tables: Mapping[str, TableSettings],
+    name: str,
+    alignment: Alignment,
+    split: Split,
+    *,
+    public: bool = False,
+) -> tuple[Party, list[ColumnReport]]:
+    """A client's features of all rows, encoded by its own training rows; and what became of its columns."""
+    table = open_table(tables, name)
+    wanted = split.wanted(alignment)
+    training = wanted.filter(pl.col(POSITION) < split.train)
+    if not training.height:
+        raise DataError(f'"{table.path}": {name} has none of the {split.train:,} training rows.')
+    encoder, report = fit(
+        table,
+        training,
+        scale=settings.scale != "none",
+        public=public,
+        flags_absent=settings.records == "labelled",
+    )
+    return _encoded(table, encoder, wanted, split), report
+
+
+def _encoded(table: Table, encoder: Encoder, wanted: pl.DataFrame, split: Split) -> Party:
+    features = torch.from_numpy(encoder.read(table, wanted, len(split.order)))
+    return Party(table.party, features[: split.train], features[split.train :], encoder)
+
+
+def _labels(
+    settings: DataSettings, tables: Mapping[str, TableSettings], alignments: Alignments, split: Split
+) -> Labels:
+    alignment = alignments.get(LABEL_HOLDER)
+    if alignment is None:
+        kind = np.float32 if settings.task == "regression" else np.int64
+        return np.zeros(len(split.order), dtype=kind)
+    table = open_table(tables, LABEL_HOLDER)
+    labels = read_labels(table, split.wanted(alignment), alignment.classes)
+    if alignment.classes is not None and len(np.unique(labels[: split.train])) < 2:
+        raise DataError(f'"{table.path}": training rows must show at least two classes. Found one.')
+    return labels
+
+
+def open_table(tables: Mapping[str, TableSettings], name: str) -> Table:
+    """A party's table. Where it is the label holder's own file, the label is no feature of it."""
+    own, labels = tables[name], tables.get(LABEL_HOLDER)
+    if labels is not None and name != LABEL_HOLDER and own.path == labels.path:
+        own = replace(own, ignore=(*own.ignore, labels.label))
+    return Table(name, own)
+
+
+def find_alignments(
+    settings: DataSettings, tables: Mapping[str, TableSettings], party: str | None
+) -> Alignments:
+    """The alignment of one party (None: of all): of `vafl align`, or by a plain join of files all at hand.
+
+    Raises:
+        ConfigError, DataError: a section or a file is missing, or the files are of different alignments.
+    """
+    everyone = (LABEL_HOLDER, *settings.parties)
+    if party is not None and party not in everyone:
+        raise DataError(f'"{party}" is no party of this run. Its parties: {", ".join(everyone)}.')
+    asked = everyone if party is None else (party,)
+    if lacking := [name for name in asked if name not in tables]:
+        raise ConfigError(
+            f"a section [tables.{lacking[0]}] is needed: path and id of {lacking[0]}'s table. Found "
+            f"{', '.join(f'[tables.{name}]' for name in tables) or 'none'}."
+        )
+    aligned = any(Path(table.alignment).is_file() for table in tables.values())
+    if not aligned and all(name in tables for name in everyone):
+        joined = join(settings, tables)
+        return {name: joined[name] for name in asked}
+    found = {name: Alignment.read(Path(tables[name].alignment)) for name in asked}
+    for name, own in found.items():
+        _check(settings, tables[name].alignment, name, own, found[asked[0]])
+    return found
+
+
+def _check(settings: DataSettings, path: str, name: str, own: Alignment, first: Alignment) -> None:
+    if own.token != first.token:
+        raise DataError(
+            f'the parties\' alignments must be of one run of `vafl align`. "{path}" is of another. Run it '
+            "again at every party."
+        )
+    if len(own.ids) < own.rows and (settings.records == "common" or name == LABEL_HOLDER):
+        raise DataError(
+            f'data.records = "common" needs rows that every party has. By "{path}", {name} has '
+            f'{len(own.ids):,} of {own.rows:,}. Set data.records = "labelled", or align again.'
+        )
+    if (own.classes is None) != (settings.task == "regression"):
+        raise DataError(
+            f'data.task = "{settings.task}" is not what "{path}" was made for. Set data.task as it was when '
+            "the parties were aligned, or align again."
+        )
+
+
+def join(settings: DataSettings, tables: Mapping[str, TableSettings]) -> Alignments:
+    """Aligns files that are all on this machine by comparing ids in the clear.
+
+    The same files always give the same rows: processes that each do it agree.
+    """
+    opened = {name: open_table(tables, name) for name in (LABEL_HOLDER, *settings.parties)}
+    ids = {name: table.ids() for name, table in opened.items()}
+    rows = ids[LABEL_HOLDER].sort()
+    if settings.records == "common":
+        for name in settings.parties:
+            rows = rows.filter(rows.is_in(ids[name].implode()))
+    if not len(rows):
+        raise DataError(_nothing_common(ids))
+    classes = label_classes(opened[LABEL_HOLDER], settings.task)
+    token = hashlib.sha256("\n".join(rows).encode()).hexdigest()[:32]
+    order = np.random.Generator(np.random.Philox(int(token, 16))).permutation(len(rows))
+    numbered = pl.DataFrame({"id": rows, "row": order})
+    return {name: _numbered(own, numbered, token, classes) for name, own in ids.items()}
+
+
+def _numbered(
+    ids: pl.Series, numbered: pl.DataFrame, token: str, classes: tuple[str, ...] | None
+) -> Alignment:
+    own = numbered.filter(pl.col("id").is_in(ids.implode())).sort("row")
+    return Alignment(token, numbered.height, classes, own["id"], own["row"].to_numpy())
+
+
+def _nothing_common(ids: Mapping[str, pl.Series]) -> str:
+    examples = "; ".join(f'{name} "{own[0]}"' for name, own in ids.items())
+    return (
+        "the parties must have records in common. No id is in every table. The first of each: "
+        f"{examples}. Are they written alike?"
+    )

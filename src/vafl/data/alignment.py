@@ -1,0 +1,96 @@
+"""What a party knows after alignment: which of its records are which rows of the common table.
+
+`vafl align` writes this file and training reads it. It is the party's own: ids that others hold too are in
+it, so it stays where the party's table lies.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from vafl.errors import DataError
+from vafl.files import write_atomically
+
+_KEY = "vafl.alignment"
+_VERSION = 1
+_TOKEN = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """A party's records among the rows that all parties number alike.
+
+    Attributes:
+        token: 32 random hex digits, the same at all parties of one alignment and at no others.
+        rows: how many rows there are in all.
+        classes: the names of the label's classes, which clients need for their width; None for regression.
+        ids: this party's records that are rows, canonical text.
+        numbers: int64, their row numbers, ascending.
+    """
+
+    token: str
+    rows: int
+    classes: tuple[str, ...] | None
+    ids: pl.Series
+    numbers: npt.NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        if not _TOKEN.fullmatch(self.token):
+            raise DataError(f"an alignment's token must be 32 hex digits. Found {self.token[:40]!r}.")
+        if self.classes is not None and len(set(self.classes)) < max(2, len(self.classes)):
+            raise DataError(f"an alignment needs two classes or more, each once. Found {self.classes}.")
+        if self.ids.dtype != pl.String or self.ids.null_count() or self.ids.n_unique() != len(self.ids):
+            raise DataError(f"an alignment's ids must be text, unique and none missing. Found {self.ids!r}.")
+        if len(self.ids) != len(self.numbers):
+            raise DataError(
+                f"an alignment needs one row number for each id. Found {len(self.ids):,} ids and "
+                f"{len(self.numbers):,} numbers."
+            )
+        if not _are_rows(self.numbers, self.rows):
+            raise DataError(f"row numbers must be int64, ascending and from 0 to {self.rows - 1:,}.")
+
+    def write(self, path: Path) -> None:
+        """As one Parquet file: the old one or the new one is there, whatever happens."""
+        facts = {"version": _VERSION, "token": self.token, "rows": self.rows, "classes": self.classes}
+        content = BytesIO()
+        table = pl.DataFrame({"id": self.ids, "row": self.numbers})
+        table.write_parquet(content, metadata={_KEY: json.dumps(facts)})
+        write_atomically(path, content.getvalue())
+
+    @classmethod
+    def read(cls, path: Path) -> "Alignment":
+        """What `write` wrote.
+
+        Raises:
+            DataError: there is no file, or it is damaged or no alignment.
+        """
+        if not path.is_file():
+            raise DataError(
+                f'the parties\' records must be aligned first. Found no "{path}". Run `vafl align` at '
+                "every party."
+            )
+        try:
+            facts = json.loads(pl.read_parquet_metadata(path)[_KEY])
+            version, token, rows, classes = (facts[name] for name in ("version", "token", "rows", "classes"))
+            if version != _VERSION or type(token) is not str or type(rows) is not int:
+                raise DataError(f"version {_VERSION} with a token and rows is needed. Found {facts}.")
+            table = pl.read_parquet(path, columns=["id", "row"])
+            names = None if classes is None else tuple(map(str, classes))
+            return cls(token, rows, names, table["id"], table["row"].to_numpy())
+        except (pl.exceptions.PolarsError, OSError, KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f'"{path}" must be an alignment that `vafl align` wrote. {error} Run `vafl align` again.'
+            ) from error
+
+
+def _are_rows(numbers: npt.NDArray[np.int64], rows: int) -> bool:
+    if numbers.dtype != np.int64 or numbers.ndim != 1:
+        return False
+    inside = not len(numbers) or (numbers[0] >= 0 and numbers[-1] < rows)
+    return rows > 0 and bool(inside) and bool((np.diff(numbers) > 0).all())

@@ -1,0 +1,72 @@
+"""Record ids: one canonical text for each, none missing, none twice.
+
+Ids are compared as text and never repaired: "007" and 7 are two ids, since guessing that they are one
+could join the records of two people.
+"""
+
+from difflib import get_close_matches
+from pathlib import Path
+
+import polars as pl
+
+from vafl.errors import DataError
+
+_SHOWN = 3
+
+
+def read_ids(path: Path, column: str) -> pl.Series:
+    """The canonical ids of a CSV or Parquet file; no other column is read.
+
+    A CSV has no types, so its ids are what stands in it: leading zeros stay.
+    """
+    if not path.is_file():
+        raise DataError(f'a party\'s table must be a CSV or Parquet file. Found nothing at "{path}".')
+    try:
+        is_parquet = path.suffix == ".parquet"
+        table = pl.scan_parquet(path) if is_parquet else pl.scan_csv(path, infer_schema=False)
+        names = table.collect_schema().names()
+        if column not in names:
+            near = get_close_matches(column, names, 1)
+            hint = f'Did you mean "{near[0]}"?' if near else f"Its columns: {', '.join(names[:20])}."
+            raise DataError(f'"{path}" has no column "{column}". {hint}')
+        found = table.select(column).collect(engine="streaming").to_series()
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise DataError(f'"{path}" must be a CSV with a header line, or a Parquet file. {error}') from error
+    return canonical_ids(found, str(path))
+
+
+def canonical_ids(column: pl.Series, source: str) -> pl.Series:
+    """Ids as text: whole numbers in digits, text as it is.
+
+    Args:
+        source: the file, for messages.
+
+    Raises:
+        DataError: ids are neither text nor whole numbers, or missing, or not unique.
+    """
+    kind = column.dtype
+    if not (kind.is_integer() or kind in (pl.String, pl.Categorical, pl.Enum)):
+        raise DataError(
+            f'"{source}": record ids must be text or whole numbers. Found {kind} in "{column.name}". Write '
+            "them as text, the same way at every party."
+        )
+    ids = column.cast(pl.String).rename("id")
+    if missing := ids.null_count() + int((ids == "").sum()):
+        raise DataError(
+            f'"{source}": every record needs an id. Found {missing:,} without one in "{column.name}". '
+            "Drop those rows, or name another id column."
+        )
+    if ids.is_empty():
+        raise DataError(f'"{source}": a table needs records. Found none.')
+    if ids.n_unique() < len(ids):
+        twice = ids.filter(ids.is_duplicated()).unique(maintain_order=True)
+        raise DataError(
+            f'"{source}": a record\'s id must be unique. Found {len(twice):,} in "{column.name}" more than '
+            f"once: {', '.join(twice.head(_SHOWN).to_list())}. Keep one row for each."
+        )
+    return ids
+
+
+def loosened(ids: pl.Series) -> pl.Series:
+    """Ids without blanks around them, leading zeros and case: for advice about formats, never for joining."""
+    return ids.str.strip_chars().str.to_lowercase().str.replace(r"^0+([0-9])", "$1")

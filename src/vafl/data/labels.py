@@ -1,0 +1,74 @@
+"""The label column of the server's table: its classes, and the labels of the rows that are aligned."""
+
+import numpy as np
+import polars as pl
+
+from vafl.data.dataset import Labels
+from vafl.data.encoding import as_names, as_numbers
+from vafl.data.tables import POSITION, Table
+from vafl.errors import DataError
+
+_MOST_CLASSES = 1000
+
+
+def label_classes(table: Table, task: str) -> tuple[str, ...] | None:
+    """The names of the classes, numbers in their own order; None for a regression.
+
+    Raises:
+        DataError: there are fewer than two, or as many as numbers have.
+    """
+    if task == "regression":
+        return None
+    label = table.settings.label
+    counted = [_names(table, batch).unique().drop_nulls() for batch in table.all_batches([label])]
+    names = pl.concat(counted).unique().to_list()
+    if not 2 <= len(names) <= _MOST_CLASSES:
+        hint = "Is it the right column?" if len(names) < 2 else 'For numbers, set data.task = "regression".'
+        raise DataError(
+            f'"{table.path}": labels must be of 2 to {_MOST_CLASSES} classes. Found {len(names):,} in '
+            f'"{label}". {hint}'
+        )
+    return tuple(sorted(names, key=_in_order))
+
+
+def read_labels(table: Table, wanted: pl.DataFrame, classes: tuple[str, ...] | None) -> Labels:
+    """The labels [rows] of the records wanted: class numbers, or numbers if there are no classes.
+
+    Args:
+        wanted: `id` and POSITION of every row.
+    """
+    label = table.settings.label
+    labels: Labels = np.zeros(wanted.height, dtype=np.float32 if classes is None else np.int64)
+    found = 0
+    for batch in table.batches([label], wanted):
+        if classes is None:
+            own = as_numbers(batch.select(table.values(label, table.schema[label])).to_series())
+            unknown = np.isnan(own)
+        else:
+            names = _names(table, batch)
+            numbers = {name: number for number, name in enumerate(classes)}
+            own = names.replace_strict(numbers, default=-1, return_dtype=pl.Int64).fill_null(-1).to_numpy()
+            unknown = own < 0
+        if unknown.any():
+            what = "a number" if classes is None else f"one of {', '.join(classes[:5])}"
+            value = batch[label].filter(pl.Series(unknown))[0]
+            raise DataError(
+                f'"{table.path}": every record needs a label, {what}. Found {int(unknown.sum()):,} records '
+                f'without, such as {value!r} in "{label}". Drop those lines, and align again.'
+            )
+        labels[batch[POSITION].to_numpy()] = own
+        found += batch.height
+    table.check_found(found, wanted)
+    return labels
+
+
+def _names(table: Table, batch: pl.DataFrame) -> pl.Series:
+    label = table.settings.label
+    return as_names(batch.select(table.values(label, table.schema[label])).to_series())
+
+
+def _in_order(name: str) -> tuple[float, str]:
+    try:
+        return float(name), name
+    except ValueError:
+        return np.inf, name

@@ -1,0 +1,175 @@
+"""One party's own table, CSV or Parquet: opened, checked, and read in batches, however large the file is.
+
+In a CSV everything is text until it is encoded: no guess about types can lose the zeros of an id.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+import polars as pl
+
+from vafl.data.ids import canonical_ids
+from vafl.data.partition import match_columns
+from vafl.errors import ConfigError, DataError
+
+LABEL_HOLDER = "server"
+POSITION = "vafl position"  # beside a batch's columns: where each of its lines belongs
+_ID = "vafl id"
+_PARQUET = b"PAR1"
+_BATCH = 65_536  # lines in memory at once
+_SEPARATORS = (",", ";", "\t", "|")
+
+
+@dataclass(frozen=True)
+class TableSettings:
+    """One party's own table; NAME is the party's, and `server` is who holds the labels.
+
+    Attributes:
+        path: the file, CSV or Parquet; a relative path is taken from the config file's folder.
+        id: the column that says whose line it is: text or whole numbers, each once.
+        label: the label column, of the server's table only.
+        features: columns to use, by name or pattern (`pay_*`); left out: all but id and label.
+        ignore: columns not to use, by name or pattern.
+        categories: columns of numbers that are names of categories, by name or pattern.
+        most_categories: so many categories of a column get a column each; the rarer ones share one.
+        missing: what stands for a missing value in a column of text, beside an empty field.
+        separator: between the fields of a CSV.
+        alignment: the file of `vafl align`; left out: NAME.alignment.parquet beside the config file.
+    """
+
+    path: str
+    id: str
+    label: str = ""
+    features: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    most_categories: int = 32
+    missing: tuple[str, ...] = ("NA", "N/A", "NaN", "nan", "null", "NULL", "?")
+    separator: str = ","
+    alignment: str = ""
+
+    def __post_init__(self) -> None:
+        if not (self.path and self.id):
+            raise ConfigError(
+                "a table needs path (the file) and id (the column that says whose line it is). "
+                f'Found path "{self.path}", id "{self.id}".'
+            )
+        if len(self.separator.encode()) != 1:
+            raise ConfigError(f'separator must be one character, such as ";". Found "{self.separator}".')
+        if self.most_categories < 1:
+            raise ConfigError(f"most_categories must be 1 or more. Found {self.most_categories}.")
+        if self.label and self.label == self.id:
+            raise ConfigError(f'the label cannot be the id. Found "{self.label}" for both.')
+
+
+class Table:
+    """A party's file: its columns are known, its lines are read when asked for.
+
+    Attributes:
+        schema: the columns and their types; all of a CSV's are text.
+    """
+
+    def __init__(self, party: str, settings: TableSettings) -> None:
+        self.party, self.settings, self.path = party, settings, Path(settings.path)
+        if not self.path.is_file():
+            raise DataError(
+                f'tables.{party}.path must be a CSV or Parquet file. Found nothing at "{self.path}".'
+            )
+        with self._reading():
+            self.is_parquet = self.path.suffix == ".parquet" or self._first_bytes(4) == _PARQUET
+            self._lines = self._scan()
+            self.schema = dict(self._lines.collect_schema())
+        for name in (settings.id, *([settings.label] if settings.label else ())):
+            self._check_column(name)
+
+    def _scan(self) -> pl.LazyFrame:
+        if self.is_parquet:
+            return pl.scan_parquet(self.path, glob=False)
+        return pl.scan_csv(self.path, separator=self.settings.separator, infer_schema=False, glob=False)
+
+    def _first_bytes(self, count: int) -> bytes:
+        with self.path.open("rb") as file:
+            return file.read(count)
+
+    def _check_column(self, name: str) -> None:
+        if name in self.schema:
+            return
+        near = get_close_matches(name, self.schema, 1)
+        hint = f'Did you mean "{near[0]}"?' if near else f"Its columns: {', '.join(list(self.schema)[:20])}."
+        header = next(iter(self.schema))
+        if len(self.schema) == 1 and (other := [mark for mark in _SEPARATORS if mark in header]):
+            hint = f"Its header looks separated by {other[0]!r}: set tables.{self.party}.separator."
+        raise DataError(f'"{self.path}" has no column "{name}". {hint}')
+
+    @property
+    def features(self) -> list[str]:
+        """The columns that the settings ask for."""
+        settings, kept = (
+            self.settings,
+            [n for n in self.schema if n not in (self.settings.id, self.settings.label)],
+        )
+        chosen = self.matching(kept, "features") if settings.features else kept
+        ignored = set(self.matching(list(self.schema), "ignore"))
+        return [name for name in chosen if name not in ignored]
+
+    def matching(self, columns: Sequence[str], setting: str) -> list[str]:
+        """Those of the columns that a setting's names and patterns mean."""
+        patterns = getattr(self.settings, setting)
+        if not patterns:
+            return []
+        found = match_columns(columns, {setting: patterns}, f"tables.{self.party}")
+        return [columns[place] for place in found[setting]]
+
+    def ids(self) -> pl.Series:
+        """Everyone's canonical id, in the file's order, checked."""
+        with self._reading():
+            found = self._lines.select(self.settings.id).collect(engine="streaming").to_series()
+        return canonical_ids(found, str(self.path))
+
+    def batches(self, columns: Sequence[str], wanted: pl.DataFrame) -> Iterator[pl.DataFrame]:
+        """These columns of the lines that are wanted, some lines at a time.
+
+        Args:
+            wanted: `id` and POSITION of each line; a batch has POSITION beside its columns.
+        """
+        ids = pl.col(self.settings.id).cast(pl.String).alias(_ID)
+        own = self._lines.select(ids, *map(pl.col, columns))
+        joined = own.join(wanted.lazy(), left_on=_ID, right_on="id", how="inner").drop(_ID)
+        with self._reading():
+            yield from joined.collect_batches(chunk_size=_BATCH, maintain_order=True, engine="streaming")
+
+    def all_batches(self, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+        """These columns of every line, some lines at a time."""
+        with self._reading():
+            yield from self._lines.select(columns).collect_batches(chunk_size=_BATCH, engine="streaming")
+
+    def check_found(self, lines: int, wanted: pl.DataFrame) -> None:
+        """Raises DataError unless as many lines were read as are wanted."""
+        if lines != wanted.height:
+            raise DataError(
+                f'"{self.path}" must be the file that was aligned. It has {lines:,} lines for the '
+                f"{wanted.height:,} records to read: it was changed since. Run `vafl align` again."
+            )
+
+    def values(self, column: str, kind: pl.DataType) -> pl.Expr:
+        """A column's values as they are meant: no blanks around text, null where one is missing."""
+        if kind == pl.String or isinstance(kind, pl.Categorical | pl.Enum):
+            text = pl.col(column).cast(pl.String).str.strip_chars()
+            return pl.when(~text.is_in(["", *self.settings.missing])).then(text).alias(column)
+        return pl.col(column)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Whatever a damaged file makes of the reader is an error that names the file."""
+        try:
+            yield
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
+            kind = "Parquet file" if self.path.suffix == ".parquet" else "CSV (in UTF-8) or Parquet file"
+            cause = str(error).strip().partition("\n")[0]
+            raise DataError(
+                f'"{self.path}" must be a whole {kind}, with the same fields in every line. {cause}. '
+                "Write it again, or get it again."
+            ) from error

@@ -1,0 +1,53 @@
+import polars as pl
+import pytest
+
+from vafl.data.ids import canonical_ids, loosened, read_ids
+from vafl.errors import DataError
+
+
+def test_a_csv_s_ids_are_what_stands_in_it(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("x,id\n1.5,007\n2.5,7\n,8 \n")
+    assert read_ids(path, "id").to_list() == ["007", "7", "8 "]
+
+
+def test_whole_numbers_become_digits(tmp_path):
+    path = tmp_path / "table.parquet"
+    pl.DataFrame({"id": [7, -1, 10**18], "x": [1.0, 2.0, 3.0]}).write_parquet(path)
+    assert read_ids(path, "id").to_list() == ["7", "-1", "1" + "0" * 18]
+
+
+def test_text_stays():
+    column = pl.Series("id", ["007", "ü", " a"])
+    assert canonical_ids(column, "t").to_list() == column.to_list()
+    assert canonical_ids(column.cast(pl.Categorical), "t").to_list() == column.to_list()
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pl.Series("key", [1.0, 2.0]), 'text or whole numbers. Found Float64 in "key"'),
+        (pl.Series("key", ["a", None, ""]), '2 without one in "key"'),
+        (pl.Series("key", [3, 1, 3, 1, 2]), "2 in .* more than once: 3, 1"),
+        (pl.Series("key", [], pl.String), "needs records"),
+    ],
+)
+def test_ids_that_cannot_be_used(column, message):
+    with pytest.raises(DataError, match=message):
+        canonical_ids(column, "t")
+
+
+def test_files_that_cannot_be_used(tmp_path):
+    with pytest.raises(DataError, match="Found nothing"):
+        read_ids(tmp_path / "none.csv", "id")
+    path = tmp_path / "table.parquet"
+    path.write_bytes(b"PAR1 junk")
+    with pytest.raises(DataError, match="must be a CSV"):
+        read_ids(path, "id")
+    pl.DataFrame({"identity": [1]}).write_parquet(path)
+    with pytest.raises(DataError, match=r'no column "identty"\. Did you mean "identity"'):
+        read_ids(path, "identty")
+
+
+def test_loosened_ids_forget_zeros_blanks_and_case():
+    assert loosened(pl.Series(["007", " 7", "0", "A0", "x "])).to_list() == ["7", "7", "0", "a0", "x"]
