@@ -62,12 +62,17 @@ class Task:
     @classmethod
     def of(cls, config: Config, data: VerticalData) -> "Task":
         classes = 0 if data.classes is None else len(data.classes)
-        loss = config.model.loss
-        if loss == "auto":
-            loss = "squared" if not classes else "binary" if classes == 2 else "softmax"
+        loss = loss_of(config, classes)
         _check_loss(loss, classes)
         outputs = classes if loss == "softmax" else 1
         return cls(outputs, loss, metric(config.model.metric_for(loss), loss))
+
+
+def loss_of(config: Config, classes: int) -> str:
+    """The loss, where labels are of so many classes; 0 are numbers."""
+    if config.model.loss != "auto":
+        return config.model.loss
+    return "squared" if not classes else "binary" if classes == 2 else "softmax"
 
 
 def _check_loss(loss: str, classes: int) -> None:
@@ -134,7 +139,7 @@ def make_plan(config: Config, data: VerticalData | None = None, party: str | Non
         ConfigError, DataError: before anything was trained or written.
     """
     if data is None:
-        data = _load(config, party)
+        data = load_data(config, party)
     config.schedule.check_rows(data.rows)
     config.rule.check_clients(len(data.parties))
     config.delays.check_clients(len(data.parties))
@@ -152,7 +157,8 @@ def make_plan(config: Config, data: VerticalData | None = None, party: str | Non
     return Plan(config, data, task, models, head)
 
 
-def _load(config: Config, party: str | None) -> VerticalData:
+def load_data(config: Config, party: str | None = None) -> VerticalData:
+    """What a party knows of the data; None: all of it."""
     if config.data.name == "tables":
         _check_scale(config, is_table=True)
         private = config.privacy.kind in GUARANTEED

@@ -26,6 +26,7 @@ from vafl.protocol.rules import RuleSettings
 from vafl.protocol.schedule import ScheduleSettings
 from vafl.runtime.delays import DelaySettings
 from vafl.runtime.grpc.wire import NetworkSettings
+from vafl.runtime.prediction import PredictionSettings
 from vafl.runtime.training import EvaluationSettings, StopSettings
 
 _FILES = (("data", "path"), ("delays", "trace"), ("network", "certificates"), ("labels", "file"))
@@ -56,6 +57,7 @@ class Config:
     network: NetworkSettings = field(default_factory=NetworkSettings)
     stop: StopSettings = field(default_factory=StopSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    prediction: PredictionSettings = field(default_factory=PredictionSettings)
 
     def __post_init__(self) -> None:
         if self.seed < 0:

@@ -21,9 +21,11 @@ from vafl.runtime.identity import SERVER
 from vafl.runtime.simulator import Simulator
 
 MODELS = "models"  # in a run folder: one folder for each party's model
+_SPLIT = ("test_fraction", "validation_fraction")
 _ROWS = 65_536  # summed at once: bounds memory
-_OWN_WAYS = {  # need not be the same everywhere and always
+_OWN_WAYS: dict[str, tuple[str, ...]] = {  # need not be the same everywhere and always
     "data": ("path", "folder"),
+    "partition": (),
     "model": ("metric",),
     "privacy": ("ledger", "mu_max", "delta"),
 }
@@ -41,6 +43,7 @@ def keep_embedding(plan: Plan | Run, index: int, path: Path) -> None:
         "party": party.name,
         "kind": "embedding",
         "features": list(party.train.shape[1:]),
+        "schema": {} if party.encoder is None else party.encoder.to_dict(),
     }
     write_model(model_folder(path, party.name), plan.models[index], **facts, **_shared(plan))
 
@@ -50,7 +53,7 @@ def keep_head(plan: Plan | Run, defaults: Mapping[str, Tensor], path: Path) -> N
     model = plan.config.model
     width = model.embedding_width(plan.task.outputs)
     inputs = width if model.combine == "sum" else width * len(plan.data.parties)
-    facts = {"party": SERVER, "kind": "head", "features": [inputs]}
+    facts: dict[str, Any] = {"party": SERVER, "kind": "head", "features": [inputs], "schema": {}}
     write_model(model_folder(path, SERVER), plan.head, defaults, **facts, **_shared(plan))
 
 
@@ -80,20 +83,14 @@ def mean_embeddings(data: VerticalData, table: EmbeddingTable) -> dict[str, Tens
     return means
 
 
-def take_up(plan: Plan, run: Path, party: str) -> StoredModel:
-    """Gives the plan's model of this party the parameters that a run has trained.
+def open_model(config: Config, run: Path, party: str) -> StoredModel:
+    """A party's model as a run has trained it.
 
     Raises:
-        RunFolderError: there are none, or they were trained for another configuration or other columns.
+        RunFolderError: there is none, or it was trained for another configuration.
     """
-    names = [own.name for own in plan.data.parties]
     stored = read_model(model_folder(run, party))
-    facts: dict[str, Any] = {"party": party, **_shared(plan)}
-    facts.pop("records")
-    if party != SERVER:
-        facts["features"] = list(plan.data.parties[names.index(party)].train.shape[1:])
-    stored.require(facts)
-    stored.load_into(plan.head if party == SERVER else plan.models[names.index(party)])
+    stored.require({"party": party, "settings": shared_settings(config)})
     return stored
 
 
@@ -113,11 +110,14 @@ def rebuild(stored: StoredModel) -> nn.Module:
 
 
 def shared_settings(config: Config) -> dict[str, Any]:
-    """What must be the same at all parties, in training and when the model is used."""
-    document = config.document()
-    shared: dict[str, Any] = {"seed": config.seed}
+    """What must be the same at all parties, in training and when the model is used.
+
+    Where parties bring tables, those may be others by then: how their rows were split does not matter.
+    """
+    document, tables = config.document(), config.data.name == "tables"
+    shared: dict[str, Any] = {} if tables else {"seed": config.seed}
     for section in ("data", "partition", "model", "privacy"):
-        own = _OWN_WAYS.get(section, ())
+        own = _OWN_WAYS[section] + (_SPLIT if tables else ())
         shared[section] = {key: value for key, value in document[section].items() if key not in own}
     return shared
 
@@ -130,7 +130,6 @@ def _shared(plan: Plan | Run) -> dict[str, Any]:
         "classes": list(data.classes or ()),
         "parties": [party.name for party in data.parties],
         "settings": shared_settings(plan.config),
-        "schema": {},
     }
 
 

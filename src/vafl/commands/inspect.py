@@ -80,7 +80,7 @@ def _lines(model: StoredModel) -> dict[str, str]:
         "parameters": f"{manifest.size:,}",
         "outputs": ", ".join(manifest.classes) or f"{manifest.outputs} number",
         "data": str(manifest.settings.get("data", {}).get("name", "")),
-        "raw columns": ", ".join(manifest.schema.get("columns", ())) or "as they are",
+        "raw columns": ", ".join(own["name"] for own in manifest.schema.get("columns", ())) or "as they are",
         "trained on records": manifest.records or "not named",
         "config digest": manifest.config_digest,
         "versions": f"vafl {manifest.vafl}, torch {manifest.torch}",

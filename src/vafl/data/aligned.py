@@ -212,7 +212,7 @@ def join(settings: DataSettings, tables: Mapping[str, TableSettings]) -> Alignme
             rows = rows.filter(rows.is_in(ids[name].implode()))
     if not len(rows):
         raise DataError(_nothing_common(ids))
-    classes = label_classes(opened[LABEL_HOLDER], settings.task)
+    classes = label_classes(opened[LABEL_HOLDER], settings.task) if tables[LABEL_HOLDER].label else None
     token = hashlib.sha256("\n".join(rows).encode()).hexdigest()[:32]
     order = np.random.Generator(np.random.Philox(int(token, 16))).permutation(len(rows))
     numbered = pl.DataFrame({"id": rows, "row": order})

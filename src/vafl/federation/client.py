@@ -93,7 +93,7 @@ def run_client(
     )
     with torch_threads(config.threads):
         try:
-            reason = _run(federation)
+            reason = run_until_over(federation)
         finally:
             state.save()
     keep_embedding(plan, index, path)
@@ -109,8 +109,8 @@ def _witness(config: Config, credentials: Credentials | None) -> CertificateWitn
     return None
 
 
-def _run(federation: FederationClient) -> str:
-    """Runs the event loop; a signal ends it after the turn under way."""
+def run_until_over(federation: FederationClient) -> str:
+    """Runs the event loop; a signal ends it after the turn under way. Gives the server's reason to end."""
     reasons: list[str] = []
 
     async def main() -> None:

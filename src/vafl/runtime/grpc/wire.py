@@ -72,7 +72,11 @@ class NetworkSettings:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a joining party proves it agrees on."""
+    """What a joining party proves it agrees on.
+
+    Attributes:
+        model: which trained model is used; empty while one is trained.
+    """
 
     protocol: int
     run_id: str
@@ -83,6 +87,7 @@ class Terms:
     schedule_digest: str
     encoding: str
     secure_sum: bool
+    model: str = ""
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()

@@ -1,0 +1,214 @@
+"""A trained model in use: the server asks and scores, clients answer, and no step is made."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor
+
+from vafl.build import loss_of, torch_threads
+from vafl.config import Config
+from vafl.errors import ConfigError
+from vafl.federation.client import run_until_over
+from vafl.federation.terms import load_credentials
+from vafl.models.folder import StoredModel
+from vafl.models.losses import probabilities
+from vafl.observe.record import LEDGERS
+from vafl.observe.scores import ScoreFile, missing_column
+from vafl.privacy.guard import guard
+from vafl.privacy.ledger import Ledger
+from vafl.protocol.messages import ServerMessage
+from vafl.protocol.respondent import Respondent
+from vafl.protocol.scoring import ANSWERED, STATES, Rows, Scorer
+from vafl.runtime.grpc.client import FederationClient
+from vafl.runtime.grpc.prediction import Batch, Served, States
+from vafl.runtime.grpc.server import FederationServer
+from vafl.runtime.grpc.wire import PROTOCOL, Terms, run
+from vafl.runtime.identity import SERVER
+from vafl.subjects import Subjects, load_subjects
+from vafl.trained import open_model, rebuild
+
+_LINES = 10  # lines printed over a batch where there is no terminal
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A trained model at one party, and the records it is asked about."""
+
+    config: Config
+    party: str
+    model: StoredModel
+    subjects: Subjects
+
+    @classmethod
+    def load(cls, config: Config, party: str, run: Path) -> "Deployed":
+        """Checks the model against the configuration, and the records against the model.
+
+        Raises:
+            ConfigError, DataError, RunFolderError: before anybody was asked anything.
+        """
+        if config.privacy.secure_sum:
+            raise ConfigError(
+                "a model trained under privacy.secure_sum cannot be asked yet: predictions are not masked, "
+                "and would show the server what training hid from it."
+            )
+        model = open_model(config, run, party)
+        return cls(config, party, model, load_subjects(config, party, model))
+
+    @property
+    def parties(self) -> list[str]:
+        return self.model.manifest.parties
+
+    @property
+    def classes(self) -> list[str]:
+        """What probabilities are of; empty if the model gives a number."""
+        return self.model.manifest.classes if self.loss != "squared" else []
+
+    @property
+    def loss(self) -> str:
+        return loss_of(self.config, len(self.model.manifest.classes))
+
+    def terms(self) -> Terms:
+        """What the parties must agree on, as this one sees it."""
+        manifest, config = self.model.manifest, self.config
+        return Terms(
+            protocol=PROTOCOL,
+            run_id=config.network.run_id,
+            records=self.subjects.rows,
+            record_digest=self.subjects.digest,
+            width=config.model.embedding_width(manifest.outputs),
+            clients=len(manifest.parties),
+            schedule_digest="prediction",
+            encoding=config.network.encoding,
+            secure_sum=False,
+            model=f"{manifest.config_digest} trained on {manifest.records}",
+        )
+
+    def respondent(self, run: Path) -> Respondent:
+        """The client, private if it was so in training: its ledger counts on."""
+        config, subjects = self.config, self.subjects
+        index, module = self.parties.index(self.party), rebuild(self.model)
+        if config.privacy.kind == "none":
+            return Respondent(index, subjects.features, module)
+        path = Path(config.privacy.ledger or run / LEDGERS) / f"{self.party}.ledger"
+        records, identity = int(subjects.numbers.max()) + 1, f"{subjects.source}: {self.party}"
+        own = guard(
+            config.privacy,
+            module,
+            subjects.features,
+            Ledger(path, records, identity),
+            subjects.numbers,
+            config.rule.local_steps,
+        )
+        return Respondent(index, own.features, own.model, perturb=own.release, budget=own.budget)
+
+    def scorer(self, *, cached: bool) -> Scorer:
+        """The server's part; where the model has no default for a client, zero stands in."""
+        width = self.config.model.embedding_width(self.model.manifest.outputs)
+        known, zero = self.model.defaults, torch.zeros(width)
+        defaults = torch.stack([known.get(party, zero) for party in self.parties])
+        summed = self.config.model.combine == "sum"
+        return Scorer(self.subjects.rows, rebuild(self.model), defaults, summed=summed, cached=cached)
+
+    def serve(self, scorer: Scorer, drive: Callable[[Served], list[ServerMessage]]) -> Served:
+        """The server's end of the network."""
+        config = self.config
+        credentials = load_credentials(config, SERVER)
+        return FederationServer(scorer, self.parties, self.terms(), config.network, credentials, drive)
+
+    def table(self, rows: Rows, outputs: Tensor, states: States) -> pl.DataFrame:
+        """One line a record: its id, what the model says, and who did not answer."""
+        columns: dict[str, pl.Series] = {"id": self.subjects.ids.gather(rows)}
+        if self.classes:
+            shares = probabilities(outputs, self.loss).numpy()
+            columns["prediction"] = pl.Series(self.classes, dtype=pl.String).gather(shares.argmax(1))
+            columns |= {f"p({name})": pl.Series(shares[:, m]) for m, name in enumerate(self.classes)}
+        else:
+            columns["value"] = pl.Series(outputs[:, 0].numpy())
+        return pl.DataFrame(columns | {"missing": missing_column(states, self.parties, STATES, ANSWERED)})
+
+
+def answer(config: Config, party: str, run: Path) -> str:
+    """A client's part: answers whatever it is asked until the server ends it; gives the server's reason."""
+    deployed = Deployed.load(config, party, run)
+    credentials = load_credentials(config, party)
+    client = deployed.respondent(run)
+    federation = FederationClient(client, party, deployed.terms(), config.network, credentials)
+    with torch_threads(config.threads):
+        return run_until_over(federation)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What came of a batch.
+
+    Attributes:
+        missing: party -> how many records its default stood in for.
+    """
+
+    path: Path
+    records: int
+    missing: dict[str, int]
+
+
+def predict(
+    config: Config,
+    run_folder: Path,
+    out: Path,
+    console: Console,
+    listening: Callable[[str], None] = lambda address: None,
+) -> Scored:
+    """The server's part of a batch: scores every record, and writes a line for each."""
+    deployed = Deployed.load(config, SERVER, run_folder)
+    missing = np.zeros(len(deployed.parties), dtype=np.int64)
+    total = len(deployed.subjects.chosen)
+    with ScoreFile(out) as file, torch_threads(config.threads), _progress(console, total) as advance:
+
+        def write(rows: Rows, outputs: Tensor, states: States) -> None:
+            file.append(deployed.table(rows, outputs, states))
+            missing[:] += (states != ANSWERED).sum(0)
+            advance(len(rows))
+
+        batch = Batch(deployed.subjects.chosen, config.prediction, write)
+        federation = deployed.serve(deployed.scorer(cached=False), batch)
+        run(_until_scored(federation, batch, listening))
+        if batch.interrupted:
+            raise KeyboardInterrupt
+    counts = dict(zip(deployed.parties, missing.tolist(), strict=True))
+    return Scored(out, batch.done, {party: count for party, count in counts.items() if count})
+
+
+@contextmanager
+def _progress(console: Console, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal, a few lines elsewhere; takes how many more records are done."""
+    if console.is_terminal:
+        with Progress(console=console) as bar:
+            task = bar.add_task("scoring", total=total)
+            yield lambda count: bar.advance(task, count)
+        return
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        if (done + count) * _LINES // total > done * _LINES // total:
+            console.print(f"  {(done + count) / total:4.0%}  {done + count:,} records")
+        done += count
+
+    yield advance
+
+
+async def _until_scored(federation: Served, batch: Batch, listening: Callable[[str], None]) -> None:
+    def interrupt() -> None:
+        batch.interrupted = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, interrupt)
+    await federation.serve(listening)

@@ -1,0 +1,76 @@
+"""The records that a trained model is asked about, as one party sees them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+import torch
+from torch import Tensor
+
+from vafl.build import load_data
+from vafl.config import Config
+from vafl.data.aligned import find_alignments, open_table
+from vafl.data.dataset import Records
+from vafl.data.encoding import Encoder
+from vafl.data.tables import POSITION
+from vafl.models.folder import StoredModel
+from vafl.runtime.identity import SERVER
+
+
+@dataclass(frozen=True)
+class Subjects:
+    """Records, numbered alike at all parties.
+
+    Attributes:
+        digest: tells sets of records apart; parties compare it before anything is asked.
+        numbers: [rows], which record of the party's privacy ledger each row is.
+        source: what these records are a part of, for that ledger.
+        chosen: the rows that a batch is about, ascending: all, or those held out of training.
+        ids: [rows], what each record is called; only the server needs them.
+        features: [rows, ...], the party's own; the server has none.
+    """
+
+    digest: str
+    numbers: Records
+    source: str
+    chosen: Records
+    ids: pl.Series
+    features: Tensor
+
+    @property
+    def rows(self) -> int:
+        return len(self.numbers)
+
+
+def load_subjects(config: Config, party: str, model: StoredModel) -> Subjects:
+    """Each party reads its own table, and encodes it as in training. Data sets that are no tables have
+    record numbers for ids, and the rows held out of training are what a batch is about.
+
+    Raises:
+        ConfigError, DataError: a file or a column is missing.
+        RunFolderError: the features are not those of the model.
+    """
+    if config.data.name == "tables":
+        return _from_tables(config, party, model)
+    data = load_data(config)
+    rows, numbers = data.rows + len(data.test_labels), data.record_numbers
+    features = torch.empty(rows, 0)
+    for own in data.parties:
+        if own.name == party:
+            features = torch.cat([own.train, own.test])
+            model.require({"features": list(features.shape[1:])})
+    chosen = np.arange(data.rows + data.validation, rows)
+    ids = pl.Series(numbers).cast(pl.String)
+    return Subjects(data.record_digest, numbers, data.source, chosen, ids, features)
+
+
+def _from_tables(config: Config, party: str, model: StoredModel) -> Subjects:
+    alignment = find_alignments(config.data, config.tables, party)[party]
+    every = np.arange(alignment.rows)
+    features, ids = torch.empty(alignment.rows, 0), alignment.ids
+    if party != SERVER:
+        encoder = Encoder.from_dict(model.manifest.schema)
+        wanted = pl.DataFrame({"id": alignment.ids, POSITION: alignment.numbers})
+        features = torch.from_numpy(encoder.read(open_table(config.tables, party), wanted, alignment.rows))
+        model.require({"features": list(features.shape[1:])})
+    return Subjects(alignment.token, every, f"tables {alignment.token}", every, ids, features)
