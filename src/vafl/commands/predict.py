@@ -1,4 +1,4 @@
-"""`vafl predict` and `vafl serve`: a trained model used on a whole table, or asked live."""
+"""`vafl predict`: a trained model used on whole tables; each party runs its part."""
 
 import argparse
 import logging

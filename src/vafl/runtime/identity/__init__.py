@@ -11,7 +11,7 @@ dial. Certificates are good for one end of a connection only: `server` serves, a
 from vafl.runtime.identity.authority import issue, make_authority
 from vafl.runtime.identity.credentials import Credentials
 from vafl.runtime.identity.handshake import closed_early, refusal
-from vafl.runtime.identity.loopback import LOOPBACK_OPTIONS, require_loopback
+from vafl.runtime.identity.loopback import LOOPBACK_OPTIONS, is_loopback, require_loopback
 from vafl.runtime.identity.names import SERVER, SERVER_NAME, check_party, party_of
 from vafl.runtime.identity.witness import CertificateWitness
 
@@ -23,6 +23,7 @@ __all__ = [
     "Credentials",
     "check_party",
     "closed_early",
+    "is_loopback",
     "issue",
     "make_authority",
     "party_of",

@@ -18,13 +18,18 @@ def require_loopback(address: str) -> None:
     Args:
         address: HOST, HOST:PORT, [IPV6]:PORT or unix:PATH. No name but localhost is looked up or believed.
     """
-    if address.startswith("unix:") or _is_loopback(*_split(address)):
+    if address.startswith("unix:") or is_loopback(address):
         return
     raise ConfigError(
         "without certificates the parties must be on one machine: a loopback address (127.0.0.0/8, ::1, "
         f"localhost) or unix:PATH, for anyone on the way could read and change the traffic. "
         f"Found {address!r}. Use certificates (`vafl certs`) or a loopback address."
     )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether what is sent to HOST, HOST:PORT or [IPV6]:PORT stays on this machine."""
+    return _is_loopback(*_split(address))
 
 
 def _split(address: str) -> tuple[str, str]:

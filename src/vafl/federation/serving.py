@@ -1,0 +1,132 @@
+"""A trained model served live: HTTP requests for ids, answered by asking the clients."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from vafl.build import torch_threads
+from vafl.config import Config
+from vafl.errors import ConfigError
+from vafl.federation.prediction import Deployed
+from vafl.federation.refusal import Refusal
+from vafl.models.losses import probabilities
+from vafl.protocol.scoring import ANSWERED, STATES, Rows
+from vafl.runtime.grpc.prediction import Answer, Live
+from vafl.runtime.grpc.wire import run
+from vafl.runtime.identity import SERVER, is_loopback
+
+log = logging.getLogger("vafl.server")
+
+
+def serve(config: Config, run_folder: Path, http: str, listening: Callable[[str, str], None]) -> None:
+    """Answers until it is told to stop.
+
+    Args:
+        http: host:port for HTTP.
+        listening: told the address for clients, and that for HTTP.
+    """
+    host, _, port = http.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f'--http must be host:port. Found "{http}".')
+    _require_aiohttp()
+    if not is_loopback(http):
+        log.warning(
+            "EVERYONE who can reach %s may ask for predictions, unencrypted: HTTP here has no identities. "
+            "Put a proxy with TLS and authentication before it, or bind to 127.0.0.1.",
+            http,
+        )
+    service = Service(Deployed.load(config, SERVER, run_folder))
+    with torch_threads(config.threads):
+        run(service.run(host, int(port), listening))
+
+
+def _require_aiohttp() -> None:
+    try:
+        import aiohttp  # noqa: F401, PLC0415 - an extra
+    except ImportError as error:
+        raise ConfigError(
+            f"serving needs the package of an extra. {error}. Install it: pip install 'vafl[serve]'."
+        ) from error
+
+
+class Service:
+    """Turns ids into rows, and what the clients answer into JSON."""
+
+    def __init__(self, deployed: Deployed) -> None:
+        self._deployed, settings = deployed, deployed.config.prediction
+        self._live = Live(settings)
+        self._federation = deployed.serve(deployed.scorer(cached=settings.cache), self._live)
+        order = deployed.subjects.ids.arg_sort()
+        self._ids, self._rows = deployed.subjects.ids.gather(order), order.to_numpy().astype(np.int64)
+
+    async def run(self, host: str, port: int, listening: Callable[[str, str], None]) -> None:
+        """Serves clients and HTTP in one event loop, until a signal."""
+        from vafl.federation.http import make_app, start  # noqa: PLC0415 - an extra
+
+        federation, loop = self._federation, asyncio.get_running_loop()
+        app = make_app(self.predict, self.health, self._deployed.config.prediction.largest_request)
+        runner, bound = await start(app, host, port)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, federation.finish, "the server was told to stop")
+        try:
+            await federation.serve(lambda address: listening(address, f"http://{host}:{bound}"))
+        finally:
+            await runner.cleanup()
+
+    def health(self) -> dict[str, Any]:
+        """Whether the model can be asked, and who would answer."""
+        federation, scorer = self._federation, self._federation.server
+        here = {
+            party: "gone" if m in scorer.absent else "slow" if m in scorer.overdue else "here"
+            for m, party in enumerate(self._deployed.parties)
+        }
+        starting, complete = federation.began is None, set(here.values()) == {"here"}
+        status = "starting" if starting else "ok" if complete else "degraded"
+        return {"status": status, "parties": here, "records": self._deployed.subjects.rows}
+
+    async def predict(self, ids: list[str]) -> dict[str, Any]:
+        """The answer to one request.
+
+        Raises:
+            Refusal: some ids are unknown, or the clients are still being waited for.
+        """
+        if self._federation.began is None:
+            raise Refusal(503, "starting", "the clients are being waited for")
+        rows = self._find(ids)
+        answer = await self._live.ask(self._federation, rows)
+        return {
+            "predictions": self._lines(ids, answer),
+            "complete": bool((answer.states == ANSWERED).all()),
+        }
+
+    def _find(self, ids: list[str]) -> Rows:
+        places = self._ids.search_sorted(pl.Series(ids, dtype=pl.String)).to_numpy()
+        places = np.minimum(places, len(self._ids) - 1)
+        known = (self._ids.gather(places) == pl.Series(ids, dtype=pl.String)).to_numpy()
+        if not known.all():
+            unknown = [each for each, is_known in zip(ids, known, strict=True) if not is_known]
+            message = f"{len(unknown)} of {len(ids)} ids are not known here"
+            raise Refusal(404, "unknown_ids", message, ids=unknown[:20])
+        found: Rows = self._rows[places]
+        return found
+
+    def _lines(self, ids: Sequence[str], answer: Answer) -> list[dict[str, Any]]:
+        classes = self._deployed.classes
+        if classes:
+            shares = probabilities(answer.outputs, self._deployed.loss).tolist()
+            said = [{"probabilities": dict(zip(classes, own, strict=True))} for own in shares]
+        else:
+            said = [{"value": value} for value in answer.outputs[:, 0].tolist()]
+        parties = self._deployed.parties
+        missing = [
+            {party: STATES[state] for party, state in zip(parties, own, strict=True) if state != ANSWERED}
+            for own in answer.states.tolist()
+        ]
+        lines = zip(ids, said, missing, strict=True)
+        return [{"id": each, **own, "missing": without} for each, own, without in lines]
