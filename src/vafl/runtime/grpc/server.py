@@ -317,7 +317,8 @@ class FederationServer(Generic[Served]):
         self._say(self._addressed(self._after(self)))
 
     def _forget(self, connection: Connection) -> None:
-        self._say(self._addressed(self.server.receive(Leave(connection.client))))
+        left = self.server.receive(Leave(connection.client))
+        self._say(self._addressed([*left, *self._after(self)]))  # somebody may have waited for that client
 
     def _say(self, replies: Replies, handled: Sequence[Connection] = ()) -> None:
         """Hands replies to the streams: all that go to one client as one message."""
