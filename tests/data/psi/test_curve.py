@@ -52,5 +52,5 @@ def test_points_are_those_of_rfc_7748():
 
 @pytest.mark.parametrize("number", [0, 1, PRIME - 1, PRIME, PRIME + 1, 2**255, 2**256 - 1])
 def test_points_of_small_order_and_numbers_too_large_are_refused(number):
-    with pytest.raises(InvalidMessage, match="small order|below 2"):
+    with pytest.raises(InvalidMessage, match=r"small order|below 2"):
         tag_points(new_secret(), number.to_bytes(32, "little"))
