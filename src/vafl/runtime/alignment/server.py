@@ -38,6 +38,7 @@ from vafl.runtime.identity import SERVER, Credentials
 
 log = logging.getLogger("vafl.server")
 
+_WATCHED_EVERY = 1.0
 _GRACE = 5.0  # seconds for clients to hear how it ended
 _POOR = 0.01  # of the smaller set in common: less, and ids may be written in different ways
 _LONGEST_REASON = 1000
@@ -81,8 +82,16 @@ class AlignmentServer:
         self._over = asyncio.Event()
         self._reason = ""
 
-    async def serve(self, listening: Callable[[str], None] = lambda address: None) -> Alignment:
+    async def serve(
+        self,
+        listening: Callable[[str], None] = lambda address: None,
+        watch: Callable[[], None] = lambda: None,
+    ) -> Alignment:
         """Waits for the clients and aligns with them.
+
+        Args:
+            listening: told the address once it can be dialled.
+            watch: called every second until all are here; what it raises ends the alignment.
 
         Raises:
             Stalled: a client did not come, or went away.
@@ -97,7 +106,7 @@ class AlignmentServer:
         address = listen(server, settings, self._credentials)
         await server.start()
         listening(address)
-        work = asyncio.create_task(self._work())
+        work = asyncio.create_task(self._work(watch))
         try:
             await asyncio.wait((work, self._failure), return_when=asyncio.FIRST_COMPLETED)
             return await (self._failure if self._failure.done() else work)
@@ -158,8 +167,8 @@ class AlignmentServer:
 
     # --- the alignment ---
 
-    async def _work(self) -> Alignment:
-        await self._wait_for_clients()
+    async def _work(self, watch: Callable[[], None]) -> Alignment:
+        await self._wait_for_clients(watch)
         self._begun = True
         largest = max(len(self._ids), *(client.ids for client in self._clients.values()))
         with Crew(largest, self._workers) as crew:
@@ -172,20 +181,22 @@ class AlignmentServer:
         await together(*(client.line.say(pack(Kind.DONE)) for client in self._clients.values()))
         return alignment
 
-    async def _wait_for_clients(self) -> None:
-        deadline = time.monotonic() + self._settings.patience
+    async def _wait_for_clients(self, watch: Callable[[], None]) -> None:
+        deadline, told = time.monotonic() + self._settings.patience, ""
         while missing := [party for party in self._terms.parties if party not in self._clients]:
-            left = deadline - time.monotonic()
-            names = ", ".join(missing)
+            watch()
+            left, names = deadline - time.monotonic(), ", ".join(missing)
             if left <= 0:
                 raise Stalled(
                     f"every party must take part. Not here within {self._settings.patience:.0f} s "
                     f"(network.patience): {names}. Start `vafl align` at every party."
                 )
-            log.info("waiting for %s, %.0f s at most", names, left)
+            if names != told:
+                log.info("waiting for %s, %.0f s at most", names, left)
+                told = names
             self._arrival.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._arrival.wait(), left)
+                await asyncio.wait_for(self._arrival.wait(), min(left, _WATCHED_EVERY))
 
     async def _exchange(self, crew: Crew, ids: pl.Series, sizes: Mapping[str, int]) -> Matches:
         """With all these clients at once; gives what each has in common with `ids`."""
