@@ -49,7 +49,7 @@ def test_a_client_that_cannot_begin_ends_the_run_at_once(tmp_path):
 
 
 def test_a_client_that_was_killed_is_left_to_the_runs_rules(tmp_path):
-    clients = Clients(["client-1"], tmp_path)
+    clients = Clients(["client-1"], tmp_path, ["client", "--out", str(tmp_path)])
     (tmp_path / "config.toml").write_text("")
     clients.start("127.0.0.1:1")
     os.kill(clients._processes["client-1"].pid, signal.SIGKILL)

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from vafl.observe.record import RecordedRun
 
 # Modules of vafl.commands:
-_LARGER = ("certs", "predict", "serve", "inspect", "export", "audit", "privacy", "calibrate", "smoothness")
+_LARGER = (
+    *("align", "certs", "predict", "serve", "inspect", "export"),
+    *("audit", "privacy", "calibrate", "smoothness"),
+)
 _EXIT_CODES = """exit codes:
   0 done    1 unexpected failure    2 configuration or usage    3 data
   4 the run could not go on (diverged, stalled)    5 run folder    6 an audit failed    130 interrupted

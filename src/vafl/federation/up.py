@@ -25,13 +25,13 @@ def up(config: Config, path: Path, console: Console, *, overwrite: bool = False)
     Without network.certificates, an authority and a certificate for each party are made in path/certs.
     """
     names = _client_names(config)
-    clients = Clients(names, path)
+    clients = Clients(names, path, ["client", "--out", str(path)])
     served = ServerRun(
         config,
         path,
         console,
         overwrite=overwrite,
-        prepare=lambda: _certified(_aligned(config, path), names, path),
+        prepare=lambda: certified(_aligned(config, path), names, path),
         watch=clients.check,
     )
     try:
@@ -63,7 +63,8 @@ def _aligned(config: Config, path: Path) -> Config:
     return replace(config, tables=tables)
 
 
-def _certified(config: Config, names: list[str], path: Path) -> Config:
+def certified(config: Config, names: list[str], path: Path) -> Config:
+    """The configuration with certificates, made in path/certs if it has none and needs them."""
     if config.network.security == "plaintext" or config.network.certificates:
         return config
     folder = path / "certs"
@@ -74,25 +75,23 @@ def _certified(config: Config, names: list[str], path: Path) -> Config:
 
 
 class Clients:
-    """The client processes of a federation on one machine."""
+    """The client processes of a federation on one machine.
 
-    def __init__(self, names: list[str], path: Path) -> None:
-        self._names, self._path = names, path
+    Args:
+        path: the folder with config.toml; logs go there too.
+        command: what each does, a subcommand of `vafl` and its options.
+    """
+
+    def __init__(self, names: list[str], path: Path, command: list[str]) -> None:
+        self._names, self._path, self._command = names, path, command
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, address: str) -> None:
         """Starts every client, dialling `address`; what it says goes to logs/NAME.log."""
         (self._path / "logs").mkdir(exist_ok=True)
         for name in self._names:
-            command = [sys.executable, "-m", "vafl.cli", "client", str(self._path / "config.toml")]
-            options = [
-                "--party",
-                name,
-                "--out",
-                str(self._path),
-                "--set",
-                f"network.address={json.dumps(address)}",
-            ]
+            command = [sys.executable, "-m", "vafl.cli", *self._command, str(self._path / "config.toml")]
+            options = ["--party", name, "--set", f"network.address={json.dumps(address)}"]
             with (self._path / "logs" / f"{name}.log").open("wb") as log:
                 self._processes[name] = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                     [*command, *options], stdout=log, stderr=log, stdin=subprocess.DEVNULL

@@ -296,9 +296,9 @@ def test_a_connection_closed_at_once_is_a_refusal_only_if_it_happens_again_and_a
     federation.address = "127.0.0.1:1"
     client = federation.client(0)
     for details in (CLOSED, REFUSED, CLOSED, CLOSED, CLOSED, CLOSED):
-        client._judge(failed(details))
+        client._reach.judge(failed(details))
     with pytest.raises(Unauthenticated, match="Its log says why"):
-        client._judge(failed(CLOSED))
+        client._reach.judge(failed(CLOSED))
 
 
 @asynccontextmanager
@@ -374,7 +374,7 @@ def test_a_refusal_that_comes_before_the_client_has_said_all_is_heard(monkeypatc
     federation = Federation(configuration())
     federation.address = "127.0.0.1:1"
     client = federation.client(0)
-    monkeypatch.setattr(client, "_channel", Closed)
+    monkeypatch.setattr("vafl.runtime.grpc.client.open_channel", lambda *_: Closed())
     with pytest.raises(RemoteFault, match="refused client-1: no client of this run"):
         within(20, client.run())
 

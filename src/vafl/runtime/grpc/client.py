@@ -1,8 +1,6 @@
 """A client's end: dials out, says where it stands, works while it is welcome, dials again when cut off."""
 
-import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable
 from functools import partial
@@ -10,26 +8,18 @@ from functools import partial
 import grpc
 import grpc.aio
 
-from vafl.errors import RemoteFault, Stalled
+from vafl.errors import RemoteFault
 from vafl.protocol.messages import ClientMessage, Durable, Gradient, Refused, Rekey, Skipped, Stop, Welcome
 from vafl.protocol.respondent import Respondent
 from vafl.runtime.codec import Codec
 from vafl.runtime.delays import Sleeper
+from vafl.runtime.grpc.reach import FIRST_PAUSE, LONGEST_PAUSE, Reach, open_channel
 from vafl.runtime.grpc.session import Session
-from vafl.runtime.grpc.wire import CLAIM, PATH, NetworkSettings, Terms, channel_options
+from vafl.runtime.grpc.wire import CLAIM, PATH, NetworkSettings, Terms
 from vafl.runtime.grpc.worker import HELD_BACK, Worker
-from vafl.runtime.identity import LOOPBACK_OPTIONS, Credentials, closed_early, refusal, require_loopback
+from vafl.runtime.identity import Credentials
 
 log = logging.getLogger("vafl.client")
-
-_FATAL = (
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.UNIMPLEMENTED,
-)
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
-_CERTAIN = 5  # connections closed at once, one after the other: a server that is killed does that once
 
 
 class FederationClient:
@@ -61,10 +51,9 @@ class FederationClient:
         self._terms, self._settings, self._credentials = terms, settings, credentials
         self._sleeper, self._after = sleeper, after
         self._codec = Codec(settings.encoding, settings.largest_message)
-        self._heard = time.monotonic()
+        self._reach = Reach(party, settings)
         self._began = time.monotonic()
         self._skips = 0
-        self._closings = 0
         self._failure: Exception | None = None
 
     async def run(self) -> str:
@@ -82,51 +71,16 @@ class FederationClient:
 
     async def _persist(self) -> str:
         """Dials again whenever it is cut off."""
-        pause = _FIRST_PAUSE
         while True:
-            began = self._heard
             try:
                 return await self._session()
             except grpc.aio.AioRpcError as error:
-                self._judge(error)
-            if self._heard > began:
-                pause = _FIRST_PAUSE
-            log.info("the server is out of reach; trying again in %.1f s", pause)
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads reconnects
-            pause = min(2 * pause, _LONGEST_PAUSE)
-
-    def _judge(self, error: grpc.aio.AioRpcError) -> None:
-        """Raises unless it makes sense to try again."""
-        if error.code() in _FATAL:
-            raise RemoteFault(f"the server refused {self.party}: {error.details()}") from error
-        details = error.details() or ""
-        if fault := refusal(details):
-            self._closings = self._closings + 1 if closed_early(details) else _CERTAIN
-            if self._closings >= _CERTAIN:
-                raise fault from error
-        else:
-            self._closings = 0
-        silent = time.monotonic() - self._heard
-        if silent > self._settings.patience:
-            raise Stalled(
-                f"{self._settings.address} could not be reached for {silent:.0f} s: {error.details()}. "
-                "Is the server running, and do the certificates belong to one authority? "
-                "network.patience sets how long to try."
-            ) from error
-
-    def _channel(self) -> grpc.aio.Channel:
-        options = channel_options(self._settings)
-        if self._credentials is None:
-            require_loopback(self._settings.address)
-            return grpc.aio.insecure_channel(self._settings.address, [*options, *LOOPBACK_OPTIONS])
-        options += self._credentials.channel_options()
-        return grpc.aio.secure_channel(
-            self._settings.address, self._credentials.channel_credentials(), options
-        )
+                self._reach.judge(error)
+            await self._reach.pause()
 
     async def _session(self) -> str:
         """One connection, from joining to the run's end."""
-        async with self._channel() as channel:
+        async with open_channel(self._settings, self._credentials) as channel:
             self._current = session = Session(channel.stream_stream(PATH)(metadata=((CLAIM, self.party),)))
             session.outbox.put_nowait(self._terms.to_bytes())
             self._worker.do(partial(self._join, session))
@@ -135,7 +89,7 @@ class FederationClient:
                 return await session.run(partial(self._hear, session))
             except grpc.aio.AioRpcError:
                 if session.welcome:
-                    self._heard = time.monotonic()  # however long it had nothing to say, it was there
+                    self._reach.heard = time.monotonic()  # however long it had nothing to say, it was there
                 raise
             finally:
                 await self._worker.settle()
@@ -143,7 +97,7 @@ class FederationClient:
                     raise self._failure
 
     def _hear(self, session: Session, content: bytes) -> None:
-        self._heard = time.monotonic()
+        self._reach.heard = time.monotonic()
         self._worker.do(partial(self._receive, session, content))
 
     def _say(self, session: Session, contents: list[bytes], may_wake: bool) -> None:
@@ -156,7 +110,7 @@ class FederationClient:
 
     def _pause(self) -> float:
         """Seconds until the next activation; more and more while the server has to skip what comes."""
-        pause = min(_FIRST_PAUSE * 2.0 ** min(self._skips, 10), _LONGEST_PAUSE) if self._skips else 0.0
+        pause = min(FIRST_PAUSE * 2.0 ** min(self._skips, 10), LONGEST_PAUSE) if self._skips else 0.0
         if self._sleeper is None:
             return pause
         now = time.monotonic() - self._began

@@ -1,10 +1,17 @@
-"""One client's stream as the server sees it: what waits on it, and how much its client may say."""
+"""One client's stream as the server sees it: whose it is, what waits on it, how much its client may say."""
 
 import asyncio
+import logging
 import time
 from dataclasses import dataclass, field
 
 import grpc.aio
+
+from vafl.errors import Unauthenticated
+from vafl.runtime.grpc.wire import CLAIM, NetworkSettings
+from vafl.runtime.identity import Credentials, party_of, require_loopback
+
+log = logging.getLogger("vafl.server")
 
 _INBOX = 4  # of one client's messages that may wait for the worker
 _OUTBOX = 64  # messages that may wait for one client to read them, before none of its own are taken
@@ -61,3 +68,27 @@ async def next_message(context: "grpc.aio.ServicerContext[bytes, bytes]") -> byt
     """The stream's next message; empty when the client has closed the stream."""
     content = await context.read()
     return content if isinstance(content, bytes) else b""
+
+
+def listen(server: grpc.aio.Server, settings: NetworkSettings, credentials: Credentials | None) -> str:
+    """Binds the server to the address of the settings; gives host:port as it turned out."""
+    if credentials is None:
+        require_loopback(settings.address)
+        log.warning("PLAINTEXT: no encryption and no identities; for trials on one machine only")
+        port = server.add_insecure_port(settings.address)
+    else:
+        port = server.add_secure_port(settings.address, credentials.server_credentials())
+    return f"{settings.address.rpartition(':')[0]}:{port}"
+
+
+def identify(context: "grpc.aio.ServicerContext[bytes, bytes]", credentials: Credentials | None) -> str:
+    """The certificate says who it is, and the client must agree; plaintext has nothing but its word."""
+    claimed = str(dict(context.invocation_metadata() or ()).get(CLAIM, ""))
+    if credentials is None:
+        return claimed
+    party = party_of(context.auth_context())
+    if claimed not in ("", party):
+        raise Unauthenticated(
+            f'a party must show its own certificate. Found that of "{party}", shown by "{claimed}".'
+        )
+    return party

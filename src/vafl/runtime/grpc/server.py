@@ -18,12 +18,11 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc
 import grpc.aio
 
-from vafl.errors import InvalidMessage, RemoteFault, Unauthenticated
+from vafl.errors import InvalidMessage, RemoteFault
 from vafl.protocol.messages import ClientMessage, Join, Leave, Refused, ServerMessage, Stop
 from vafl.runtime.codec import Codec, Frame
-from vafl.runtime.grpc.connection import Allowance, Connection, next_message
+from vafl.runtime.grpc.connection import Allowance, Connection, identify, listen, next_message
 from vafl.runtime.grpc.wire import (
-    CLAIM,
     MANY_VIOLATIONS,
     METHOD,
     SERVICE,
@@ -32,7 +31,7 @@ from vafl.runtime.grpc.wire import (
     channel_options,
 )
 from vafl.runtime.grpc.worker import HELD_BACK, Worker
-from vafl.runtime.identity import Credentials, party_of, require_loopback
+from vafl.runtime.identity import Credentials
 from vafl.runtime.simulator import Traffic
 
 log = logging.getLogger("vafl.server")
@@ -125,10 +124,11 @@ class FederationServer(Generic[Served]):
         server = grpc.aio.server(options=channel_options(self._settings))
         handler = grpc.stream_stream_rpc_method_handler(self._stream)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
-        port = int(self._listen(server))
+        self._loop = asyncio.get_running_loop()
+        address = listen(server, self._settings, self._credentials)
         await server.start()
         self._worker = Worker(self.fail)
-        listening(f"{self._settings.address.rpartition(':')[0]}:{port}")
+        listening(address)
         others = [asyncio.create_task(self._open()), asyncio.create_task(self._tick())]
         try:
             await self._over.wait()
@@ -155,14 +155,6 @@ class FederationServer(Generic[Served]):
     def attend(self) -> None:
         """Has `after` called soon, though no message has come; called on the event loop."""
         self._worker.do(self._attend)
-
-    def _listen(self, server: grpc.aio.Server) -> Any:
-        self._loop = asyncio.get_running_loop()
-        if self._credentials is None:
-            require_loopback(self._settings.address)
-            log.warning("PLAINTEXT: no encryption and no identities; for trials on one machine only")
-            return server.add_insecure_port(self._settings.address)
-        return server.add_secure_port(self._settings.address, self._credentials.server_credentials())
 
     async def _open(self) -> None:
         """Waits for every client to join once, but not for ever, and starts the run's clock."""
@@ -226,7 +218,7 @@ class FederationServer(Generic[Served]):
         """Who is it, and do we agree on the run?"""
         party = _STRANGER
         try:
-            named = await self._identify(context)
+            named = identify(context, self._credentials)
             if named not in self.parties:
                 raise InvalidMessage(
                     f'"{named}" is no client of this run. Its clients: {", ".join(self.parties)}.'
@@ -241,18 +233,6 @@ class FederationServer(Generic[Served]):
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the terms did not come in time")
         return Connection(self.parties.index(party), party)
-
-    async def _identify(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> str:
-        """The certificate says who it is, and the client must agree; plaintext has nothing but its word."""
-        claimed = str(dict(context.invocation_metadata() or ()).get(CLAIM, ""))
-        if self._credentials is None:
-            return claimed
-        party = party_of(context.auth_context())
-        if claimed not in ("", party):
-            raise Unauthenticated(
-                f'a party must show its own certificate. Found that of "{party}", shown by "{claimed}".'
-            )
-        return party
 
     async def _read(self, connection: Connection, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         """Hands frames on, as many at a time as the client has credit: the rest waits on its own side."""

@@ -64,7 +64,7 @@ class Session:
                 hear(content)
         except grpc.aio.AioRpcError:
             pass  # its status is read below
-        self.fail(await _status(self._stream))
+        self.fail(await status_of(self._stream))
 
     async def _write(self) -> None:
         try:
@@ -74,7 +74,7 @@ class Session:
             pass  # the stream has ended: the reader tells how
 
 
-async def _status(stream: "grpc.aio.StreamStreamCall[bytes, bytes]") -> grpc.aio.AioRpcError:
+async def status_of(stream: "grpc.aio.StreamStreamCall[bytes, bytes]") -> grpc.aio.AioRpcError:
     """How the stream ended, as an error: nobody had said goodbye."""
     code, details = await stream.code(), await stream.details()
     if code is grpc.StatusCode.OK:

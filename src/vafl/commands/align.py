@@ -1,0 +1,45 @@
+"""`vafl align`: which of the parties' records are the same, without showing the others."""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from vafl.commands.configured import add_config_options, overrides
+from vafl.config import read_config
+from vafl.errors import ConfigError
+from vafl.federation.align import align_all, align_party
+
+
+def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Adds `align` to the subcommands of `vafl`."""
+    parser = commands.add_parser("align", help="find the parties' common records, privately, before a run")
+    add_config_options(parser)
+    who = parser.add_mutually_exclusive_group(required=True)
+    who.add_argument("--party", help='whose table this is; "server" is the label holder')
+    who.add_argument("--all", action="store_true", help="every party, on this machine")
+    parser.add_argument(
+        "--workers", type=int, default=0, help="processes that compute (default: one for each core)"
+    )
+    parser.set_defaults(command=align)
+
+
+def align(options: argparse.Namespace, console: Console) -> None:
+    """Runs one party's part, or everybody's."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
+    if options.workers < 0:
+        raise ConfigError(f"--workers must be 0 or more. Found {options.workers}.")
+    config = read_config(Path(options.config), overrides(options))
+    if options.all:
+        align_all(config, console)
+    else:
+        align_party(
+            config,
+            options.party,
+            console,
+            options.workers,
+            lambda address: console.print(f"listening on {address}"),
+        )

@@ -1,0 +1,161 @@
+"""A client's end of an alignment: dials out, takes part in the exchange, learns which of its ids are rows."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import polars as pl
+
+from vafl.data.alignment import Alignment
+from vafl.data.ids import loosened
+from vafl.data.psi.matching import Places
+from vafl.errors import DataError, InvalidMessage, RunError
+from vafl.runtime.alignment.crew import Crew
+from vafl.runtime.alignment.exchange import Progress, answer
+from vafl.runtime.alignment.frames import (
+    LARGEST_FRAME,
+    PATH,
+    ROW,
+    Kind,
+    Terms,
+    checked_count,
+    pack,
+    pack_facts,
+    pack_hello,
+    unpack_facts,
+    unpack_rows,
+)
+from vafl.runtime.alignment.line import Line, blaming
+from vafl.runtime.grpc.reach import Reach, open_channel
+from vafl.runtime.grpc.session import status_of
+from vafl.runtime.grpc.wire import CLAIM, NetworkSettings
+from vafl.runtime.identity import SERVER, Credentials
+
+
+class AlignmentClient:
+    """Takes part in one alignment.
+
+    Args:
+        party: this party's name.
+        ids: its own, canonical.
+        terms: what it thinks every party has set.
+        workers: processes that compute.
+        keep: makes its alignment durable; called once all parties have what they need.
+    """
+
+    def __init__(
+        self,
+        party: str,
+        ids: pl.Series,
+        terms: Terms,
+        settings: NetworkSettings,
+        credentials: Credentials | None,
+        workers: int,
+        progress: Progress,
+        keep: Callable[[Alignment], None],
+    ) -> None:
+        self._party, self._ids, self._terms = party, ids, terms
+        self._settings = replace(settings, largest_message=LARGEST_FRAME)
+        self._credentials, self._workers, self._progress = credentials, workers, progress
+        self._keep = keep
+        self._reach = Reach(party, settings)
+        self._begun = False
+
+    async def run(self) -> Alignment:
+        """Dials until the server begins, and goes through with it.
+
+        Raises:
+            RemoteFault: the server refused this party, or broke the protocol.
+            Stalled: the server could not be reached for `patience` seconds, or fell silent.
+            RunError: the server ended the alignment, and why.
+        """
+        while True:
+            try:
+                return await self._session()
+            except grpc.aio.AioRpcError as error:
+                if self._begun:
+                    raise RunError(f"the alignment ended before it was done: {error.details()}") from error
+                self._reach.judge(error)
+            await self._reach.pause()
+
+    async def _session(self) -> Alignment:
+        async with open_channel(self._settings, self._credentials) as channel:
+            call = channel.stream_stream(PATH)(metadata=((CLAIM, self._party),))
+
+            async def read() -> Any:
+                content = await call.read()
+                if content is grpc.aio.EOF:
+                    raise await status_of(call)
+                self._reach.heard = time.monotonic()
+                return content
+
+            async def write(content: bytes) -> None:
+                try:
+                    await call.write(content)
+                except asyncio.InvalidStateError:  # the stream has ended: its status tells how
+                    raise await status_of(call) from None
+
+            line = Line(f"the {SERVER}", read, write, self._settings)
+            await line.say(pack_hello(self._terms, len(self._ids)))
+            try:
+                async with line:
+                    with blaming(f"the {SERVER}"):
+                        return await self._align(line)
+            finally:
+                call.cancel()
+
+    async def _align(self, line: Line) -> Alignment:
+        _, body = await line.hear(Kind.BEGIN)
+        self._begun = True
+        theirs = _count(body)
+        with Crew(max(theirs, len(self._ids)), self._workers) as crew:
+            order = await self._answer(line, crew, self._ids, theirs)
+            kind, body = await line.hear(Kind.RESULT, Kind.AGAIN)
+            if kind is Kind.AGAIN:
+                await self._answer_loosely(line, crew, _count(body))
+                _, body = await line.hear(Kind.RESULT)
+        alignment = await self._receive(line, body, order)
+        await line.say(pack(Kind.RECEIVED))
+        await line.hear(Kind.DONE)
+        await asyncio.to_thread(self._keep, alignment)
+        return alignment
+
+    async def _answer(self, line: Line, crew: Crew, ids: pl.Series, theirs: int) -> Places:
+        self._progress.begin(len(ids) + theirs)
+        return await answer(line, crew, ids, theirs, self._progress)
+
+    async def _answer_loosely(self, line: Line, crew: Crew, theirs: int) -> None:
+        """Once more with ids in a form that forgets how they are written, for the server's advice."""
+        loose = loosened(self._ids).unique()
+        await line.say(pack_facts(Kind.COUNT, {"ids": len(loose)}))
+        await line.hear(Kind.BEGIN)
+        await self._answer(line, crew, loose, theirs)
+
+    async def _receive(self, line: Line, body: bytes, order: Places) -> Alignment:
+        """The rows that are this party's, checked as if anybody had sent them."""
+        facts = unpack_facts(body, token=str, rows=int, classes=list, own=int)
+        rows, own = facts["rows"], facts["own"]
+        if not 0 <= own <= len(order) or (self._terms.records == "common" and own != rows):
+            raise InvalidMessage(f"of {rows:,} rows, {own:,} cannot be those of {len(order):,} ids.")
+        content = bytearray()
+        while len(content) < own * ROW:
+            content += (await line.hear(Kind.ROWS))[1]
+        places, numbers = unpack_rows(content)
+        if len(places) != own or len(np.unique(places)) != own or (own and places.max() >= len(order)):
+            raise InvalidMessage("rows must be of places that this party sent, each once.")
+        by_number = np.argsort(numbers)
+        ids = self._ids.gather(order[places[by_number]])
+        try:
+            names = tuple(map(str, facts["classes"])) or None
+            return Alignment(facts["token"], rows, names, ids, numbers[by_number])
+        except DataError as error:
+            raise InvalidMessage(str(error)) from error
+
+
+def _count(body: bytes) -> int:
+    return checked_count(unpack_facts(body, ids=int)["ids"])

@@ -1,0 +1,288 @@
+"""The server's end of an alignment: waits for every client, finds what is common, numbers the rows."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import grpc
+import grpc.aio
+import numpy as np
+import polars as pl
+
+from vafl.data.alignment import Alignment
+from vafl.data.ids import loosened
+from vafl.data.psi.matching import Places, common, number
+from vafl.errors import DataError, InvalidMessage, RemoteFault, Stalled
+from vafl.runtime.alignment.crew import Crew
+from vafl.runtime.alignment.exchange import Offer, Progress, find
+from vafl.runtime.alignment.frames import (
+    LARGEST_FRAME,
+    METHOD,
+    Kind,
+    Terms,
+    checked_count,
+    pack,
+    pack_facts,
+    pack_rows,
+    unpack_facts,
+    unpack_hello,
+)
+from vafl.runtime.alignment.line import Line, blaming, together
+from vafl.runtime.grpc.connection import identify, listen
+from vafl.runtime.grpc.wire import SERVICE, NetworkSettings, channel_options
+from vafl.runtime.identity import SERVER, Credentials
+
+log = logging.getLogger("vafl.server")
+
+_WATCHED_EVERY = 1.0
+_GRACE = 5.0  # seconds for clients to hear how it ended
+_POOR = 0.01  # of the smaller set in common: less, and ids may be written in different ways
+_LONGEST_REASON = 1000
+Matches = dict[str, tuple[Places, Places]]
+
+
+@dataclass(frozen=True)
+class _Client:
+    line: Line
+    ids: int
+
+
+class AlignmentServer:
+    """Aligns once.
+
+    Args:
+        ids: the server's own, canonical.
+        classes: the names of the label's classes; None for regression.
+        terms: what every party must have set alike; its parties are the clients.
+        workers: processes that compute.
+        keep: makes the server's own alignment durable, before any client does so with its.
+    """
+
+    def __init__(
+        self,
+        ids: pl.Series,
+        classes: tuple[str, ...] | None,
+        terms: Terms,
+        settings: NetworkSettings,
+        credentials: Credentials | None,
+        workers: int,
+        progress: Progress,
+        keep: Callable[[Alignment], None],
+    ) -> None:
+        self._ids, self._classes, self._terms = ids, classes, terms
+        self._settings, self._credentials = settings, credentials
+        self._workers, self._progress, self._keep = workers, progress, keep
+        self._clients: dict[str, _Client] = {}
+        self._arrival = asyncio.Event()
+        self._begun = False
+        self._over = asyncio.Event()
+        self._reason = ""
+
+    async def serve(
+        self,
+        listening: Callable[[str], None] = lambda address: None,
+        watch: Callable[[], None] = lambda: None,
+    ) -> Alignment:
+        """Waits for the clients and aligns with them.
+
+        Args:
+            listening: told the address once it can be dialled.
+            watch: called every second until all are here; what it raises ends the alignment.
+
+        Raises:
+            Stalled: a client did not come, or went away.
+            RemoteFault: a client broke the protocol.
+            DataError: too few records are common.
+        """
+        self._failure: asyncio.Future[Alignment] = asyncio.get_running_loop().create_future()
+        settings = replace(self._settings, largest_message=LARGEST_FRAME)
+        server = grpc.aio.server(options=channel_options(settings))
+        handler = grpc.stream_stream_rpc_method_handler(self._stream)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+        address = listen(server, settings, self._credentials)
+        await server.start()
+        listening(address)
+        work = asyncio.create_task(self._work(watch))
+        try:
+            await asyncio.wait((work, self._failure), return_when=asyncio.FIRST_COMPLETED)
+            return await (self._failure if self._failure.done() else work)
+        except BaseException as error:
+            self._reason = str(error) or "the server was ended."
+            raise
+        finally:
+            work.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await work
+            self._over.set()
+            await server.stop(_GRACE)
+
+    # --- one client's stream ---
+
+    async def _stream(self, _: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
+        party, count = await self._admit(context)
+        line = Line(party, context.read, context.write, self._settings)
+        mine = self._clients[party] = _Client(line, count)
+        self._arrival.set()
+        log.info("%s is here", party)
+        async with line:
+            try:
+                await self._over.wait()
+            except asyncio.CancelledError:
+                self._lose(party, mine)
+                raise
+        if self._reason:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self._reason[:_LONGEST_REASON])
+
+    async def _admit(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> tuple[str, int]:
+        """Who is it, and do we agree?"""
+        try:
+            party = identify(context, self._credentials)
+            if party not in self._terms.parties:
+                known = ", ".join(self._terms.parties)
+                raise InvalidMessage(f'"{party}" is no client of this run. Its clients: {known}.')
+            hello = Line(party, context.read, context.write, self._settings)
+            terms, count = unpack_hello((await hello.hear(Kind.HELLO))[1])
+            if difference := self._terms.difference(terms):
+                raise InvalidMessage(f"the parties must agree on the alignment. Different: {difference}.")
+            if self._begun or self._over.is_set():
+                raise InvalidMessage("the alignment has begun. Start every party again for another one.")
+        except (RemoteFault, Stalled) as fault:
+            log.warning("refused a client: %s", fault)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(fault)[:_LONGEST_REASON])
+        return party, count
+
+    def _lose(self, party: str, client: _Client) -> None:
+        """A client went away: it may come again as long as nothing has begun."""
+        if self._clients.get(party) is not client:
+            return  # another stream has taken its place
+        if not self._begun:
+            del self._clients[party]
+            log.info("%s is gone", party)
+        elif not self._failure.done():
+            self._failure.set_exception(Stalled(f"{party} went away. Start every party again."))
+
+    # --- the alignment ---
+
+    async def _work(self, watch: Callable[[], None]) -> Alignment:
+        await self._wait_for_clients(watch)
+        self._begun = True
+        largest = max(len(self._ids), *(client.ids for client in self._clients.values()))
+        with Crew(largest, self._workers) as crew:
+            sizes = {party: client.ids for party, client in self._clients.items()}
+            matches = await self._exchange(crew, self._ids, sizes)
+            await self._check(crew, matches)
+        alignment, numbers = self._number(matches)
+        await together(*(self._tell(alignment, numbers, party, matches[party]) for party in matches))
+        await asyncio.to_thread(self._keep, alignment)
+        await together(*(client.line.say(pack(Kind.DONE)) for client in self._clients.values()))
+        return alignment
+
+    async def _wait_for_clients(self, watch: Callable[[], None]) -> None:
+        deadline, told = time.monotonic() + self._settings.patience, ""
+        while missing := [party for party in self._terms.parties if party not in self._clients]:
+            watch()
+            left, names = deadline - time.monotonic(), ", ".join(missing)
+            if left <= 0:
+                raise Stalled(
+                    f"every party must take part. Not here within {self._settings.patience:.0f} s "
+                    f"(network.patience): {names}. Start `vafl align` at every party."
+                )
+            if names != told:
+                log.info("waiting for %s, %.0f s at most", names, left)
+                told = names
+            self._arrival.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._arrival.wait(), min(left, _WATCHED_EVERY))
+
+    async def _exchange(self, crew: Crew, ids: pl.Series, sizes: Mapping[str, int]) -> Matches:
+        """With all these clients at once; gives what each has in common with `ids`."""
+        offer, lines = Offer(ids), {party: self._clients[party].line for party in sizes}
+        self._progress.begin(sum(sizes.values()) + len(sizes) * len(ids))
+
+        async def with_one(party: str) -> tuple[Places, Places]:
+            with blaming(party):
+                return await find(lines[party], crew, offer, sizes[party], self._progress)
+
+        for line in lines.values():
+            await line.say(pack_facts(Kind.BEGIN, {"ids": len(ids)}))
+        _, *found = await together(offer.compute(crew), *map(with_one, sizes))
+        return dict(zip(sizes, found, strict=True))
+
+    async def _check(self, crew: Crew, matches: Matches) -> None:
+        """Where hardly anything is common, finds out whether ids are written in different ways.
+
+        Raises:
+            DataError: they are, or nothing is common for another reason.
+        """
+        poor = [
+            party
+            for party, (places, _) in matches.items()
+            if len(places) < _POOR * min(len(self._ids), self._clients[party].ids)
+        ]
+        if not poor:
+            return
+        log.info("hardly an id is common with %s: looking for other ways of writing them", ", ".join(poor))
+        loose = loosened(self._ids).unique()
+        for party in poor:
+            await self._clients[party].line.say(pack_facts(Kind.AGAIN, {"ids": len(loose)}))
+        sizes = dict(zip(poor, await together(*map(self._count, poor)), strict=True))
+        again = await self._exchange(crew, loose, sizes)
+        for party in poor:
+            exact, without = len(matches[party][0]), len(again[party][0])
+            if without > 10 * exact:
+                raise DataError(
+                    f"ids must be written the same way at every party. Those of {party} and of the "
+                    f"{SERVER} are not: far more would be the same without leading zeros, blanks around "
+                    'them and case ("007" is not 7). Write them alike, and align again.'
+                )
+            if not exact:
+                raise DataError(
+                    f"a client must have some of the {SERVER}'s records. {party} has none of them. Are "
+                    "these the right files and id columns?"
+                )
+
+    async def _count(self, party: str) -> int:
+        """How many ids a client has in the loosened form."""
+        with blaming(party):
+            _, body = await self._clients[party].line.hear(Kind.COUNT)
+            return checked_count(unpack_facts(body, ids=int)["ids"])
+
+    def _number(self, matches: Matches) -> tuple[Alignment, Places]:
+        """Chooses the rows; gives the server's own alignment and the row number of each of its ids."""
+        count = len(self._ids)
+        own = [places for places, _ in matches.values()]
+        chosen = np.arange(count) if self._terms.records == "labelled" else common(count, own)
+        if not len(chosen):
+            raise DataError(
+                'data.records = "common" needs records that every party has. There are none, though each '
+                'client has some of the server\'s. Leave out a party, or set data.records = "labelled".'
+            )
+        numbers = number(count, chosen)
+        order = chosen[np.argsort(numbers[chosen])]
+        token = secrets.token_hex(16)
+        rows = len(chosen)
+        return Alignment(token, rows, self._classes, self._ids.gather(order), np.arange(rows)), numbers
+
+    async def _tell(
+        self, alignment: Alignment, numbers: Places, party: str, match: tuple[Places, Places]
+    ) -> None:
+        """Tells a client which of its places are which rows, and waits until it has all of them."""
+        rows, places = numbers[match[0]], match[1]
+        order = np.argsort(rows)[np.count_nonzero(rows < 0) :]
+        facts = {
+            "token": alignment.token,
+            "rows": alignment.rows,
+            "classes": list(alignment.classes or ()),
+            "own": len(order),
+        }
+        line = self._clients[party].line
+        await line.say(pack_facts(Kind.RESULT, facts))
+        for content in pack_rows(places[order], rows[order]):
+            await line.say(content)
+        with blaming(party):
+            await line.hear(Kind.RECEIVED)
+        log.info("%s has %s of %s rows", party, f"{len(order):,}", f"{alignment.rows:,}")

@@ -1,0 +1,77 @@
+"""What comes of an alignment, and how it fails, over real sockets."""
+
+import asyncio
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.runtime.alignment.parties import Alignments, align
+from vafl.errors import DataError, RunError
+
+IDS = st.lists(st.integers(0, 60).map(lambda n: f"c{n:03}"), min_size=40, max_size=60, unique=True)
+
+
+@settings(max_examples=12)
+@given(st.lists(IDS, min_size=2, max_size=5), st.sampled_from(["common", "labelled"]))
+def test_it_is_the_plain_intersection_for_two_to_five_parties(sets, records):
+    names = ["server", *(f"client-{n}" for n in range(1, len(sets)))]
+    parties = dict(zip(names, sets, strict=True))
+    rows = set.intersection(*map(set, sets)) if records == "common" else set(sets[0])
+    assume(rows)
+    kept, _ = align(records=records, **parties)
+    server = kept["server"]
+    numbers = dict(zip(server.ids.to_list(), server.numbers.tolist(), strict=True))
+    assert set(numbers) == rows
+    assert sorted(numbers.values()) == list(range(len(rows)))
+    for name, own in parties.items():
+        found = kept[name]
+        assert (found.token, found.rows, found.classes) == (server.token, len(rows), ("no", "yes"))
+        expected = {text: numbers[text] for text in own if text in rows}
+        assert dict(zip(found.ids.to_list(), found.numbers.tolist(), strict=True)) == expected
+
+
+def test_row_numbers_and_tokens_are_drawn_anew():
+    ids = [f"c{n}" for n in range(50)]
+    one, other = (align(server=ids, bank=ids, classes=None)[0]["bank"] for _ in range(2))
+    assert one.token != other.token
+    assert one.ids.to_list() != other.ids.to_list()
+    assert one.ids.to_list() != ids
+    assert one.classes is None
+
+
+def test_progress_counts_every_id():
+    async def story():
+        made = Alignments(server=["a", "b", "c"], bank=["b", "c"], shop=["c", "d", "e", "f"])
+        await made.all()
+        return {name: (shown.done, shown.total) for name, shown in made.progress.items()}
+
+    assert asyncio.run(story()) == {"server": (12, 12), "bank": (5, 5), "shop": (7, 7)}
+
+
+def test_ids_in_other_formats_are_told_apart_from_ids_of_others():
+    numbers = [str(n) for n in range(1, 30)]
+    padded = [f"{n:06}" for n in range(1, 30)]
+    kept, results = align(server=numbers, bank=padded, shop=numbers)
+    assert not kept
+    assert isinstance(results["server"], DataError)
+    for party in ("server", "bank", "shop"):
+        assert "written the same way at every party. Those of bank" in str(results[party])
+    kept, results = align(server=numbers, bank=[f"x{n}" for n in range(1, 30)])
+    assert not kept
+    assert "bank has none of them" in str(results["server"])
+    assert "bank has none of them" in str(results["bank"])
+
+
+def test_few_common_ids_are_enough_where_no_format_explains_it():
+    many = [f"s{n}" for n in range(300)]
+    kept, _ = align(server=[*many, "both"], bank=[*(f"b{n}" for n in range(300)), "both"])
+    assert kept["bank"].ids.to_list() == ["both"]
+
+
+def test_pairwise_overlaps_alone_are_no_common_records():
+    sets = {"server": ["a", "b"], "bank": ["a", "x"], "shop": ["b", "y"]}
+    _, results = align(**sets)
+    assert "There are none, though each client has some" in str(results["shop"])
+    assert isinstance(results["shop"], RunError)
+    kept, _ = align(records="labelled", **sets)
+    assert kept["shop"].ids.to_list() == ["b"]
