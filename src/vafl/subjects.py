@@ -65,7 +65,7 @@ def load_subjects(config: Config, party: str, model: StoredModel) -> Subjects:
 
 
 def _from_tables(config: Config, party: str, model: StoredModel) -> Subjects:
-    alignment = find_alignments(config.data, config.tables, party)[party]
+    alignment = find_alignments(config.data, config.tables, party, labelled=False)[party]
     every = np.arange(alignment.rows)
     features, ids = torch.empty(alignment.rows, 0), alignment.ids
     if party != SERVER:

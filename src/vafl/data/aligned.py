@@ -139,6 +139,8 @@ def _labels(
     if alignment is None:
         kind = np.float32 if settings.task == "regression" else np.int64
         return np.zeros(len(split.order), dtype=kind)
+    if not tables[LABEL_HOLDER].label:
+        raise ConfigError(f"training needs tables.{LABEL_HOLDER}.label, the label column. Found none.")
     table = open_table(tables, LABEL_HOLDER)
     labels = read_labels(table, split.wanted(alignment), alignment.classes)
     if alignment.classes is not None and len(np.unique(labels[: split.train])) < 2:
@@ -149,15 +151,18 @@ def _labels(
 def open_table(tables: Mapping[str, TableSettings], name: str) -> Table:
     """A party's table. Where it is the label holder's own file, the label is no feature of it."""
     own, labels = tables[name], tables.get(LABEL_HOLDER)
-    if labels is not None and name != LABEL_HOLDER and own.path == labels.path:
+    if labels is not None and labels.label and name != LABEL_HOLDER and own.path == labels.path:
         own = replace(own, ignore=(*own.ignore, labels.label))
     return Table(name, own)
 
 
 def find_alignments(
-    settings: DataSettings, tables: Mapping[str, TableSettings], party: str | None
+    settings: DataSettings, tables: Mapping[str, TableSettings], party: str | None, *, labelled: bool = True
 ) -> Alignments:
     """The alignment of one party (None: of all): of `vafl align`, or by a plain join of files all at hand.
+
+    Args:
+        labelled: whether it must say what the labels are: predictions can do without.
 
     Raises:
         ConfigError, DataError: a section or a file is missing, or the files are of different alignments.
@@ -178,6 +183,11 @@ def find_alignments(
     found = {name: Alignment.read(Path(tables[name].alignment)) for name in asked}
     for name, own in found.items():
         _check(settings, tables[name].alignment, name, own, found[asked[0]])
+        if labelled and (own.classes is None) != (settings.task == "regression"):
+            raise DataError(
+                f'data.task = "{settings.task}" is not what "{tables[name].alignment}" was made for. Set '
+                "data.task and the server's label as they were when the parties were aligned, or align again."
+            )
     return found
 
 
@@ -191,11 +201,6 @@ def _check(settings: DataSettings, path: str, name: str, own: Alignment, first: 
         raise DataError(
             f'data.records = "common" needs rows that every party has. By "{path}", {name} has '
             f'{len(own.ids):,} of {own.rows:,}. Set data.records = "labelled", or align again.'
-        )
-    if (own.classes is None) != (settings.task == "regression"):
-        raise DataError(
-            f'data.task = "{settings.task}" is not what "{path}" was made for. Set data.task as it was when '
-            "the parties were aligned, or align again."
         )
 
 

@@ -52,7 +52,7 @@ def align_party(
     ids = table.ids()
     with AlignmentProgress(console) as progress:
         if party == SERVER:
-            classes = label_classes(table, config.data.task)
+            classes = label_classes(table, config.data.task) if table.settings.label else None
             server = AlignmentServer(
                 ids, classes, terms, config.network, credentials, workers, progress, keep
             )
