@@ -1,0 +1,146 @@
+"""A batch over real sockets, all in one process: with private clients, and with one that never comes."""
+
+import asyncio
+import io
+
+import polars as pl
+import pytest
+import torch
+from rich.console import Console
+
+from tests.runtime.grpc.test_federation import configuration, within
+from vafl.build import build
+from vafl.errors import RemoteFault, RunFolderError, Stalled
+from vafl.federation.prediction import Deployed
+from vafl.launch import launch
+from vafl.models.losses import probabilities
+from vafl.observe.scores import ScoreFile
+from vafl.privacy.ledger import KINDS, read_ledger
+from vafl.runtime.grpc.client import FederationClient
+from vafl.runtime.grpc.prediction import Batch
+from vafl.trained import open_model, rebuild
+
+PARTIES = ["client-1", "client-2"]
+
+
+def trained(path, **sections):
+    config = configuration(prediction={"chunk": 7, "patience": 2.0}, **sections)
+    launch(config, path, Console(file=io.StringIO()))
+    return config
+
+
+def batch_of(config, run, out, present=PARTIES):
+    """The server and these clients, until every record is scored."""
+    deployed = Deployed.load(config, "server", run)
+    with ScoreFile(out) as file:
+        batch = Batch(
+            deployed.subjects.chosen, config.prediction, lambda *chunk: file.append(deployed.table(*chunk))
+        )
+        server = deployed.serve(deployed.scorer(cached=False), batch)
+        within(30, _run(config, run, server, present))
+    return (pl.read_csv if out.suffix == ".csv" else pl.read_parquet)(out)
+
+
+async def _run(config, run, server, present):
+    listening = asyncio.Future()
+    serving = asyncio.create_task(server.serve(listening.set_result))
+    network = configuration(network={"address": await listening}).network
+    clients = []
+    for name in present:
+        own = Deployed.load(config, name, run)
+        clients.append(FederationClient(own.respondent(run), name, own.terms(), network, None))
+    try:
+        await asyncio.gather(*(client.run() for client in clients))
+    finally:
+        server.finish("the test is over")
+        await serving
+        for client in clients:
+            if budget := client.client._budget:
+                budget.ledger.close()  # a process would end here
+
+
+def expected(config, run):
+    """What the whole model says of the held-out rows, all in one place."""
+    made = build(config)
+    models = [rebuild(open_model(config, run, name)) for name in PARTIES]
+    for model, own in zip(made.models, models, strict=True):
+        model.load_state_dict(own.state_dict())
+    made.head.load_state_dict(rebuild(open_model(config, run, "server")).state_dict())
+    outputs = made.evaluator.outputs([party.test for party in made.data.parties])
+    return probabilities(outputs, made.task.loss), made.data.record_numbers[made.data.rows :]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_scores_are_those_of_the_whole_model(tmp_path, ending):
+    config = trained(tmp_path / "run", model={"embedding": "mlp", "head": "linear", "combine": "concat"})
+    scores = batch_of(config, tmp_path / "run", tmp_path / f"scores.{ending}")
+    shares, records = expected(config, tmp_path / "run")
+    assert scores["id"].cast(pl.Int64).to_list() == records.tolist()
+    found = torch.tensor(scores.select("p(0)", "p(1)", "p(2)").to_numpy(), dtype=torch.float32)
+    torch.testing.assert_close(found, shares, atol=1e-5, rtol=1e-4)
+    assert scores["prediction"].cast(pl.Int64).to_list() == shares.argmax(1).tolist()
+    assert scores["missing"].fill_null("").eq("").all()
+    assert {path.name for path in tmp_path.iterdir()} == {"run", f"scores.{ending}"}
+
+
+def test_one_that_never_comes_is_replaced_and_named(tmp_path):
+    config = trained(tmp_path / "run", network={"join_timeout": 0.5})
+    scores = batch_of(config, tmp_path / "run", tmp_path / "scores.csv", PARTIES[:1])
+    assert scores.height == 38
+    assert (scores["missing"] == "client-2: absent").all()
+
+
+def test_nobody_at_all_is_an_error_and_leaves_no_file(tmp_path):
+    config = trained(tmp_path / "run", network={"join_timeout": 0.5})
+    deployed = Deployed.load(config, "server", tmp_path / "run")
+    server = deployed.serve(
+        deployed.scorer(cached=False), Batch(deployed.subjects.chosen, config.prediction, print)
+    )
+    with pytest.raises(Stalled, match="no client answers"), ScoreFile(tmp_path / "scores.csv"):
+        within(20, server.serve())
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+
+
+def test_predictions_of_private_clients_are_charged_and_end_at_the_cap(tmp_path):
+    """Frozen clients, mu^2 = 1/4 an upload, mu_max^2 = 1/2: two predictions of each record."""
+    privacy = {"mode": "frozen", "clip": 1.0, "noise": 2.0, "mu_max": 0.5**0.5}
+    config = trained(
+        tmp_path / "run",
+        privacy=privacy,
+        data={"name": "iris", "scale": "none"},
+        model={"head": "linear", "width": 3},
+    )
+    for time in (1, 2, 3):
+        path = tmp_path / "scores.csv"
+        if time < 3:
+            assert batch_of(config, tmp_path / "run", path)["missing"].fill_null("").eq("").all()
+            continue
+        with pytest.raises(Stalled, match="privacy budgets"):
+            batch_of(config, tmp_path / "run", path)
+    ledger = read_ledger(tmp_path / "run" / "privacy" / "client-1.ledger")
+    assert ledger.counts[KINDS.index("prediction")].sum() == 2 * 38
+    assert ledger.spent.max() == pytest.approx(0.5)
+
+
+def test_other_settings_and_others_models_are_refused(tmp_path):
+    config = trained(tmp_path / "run")
+    other = trained(tmp_path / "other", seed=5)
+    with pytest.raises(RunFolderError, match=r"settings\.seed: 0 in the model, 5 here"):
+        Deployed.load(other, "client-1", tmp_path / "run")
+    mixed = Deployed.load(other, "client-1", tmp_path / "other")
+    server = Deployed.load(config, "server", tmp_path / "run")
+    end = server.serve(server.scorer(cached=False), Batch(server.subjects.chosen, config.prediction, print))
+
+    async def join():
+        listening = asyncio.Future()
+        serving = asyncio.create_task(end.serve(listening.set_result))
+        network = configuration(network={"address": await listening}).network
+        client = FederationClient(mixed.respondent(tmp_path), "client-1", mixed.terms(), network, None)
+        try:
+            await client.run()
+        finally:
+            end.finish("the test is over")
+            await serving
+
+    with pytest.raises(RemoteFault, match=r"model '.* trained on .*' here"):
+        within(20, join())

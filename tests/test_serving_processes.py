@@ -1,0 +1,123 @@
+"""A served model as real processes over mutual TLS: asked by many at once, and a client killed meanwhile."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.test_federation_processes import LIMIT, PARTIES, Machine
+from vafl.cli import main
+
+CONFIG = """
+[data]
+name = "iris"
+[stop]
+updates = 60
+[network]
+address = "127.0.0.1:{port}"
+certificates = "certs"
+heartbeat = 2.0
+join_timeout = 100.0
+[prediction]
+deadline = 20.0
+"""
+
+
+class Serving(Machine):
+    """A trained model, and the processes that serve it."""
+
+    def __init__(self, folder):
+        super().__init__(folder, CONFIG)
+        assert main(["run", str(folder / "run.toml"), "--out", str(folder / "model")]) == 0
+
+    def start(self, party, *options):
+        command = [sys.executable, "-m", "vafl.cli", "serve", str(self.folder / "run.toml")]
+        own = ["--party", party, "--model", str(self.folder / "model"), *options]
+        with (self.folder / f"{party}.log").open("ab") as log:
+            self.processes[party] = subprocess.Popen(
+                [*command, *own], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+
+    def address(self):
+        found = re.search(r"http://127\.0\.0\.1:\d+", self.log("server"))
+        return found and found[0]
+
+    def ask(self, path, body=None):
+        request = urllib.request.Request(self.address() + path, body)
+        try:
+            with urllib.request.urlopen(request, timeout=LIMIT) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    def predict(self, *ids):
+        return self.ask("/predict", json.dumps({"ids": ids}).encode())
+
+
+@pytest.fixture
+def serving(tmp_path):
+    made = Serving(tmp_path)
+    yield made
+    for process in made.processes.values():
+        process.kill()
+        process.wait()
+
+
+def test_a_client_killed_in_the_middle_is_flagged_and_the_answers_go_on(serving):
+    serving.start("server", "--http", "127.0.0.1:0")
+    for party in PARTIES:
+        serving.start(party)
+    serving.until(serving.address, "an address")
+    serving.until(lambda: serving.ask("/health")[1]["status"] == "ok", "everybody here")
+    _check_errors(serving)
+
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(serving.predict, number, str(number + 1)) for number in range(60)]
+        asked[20].result()
+        serving.kill("client-2")
+        answers = [each.result() for each in asked]
+    assert {status for status, _ in answers} == {200}
+    lines = [line for _, answer in answers for line in answer["predictions"]]
+    for line in lines:
+        assert sum(line["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+        assert line["missing"] in ({}, {"client-2": "absent"})
+    assert any(answer["complete"] for _, answer in answers)
+
+    serving.until(lambda: serving.ask("/health")[1]["parties"]["client-2"] == "gone", "the death noticed")
+    began = time.monotonic()
+    status, answer = serving.predict(140)
+    assert (status, answer["complete"]) == (200, False)
+    assert answer["predictions"][0]["missing"] == {"client-2": "absent"}
+    assert time.monotonic() - began < 10, "nobody waits for the dead until the deadline"
+    assert serving.predict(0)[1]["complete"], "what was kept needs nobody"
+
+    serving.start("client-2")
+    serving.until(lambda: serving.ask("/health")[1]["status"] == "ok", "the client back")
+    assert serving.predict(140)[1]["complete"]
+    serving.processes["server"].terminate()
+    for party in ("server", *PARTIES):
+        assert serving.wait(party) == 0, serving.log(party)[-2000:]
+
+
+def _check_errors(serving):
+    """Whatever is asked wrongly is told so, in JSON."""
+    wrong = [
+        (b"{", 400, "bad_json"),
+        (b"[" * 100_000, 400, "bad_json"),
+        (b'{"ids": []}', 400, "bad_request"),
+        (b'{"ids": [true]}', 400, "bad_request"),
+        (b'{"ids": ["nobody"]}', 404, "unknown_ids"),
+        (json.dumps({"ids": list(range(1001))}).encode(), 413, "too_many_ids"),
+        (b" " * 1_000_000, 413, "too_large"),
+    ]
+    for body, status, kind in wrong:
+        found, answer = serving.ask("/predict", body)
+        assert (found, answer["error"]["type"]) == (status, kind)
+    assert serving.ask("/predict")[1]["error"]["type"] == "method_not_allowed"
+    assert serving.ask("/elsewhere")[1]["error"]["type"] == "not_found"
