@@ -1,0 +1,297 @@
+"""Two companies' files, by the command line alone: aligned, trained on, and used for people not seen before.
+
+python -m experiments.two_companies --data FOLDER [--out DIR]: Adult and credit default. Every party is a
+process with a folder of its own; ids are shuffled, and each company lacks some people and has others. The
+predictions are compared with those of a model trained on the pooled table: AUC within 0.01, or exit code 1.
+"""
+
+import argparse
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import tomli_w
+import torch
+from rich.console import Console
+from rich.table import Table
+from sklearn.compose import make_column_transformer
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+from vafl.config import read_config
+from vafl.federation.prediction import Deployed
+from vafl.protocol.respondent import embed
+from vafl.runtime.identity import SERVER
+from vafl.trained import rebuild
+
+COMPANIES = ("bank", "shop")
+EVERYONE = (SERVER, *COMPANIES)
+SHARE = 0.9  # of the people that each company knows
+LIMIT = 300.0  # seconds any command may take
+CLOSE = 0.01
+HELD_OUT = {"validation_fraction": 0.1, "test_fraction": 0.1}
+ADULT = [
+    "age",
+    "workclass",
+    "fnlwgt",
+    "education",
+    "education-num",
+    "marital-status",
+    "occupation",
+    "relationship",
+    "race",
+    "sex",
+    "capital-gain",
+    "capital-loss",
+    "hours-per-week",
+    "native-country",
+    "income",
+]
+
+
+@dataclass(frozen=True)
+class People:
+    """A public table of people, and which company would know which columns.
+
+    Attributes:
+        known, new: those to train on, and those to predict: columns, `person` and `label` (0 or 1).
+        categories: columns of numbers that are names.
+    """
+
+    name: str
+    known: pl.DataFrame
+    new: pl.DataFrame
+    columns: dict[str, list[str]]
+    categories: tuple[str, ...] = ()
+
+
+def adult(folder: Path) -> People:
+    """Who earns more than 50,000: what a bank knows, and what an employer's shop knows."""
+    parts = []
+    for file in ("adult.data.gz", "adult.test.gz"):
+        lines = pl.read_csv(
+            folder / "adult" / file,
+            has_header=False,
+            new_columns=ADULT,
+            skip_rows=1 if "test" in file else 0,
+            infer_schema=False,
+        )
+        lines = lines.select(pl.all().str.strip_chars()).drop_nulls("income")
+        parts.append(lines.with_columns(label=pl.col("income").str.starts_with(">").cast(pl.Int64)))
+    bank = ["age", "fnlwgt", "capital-gain", "capital-loss", "hours-per-week", "workclass"]
+    shop = [name for name in ADULT[:-1] if name not in bank]
+    known, new = (part.drop("income").with_columns(pl.col(bank[:5]).cast(pl.Float64)) for part in parts)
+    return People("adult", _named(known, 0), _named(new, known.height), {"bank": bank, "shop": shop})
+
+
+def credit_default(folder: Path) -> People:
+    """Who fails to pay next month: what the lender knows of a person, and what it was billed and has paid."""
+    table = pl.read_csv(folder / "credit_default" / "UCI_Credit_Card.csv.gz").drop("ID")
+    table = table.rename({"default.payment.next.month": "label"})
+    order = np.random.default_rng(0).permutation(table.height)
+    known, new = table[order[: 3 * len(order) // 4]], table[order[3 * len(order) // 4 :]]
+    shop = [name for name in table.columns if "AMT" in name]
+    bank = [name for name in table.columns if name not in (*shop, "label")]
+    categories = ("SEX", "EDUCATION", "MARRIAGE")
+    columns = {"bank": bank, "shop": shop}
+    return People("credit_default", _named(known, 0), _named(new, known.height), columns, categories)
+
+
+def _named(table: pl.DataFrame, first: int) -> pl.DataFrame:
+    people = pl.Series("person", [f"P{number:06d}" for number in range(first, first + table.height)])
+    return table.with_columns(people)
+
+
+def write_files(people: People, folder: Path) -> None:
+    """Each party's folder: its own files, shuffled, and its own configurations."""
+    generator = np.random.default_rng(1)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    for party in EVERYONE:
+        own = folder / party
+        own.mkdir(parents=True)
+        columns = ["person", *people.columns.get(party, ["label"])]
+        for stage, table in (("known", people.known), ("new", people.new)):
+            share = 1.0 if party == SERVER or stage == "new" else SHARE
+            lines = generator.permutation(table.height)[: round(share * table.height)]
+            kept = [name for name in columns if name != "label" or stage == "known"]
+            table[lines].select(kept).write_csv(own / f"{stage}.csv")
+            document = _document(people, party, stage, address)
+            (own / f"{stage}.toml").write_text(tomli_w.dumps(document))
+
+
+def _document(people: People, party: str, stage: str, address: str) -> dict[str, Any]:
+    table: dict[str, Any] = {
+        "path": f"{stage}.csv",
+        "id": "person",
+        "alignment": f"{stage}.alignment.parquet",
+    }
+    if party == SERVER and stage == "known":
+        table["label"] = "label"
+    if own := [name for name in people.categories if name in people.columns.get(party, ())]:
+        table["categories"] = own
+    return {
+        "data": {
+            "name": "tables",
+            "parties": list(COMPANIES),
+            "validation_fraction": 0.1,
+            "test_fraction": 0.1,
+        },
+        "tables": {party: table},
+        "model": {"embedding": "mlp", "hidden": [32], "head": "linear", "width": 16, "metric": "auc"},
+        "schedule": {"batch_size": 256},
+        "optimiser": {"name": "Adam", "step_size": 0.002},
+        "stop": {"updates": 3000, "patience": 5},
+        "evaluation": {"every": 200},
+        "network": {"address": address, "certificates": "certs"},
+    }
+
+
+def together(
+    folder: Path, *command: str, stage: str, own: Sequence[str] = (), server: Sequence[str] = ()
+) -> None:
+    """One command at every party at once, each in its own folder, as separate hosts would run it."""
+    processes = {}
+    try:
+        for party in EVERYONE:
+            options = [*server] if party == SERVER else [*own]
+            named = [option.replace("PARTY", party) for option in options]
+            words = [word.replace("ROLE", "server" if party == SERVER else "client") for word in command]
+            with (folder / party / "log.txt").open("ab") as log:
+                processes[party] = subprocess.Popen(
+                    [sys.executable, "-m", "vafl.cli", *words, f"{stage}.toml", *named],
+                    cwd=folder / party,
+                    stdout=log,
+                    stderr=log,
+                )
+        for party, process in processes.items():
+            if process.wait(LIMIT):
+                log_text = (folder / party / "log.txt").read_text()[-2000:]
+                raise RuntimeError(f"{command} failed at {party}: {log_text}")
+    finally:
+        for process in processes.values():
+            process.kill()
+
+
+def through_the_command_line(people: People, folder: Path) -> pl.DataFrame:
+    """Certificates, alignment, training, alignment of the new people, predictions: the scores."""
+    write_files(people, folder)
+    parties = [word for party in EVERYONE for word in ("--party", party)]
+    subprocess.run([sys.executable, "-m", "vafl.cli", "certs", str(folder / "certs"), *parties], check=True)
+    for party in EVERYONE:
+        shutil.copytree(folder / "certs" / party, folder / party / "certs")
+    who, whom = ("--party", "PARTY"), ("--party", SERVER)
+    together(folder, "align", stage="known", own=who, server=whom)
+    together(folder, "ROLE", stage="known", own=(*who, "--out", "run"), server=("--out", "run"))
+    together(folder, "align", stage="new", own=who, server=whom)
+    model = ("--model", "run")
+    together(
+        folder, "predict", stage="new", own=(*who, *model), server=(*whom, *model, "--out", "scores.csv")
+    )
+    return pl.read_csv(folder / SERVER / "scores.csv")
+
+
+def pooled(people: People, folder: Path) -> np.ndarray[Any, Any]:
+    """The same model trained on the pooled table of the same records: scores of the new people."""
+    sections: dict[str, Any] = {}
+    for party in EVERYONE:
+        document = _document(people, party, "known", "127.0.0.1:1")
+        table = document["tables"][party]
+        table |= {key: str(folder / party / table[key]) for key in ("path", "alignment")}
+        sections[party] = table
+    document |= {"tables": sections, "rule": {"name": "centralised"}, "schedule": {"batch_size": 256}}
+    path = folder / "pooled.toml"
+    path.write_text(tomli_w.dumps(document))
+    command = [sys.executable, "-m", "vafl.cli", "run", str(path), "--out", str(folder / "pooled")]
+    subprocess.run(command, check=True, timeout=LIMIT)
+    for party in EVERYONE:
+        sections[party] |= {
+            key: sections[party][key].replace("known", "new") for key in ("path", "alignment")
+        }
+    sections[SERVER].pop("label")
+    path.write_text(tomli_w.dumps(document))
+    config, parts = read_config(path), []
+    for party in COMPANIES:
+        own = Deployed.load(config, party, folder / "pooled")
+        parts.append(embed(rebuild(own.model), own.subjects.features))
+    head = Deployed.load(config, SERVER, folder / "pooled")
+    with torch.no_grad():
+        outputs = rebuild(head.model)(torch.stack(parts).sum(0))[:, 0].numpy()
+    return _labelled(people, head.subjects.ids, outputs)
+
+
+def _labelled(people: People, ids: pl.Series, scores: Any) -> np.ndarray[Any, Any]:
+    """[people, 2]: scores beside the truth."""
+    found = pl.DataFrame({"person": ids, "score": scores}).join(people.new, on="person")
+    return found.select("score", "label").to_numpy()
+
+
+def logistic_regression(people: People, folder: Path) -> float:
+    """scikit-learn on the pooled table of the same records, for a yardstick that is not ours."""
+    common = pl.read_parquet(folder / SERVER / "known.alignment.parquet")["id"]
+    known = people.known.filter(pl.col("person").is_in(common.implode())).drop("person").to_pandas()
+    new = people.new.drop("person").to_pandas()
+    words = [
+        name for name in known.columns if known[name].dtype.kind not in "if" or name in people.categories
+    ]
+    numbers = [name for name in known.columns if name not in (*words, "label")]
+    encode = make_column_transformer(
+        (StandardScaler(), numbers), (OneHotEncoder(handle_unknown="ignore", min_frequency=20), words)
+    )
+    model = make_pipeline(encode, LogisticRegression(max_iter=1000)).fit(known, known["label"])
+    return float(roc_auc_score(new["label"], model.predict_proba(new)[:, 1]))
+
+
+def _frame(people: pl.DataFrame) -> pd.DataFrame:
+    return pd.DataFrame(people.drop("person").to_dict(as_series=False))
+
+
+def compare(people: People, folder: Path) -> dict[str, float]:
+    """AUC on people that no model has seen."""
+    scores = through_the_command_line(people, folder)
+    ours = _labelled(people, scores["id"], scores["p(1)"])
+    theirs = pooled(people, folder)
+    return {
+        "federated": float(roc_auc_score(ours[:, 1], ours[:, 0])),
+        "pooled": float(roc_auc_score(theirs[:, 1], theirs[:, 0])),
+        "logistic regression": logistic_regression(people, folder),
+        "people": len(ours),
+    }
+
+
+def main() -> int:
+    """Both tables; exit code 1 if a federation falls short of its pooled model."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="the folder of public data sets")
+    parser.add_argument("--out", type=Path, default=Path("build/two_companies"))
+    parser.add_argument("--only", choices=("adult", "credit_default"))
+    options = parser.parse_args()
+    makers = {"adult": adult, "credit_default": credit_default}
+    results = {}
+    for name, make in makers.items():
+        if options.only in (None, name):
+            shutil.rmtree(options.out / name, ignore_errors=True)
+            results[name] = compare(make(options.data), (options.out / name).resolve())
+    (options.out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    shown = Table("people", *next(iter(results.values())))
+    for name, figures in results.items():
+        shown.add_row(name, *(f"{value:.4f}" if value < 1 else f"{value:,}" for value in figures.values()))
+    Console().print(shown)
+    short = [name for name, figures in results.items() if figures["federated"] < figures["pooled"] - CLOSE]
+    return 1 if short else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
