@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vafl.config import Config
     from vafl.observe.record import RecordedRun
 
-_LARGER = ("certs", "audit", "privacy", "calibrate", "smoothness")  # modules of vafl.commands
+_LARGER = ("certs", "data", "audit", "privacy", "calibrate", "smoothness")  # modules of vafl.commands
 _EXIT_CODES = """exit codes:
   0 done    1 unexpected failure    2 configuration or usage    3 data
   4 the run could not go on (diverged, stalled)    5 run folder    6 an audit failed    130 interrupted
