@@ -41,23 +41,11 @@ SHARE = 0.9  # of the people that each company knows
 LIMIT = 300.0  # seconds any command may take
 CLOSE = 0.01
 HELD_OUT = {"validation_fraction": 0.1, "test_fraction": 0.1}
-ADULT = [
-    "age",
-    "workclass",
-    "fnlwgt",
-    "education",
-    "education-num",
-    "marital-status",
-    "occupation",
-    "relationship",
-    "race",
-    "sex",
-    "capital-gain",
-    "capital-loss",
-    "hours-per-week",
-    "native-country",
+ADULT = (
+    *("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation"),
+    *("relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country"),
     "income",
-]
+)
 
 
 @dataclass(frozen=True)
@@ -143,12 +131,7 @@ def _document(people: People, party: str, stage: str, address: str) -> dict[str,
     if own := [name for name in people.categories if name in people.columns.get(party, ())]:
         table["categories"] = own
     return {
-        "data": {
-            "name": "tables",
-            "parties": list(COMPANIES),
-            "validation_fraction": 0.1,
-            "test_fraction": 0.1,
-        },
+        "data": {"name": "tables", "parties": list(COMPANIES), **HELD_OUT},
         "tables": {party: table},
         "model": {"embedding": "mlp", "hidden": [32], "head": "linear", "width": 16, "metric": "auc"},
         "schedule": {"batch_size": 256},
@@ -216,10 +199,8 @@ def pooled(people: People, folder: Path) -> np.ndarray[Any, Any]:
     path.write_text(tomli_w.dumps(document))
     command = [sys.executable, "-m", "vafl.cli", "run", str(path), "--out", str(folder / "pooled")]
     subprocess.run(command, check=True, timeout=LIMIT)
-    for party in EVERYONE:
-        sections[party] |= {
-            key: sections[party][key].replace("known", "new") for key in ("path", "alignment")
-        }
+    for table in sections.values():
+        table |= {key: table[key].replace("known.", "new.") for key in ("path", "alignment")}
     sections[SERVER].pop("label")
     path.write_text(tomli_w.dumps(document))
     config, parts = read_config(path), []
@@ -241,11 +222,9 @@ def _labelled(people: People, ids: pl.Series, scores: Any) -> np.ndarray[Any, An
 def logistic_regression(people: People, folder: Path) -> float:
     """scikit-learn on the pooled table of the same records, for a yardstick that is not ours."""
     common = pl.read_parquet(folder / SERVER / "known.alignment.parquet")["id"]
-    known = people.known.filter(pl.col("person").is_in(common.implode())).drop("person").to_pandas()
-    new = people.new.drop("person").to_pandas()
-    words = [
-        name for name in known.columns if known[name].dtype.kind not in "if" or name in people.categories
-    ]
+    known = _frame(people.known.filter(pl.col("person").is_in(common.implode())))
+    new, schema = _frame(people.new), people.known.schema
+    words = [name for name in known if name in people.categories or schema[name] == pl.String]
     numbers = [name for name in known.columns if name not in (*words, "label")]
     encode = make_column_transformer(
         (StandardScaler(), numbers), (OneHotEncoder(handle_unknown="ignore", min_frequency=20), words)

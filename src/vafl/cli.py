@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Modules of vafl.commands:
 _LARGER = (
-    *("align", "certs", "predict", "serve", "inspect", "export"),
+    *("align", "certs", "data", "predict", "serve", "inspect", "export"),
     *("audit", "privacy", "calibrate", "smoothness"),
 )
 _EXIT_CODES = """exit codes:

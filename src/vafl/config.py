@@ -84,8 +84,8 @@ class Config:
                 )
             if table.label and name != LABEL_HOLDER:
                 raise ConfigError(
-                    f"the labels are the server's: [tables.{LABEL_HOLDER}] names the label column, and no "
-                    f'other section does. Found label = "{table.label}" in [tables.{name}].'
+                    f"the labels are the server's: [tables.{LABEL_HOLDER}] names their column, and no other "
+                    f'section does. Found label = "{table.label}" in [tables.{name}].'
                 )
 
     def _check_secure_sum(self) -> None:

@@ -207,10 +207,11 @@ def _useless(profile: Profile, numeric: bool, most: int) -> str:
 
 
 def _number(profile: Profile, *, scale: bool) -> NumberColumn:
+    """Nine digits of the statistics: more depend on how the file happened to be cut into batches."""
     spread = (profile.squares / profile.numbers) ** 0.5 if profile.smallest < profile.largest else 1.0
+    fill, deviation = float(f"{profile.mean:.9g}"), float(f"{spread or 1.0:.9g}")
     flags = profile.numbers < profile.lines
-    mean, deviation = (profile.mean, spread or 1.0) if scale else (0.0, 1.0)
-    return NumberColumn(profile.name, profile.mean, mean, deviation, flags)
+    return NumberColumn(profile.name, fill, *((fill, deviation) if scale else (0.0, 1.0)), flags)
 
 
 def _category(profile: Profile, most: int) -> CategoryColumn:

@@ -6,18 +6,18 @@ import polars as pl
 from vafl.data.dataset import Labels
 from vafl.data.encoding import as_names, as_numbers
 from vafl.data.tables import POSITION, Table
-from vafl.errors import DataError
+from vafl.errors import ConfigError, DataError
 
 _MOST_CLASSES = 1000
 
 
 def label_classes(table: Table, task: str) -> tuple[str, ...] | None:
-    """The names of the classes, numbers in their own order; None for a regression.
+    """The names of the classes, numbers in their own order; None for a regression or without labels.
 
     Raises:
         DataError: there are fewer than two, or as many as numbers have.
     """
-    if task == "regression":
+    if task == "regression" or not table.settings.label:
         return None
     label = table.settings.label
     counted = [_names(table, batch).unique().drop_nulls() for batch in table.all_batches([label])]
@@ -38,6 +38,8 @@ def read_labels(table: Table, wanted: pl.DataFrame, classes: tuple[str, ...] | N
         wanted: `id` and POSITION of every row.
     """
     label = table.settings.label
+    if not label:
+        raise ConfigError(f"training needs tables.{table.party}.label, the column to learn. Found none.")
     labels: Labels = np.zeros(wanted.height, dtype=np.float32 if classes is None else np.int64)
     found = 0
     for batch in table.batches([label], wanted):

@@ -30,7 +30,7 @@ class TableSettings:
     Attributes:
         path: the file, CSV or Parquet; a relative path is taken from the config file's folder.
         id: the column that says whose line it is: text or whole numbers, each once.
-        label: the label column, of the server's table only; predictions can do without.
+        label: the column to learn, of the server's table only; predictions can do without.
         features: columns to use, by name or pattern (`pay_*`); left out: all but id and label.
         ignore: columns not to use, by name or pattern.
         categories: columns of numbers that are names of categories, by name or pattern.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
+from torch import Tensor
 
 from vafl.build import torch_threads
 from vafl.config import Config
@@ -60,10 +60,9 @@ class Service:
 
     def __init__(self, deployed: Deployed) -> None:
         self._deployed, settings = deployed, deployed.config.prediction
-        self._live = Live(settings)
+        self._live = Live(settings, self._told)
         self._federation = deployed.serve(deployed.scorer(cached=settings.cache), self._live)
-        order = deployed.subjects.ids.arg_sort()
-        self._ids, self._rows = deployed.subjects.ids.gather(order), order.to_numpy().astype(np.int64)
+        self._rows = {each: row for row, each in enumerate(deployed.subjects.ids.to_list())}
 
     async def run(self, host: str, port: int, listening: Callable[[str, str], None]) -> None:
         """Serves clients and HTTP in one event loop, until a signal."""
@@ -100,33 +99,29 @@ class Service:
             raise Refusal(503, "starting", "the clients are being waited for")
         rows = self._find(ids)
         answer = await self._live.ask(self._federation, rows)
-        return {
-            "predictions": self._lines(ids, answer),
-            "complete": bool((answer.states == ANSWERED).all()),
-        }
+        complete = all(state == ANSWERED for own in answer.states for state in own)
+        return {"predictions": self._lines(ids, answer), "complete": complete}
 
     def _find(self, ids: list[str]) -> Rows:
-        places = self._ids.search_sorted(pl.Series(ids, dtype=pl.String)).to_numpy()
-        places = np.minimum(places, len(self._ids) - 1)
-        known = (self._ids.gather(places) == pl.Series(ids, dtype=pl.String)).to_numpy()
-        if not known.all():
-            unknown = [each for each, is_known in zip(ids, known, strict=True) if not is_known]
+        found = [self._rows.get(each, -1) for each in ids]
+        if -1 in found:
+            unknown = [each for each, row in zip(ids, found, strict=True) if row < 0]
             message = f"{len(unknown)} of {len(ids)} ids are not known here"
             raise Refusal(404, "unknown_ids", message, ids=unknown[:20])
-        found: Rows = self._rows[places]
-        return found
+        return np.array(found, dtype=np.int64)
+
+    def _told(self, outputs: Tensor) -> Tensor:
+        return probabilities(outputs, self._deployed.loss) if self._deployed.classes else outputs
 
     def _lines(self, ids: Sequence[str], answer: Answer) -> list[dict[str, Any]]:
-        classes = self._deployed.classes
-        if classes:
-            shares = probabilities(answer.outputs, self._deployed.loss).tolist()
-            said = [{"probabilities": dict(zip(classes, own, strict=True))} for own in shares]
-        else:
-            said = [{"value": value} for value in answer.outputs[:, 0].tolist()]
-        parties = self._deployed.parties
-        missing = [
-            {party: STATES[state] for party, state in zip(parties, own, strict=True) if state != ANSWERED}
-            for own in answer.states.tolist()
-        ]
-        lines = zip(ids, said, missing, strict=True)
-        return [{"id": each, **own, "missing": without} for each, own, without in lines]
+        classes, parties = self._deployed.classes, self._deployed.parties
+        lines = []
+        for each, values, states in zip(ids, answer.values, answer.states, strict=True):
+            said = (
+                {"probabilities": dict(zip(classes, values, strict=True))}
+                if classes
+                else {"value": values[0]}
+            )
+            missing = {parties[m]: STATES[state] for m, state in enumerate(states) if state != ANSWERED}
+            lines.append({"id": each, **said, "missing": missing})
+        return lines

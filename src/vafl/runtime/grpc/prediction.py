@@ -82,10 +82,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class Answer:
-    """To a live question: outputs [rows, outputs] and states [rows, clients], in the order of its rows."""
+    """To a live question, in the order of its rows: what the model says, and each client's state."""
 
-    outputs: Tensor
-    states: States
+    values: list[list[float]]
+    states: list[list[int]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,10 +95,14 @@ class _Question:
 
 
 class Live:
-    """Answers questions as they come; those that come at about the same time are asked together."""
+    """Answers questions as they come; those that come at about the same time are asked together.
 
-    def __init__(self, settings: PredictionSettings) -> None:
-        self._settings = settings
+    Args:
+        finish: makes of the head's outputs [rows, outputs] what callers are told.
+    """
+
+    def __init__(self, settings: PredictionSettings, finish: Callable[[Tensor], Tensor]) -> None:
+        self._settings, self._finish = settings, finish
         self._gathered: list[_Question] = []
         self._to_ask: deque[list[_Question]] = deque()
         self._under_way: list[tuple[Inquiry, float, list[_Question]]] = []
@@ -139,18 +143,19 @@ class Live:
             if inquiry.is_open:
                 waiting.append((inquiry, deadline, questions))
             else:
-                _answer(scorer, inquiry, questions)
+                self._answer(scorer, inquiry, questions)
         self._under_way = waiting
         return said
 
-
-def _answer(scorer: Scorer, inquiry: Inquiry, questions: list[_Question]) -> None:
-    outputs = scorer.score(inquiry)
-    answers = []
-    for question in questions:
-        places = np.searchsorted(inquiry.rows, question.rows)
-        answers.append((question.answer, Answer(outputs[places], inquiry.states[places])))
-    questions[0].answer.get_loop().call_soon_threadsafe(_deliver, answers)
+    def _answer(self, scorer: Scorer, inquiry: Inquiry, questions: list[_Question]) -> None:
+        """Plain values are made of all rows at once: for each question by itself that would cost the most."""
+        values, states = self._finish(scorer.score(inquiry)).tolist(), inquiry.states.tolist()
+        answers = []
+        for question in questions:
+            places = np.searchsorted(inquiry.rows, question.rows).tolist()
+            own = Answer([values[place] for place in places], [states[place] for place in places])
+            answers.append((question.answer, own))
+        questions[0].answer.get_loop().call_soon_threadsafe(_deliver, answers)
 
 
 def _deliver(answers: list[tuple["asyncio.Future[Answer]", Answer]]) -> None:

@@ -1,0 +1,139 @@
+"""`vafl data`: what a run will use of each party's table, how, and what it leaves out and why."""
+
+import argparse
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as Grid
+
+from vafl.commands.configured import add_config_options, as_json, overrides
+from vafl.config import Config, read_config
+from vafl.data.aligned import Split, find_alignments, open_table
+from vafl.data.alignment import Alignment
+from vafl.data.fitting import ColumnReport, fit
+from vafl.data.labels import label_classes, read_labels
+from vafl.data.tables import LABEL_HOLDER, POSITION, Table
+from vafl.errors import ConfigError
+from vafl.privacy.settings import GUARANTEED
+
+
+def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Adds `data` to the subcommands of `vafl`."""
+    parser = commands.add_parser("data", help="what a run will use of the parties' tables, and how")
+    add_config_options(parser)
+    parser.add_argument("--party", help="one party's table (default: every table that the file names)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.set_defaults(command=run)
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a run will use of one party's table.
+
+    Attributes:
+        records: lines of the file.
+        aligned: whether the parties are; if not, what is said of training rows is said of all lines.
+        rows: how many of the records are rows of the run.
+        training_rows: and how many of those are trained on.
+        features: how many features the columns become.
+        columns: what becomes of each; the label holder's are not used.
+        labels: of the label holder: each class and its share, or mean and range.
+    """
+
+    party: str
+    path: str
+    records: int
+    aligned: bool
+    rows: int
+    training_rows: int
+    features: int = 0
+    columns: list[ColumnReport] = field(default_factory=list)
+    labels: dict[str, float] = field(default_factory=dict)
+
+
+def run(options: argparse.Namespace, console: Console) -> None:
+    """Prints what becomes of each column of the tables."""
+    config = read_config(options.config, overrides(options))
+    if config.data.name != "tables":
+        raise ConfigError(f'`vafl data` needs data.name = "tables". Found "{config.data.name}".')
+    names = [options.party] if options.party else list(config.tables)
+    if not names or names[0] not in config.tables:
+        raise ConfigError(
+            f"`vafl data` needs a section [tables.{options.party or 'NAME'}]. Found "
+            f"{', '.join(f'[tables.{name}]' for name in config.tables) or 'none'}."
+        )
+    previews = [preview(config, name) for name in names]
+    if options.json:
+        sys.stdout.write(as_json({"parties": [asdict(own) for own in previews]}))
+        return
+    for own in previews:
+        _print(own, console)
+
+
+def preview(config: Config, name: str) -> Preview:
+    """Reads one party's table as a run would, and describes it."""
+    table, alignment = open_table(config.tables, name), _alignment(config, name)
+    records = table.ids()
+    if alignment is None:
+        wanted, trained = pl.DataFrame({"id": records, POSITION: np.arange(len(records))}), len(records)
+    else:
+        split = Split.of(alignment.rows, config.data, config.seed)
+        wanted, trained = split.wanted(alignment), split.train
+    training = wanted.filter(pl.col(POSITION) < trained)
+    sizes = (len(records), alignment is not None, wanted.height, training.height)
+    if name == LABEL_HOLDER:
+        return Preview(name, str(table.path), *sizes, labels=_labels(config, table, wanted))
+    encoder, columns = fit(
+        table,
+        training,
+        scale=config.data.scale != "none",
+        public=config.privacy.kind in GUARANTEED,
+        flags_absent=config.data.records == "labelled",
+    )
+    return Preview(name, str(table.path), *sizes, len(encoder.names), columns)
+
+
+def _alignment(config: Config, name: str) -> Alignment | None:
+    """The party's, if the parties are aligned or can be by this file alone."""
+    everyone = {LABEL_HOLDER, *config.data.parties}
+    if not Path(config.tables[name].alignment).is_file() and everyone - set(config.tables):
+        return None
+    return find_alignments(config.data, config.tables, name)[name]
+
+
+def _labels(config: Config, table: Table, wanted: pl.DataFrame) -> dict[str, float]:
+    classes = label_classes(table, config.data.task)
+    labels = read_labels(table, wanted, classes)
+    if classes is None:
+        return {"mean": float(labels.mean()), "smallest": float(labels.min()), "largest": float(labels.max())}
+    shares = np.bincount(labels, minlength=len(classes)) / len(labels)
+    return dict(zip(classes, shares.tolist(), strict=True))
+
+
+def _print(own: Preview, console: Console) -> None:
+    console.print(
+        f"[bold]{escape(own.party)}[/]: {escape(own.path)}, {own.records:,} records", highlight=False
+    )
+    if own.aligned:
+        console.print(f"  {own.rows:,} of them are rows of the run, {own.training_rows:,} to train on")
+    else:
+        console.print(
+            "  not aligned yet: what follows is of all records (`vafl align` finds the common ones)"
+        )
+    if own.labels:
+        shown = ", ".join(f"{escape(name)} {value:.4g}" for name, value in own.labels.items())
+        console.print(f"  labels: {shown}", highlight=False)
+    if not own.columns:
+        return
+    console.print(f"  {own.features} features:")
+    grid = Grid("column", "type", "use", "features", "missing", "")
+    for column in sorted(own.columns, key=lambda report: report.use == "dropped"):
+        sizes = (f"{column.features}", f"{column.missing:,}")
+        grid.add_row(escape(column.name), column.type, column.use, *sizes, escape(column.why))
+    console.print(grid)

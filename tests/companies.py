@@ -1,0 +1,56 @@
+"""Two companies and a label holder, with files that overlap in part: for tests of everything about tables."""
+
+import numpy as np
+import polars as pl
+
+from vafl.config import from_document
+
+
+def write_companies(folder, people=400, share=0.8, seed=0):
+    """labels.csv, bank.csv and shop.parquet of people whose label follows from both companies' columns."""
+    generator = np.random.default_rng(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    income, age = generator.normal(size=people), generator.integers(18, 90, people)
+    job = generator.choice(["clerk", "cook", "pilot"], people)
+    spent, city = generator.normal(size=people), generator.choice(["Aa", "Bb"], people)
+    score = 2 * income + (job == "pilot") - 2 * spent + (city == "Bb")
+    people_of = {
+        "labels": {"repaid": np.where(score > 0.5, "yes", "no")},
+        "bank": {"income": income, "age": age, "job": np.where(generator.random(people) < 0.1, "", job)},
+        "shop": {"spent": spent, "city": city},
+    }
+    for name, columns in people_of.items():
+        kept = generator.permutation(people)[: people if name == "labels" else round(share * people)]
+        ids = [f"P{person:04d}" for person in kept]
+        frame = pl.DataFrame({"person": ids, **{key: values[kept] for key, values in columns.items()}})
+        if name == "shop":
+            frame.write_parquet(folder / "shop.parquet")
+        else:
+            frame.write_csv(folder / f"{name}.csv")
+
+
+def document(folder, *parties, **sections):
+    """A configuration with the tables of these parties (none: of all)."""
+    tables = {
+        "server": {"path": str(folder / "labels.csv"), "id": "person", "label": "repaid"},
+        "bank": {"path": str(folder / "bank.csv"), "id": "person"},
+        "shop": {"path": str(folder / "shop.parquet"), "id": "person"},
+    }
+    for name, own in tables.items():
+        own["alignment"] = str(folder / f"{name}.alignment.parquet")
+    whole = {
+        "data": {"name": "tables", "parties": ["bank", "shop"]},
+        "tables": {name: own for name, own in tables.items() if name in parties or not parties},
+        "schedule": {"batch_size": 16},
+        "optimiser": {"step_size": 0.2},
+        "stop": {"updates": 300},
+        "evaluation": {"every": 100},
+    }
+    for name, values in sections.items():
+        whole[name] = {**whole.get(name, {}), **values}
+    return whole
+
+
+def configuration(folder, *parties, **sections):
+    """The same, checked."""
+    return from_document(document(folder, *parties, **sections))

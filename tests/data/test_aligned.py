@@ -1,0 +1,175 @@
+"""Tables as one vertical data set: who reads what, which rows are which, and what does not fit together."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from tests.companies import configuration, write_companies
+from vafl.build import make_plan
+from vafl.data.aligned import Split, join, load_tables
+from vafl.data.alignment import Alignment
+from vafl.data.sources import DataSettings
+from vafl.errors import ConfigError, DataError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_companies(tmp_path)
+    return tmp_path
+
+
+def load(config, party=None):
+    return load_tables(config.data, config.tables, config.seed, party)
+
+
+def align(config):
+    for name, own in join(config.data, config.tables).items():
+        own.write(Path(config.tables[name].alignment))
+
+
+def test_a_join_gives_every_party_the_same_rows(folder):
+    config = configuration(folder)
+    files = {"bank": pl.read_csv(folder / "bank.csv"), "shop": pl.read_parquet(folder / "shop.parquet")}
+    common = set(files["bank"]["person"]) & set(files["shop"]["person"])
+    found = join(config.data, config.tables)
+    assert set(found["server"].ids) == common
+    assert all(own.ids.to_list() == found["server"].ids.to_list() for own in found.values())
+    labelled = join(replace(config.data, records="labelled"), config.tables)
+    assert labelled["server"].rows == 400
+    assert set(labelled["bank"].ids) == set(files["bank"]["person"])
+    assert len({own.token for own in labelled.values()}) == 1
+
+
+@pytest.mark.parametrize("records", ["common", "labelled"])
+def test_features_and_labels_are_those_of_the_same_person(folder, records):
+    config = configuration(folder, data={"records": records, "validation_fraction": 0.1, "scale": "none"})
+    data, found = load(config), join(config.data, config.tables)
+    assert data.validation == round(0.1 * found["server"].rows)
+    person_of = dict(zip(found["server"].numbers.tolist(), found["server"].ids, strict=True))
+    people = [person_of[number] for number in data.record_numbers.tolist()]
+    bank = pl.read_csv(folder / "bank.csv").rows_by_key("person", named=True, unique=True)
+    labels = pl.read_csv(folder / "labels.csv").rows_by_key("person", named=True, unique=True)
+    party = data.parties[0]
+    features = torch.cat([party.train, party.test])
+    for person, row, label in zip(
+        people, features, torch.cat([data.train_labels, data.test_labels]), strict=True
+    ):
+        assert data.classes[int(label)] == labels[person]["repaid"]
+        if person in bank:
+            assert row[:2].tolist() == pytest.approx([bank[person]["income"], bank[person]["age"]])
+        else:
+            assert row.tolist() == party.encoder.absent_row().tolist()
+    assert (records == "labelled") == any(person not in bank for person in people)
+
+
+def test_a_party_reads_its_own_table_only_and_all_agree_on_the_records(folder):
+    config = configuration(folder)
+    align(config)
+    whole = load(config)
+    digests = {whole.record_digest}
+    for party, own in (("server", "labels.csv"), ("bank", "bank.csv"), ("shop", "shop.parquet")):
+        hidden = folder / f"hidden-{party}"
+        hidden.mkdir()
+        others = [path for path in folder.iterdir() if path.suffix in (".csv", ".parquet")]
+        for path in others:
+            if path.name not in (own, f"{party}.alignment.parquet"):
+                path.rename(hidden / path.name)
+        data = load(configuration(folder, party), party)
+        digests.add(data.record_digest)
+        assert data.rows == whole.rows
+        for index, name in enumerate(("bank", "shop")):
+            same = torch.equal(data.parties[index].train, whole.parties[index].train)
+            assert same == (name == party)
+            assert data.parties[index].train.shape[1] > 0 or name != party
+        assert torch.equal(data.train_labels, whole.train_labels) == (party == "server")
+        for path in hidden.iterdir():
+            path.rename(folder / path.name)
+    assert len(digests) == 1
+    plan = make_plan(configuration(folder, "bank"), party="bank")
+    first = make_plan(config).models[0].state_dict()
+    assert all(torch.equal(first[key], value) for key, value in plan.models[0].state_dict().items())
+
+
+def test_other_fractions_or_parties_are_other_records_to_agree_on(folder):
+    align(configuration(folder))
+    sections = [{}, {"test_fraction": 0.3}, {"validation_fraction": 0.1}, {"parties": ["shop", "bank"]}]
+    assert len({load(configuration(folder, data=own)).record_digest for own in sections}) == 4
+
+
+def test_the_label_is_no_feature_of_the_label_holders_own_client(folder):
+    same = {"path": str(folder / "labels.csv"), "id": "person"}
+    labels = pl.read_csv(folder / "labels.csv")
+    labels.with_columns(x=pl.int_range(labels.height)).write_csv(folder / "labels.csv")
+    tables = {"server": {**same, "label": "repaid"}, "bank": same}
+    config = configuration(folder, "bank", data={"parties": ["bank"]}, tables=tables)
+    assert load(config).parties[0].encoder.names == ["x"]
+
+
+def test_rows_are_split_by_the_seed(folder):
+    settings = DataSettings(name="tables", parties=("a",), test_fraction=0.25, validation_fraction=0.25)
+    one, other = Split.of(100, settings, 1), Split.of(100, settings, 2)
+    assert (one.train, one.validation) == (50, 25)
+    assert np.array_equal(np.sort(one.order), np.arange(100))
+    assert not np.array_equal(one.order, other.order)
+    assert np.array_equal(one.order, Split.of(100, settings, 1).order)
+    with pytest.raises(DataError, match="The parties have 2 rows, too few"):
+        Split.of(2, replace(settings, test_fraction=0.1), 1)
+
+
+def test_what_does_not_fit_together_is_said(folder):
+    config = configuration(folder, "bank")
+    with pytest.raises(DataError, match="Run `vafl align`"):
+        load(config, "bank")
+    with pytest.raises(ConfigError, match=r"section \[tables.server\] is needed"):
+        load(config)
+    with pytest.raises(DataError, match='"thief" is no party'):
+        load(config, "thief")
+    with pytest.raises(ConfigError, match=r"\[tables.thief\] is no party"):
+        configuration(folder, tables={"thief": {"path": "a", "id": "b"}})
+    with pytest.raises(ConfigError, match="labels are the server's"):
+        configuration(folder, tables={"bank": {"path": "a", "id": "b", "label": "c"}})
+    with pytest.raises(ConfigError, match=r"needs data\.parties"):
+        configuration(folder, data={"parties": ["bank", "bank"]})
+    labelled = configuration(folder, data={"records": "labelled"})
+    align(labelled)
+    with pytest.raises(DataError, match='"common" needs rows that every party has'):
+        load(configuration(folder))
+    with pytest.raises(DataError, match=r"is not what .* was made for"):
+        load(configuration(folder, data={"records": "labelled", "task": "regression"}))
+    own = Alignment.read(folder / "bank.alignment.parquet")
+    replace(own, token="0" * 32).write(folder / "bank.alignment.parquet")
+    with pytest.raises(DataError, match="of one run of `vafl align`"):
+        load(labelled)
+
+
+def test_labels_that_cannot_be_learnt_are_refused(folder):
+    text = (folder / "labels.csv").read_text()
+    cases = [
+        (text.replace("yes", "no"), {}, "2 to 1000 classes. Found 1"),
+        (text.replace("yes", ""), {}, "classes. Found 1"),
+        (text.replace("yes", "?", 150).replace("?", "yes", 140), {}, "Found .* records without"),
+        (text, {"task": "regression"}, "every record needs a label, a number"),
+    ]
+    for content, data, message in cases:
+        (folder / "labels.csv").write_text(content)
+        with pytest.raises(DataError, match=message):
+            load(configuration(folder, data={"records": "labelled", **data}))
+    (folder / "bank.csv").write_text("person,income\n1,2\n")
+    (folder / "labels.csv").write_text(text)
+    with pytest.raises(DataError, match="records in common"):
+        load(configuration(folder))
+    with pytest.raises(DataError, match="bank has none of the"):
+        load(configuration(folder, data={"records": "labelled"}))
+
+
+def test_regression_labels_are_numbers(folder):
+    labels = pl.read_csv(folder / "labels.csv")
+    labels.with_columns(repaid=pl.int_range(labels.height) / 4).write_csv(folder / "labels.csv")
+    data = load(configuration(folder, data={"task": "regression"}))
+    assert data.classes is None
+    assert data.train_labels.dtype == torch.float32
+    assert float(data.train_labels.max()) > 90

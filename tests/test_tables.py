@@ -1,0 +1,161 @@
+"""Runs on the parties' own tables: simulated under every rule and mode; processes that share no folder."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tomli_w
+import torch
+from safetensors.torch import load_file
+
+from tests.companies import configuration, document, write_companies
+from vafl.build import build
+from vafl.cli import main
+from vafl.data.aligned import join
+from vafl.errors import ConfigError
+from vafl.runtime.identity import issue, make_authority
+from vafl.runtime.training import StopSettings
+
+NUMBERS = {"bank": {"ignore": ["job"]}, "shop": {"ignore": ["city"]}}
+DP = {"clip": 1.0, "noise": 0.01}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("companies")
+    write_companies(path)
+    return path
+
+
+def numbers_only(folder):
+    tables = document(folder)["tables"]
+    return {name: {**own, **NUMBERS.get(name, {})} for name, own in tables.items()}
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"rule": {"name": "async"}},
+        {"rule": {"name": "t-sync", "t": 2, "delay_bound": 5}},
+        {"rule": {"name": "sync"}, "model": {"embedding": "mlp", "head": "mlp", "combine": "concat"}},
+        {"rule": {"name": "async"}, "privacy": {"mode": "embed_only", "noise": 0.01, "clip": 5.0}},
+        {"rule": {"name": "async"}, "privacy": {"mode": "release_once", **DP}},
+        {"rule": {"name": "sync"}, "privacy": {"mode": "frozen", **DP}, "model": {"head": "mlp"}},
+        {
+            "rule": {"name": "async"},
+            "privacy": {"mode": "dp_train", "gradient_clip": 1.0, "gradient_noise": 0.01, **DP},
+        },
+    ],
+    ids=lambda sections: "-".join(str(own.get("mode", own.get("name", ""))) for own in sections.values()),
+)
+def test_records_that_some_parties_lack_are_trained_on(folder, sections):
+    private = "mode" in sections.get("privacy", {})
+    data = {"records": "labelled", "scale": "none" if private else "auto"}
+    tables = numbers_only(folder) if private else {}
+    run = build(configuration(folder, data=data, tables=tables, **sections))
+    assert run.data.rows == 300
+    first = run.measure().metric
+    assert run.train()[-1].metric > max(first, 0.6)
+    for model, party in zip(run.models, run.data.parties, strict=True):
+        absent = torch.from_numpy(party.encoder.absent_row())
+        assert (party.train == absent).all(1).sum() > 40
+        if sections.get("privacy", {}).get("mode") != "frozen":  # what stands in for them is learnt
+            fresh = build(run.config).models[run.models.index(model)]
+            assert not torch.equal(model(absent[None]), fresh(absent[None]))
+
+
+def test_a_secure_sum_covers_absent_records(folder):
+    shutil.copy(folder / "bank.csv", folder / "third.csv")
+    third = {"path": str(folder / "third.csv"), "id": "person", "features": ["age"]}
+    run = build(
+        configuration(
+            folder,
+            data={"records": "labelled", "parties": ["bank", "shop", "third"]},
+            tables={**document(folder)["tables"], "third": third},
+            rule={"name": "sync"},
+            schedule={"refresh": "none"},
+            privacy={"secure_sum": True},
+        )
+    )
+    assert run.train()[-1].metric > 0.7
+
+
+def test_a_guaranteed_mode_refuses_what_would_pass_by_the_noise(folder):
+    private = {"privacy": {"mode": "frozen", **DP}, "model": {"head": "mlp"}}
+    with pytest.raises(ConfigError, match=r'data.scale = "auto" makes every feature depend on all records'):
+        build(configuration(folder, **private))
+
+
+def test_patience_ends_a_simulated_run_and_the_test_rows_are_measured_once(folder, tmp_path):
+    with pytest.raises(ConfigError, match=r"stop.patience needs data.validation_fraction"):
+        configuration(folder, stop={"patience": 2})
+    patient = document(folder, data={"validation_fraction": 0.2}, stop={"patience": 2, "updates": 100_000})
+    path = tmp_path / "run.toml"
+    path.write_text(tomli_w.dumps(patient))
+    assert main(["run", str(path), "--out", str(tmp_path / "run")]) == 0
+    history = (tmp_path / "run" / "history.jsonl").read_text().splitlines()
+    metrics = [json.loads(line)["metric"] for line in history]
+    assert len(metrics) < 50
+    assert max(metrics[-2:]) <= max(metrics[:-2])
+    assert len(metrics) == 3 or max(metrics[-3:-1]) > max(metrics[:-3])  # not a moment later
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["test"] > 0.7
+    assert summary["metric"]["value"] == metrics[-1]
+
+
+def test_companies_that_share_no_folder_end_where_a_simulation_does(folder, tmp_path):
+    """The guide's way: every party has its own folder, file and configuration; patience ends the run."""
+    sections = {
+        "data": {"records": "labelled", "validation_fraction": 0.2},
+        "rule": {"name": "sync"},
+        "stop": {"patience": 3, "updates": 5000},
+        "evaluation": {"every": 20},
+    }
+    whole = configuration(folder, **sections)
+    alignments = join(whole.data, whole.tables)
+    make_authority(tmp_path / "certs")
+    processes = {}
+    for party, file in (("server", "labels.csv"), ("bank", "bank.csv"), ("shop", "shop.parquet")):
+        own = tmp_path / party
+        own.mkdir()
+        shutil.copy(folder / file, own / file)
+        alignments[party].write(own / f"{party}.alignment.parquet")
+        issue(tmp_path / "certs", party)
+        network = {"address": "127.0.0.1:0", "certificates": str(tmp_path / "certs")}
+        text = tomli_w.dumps(document(own, party, network=network, **sections))
+        (own / "run.toml").write_text(text)
+        role = ["server"] if party == "server" else ["client", "--party", party]
+        command = [sys.executable, "-m", "vafl.cli", *role, "run.toml", "--out", "out"]
+        if party != "server":
+            command += ["--set", f"network.address={_address(processes['server'])}"]
+        processes[party] = subprocess.Popen(command, cwd=own, stdout=subprocess.PIPE, text=True)
+    said = {party: process.communicate(timeout=120)[0] for party, process in processes.items()}
+    assert {process.returncode for process in processes.values()} == {0}, said
+    assert "accuracy has not been better than" in " ".join(said["bank"].split())
+    summary = json.loads((tmp_path / "server" / "out" / "summary.json").read_text())
+    assert 60 <= summary["updates"] < 5000
+    run = build(replace(whole, stop=StopSettings(updates=summary["updates"])))
+    run.train()
+    assert summary["test"] == run.evaluator.test()
+    for model, party in zip(run.models, ("bank", "shop"), strict=True):
+        _same(model, tmp_path / party / "out" / "models", party)
+    _same(run.head, tmp_path / "server" / "out" / "models", "head")
+
+
+def _address(server):
+    """Where the server says it listens."""
+    for line in server.stdout:
+        if line.startswith("listening on "):
+            return json.dumps(line.split()[-1])
+    raise AssertionError("the server never listened")
+
+
+def _same(model, folder: Path, name):
+    kept = load_file(
+        next(path for path in folder.rglob("*.safetensors") if name in str(path.relative_to(folder)))
+    )
+    assert all(torch.equal(kept[key], value) for key, value in model.state_dict().items())
