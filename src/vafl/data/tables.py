@@ -20,7 +20,7 @@ POSITION = "vafl position"  # beside a batch's columns: where each of its lines 
 _ID = "vafl id"
 _PARQUET = b"PAR1"
 _BATCH = 65_536  # lines in memory at once
-_SEPARATORS = (",", ";", "\t", "|")
+SEPARATORS = (",", ";", "\t", "|")
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Table:
         near = get_close_matches(name, self.schema, 1)
         hint = f'Did you mean "{near[0]}"?' if near else f"Its columns: {', '.join(list(self.schema)[:20])}."
         header = next(iter(self.schema))
-        if len(self.schema) == 1 and (other := [mark for mark in _SEPARATORS if mark in header]):
+        if len(self.schema) == 1 and (other := [mark for mark in SEPARATORS if mark in header]):
             hint = f"Its header looks separated by {other[0]!r}: set tables.{self.party}.separator."
         raise DataError(f'"{self.path}" has no column "{name}". {hint}')
 
