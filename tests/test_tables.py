@@ -118,22 +118,23 @@ def test_companies_that_share_no_folder_end_where_a_simulation_does(folder, tmp_
     whole = configuration(folder, **sections)
     alignments = join(whole.data, whole.tables)
     make_authority(tmp_path / "certs")
-    processes = {}
+    network = {"address": "127.0.0.1:0", "certificates": str(tmp_path / "certs")}
     for party, file in (("server", "labels.csv"), ("bank", "bank.csv"), ("shop", "shop.parquet")):
         own = tmp_path / party
         own.mkdir()
         shutil.copy(folder / file, own / file)
         alignments[party].write(own / f"{party}.alignment.parquet")
         issue(tmp_path / "certs", party)
-        network = {"address": "127.0.0.1:0", "certificates": str(tmp_path / "certs")}
-        text = tomli_w.dumps(document(own, party, network=network, **sections))
-        (own / "run.toml").write_text(text)
-        role = ["server"] if party == "server" else ["client", "--party", party]
-        command = [sys.executable, "-m", "vafl.cli", *role, "run.toml", "--out", "out"]
-        if party != "server":
-            command += ["--set", f"network.address={_address(processes['server'])}"]
-        processes[party] = subprocess.Popen(command, cwd=own, stdout=subprocess.PIPE, text=True)
-    said = {party: process.communicate(timeout=120)[0] for party, process in processes.items()}
+        (own / "run.toml").write_text(tomli_w.dumps(document(own, party, network=network, **sections)))
+    processes = {"server": _start(tmp_path, "server")}
+    try:
+        address = _address(processes["server"])
+        for party in ("bank", "shop"):
+            processes[party] = _start(tmp_path, "client", "--party", party, address=address)
+        said = {party: process.communicate(timeout=120)[0] for party, process in processes.items()}
+    finally:
+        for process in processes.values():
+            process.kill()
     assert {process.returncode for process in processes.values()} == {0}, said
     assert "accuracy has not been better than" in " ".join(said["bank"].split())
     summary = json.loads((tmp_path / "server" / "out" / "summary.json").read_text())
@@ -144,6 +145,12 @@ def test_companies_that_share_no_folder_end_where_a_simulation_does(folder, tmp_
     for model, party in zip(run.models, ("bank", "shop"), strict=True):
         _same(model, tmp_path / party / "out" / "models", party)
     _same(run.head, tmp_path / "server" / "out" / "models", "head")
+
+
+def _start(folder, role, *options, address=""):
+    command = [sys.executable, "-m", "vafl.cli", role, "run.toml", "--out", "out", *options]
+    command += ["--set", f"network.address={address}"] if address else []
+    return subprocess.Popen(command, cwd=folder / (options or [role])[-1], stdout=subprocess.PIPE, text=True)
 
 
 def _address(server):

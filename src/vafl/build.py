@@ -15,6 +15,7 @@ from vafl.data.aligned import load_tables
 from vafl.data.dataset import with_validation
 from vafl.data.partition import VerticalData, partition
 from vafl.data.sources import load
+from vafl.data.tables import LABEL_HOLDER
 from vafl.errors import ConfigError
 from vafl.models.losses import LOSSES, Metric, metric
 from vafl.privacy.fixed_point import decode
@@ -155,6 +156,12 @@ def make_plan(config: Config, data: VerticalData | None = None, party: str | Non
         data = replace(data, train_labels=data.train_labels.float(), test_labels=data.test_labels.float())
     models, head = _models(config, data, task)
     return Plan(config, data, task, models, head)
+
+
+def a_party(config: Config) -> str | None:
+    """Whose view of the data this configuration allows; None where it has everybody's."""
+    everyone = {LABEL_HOLDER, *config.data.parties}
+    return next(iter(config.tables)) if config.tables and everyone - set(config.tables) else None
 
 
 def load_data(config: Config, party: str | None = None) -> VerticalData:

@@ -93,6 +93,15 @@ def _parser(asked: str) -> argparse.ArgumentParser:
     init.add_argument("csv", type=Path, nargs="?", help="your CSV file (default: scikit-learn's digits)")
     init.add_argument("--label", default="", help="its label column (default: the last)")
     init.add_argument("--clients", type=int, default=2)
+    init.add_argument(
+        *("--table", "-t"),
+        action="append",
+        default=[],
+        metavar="PARTY=FILE",
+        help='a party\'s own table, repeatable; the party "server" holds the labels',
+    )
+    init.add_argument("--parties", default="", help="all clients, as bank,shop (default: those with a table)")
+    init.add_argument("--id", default="", help="the tables' id column (default: the first)")
     init.add_argument("--out", type=Path, default=Path("vafl.toml"))
     init.set_defaults(command=_init)
 
@@ -208,14 +217,29 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
 
 
 def _init(options: argparse.Namespace, console: Console) -> None:
-    from vafl.starter import starter_config
+    from vafl.starter import starter_config, starter_tables
 
     if options.clients < 1:
         raise ConfigError(f"--clients must be 1 or more. Found {options.clients}.")
     if options.out.exists():
         raise ConfigError(f'"{options.out}" exists and is left as it is. Name another --out.')
-    options.out.write_text(starter_config(options.csv, options.label, options.clients), encoding="utf-8")
-    console.print(f"wrote {options.out}; now: vafl run {options.out}")
+    if options.table:
+        parties = [name for name in options.parties.split(",") if name]
+        text = starter_tables(_tables(options.table), parties, options.id, options.label)
+        then = "vafl data"
+    else:
+        text, then = starter_config(options.csv, options.label, options.clients), "vafl run"
+    options.out.write_text(text, encoding="utf-8")
+    console.print(f"wrote {options.out}; now: {then} {options.out}")
+
+
+def _tables(given: Sequence[str]) -> dict[str, Path]:
+    """Party -> file."""
+    pairs = [text.partition("=") for text in given]
+    for party, equals, file in pairs:
+        if not (party and equals and file):
+            raise ConfigError(f'--table takes PARTY=FILE. Found "{party}{equals}{file}".')
+    return {party: Path(file) for party, _, file in pairs}
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""The commented starter configuration that `vafl init` writes."""
+"""The commented starter configurations that `vafl init` writes."""
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
 
-from vafl.errors import DataError
+from vafl.data.tables import LABEL_HOLDER, SEPARATORS, Table, TableSettings
+from vafl.errors import ConfigError, DataError
 
 _TEMPLATE = """# A vafl run. A key left out keeps its default; the resolved file is saved with the result.
 seed = 0
@@ -72,6 +75,106 @@ def starter_config(csv: Path | None, label: str, clients: int) -> str:
         'task = "classification"  # or "regression"',
     ]
     return _TEMPLATE.format(data="\n".join(data), partition=_groups(features, clients))
+
+
+_TABLES = """# A vafl run on the parties' own tables. Every party has a file like this one, the same but for
+# [tables.NAME], which is about its own table.
+seed = 0
+
+[data]
+name = "tables"
+parties = [{parties}]  # the clients, in one order everywhere; "server" holds the labels
+records = "common"         # records that every party has; "labelled": all of the server's, see the guide
+task = "classification"    # or "regression"
+test_fraction = 0.2        # kept for the result: nothing is chosen by it
+validation_fraction = 0.1  # kept to end the training in time
+
+{tables}
+
+[model]
+embedding = "linear"       # linear, mlp, or your own package.module:Factory
+head = "bias"              # bias: (logistic) regression on the sum; linear or mlp for a trained head
+# metric = "auc"           # two classes only; left out: accuracy, or r2 for a regression
+
+[rule]
+name = "async"             # async, t-sync, sync
+
+[schedule]
+batch_size = 64
+refresh = "lookahead"
+
+[optimiser]
+step_size = 0.1
+l2 = 0.0001
+
+[stop]
+updates = 20000
+patience = 10              # or after so many evaluations without a better one
+
+[evaluation]
+every = 200
+
+[network]
+address = "127.0.0.1:7443"   # the server's host, as the clients reach it
+certificates = "certs"       # this party's folder of those that `vafl certs` made
+"""
+
+_SECTION = """[tables.{party}]
+path = {path}
+id = {id}          # whose line it is: text or whole numbers{more}"""
+_FEATURES = """
+# features = ["*"]         # columns to use, by name or pattern; left out: all others
+# ignore = []              # columns not to use; `vafl data` shows what becomes of each
+# categories = []          # columns of numbers that are names of categories"""
+
+
+def starter_tables(tables: Mapping[str, Path], parties: Sequence[str], id_column: str, label: str) -> str:
+    """A configuration for the tables at hand: one party's for its own machine, or all for this one.
+
+    Args:
+        parties: all clients; none are those of `tables`.
+        id_column: the id's name in every table; none is each table's first column.
+        label: the label's name in the server's table; none is its last column.
+
+    Raises:
+        ConfigError, DataError: a table cannot be used.
+    """
+    clients = list(parties or [name for name in tables if name != LABEL_HOLDER])
+    unknown = [name for name in tables if name not in (LABEL_HOLDER, *clients)]
+    if not clients or unknown or len(set(clients)) < len(clients) or LABEL_HOLDER in clients:
+        raise ConfigError(
+            f'--parties names the clients, each once; "{LABEL_HOLDER}" is who holds the labels. Found '
+            f"{', '.join(clients) or 'none'}, and a table of {', '.join(tables)}."
+        )
+    sections = [_table_section(name, path, id_column, label) for name, path in tables.items()]
+    return _TABLES.format(parties=", ".join(map(json.dumps, clients)), tables="\n\n".join(sections))
+
+
+def _table_section(party: str, path: Path, id_column: str, label: str) -> str:
+    separator, columns = _header(path)
+    own = TableSettings(str(path), id_column or columns[0], separator=separator)
+    lines = [] if separator == "," else [f"separator = {json.dumps(separator)}"]
+    if party == LABEL_HOLDER:
+        own = replace(own, label=label or columns[-1])
+        lines.append(f"label = {json.dumps(own.label)}              # the column to learn")
+    Table(party, own).ids()  # whatever is wrong with the file is said now
+    names = {"path": json.dumps(str(path.resolve())), "id": json.dumps(own.id)}
+    section = _SECTION.format(party=party, more="".join(f"\n{line}" for line in lines), **names)
+    return section if party == LABEL_HOLDER else section + _FEATURES
+
+
+def _header(path: Path) -> tuple[str, list[str]]:
+    """The separator that a CSV's first line seems to have, and the names of the columns."""
+    if not path.is_file():
+        raise DataError(f'a table must be a CSV or Parquet file. Found nothing at "{path}".')
+    try:
+        if path.suffix == ".parquet":
+            return ",", pl.scan_parquet(path).collect_schema().names()
+        found = [pl.scan_csv(path, infer_schema=False, separator=mark) for mark in SEPARATORS]
+        names = {mark: lines.collect_schema().names() for mark, lines in zip(SEPARATORS, found, strict=True)}
+        return max(names.items(), key=lambda pair: len(pair[1]))
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise DataError(f'"{path}" must be a CSV or Parquet file. {error}') from error
 
 
 def _columns(csv: Path) -> tuple[list[str], list[str]]:

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vafl.data.dataset import Dataset, encode_labels, split_rows, standardised
+from vafl.data.dataset import Dataset, encode_labels, split_rows, standardised, with_validation
 from vafl.errors import DataError
 
 
@@ -20,6 +20,21 @@ def dataset(**changes):
         "classes": ("no", "yes"),
     }
     return Dataset(**{**given, **changes})
+
+
+def test_validation_rows_are_taken_from_the_training_rows():
+    features = np.arange(40, dtype=np.float32).reshape(20, 2)
+    whole = dataset(train=features, train_labels=np.arange(20) % 2, record_digest="x")
+    assert with_validation(whole, 0.0, 1) is whole
+    found = with_validation(whole, 0.2, 1)
+    assert (len(found.train), found.validation, len(found.test)) == (16, 4, 6)
+    assert sorted([*found.train[:, 0], *found.test[:4, 0]]) == features[:, 0].tolist()
+    assert np.array_equal(found.test[4:], whole.test)
+    assert [features[row, 0] for row in found.records[:20]] == [*found.train[:, 0], *found.test[:4, 0]]
+    assert np.array_equal(found.train_labels, found.records[:16] % 2)
+    assert found.record_digest not in ("x", with_validation(whole, 0.2, 2).record_digest)
+    with pytest.raises(DataError, match="must be one row or more"):
+        with_validation(whole, 0.95, 1)
 
 
 def spoilt(value, shape=(4, 2)):

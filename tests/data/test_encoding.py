@@ -137,7 +137,7 @@ def test_many_batches_are_as_one(tmp_path, monkeypatch):
     values = generator.normal(1e6, 1.0, size=5000)
     content = "id,x,job\n" + "".join(f"{n},{value!r},{n % 7}\n" for n, value in enumerate(values.tolist()))
     whole, _ = fit(table(tmp_path, content, categories=("job",)), lines(*range(5000)))
-    monkeypatch.setattr("vafl.data.tables._BATCH", 300)
+    monkeypatch.setattr("vafl.data.tables._CELLS", 0)  # the fewest lines: 1024
     parts, _ = fit(table(tmp_path, content, categories=("job",)), lines(*range(5000)))
     assert parts == whole
     assert whole.columns[0].deviation == pytest.approx(values.std(), rel=1e-8)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from experiments import convergence, privacy_curves, realtime_mnist, rules_mnist, strongly_convex
+from experiments import companies, convergence, privacy_curves, realtime_mnist, rules_mnist, strongly_convex
 from experiments.jobs import in_groups, run_all
 from experiments.objective import Objective
 from experiments.rates import slope
@@ -191,3 +191,23 @@ def test_results_come_in_the_order_of_the_jobs(workers):
     jobs = [3, 1, 2, 5]
     assert run_all("negating", operator.neg, jobs, cost=float, workers=workers) == [-3, -1, -2, -5]
     assert in_groups([1, 2, 3, 4], 2) == [[1, 2], [3, 4]]
+
+
+def test_companies_are_compared_on_the_same_people(tmp_path):
+    generator, lines = np.random.default_rng(0), []
+    for _ in range(600):
+        age, hours = generator.integers(20, 60), generator.integers(10, 60)
+        income = ">50K" if age + hours + generator.normal() * 5 > 80 else "<=50K"
+        job = generator.choice(["Sales", "Tech", "?"])
+        home = generator.choice(["Single", "Married"])
+        lines.append(f"{age}, ?, 1, HS, 9, {home}, {job}, Wife, Any, Male, 0, 0, {hours}, Here, {income}")
+    (tmp_path / "adult").mkdir()
+    for name, content in (("adult.data.gz", lines[:400]), ("adult.test.gz", ["|first", *lines[400:]])):
+        (tmp_path / "adult" / name).write_bytes(gzip.compress("\n".join(content).encode()))
+    found = {}
+    for way in companies.ways(0.5):
+        trial = companies.Trial("adult", 0.5, way, 0, str(tmp_path), str(tmp_path / "out"), True)
+        found[way] = companies.attempt(trial)
+    assert {result["test_people"] for result in found.values()} == {120}
+    assert found["label holder alone"]["auc"] < found["federated"]["auc"] < 1
+    assert found["federated"]["auc"] == pytest.approx(found["pooled"]["auc"], abs=0.05)

@@ -100,6 +100,16 @@ def test_a_run_stops_when_it_is_good_enough(name, values, target):
     assert found[-1].metric == target
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("accuracy", [0.1, 0.5, 0.5, 0.4, 0.6, 0.2, 0.6, 0.3, 0.9]), ("loss", [9, 5, 5, 6, 4, 7, 4, 8, 1])],
+)
+def test_a_run_stops_after_so_many_evaluations_that_are_no_better(name, values):
+    stop = StopSettings(updates=100, patience=3)
+    found = history(counting(100), stop, EvaluationSettings(every=10), values, name)
+    assert [point.metric for point in found] == values[:-1]  # as good as the best is no better
+
+
 def test_a_point_holds_losses_and_bytes_so_far():
     found = history(counting(100), StopSettings(updates=4), EvaluationSettings(every=2))
     assert [point.train_loss for point in found] == [None, 1.5, 3.5]

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from rich.console import Console
 from rich.table import Table
 
-from vafl.build import make_plan
+from vafl.build import a_party, make_plan
 from vafl.commands.configured import add_config_options, as_json, overrides
 from vafl.commands.course import courses_of
 from vafl.config import from_document, read_document
@@ -50,7 +50,8 @@ def run(options: argparse.Namespace, console: Console) -> None:
     """Prints what each mode needs for the budget, and what the configuration's own noise guarantees."""
     document = read_document(options.config, overrides(options))
     wish = Wish.of(document.pop("privacy", {}), options)  # noise may be missing: that is the question
-    plan = make_plan(from_document(document))
+    config = from_document(document)
+    plan = make_plan(config, party=a_party(config))
     courses = courses_of(plan, options.epochs)
     found = [expose(course) for course in courses]
     names = [party.name for party in plan.data.parties]

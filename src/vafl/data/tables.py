@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 
 import polars as pl
@@ -19,8 +20,9 @@ LABEL_HOLDER = "server"
 POSITION = "vafl position"  # beside a batch's columns: where each of its lines belongs
 _ID = "vafl id"
 _PARQUET = b"PAR1"
-_BATCH = 65_536  # lines in memory at once
-_SEPARATORS = (",", ";", "\t", "|")
+_BATCH = 65_536  # lines in memory at once, fewer where there are many columns
+_CELLS = 4_000_000
+SEPARATORS = (",", ";", "\t", "|")
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,11 @@ class Table:
         near = get_close_matches(name, self.schema, 1)
         hint = f'Did you mean "{near[0]}"?' if near else f"Its columns: {', '.join(list(self.schema)[:20])}."
         header = next(iter(self.schema))
-        if len(self.schema) == 1 and (other := [mark for mark in _SEPARATORS if mark in header]):
+        if len(self.schema) == 1 and (other := [mark for mark in SEPARATORS if mark in header]):
             hint = f"Its header looks separated by {other[0]!r}: set tables.{self.party}.separator."
         raise DataError(f'"{self.path}" has no column "{name}". {hint}')
 
-    @property
+    @cached_property
     def features(self) -> list[str]:
         """The columns that the settings ask for."""
         settings, kept = (
@@ -139,12 +141,12 @@ class Table:
         own = self._lines.select(ids, *map(pl.col, columns))
         joined = own.join(wanted.lazy(), left_on=_ID, right_on="id", how="inner").drop(_ID)
         with self._reading():
-            yield from joined.collect_batches(chunk_size=_BATCH, maintain_order=True, engine="streaming")
+            yield from _in_batches(joined, len(columns))
 
     def all_batches(self, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
         """These columns of every line, some lines at a time."""
         with self._reading():
-            yield from self._lines.select(columns).collect_batches(chunk_size=_BATCH, engine="streaming")
+            yield from _in_batches(self._lines.select(columns), len(columns))
 
     def check_found(self, lines: int, wanted: pl.DataFrame) -> None:
         """Raises DataError unless as many lines were read as are wanted."""
@@ -173,3 +175,8 @@ class Table:
                 f'"{self.path}" must be a whole {kind}, with the same fields in every line. {cause}. '
                 "Write it again, or get it again."
             ) from error
+
+
+def _in_batches(lines: pl.LazyFrame, columns: int) -> Iterator[pl.DataFrame]:
+    size = max(1024, min(_BATCH, _CELLS // (columns + 1)))
+    yield from lines.collect_batches(chunk_size=size, maintain_order=True, engine="streaming")

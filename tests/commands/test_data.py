@@ -1,0 +1,90 @@
+"""`vafl init --table` and `vafl data`: from a party's file to a configuration, and what it will mean."""
+
+import json
+
+import pytest
+import tomli_w
+from tests.companies import document, write_companies
+
+from vafl.cli import main
+from vafl.config import read_config
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_companies(tmp_path)
+    return tmp_path
+
+
+def test_a_company_begins_with_its_file_and_sees_what_becomes_of_it(folder, capsys):
+    path = folder / "run.toml"
+    options = ["--parties", "bank,shop", "--table", f"bank={folder / 'bank.csv'}", "--out", str(path)]
+    assert main(["init", *options]) == 0
+    config = read_config(path)
+    assert config.data.parties == ("bank", "shop")
+    assert list(config.tables) == ["bank"]
+    assert config.tables["bank"].id == "person"
+    assert config.tables["bank"].alignment == str(folder / "bank.alignment.parquet")
+    capsys.readouterr()
+    assert main(["data", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "not aligned yet" in shown
+    assert "3 categories: clerk, cook, pilot" in " ".join(shown.replace("│", " ").split())
+    assert main(["data", str(path), "--json"]) == 0
+    (bank,) = json.loads(capsys.readouterr().out)["parties"]
+    assert (bank["records"], bank["features"], bank["aligned"]) == (320, 6, False)
+    use = {column["name"]: column["use"] for column in bank["columns"]}
+    assert use == {"person": "dropped", "income": "number", "age": "number", "job": "category"}
+
+
+def test_all_tables_on_one_machine_are_shown_as_a_run_would_use_them(folder, capsys):
+    path = folder / "run.toml"
+    tables = {"server": "labels.csv", "bank": "bank.csv", "shop": "shop.parquet"}
+    given = [word for name, file in tables.items() for word in ("--table", f"{name}={folder / file}")]
+    assert main(["init", *given, "--label", "repaid", "--out", str(path)]) == 0
+    capsys.readouterr()
+    assert main(["data", str(path), "--json", "--set", "data.records=labelled"]) == 0
+    server, bank, shop = json.loads(capsys.readouterr().out)["parties"]
+    assert (server["rows"], server["training_rows"]) == (400, 280)
+    assert server["labels"].keys() == {"no", "yes"}
+    assert sum(server["labels"].values()) == pytest.approx(1)
+    assert (bank["rows"], shop["rows"], shop["features"]) == (320, 320, 4)  # spent, two cities, absent
+    assert main(["run", str(path), "--out", str(folder / "run"), "--set", "stop.updates=20"]) == 0
+
+
+def test_another_separator_is_noticed(folder):
+    (folder / "bank.csv").write_text((folder / "bank.csv").read_text().replace(",", ";"))
+    options = ["--parties", "bank,shop", "--table", f"bank={folder / 'bank.csv'}"]
+    assert main(["init", *options, "--out", str(folder / "run.toml")]) == 0
+    assert read_config(folder / "run.toml").tables["bank"].separator == ";"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--table", "bank"], 2, "--table takes PARTY=FILE"),
+        (["--table", "server=labels.csv"], 2, "--parties names the clients"),
+        (["--table", "bank=missing.csv"], 3, "Found nothing at"),
+        (["--table", "bank=junk.csv", "--id", "person"], 3, "junk.csv"),
+        (["--table", "bank=twice.csv"], 3, "must be unique"),
+    ],
+)
+def test_a_file_that_cannot_be_used_leaves_nothing_behind(
+    folder, monkeypatch, capsys, arguments, code, message
+):
+    monkeypatch.chdir(folder)
+    (folder / "junk.csv").write_bytes(bytes(range(256)) * 8)
+    (folder / "twice.csv").write_text("person,x\n1,2\n1,3\n")
+    before = sorted(folder.iterdir())
+    assert main(["init", *arguments, "--out", "run.toml"]) == code
+    assert message in capsys.readouterr().err
+    assert sorted(folder.iterdir()) == before
+
+
+def test_data_says_what_it_needs(folder, capsys):
+    (folder / "digits.toml").write_text("")
+    assert main(["data", str(folder / "digits.toml")]) == 2
+    assert 'needs data.name = "tables"' in capsys.readouterr().err
+    (folder / "bank.toml").write_text(tomli_w.dumps(document(folder, "bank")))
+    assert main(["data", str(folder / "bank.toml"), "--party", "shop"]) == 2
+    assert "needs a section [tables.shop]. Found [tables.bank]" in capsys.readouterr().err
