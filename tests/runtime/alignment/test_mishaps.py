@@ -34,6 +34,9 @@ async def said_by_server(call):
             return error.details()
         if content is grpc.aio.EOF:
             return await call.details()
+        if content[:1] == pack(Kind.FAILED):
+            call.cancel()
+            return content[1:].decode()
         if content != pack(Kind.BEAT):
             return content
 

@@ -18,6 +18,7 @@ PATH = f"/{SERVICE}/{METHOD}"
 PROTOCOL = 1
 CHUNK = 4096  # points or tags in a message: some 0.2 s of arithmetic
 LARGEST_FRAME = 1 << 20
+LONGEST_REASON = 1000
 LARGEST_SET = 1 << 27  # ids of one party
 _PAIR = np.dtype([("place", "<u4"), ("row", "<u4")])
 ROW = _PAIR.itemsize
@@ -37,6 +38,7 @@ class Kind(IntEnum):
     ROWS = 8
     RECEIVED = 9  # a client has all that it needs
     DONE = 10  # the server: so has everybody
+    FAILED = 11  # the server goes no further, and why
 
 
 _ITEM = {Kind.POINTS: POINT, Kind.TAGS: TAG, Kind.ROWS: ROW}
