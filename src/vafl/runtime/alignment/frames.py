@@ -42,7 +42,12 @@ class Kind(IntEnum):
 
 
 _ITEM = {Kind.POINTS: POINT, Kind.TAGS: TAG, Kind.ROWS: ROW}
-_EMPTY = (Kind.BEAT, Kind.RECEIVED, Kind.DONE)
+_FACTS = 8192
+_LARGEST = {
+    **dict.fromkeys((Kind.HELLO, Kind.BEGIN, Kind.AGAIN, Kind.COUNT), _FACTS),
+    Kind.RESULT: LARGEST_FRAME - 1,
+    Kind.FAILED: LONGEST_REASON,
+}
 
 
 def pack(kind: Kind, body: bytes = b"") -> bytes:
@@ -64,7 +69,7 @@ def unpack(content: bytes) -> tuple[Kind, bytes]:
         raise InvalidMessage(
             f"{kind.name} holds 1 to {CHUNK} items of {size} bytes. Found {len(body):,} bytes."
         )
-    if (kind in _EMPTY and body) or len(body) >= LARGEST_FRAME:
+    if not size and len(body) > _LARGEST.get(kind, 0):
         raise InvalidMessage(f"{kind.name} is shorter than that. Found {len(body):,} bytes.")
     return kind, body
 
