@@ -6,6 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.runtime.alignment.parties import Alignments, align
+from vafl.data.psi.curve import POINT
 from vafl.errors import DataError, RunError
 from vafl.runtime.alignment.frames import Kind
 from vafl.runtime.alignment.line import Line
@@ -57,7 +58,7 @@ def test_what_is_said_holds_no_id_and_no_bytes_of_an_earlier_alignment(monkeypat
         align(server=ids, bank=ids[5:])
         assert not [text for text in ids for content in said if text.encode() in content]
         blinded = b"".join(content[1:] for content in said if content[0] == Kind.POINTS)
-        points.append({blinded[place : place + 32] for place in range(0, len(blinded), 32)})
+        points.append({blinded[place : place + POINT] for place in range(0, len(blinded), POINT)})
         assert len(points[-1]) == 35
     assert not points[0] & points[1]
 

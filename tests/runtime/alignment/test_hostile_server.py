@@ -64,7 +64,7 @@ def told(*script):
         ((pack(Kind.BEGIN, b"{" * 9000),), "shorter than that"),
         ((BEGIN, POINTS, POINTS), "RESULT or AGAIN comes next. Found POINTS"),
         ((pack_facts(Kind.BEGIN, {"ids": 1}), POINTS), "no more"),
-        ((BEGIN, pack(Kind.POINTS, bytes(64))), "small order"),
+        ((BEGIN, pack(Kind.POINTS, bytes(128))), "on the curve"),
         ((BEGIN, POINTS, result(own=4)), "cannot be those of 3 ids"),
         ((BEGIN, POINTS, result(own=1)), "of 2 rows, 1 cannot be"),
         ((BEGIN, POINTS, result(rows=True)), "facts needed"),
