@@ -31,6 +31,7 @@ from vafl.protocol.messages import (
     Welcome,
     made_here,
 )
+from vafl.protocol.rows import take_rows
 from vafl.protocol.rules import RuleSettings
 from vafl.protocol.schedule import BatchSchedule
 from vafl.protocol.schedule import Refresh as RefreshPolicy
@@ -69,7 +70,7 @@ def embed(model: nn.Module, features: Tensor, rows: Tensor | None = None) -> Ten
     if rows is None:
         parts = [model(part) for part in torch.split(features, _EMBED_ROWS)]
     else:
-        parts = [model(features.index_select(0, part)) for part in torch.split(rows, _EMBED_ROWS)]
+        parts = [model(take_rows(features, part)) for part in torch.split(rows, _EMBED_ROWS)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -244,7 +245,7 @@ class Client:
         return [upload]
 
     def _embed_batch(self, rows: Tensor) -> tuple[Tensor, PullBack]:
-        embedded = self._embed(self._features.index_select(0, rows))
+        embedded = self._embed(take_rows(self._features, rows))
         return embedded if self._perturb is None else followed_by(self._perturb, embedded)
 
     def _apply(self, flight: Flight, answer: Gradient) -> None:

@@ -66,6 +66,8 @@ class Conductor:
                 return said
             self._evaluate(federation)
         self._ending = self._ending or self._over(federation)
+        if self._ending:  # what is evaluated last is what is saved
+            federation.server.last_iteration = federation.updates
         if self._ending and self._evaluated_at == federation.updates:
             said += self._save(federation)
             self._done = True
@@ -92,8 +94,6 @@ class Conductor:
 
     def _ask(self, federation: FederationServer) -> list[ServerMessage]:
         """Asks every client that is here for its embeddings of the rows held out."""
-        if self._ending:  # what is evaluated last is what is saved
-            federation.server.last_iteration = federation.updates
         self._asked_at = time.monotonic()
         self._asked = federation.server.ask_everyone(self.held_out)
         return list(self._asked)
