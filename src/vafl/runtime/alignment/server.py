@@ -78,7 +78,7 @@ class AlignmentServer:
         self._workers, self._progress, self._keep = workers, progress, keep
         self._clients: dict[str, _Client] = {}
         self._arrival = asyncio.Event()
-        self._begun = False
+        self._begun = self._kept = False
         self._over = asyncio.Event()
         self._reason = ""
 
@@ -166,7 +166,7 @@ class AlignmentServer:
         if not self._begun:
             del self._clients[party]
             log.info("%s is gone", party)
-        elif not self._failure.done():
+        elif not self._kept and not self._failure.done():
             self._failure.set_exception(Stalled(f"{party} went away. Start every party again."))
 
     # --- the alignment ---
@@ -182,6 +182,7 @@ class AlignmentServer:
         alignment, numbers = self._number(matches)
         await together(*(self._tell(alignment, numbers, party, matches[party]) for party in matches))
         await asyncio.to_thread(self._keep, alignment)
+        self._kept = True  # from here on, clients may leave
         await together(*(client.line.say(pack(Kind.DONE)) for client in self._clients.values()))
         return alignment
 
