@@ -11,7 +11,8 @@ from rich.console import Console
 
 from vafl.config import from_document
 from vafl.errors import RunError
-from vafl.federation.up import Clients, up
+from vafl.federation.processes import Clients
+from vafl.federation.up import up
 from vafl.runtime.identity import SERVER, issue, make_authority
 
 

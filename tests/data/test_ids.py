@@ -1,20 +1,12 @@
 import polars as pl
 import pytest
 
-from vafl.data.ids import canonical_ids, loosened, read_ids
+from vafl.data.ids import canonical_ids, loosened
 from vafl.errors import DataError
 
 
-def test_a_csv_s_ids_are_what_stands_in_it(tmp_path):
-    path = tmp_path / "table.csv"
-    path.write_text("x,id\n1.5,007\n2.5,7\n,8 \n")
-    assert read_ids(path, "id").to_list() == ["007", "7", "8 "]
-
-
-def test_whole_numbers_become_digits(tmp_path):
-    path = tmp_path / "table.parquet"
-    pl.DataFrame({"id": [7, -1, 10**18], "x": [1.0, 2.0, 3.0]}).write_parquet(path)
-    assert read_ids(path, "id").to_list() == ["7", "-1", "1" + "0" * 18]
+def test_whole_numbers_become_digits():
+    assert canonical_ids(pl.Series("id", [7, -1, 10**18]), "t").to_list() == ["7", "-1", "1" + "0" * 18]
 
 
 def test_text_stays():
@@ -35,18 +27,6 @@ def test_text_stays():
 def test_ids_that_cannot_be_used(column, message):
     with pytest.raises(DataError, match=message):
         canonical_ids(column, "t")
-
-
-def test_files_that_cannot_be_used(tmp_path):
-    with pytest.raises(DataError, match="Found nothing"):
-        read_ids(tmp_path / "none.csv", "id")
-    path = tmp_path / "table.parquet"
-    path.write_bytes(b"PAR1 junk")
-    with pytest.raises(DataError, match="must be a CSV"):
-        read_ids(path, "id")
-    pl.DataFrame({"identity": [1]}).write_parquet(path)
-    with pytest.raises(DataError, match=r'no column "identty"\. Did you mean "identity"'):
-        read_ids(path, "identty")
 
 
 def test_loosened_ids_forget_zeros_blanks_and_case():

@@ -4,35 +4,11 @@ Ids are compared as text and never repaired: "007" and 7 are two ids, since gues
 could join the records of two people.
 """
 
-from difflib import get_close_matches
-from pathlib import Path
-
 import polars as pl
 
 from vafl.errors import DataError
 
 _SHOWN = 3
-
-
-def read_ids(path: Path, column: str) -> pl.Series:
-    """The canonical ids of a CSV or Parquet file; no other column is read.
-
-    A CSV has no types, so its ids are what stands in it: leading zeros stay.
-    """
-    if not path.is_file():
-        raise DataError(f'a party\'s table must be a CSV or Parquet file. Found nothing at "{path}".')
-    try:
-        is_parquet = path.suffix == ".parquet"
-        table = pl.scan_parquet(path) if is_parquet else pl.scan_csv(path, infer_schema=False)
-        names = table.collect_schema().names()
-        if column not in names:
-            near = get_close_matches(column, names, 1)
-            hint = f'Did you mean "{near[0]}"?' if near else f"Its columns: {', '.join(names[:20])}."
-            raise DataError(f'"{path}" has no column "{column}". {hint}')
-        found = table.select(column).collect(engine="streaming").to_series()
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise DataError(f'"{path}" must be a CSV with a header line, or a Parquet file. {error}') from error
-    return canonical_ids(found, str(path))
 
 
 def canonical_ids(column: pl.Series, source: str) -> pl.Series:

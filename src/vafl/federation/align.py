@@ -13,8 +13,8 @@ from vafl.data.alignment import Alignment
 from vafl.data.labels import label_classes
 from vafl.data.tables import Table
 from vafl.errors import ConfigError
+from vafl.federation.processes import Clients, certified
 from vafl.federation.terms import load_credentials
-from vafl.federation.up import Clients, certified
 from vafl.files import write_atomically
 from vafl.observe.alignment import AlignmentProgress
 from vafl.runtime.alignment.client import AlignmentClient

@@ -27,6 +27,7 @@ from vafl.protocol.messages import (
     made_here,
 )
 from vafl.protocol.respondent import Budget, Perturb, Respondent, UploadKind
+from vafl.protocol.rows import take_rows
 from vafl.protocol.rules import RuleSettings
 from vafl.protocol.schedule import BatchSchedule
 from vafl.protocol.schedule import Refresh as RefreshPolicy
@@ -196,7 +197,7 @@ class Client(Respondent):
         return [upload]
 
     def _embed_batch(self, rows: Tensor) -> tuple[Tensor, PullBack]:
-        embedded = self._embed(self._features.index_select(0, rows))
+        embedded = self._embed(take_rows(self._features, rows))
         return embedded if self._perturb is None else followed_by(self._perturb, embedded)
 
     def _apply(self, flight: Flight, answer: Gradient) -> None:

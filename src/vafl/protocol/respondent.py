@@ -19,6 +19,7 @@ from vafl.protocol.messages import (
     ServerMessage,
     made_here,
 )
+from vafl.protocol.rows import take_rows
 
 Perturb = Callable[[Tensor], Tensor]
 UploadKind = Literal["batch", "refresh", "request", "evaluation", "prediction"]
@@ -38,7 +39,7 @@ def embed(model: nn.Module, features: Tensor, rows: Tensor | None = None) -> Ten
     if rows is None:
         parts = [model(part) for part in torch.split(features, _EMBED_ROWS)]
     else:
-        parts = [model(features.index_select(0, part)) for part in torch.split(rows, _EMBED_ROWS)]
+        parts = [model(take_rows(features, part)) for part in torch.split(rows, _EMBED_ROWS)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

@@ -6,7 +6,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.runtime.alignment.parties import Alignments, align
+from vafl.data.psi.curve import POINT
 from vafl.errors import DataError, RunError
+from vafl.runtime.alignment.frames import Kind
+from vafl.runtime.alignment.line import Line
 
 IDS = st.lists(st.integers(0, 60).map(lambda n: f"c{n:03}"), min_size=40, max_size=60, unique=True)
 
@@ -37,6 +40,27 @@ def test_row_numbers_and_tokens_are_drawn_anew():
     assert one.ids.to_list() != other.ids.to_list()
     assert one.ids.to_list() != ids
     assert one.classes is None
+
+
+def test_what_is_said_holds_no_id_and_no_bytes_of_an_earlier_alignment(monkeypatch):
+    said = []
+    honest = Line.say
+
+    async def recorded(line, content):
+        said.append(bytes(content))
+        await honest(line, content)
+
+    monkeypatch.setattr(Line, "say", recorded)
+    ids = [f"customer-{n:06}" for n in range(20)]
+    points = []
+    for _ in range(2):
+        said.clear()
+        align(server=ids, bank=ids[5:])
+        assert not [text for text in ids for content in said if text.encode() in content]
+        blinded = b"".join(content[1:] for content in said if content[0] == Kind.POINTS)
+        points.append({blinded[place : place + POINT] for place in range(0, len(blinded), POINT)})
+        assert len(points[-1]) == 35
+    assert not points[0] & points[1]
 
 
 def test_progress_counts_every_id():

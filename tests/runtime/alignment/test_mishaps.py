@@ -8,13 +8,12 @@ import grpc.aio
 import pytest
 
 from tests.runtime.alignment.parties import LIMIT, Alignments
-from vafl.data.psi.curve import blind_ids, new_secret
+from vafl.data.psi.curve import POINT, blind_ids, new_secret
 from vafl.errors import InvalidMessage, RemoteFault, RunError, Stalled
 from vafl.runtime.alignment.frames import PATH, Kind, pack, pack_facts, pack_hello
 from vafl.runtime.grpc.wire import CLAIM
 
 GOOD = blind_ids(new_secret(), ["a", "b"])
-SMALL = (1).to_bytes(32, "little")
 
 
 @asynccontextmanager
@@ -34,6 +33,9 @@ async def said_by_server(call):
             return error.details()
         if content is grpc.aio.EOF:
             return await call.details()
+        if content[:1] == pack(Kind.FAILED):
+            call.cancel()
+            return content[1:].decode()
         if content != pack(Kind.BEAT):
             return content
 
@@ -49,7 +51,7 @@ def story(*said, **changes):
             begin = await said_by_server(call)
             assert begin == pack_facts(Kind.BEGIN, {"ids": 2})
             points = await said_by_server(call)
-            assert len(points) == 1 + 64
+            assert len(points) == 1 + 2 * POINT
             for content in said:
                 await call.write(content)
             heard = await said_by_server(call)
@@ -63,9 +65,9 @@ def story(*said, **changes):
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        (pack(Kind.POINTS, GOOD[:-1]), "1 to 4096 items of 32 bytes. Found 63"),
+        (pack(Kind.POINTS, GOOD[:-1]), "1 to 4096 items of 64 bytes. Found 127"),
         (pack(Kind.POINTS), "1 to 4096 items"),
-        (pack(Kind.POINTS, bytes(32 * 4097)), "1 to 4096 items"),
+        (pack(Kind.POINTS, bytes(POINT * 4097)), "1 to 4096 items"),
         (pack(Kind.POINTS, GOOD + GOOD), "no more"),
         (pack(Kind.TAGS, bytes(16 * 3)), "no more"),
         (pack(Kind.TAGS, bytes(17)), "items of 16 bytes"),
@@ -84,10 +86,9 @@ def test_what_is_no_message_ends_the_alignment(said, message):
 @pytest.mark.parametrize(
     ("points", "message"),
     [
-        (GOOD[:32] + SMALL, "small order"),
-        (GOOD[:32] + bytes(32), "small order"),
-        (GOOD[:32] + b"\xff" * 32, "below 2^255"),
-        (GOOD[:32] * 2, "sent once"),
+        (GOOD[:POINT] + bytes(POINT), "on the curve"),
+        (GOOD[:POINT] + b"\xff" * POINT, "on the curve"),
+        (GOOD[:POINT] * 2, "sent once"),
     ],
 )
 def test_points_are_checked(points, message):

@@ -14,11 +14,12 @@ import polars as pl
 from vafl.data.alignment import Alignment
 from vafl.data.ids import loosened
 from vafl.data.psi.matching import Places
-from vafl.errors import DataError, InvalidMessage, RunError
+from vafl.errors import DataError, InvalidMessage, RemoteFault, RunError, Stalled
 from vafl.runtime.alignment.crew import Crew
 from vafl.runtime.alignment.exchange import Progress, answer
 from vafl.runtime.alignment.frames import (
     LARGEST_FRAME,
+    LONGEST_REASON,
     PATH,
     ROW,
     Kind,
@@ -35,6 +36,10 @@ from vafl.runtime.grpc.reach import Reach, open_channel
 from vafl.runtime.grpc.session import status_of
 from vafl.runtime.grpc.wire import CLAIM, NetworkSettings
 from vafl.runtime.identity import SERVER, Credentials
+
+
+class Ended(RunError):
+    """The server has said why it goes no further."""
 
 
 class AlignmentClient:
@@ -77,9 +82,15 @@ class AlignmentClient:
         while True:
             try:
                 return await self._session()
+            except Ended as ended:
+                if self._begun:
+                    raise RunError(f"the server ended the alignment: {ended}") from ended
+                raise RemoteFault(f"the server refused {self._party}: {ended}") from ended
             except grpc.aio.AioRpcError as error:
                 if self._begun:
-                    raise RunError(f"the alignment ended before it was done: {error.details()}") from error
+                    raise Stalled(
+                        f"the connection to the server was lost: {error.details()}. Start every party again."
+                    ) from error
                 self._reach.judge(error)
             await self._reach.pause()
 
@@ -92,24 +103,19 @@ class AlignmentClient:
                 if content is grpc.aio.EOF:
                     raise await status_of(call)
                 self._reach.heard = time.monotonic()
+                if content[:1] == pack(Kind.FAILED):
+                    raise Ended(_printable(content[1:]))
                 return content
 
-            async def write(content: bytes) -> None:
-                try:
-                    await call.write(content)
-                except asyncio.InvalidStateError:  # the stream has ended: its status tells how
-                    raise await status_of(call) from None
-
-            line = Line(f"the {SERVER}", read, write, self._settings)
-            await line.say(pack_hello(self._terms, len(self._ids)))
             try:
-                async with line:
-                    with blaming(f"the {SERVER}"):
+                async with Line(f"the {SERVER}", read, call.write, self._settings) as line:
+                    with blaming(line.other):
                         return await self._align(line)
             finally:
                 call.cancel()
 
     async def _align(self, line: Line) -> Alignment:
+        await line.say(pack_hello(self._terms, len(self._ids)))
         _, body = await line.hear(Kind.BEGIN)
         self._begun = True
         theirs = _count(body)
@@ -155,6 +161,11 @@ class AlignmentClient:
             return Alignment(facts["token"], rows, names, ids, numbers[by_number])
         except DataError as error:
             raise InvalidMessage(str(error)) from error
+
+
+def _printable(content: bytes) -> str:
+    """The server's words, fit for a terminal."""
+    return "".join(filter(str.isprintable, content[:LONGEST_REASON].decode("utf-8", "replace")))
 
 
 def _count(body: bytes) -> int:

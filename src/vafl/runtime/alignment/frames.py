@@ -18,6 +18,7 @@ PATH = f"/{SERVICE}/{METHOD}"
 PROTOCOL = 1
 CHUNK = 4096  # points or tags in a message: some 0.2 s of arithmetic
 LARGEST_FRAME = 1 << 20
+LONGEST_REASON = 1000
 LARGEST_SET = 1 << 27  # ids of one party
 _PAIR = np.dtype([("place", "<u4"), ("row", "<u4")])
 ROW = _PAIR.itemsize
@@ -37,10 +38,16 @@ class Kind(IntEnum):
     ROWS = 8
     RECEIVED = 9  # a client has all that it needs
     DONE = 10  # the server: so has everybody
+    FAILED = 11  # the server goes no further, and why
 
 
 _ITEM = {Kind.POINTS: POINT, Kind.TAGS: TAG, Kind.ROWS: ROW}
-_EMPTY = (Kind.BEAT, Kind.RECEIVED, Kind.DONE)
+_FACTS = 8192
+_LARGEST = {
+    **dict.fromkeys((Kind.HELLO, Kind.BEGIN, Kind.AGAIN, Kind.COUNT), _FACTS),
+    Kind.RESULT: LARGEST_FRAME - 1,
+    Kind.FAILED: LONGEST_REASON,
+}
 
 
 def pack(kind: Kind, body: bytes = b"") -> bytes:
@@ -62,7 +69,7 @@ def unpack(content: bytes) -> tuple[Kind, bytes]:
         raise InvalidMessage(
             f"{kind.name} holds 1 to {CHUNK} items of {size} bytes. Found {len(body):,} bytes."
         )
-    if (kind in _EMPTY and body) or len(body) >= LARGEST_FRAME:
+    if not size and len(body) > _LARGEST.get(kind, 0):
         raise InvalidMessage(f"{kind.name} is shorter than that. Found {len(body):,} bytes.")
     return kind, body
 

@@ -1,18 +1,23 @@
-"""One stream, from either end: messages with a time-out on every wait, and signs of life in between."""
+"""One stream, from either end: messages in and out, a time-out on every wait, signs of life in between.
+
+Two tasks own the stream, so that whoever says or hears may be cancelled at any time without harm to it.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Self
 
 import grpc
 import grpc.aio
 
-from vafl.errors import InvalidMessage, Stalled
+from vafl.errors import InvalidMessage, RunError, Stalled
 from vafl.runtime.alignment.frames import Kind, pack, unpack
 from vafl.runtime.grpc.wire import NetworkSettings
 
 _SILENT_BEATS = 3
+_WAITING = 2  # messages, either way
+_BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 
 
 class Line:
@@ -33,48 +38,84 @@ class Line:
     ) -> None:
         self.other = other
         self._read, self._write, self._settings = read, write, settings
-        self._turn = asyncio.Lock()
+        self._inbox: asyncio.Queue[bytes | Exception] = asyncio.Queue(_WAITING)
+        self._outbox: asyncio.Queue[bytes] = asyncio.Queue(_WAITING)
 
     async def __aenter__(self) -> Self:
-        self._beating = asyncio.create_task(self._beat())
+        self._reader = asyncio.create_task(self._take())
+        self._others = [asyncio.create_task(self._send()), asyncio.create_task(self._beat())]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._beating.cancel()
+        tasks = (self._reader, *self._others)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def say(self, content: bytes) -> None:
-        """Sends a message, as soon as the other end has room for it."""
-        async with self._turn:
-            try:
-                await asyncio.wait_for(self._write(content), self._settings.patience)
-            except TimeoutError:
-                raise Stalled(f"{self.other} takes nothing any more.") from None
+        """Sends a message, as soon as the other end has room for it; `hear` tells if it never has."""
+        await self._outbox.put(content)
+
+    async def flush(self) -> None:
+        """Waits until everything said is on its way."""
+        await self._outbox.join()
 
     async def hear(self, *expected: Kind) -> tuple[Kind, bytes]:
-        """The next message that is more than a sign of life; it must be of an expected kind."""
-        while True:
-            kind, body = unpack(await self._next())
-            if kind in expected:
-                return kind, body
-            if kind is not Kind.BEAT:
-                names = " or ".join(each.name for each in expected)
-                raise InvalidMessage(f"{names} comes next. Found {kind.name}.")
+        """The next message that is more than a sign of life; it must be of an expected kind.
 
-    async def _next(self) -> bytes:
+        Raises:
+            InvalidMessage: it said something else.
+            RunError, grpc.aio.AioRpcError: it cannot be heard any more.
+        """
+        content = await self._inbox.get()
+        if isinstance(content, Exception):
+            self._inbox.put_nowait(content)  # it stays so
+            raise content
+        kind, body = unpack(content)
+        if kind not in expected:
+            names = " or ".join(each.name for each in expected)
+            raise InvalidMessage(f"{names} comes next. Found {kind.name}.")
+        return kind, body
+
+    async def _take(self) -> None:
         silence = _SILENT_BEATS * self._settings.heartbeat
         try:
-            content = await asyncio.wait_for(self._read(), silence)
+            while isinstance(content := await _within(silence, self._read()), bytes):
+                if content != pack(Kind.BEAT):
+                    await self._inbox.put(content)
+            await self._inbox.put(Stalled(f"{self.other} hung up before the alignment was done."))
         except TimeoutError:
-            raise Stalled(f"{self.other} has been silent for {silence:.0f} s.") from None
-        if not isinstance(content, bytes):
-            raise Stalled(f"{self.other} hung up before the alignment was done.")
-        return content
+            await self._inbox.put(Stalled(f"{self.other} has been silent for {silence:.0f} s."))
+        except (RunError, *_BROKEN) as error:
+            await self._inbox.put(error)
+
+    async def _send(self) -> None:
+        """What cannot be sent is dropped: the stream has ended, and whoever hears is told how."""
+        broken = False
+        while True:
+            content = await self._outbox.get()
+            try:
+                if not broken:
+                    await _within(self._settings.patience, self._write(content))
+            except TimeoutError:
+                broken = True
+                self._reader.cancel()
+                await self._inbox.put(Stalled(f"{self.other} takes nothing any more."))
+            except _BROKEN:
+                broken = True
+            finally:
+                self._outbox.task_done()
 
     async def _beat(self) -> None:
-        with suppress(grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, Stalled):  # hear tells
-            while True:
-                await self.say(pack(Kind.BEAT))
-                await asyncio.sleep(self._settings.heartbeat)
+        while True:
+            await self.say(pack(Kind.BEAT))
+            await asyncio.sleep(self._settings.heartbeat)
+
+
+async def _within(seconds: float, work: Awaitable[Any]) -> Any:
+    """Python 3.11's wait_for forgets that it was cancelled if the work ends at that moment; this does not."""
+    async with asyncio.timeout(seconds):
+        return await work
 
 
 async def together(*work: Coroutine[Any, Any, Any]) -> list[Any]:

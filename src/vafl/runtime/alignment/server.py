@@ -21,6 +21,7 @@ from vafl.runtime.alignment.crew import Crew
 from vafl.runtime.alignment.exchange import Offer, Progress, find
 from vafl.runtime.alignment.frames import (
     LARGEST_FRAME,
+    LONGEST_REASON,
     METHOD,
     Kind,
     Terms,
@@ -41,7 +42,6 @@ log = logging.getLogger("vafl.server")
 _WATCHED_EVERY = 1.0
 _GRACE = 5.0  # seconds for clients to hear how it ended
 _POOR = 0.01  # of the smaller set in common: less, and ids may be written in different ways
-_LONGEST_REASON = 1000
 Matches = dict[str, tuple[Places, Places]]
 
 
@@ -78,7 +78,7 @@ class AlignmentServer:
         self._workers, self._progress, self._keep = workers, progress, keep
         self._clients: dict[str, _Client] = {}
         self._arrival = asyncio.Event()
-        self._begun = False
+        self._begun = self._kept = False
         self._over = asyncio.Event()
         self._reason = ""
 
@@ -123,37 +123,41 @@ class AlignmentServer:
     # --- one client's stream ---
 
     async def _stream(self, _: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
-        party, count = await self._admit(context)
-        line = Line(party, context.read, context.write, self._settings)
-        mine = self._clients[party] = _Client(line, count)
-        self._arrival.set()
-        log.info("%s is here", party)
-        async with line:
+        async with Line("a client", context.read, context.write, self._settings) as line:
+            try:
+                line.other = party = self._identify(context)
+                count = await self._agree(line)
+            except (RemoteFault, Stalled) as fault:
+                log.warning("refused %s: %s", line.other, fault)
+                await _refuse(line, context, str(fault))
+                return
+            mine = self._clients[party] = _Client(line, count)
+            self._arrival.set()
+            log.info("%s is here", party)
             try:
                 await self._over.wait()
             except asyncio.CancelledError:
                 self._lose(party, mine)
                 raise
-        if self._reason:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self._reason[:_LONGEST_REASON])
+            if self._reason:
+                await _refuse(line, context, self._reason)
+            await line.flush()
 
-    async def _admit(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> tuple[str, int]:
-        """Who is it, and do we agree?"""
-        try:
-            party = identify(context, self._credentials)
-            if party not in self._terms.parties:
-                known = ", ".join(self._terms.parties)
-                raise InvalidMessage(f'"{party}" is no client of this run. Its clients: {known}.')
-            hello = Line(party, context.read, context.write, self._settings)
-            terms, count = unpack_hello((await hello.hear(Kind.HELLO))[1])
-            if difference := self._terms.difference(terms):
-                raise InvalidMessage(f"the parties must agree on the alignment. Different: {difference}.")
-            if self._begun or self._over.is_set():
-                raise InvalidMessage("the alignment has begun. Start every party again for another one.")
-        except (RemoteFault, Stalled) as fault:
-            log.warning("refused a client: %s", fault)
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(fault)[:_LONGEST_REASON])
-        return party, count
+    def _identify(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> str:
+        party = identify(context, self._credentials)
+        if party not in self._terms.parties:
+            known = ", ".join(self._terms.parties)
+            raise InvalidMessage(f'"{party}" is no client of this run. Its clients: {known}.')
+        return party
+
+    async def _agree(self, line: Line) -> int:
+        """Checks what a client says first; gives how many ids it has."""
+        terms, count = unpack_hello((await line.hear(Kind.HELLO))[1])
+        if difference := self._terms.difference(terms):
+            raise InvalidMessage(f"the parties must agree on the alignment. Different: {difference}.")
+        if self._begun or self._over.is_set():
+            raise InvalidMessage("the alignment has begun. Start every party again for another one.")
+        return count
 
     def _lose(self, party: str, client: _Client) -> None:
         """A client went away: it may come again as long as nothing has begun."""
@@ -162,7 +166,7 @@ class AlignmentServer:
         if not self._begun:
             del self._clients[party]
             log.info("%s is gone", party)
-        elif not self._failure.done():
+        elif not self._kept and not self._failure.done():
             self._failure.set_exception(Stalled(f"{party} went away. Start every party again."))
 
     # --- the alignment ---
@@ -178,6 +182,7 @@ class AlignmentServer:
         alignment, numbers = self._number(matches)
         await together(*(self._tell(alignment, numbers, party, matches[party]) for party in matches))
         await asyncio.to_thread(self._keep, alignment)
+        self._kept = True  # from here on, clients may leave
         await together(*(client.line.say(pack(Kind.DONE)) for client in self._clients.values()))
         return alignment
 
@@ -196,7 +201,8 @@ class AlignmentServer:
                 told = names
             self._arrival.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._arrival.wait(), min(left, _WATCHED_EVERY))
+                async with asyncio.timeout(min(left, _WATCHED_EVERY)):
+                    await self._arrival.wait()
 
     async def _exchange(self, crew: Crew, ids: pl.Series, sizes: Mapping[str, int]) -> Matches:
         """With all these clients at once; gives what each has in common with `ids`."""
@@ -286,3 +292,15 @@ class AlignmentServer:
         with blaming(party):
             await line.hear(Kind.RECEIVED)
         log.info("%s has %s of %s rows", party, f"{len(order):,}", f"{alignment.rows:,}")
+
+
+async def _refuse(line: Line, context: "grpc.aio.ServicerContext[bytes, bytes]", reason: str) -> None:
+    """Says why, and hears the client out until it hangs up: if the stream ended while it is speaking, gRPC
+    would lose the reason."""
+    await line.say(pack(Kind.FAILED, reason.encode()[:LONGEST_REASON]))
+    with suppress(TimeoutError, Stalled, grpc.RpcError, grpc.aio.BaseError):
+        async with asyncio.timeout(_GRACE):
+            while True:
+                with suppress(InvalidMessage):
+                    await line.hear()
+    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason[:LONGEST_REASON])

@@ -1,0 +1,190 @@
+"""`vafl align` as a user starts it: two processes over mutual TLS on loopback, and beside NVFlare's DH-PSI.
+
+All processes share this machine's cores: what is measured is both parties' arithmetic, not one's.
+"""
+
+import functools
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from benchmarks.harness import Figure, benchmark
+from benchmarks.peers.nvflare_psi.measure import measure_psi
+from benchmarks.peers.processes import Process, hear, started
+from vafl.runtime.identity import SERVER, issue, make_authority
+
+MILLION, SEVERAL, NVFLARE_IDS = 1_000_000, 100_000, 50_000
+CLIENT = "bank"
+CONFIG = f"""
+[data]
+name = "tables"
+parties = ["{CLIENT}"]
+[tables.{SERVER}]
+path = "{SERVER}.parquet"
+id = "id"
+label = "label"
+[tables.{CLIENT}]
+path = "{CLIENT}.parquet"
+id = "id"
+[network]
+address = "127.0.0.1:0"
+certificates = "certs"
+"""
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """What an alignment of two parties with equally many ids took.
+
+    Attributes:
+        seconds: from the first process's start to the last one's end.
+        exchange_seconds: from when both were there to when the server's file was written.
+        cpu_seconds: of all processes together; two cores need half of it if nothing else runs.
+        memory: the most that each party and its workers held, bytes.
+    """
+
+    seconds: float
+    exchange_seconds: float
+    cpu_seconds: float
+    memory: dict[str, int]
+
+
+@benchmark(target=200.0, unit="s")
+def psi_million_seconds() -> Figure:
+    """1,000,000 ids with each of two parties, half of them common, from start to both files."""
+    measured = _million()
+    detail = {"exchange_seconds": measured.exchange_seconds, "cpu_seconds": measured.cpu_seconds}
+    return Figure([measured.seconds], detail)
+
+
+@benchmark(target=1000.0, unit="MB")
+def psi_million_memory() -> Figure:
+    """The same alignment: the most a party and its workers held, by the kernel's count of each process."""
+    memory = {party: round(held / 1e6) for party, held in _million().memory.items()}
+    return Figure([max(memory.values())], {"megabytes": memory})
+
+
+@benchmark(target=10.0, better="higher")
+def psi_ratio_nvflare() -> Figure:
+    """NVFlare's DH-PSI over vafl align: seconds per id, each from all parties there to results written."""
+    ours, theirs = align(SEVERAL), measure_psi(NVFLARE_IDS)
+    per_id = ours.exchange_seconds / SEVERAL, theirs.seconds / NVFLARE_IDS
+    detail = {
+        "vafl_microseconds_per_id": per_id[0] * 1e6,
+        "vafl_ids": SEVERAL,
+        "vafl_seconds": ours.exchange_seconds,
+        "vafl_cpu_seconds": ours.cpu_seconds,
+        "nvflare_microseconds_per_id": per_id[1] * 1e6,
+        "nvflare_ids": NVFLARE_IDS,
+        "nvflare_seconds": theirs.seconds,
+        "nvflare": theirs.detail,
+    }
+    return Figure([per_id[1] / per_id[0]], detail)
+
+
+@functools.cache
+def _million() -> Alignment:
+    """Measured once for both figures."""
+    return align(MILLION)
+
+
+def align(ids: int) -> Alignment:
+    """Has two parties align so many ids each; checks that half of them turn out to be common."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _prepare(folder, ids)
+        start, before, peaks = time.perf_counter(), _children(), dict[str, int]()
+        with _party(folder, SERVER) as server:
+            address = hear(server).split()[-1]
+            with (
+                _party(folder, CLIENT, "--set", f"network.address={address}") as client,
+                _watched({SERVER: server.pid, CLIENT: client.pid}, peaks),
+            ):
+                hear(server)  # both are there
+                begin = time.perf_counter()
+                _drain(server)
+                exchanged = time.perf_counter() - begin
+                _drain(client)
+        seconds = time.perf_counter() - start
+        for party in (SERVER, CLIENT):
+            found = pl.read_parquet(folder / f"{party}.alignment.parquet").height
+            if found != ids // 2:
+                raise RuntimeError(f"{ids // 2} ids are common. {party} found {found}.")
+    return Alignment(seconds, exchanged, _children() - before, peaks)
+
+
+def _children() -> float:
+    """CPU seconds of the processes that have ended so far."""
+    spent = os.times()
+    return spent.children_user + spent.children_system
+
+
+def _prepare(folder: Path, ids: int) -> None:
+    make_authority(folder / "certs")
+    for party in (SERVER, CLIENT):
+        issue(folder / "certs", party)
+    (folder / "config.toml").write_text(CONFIG)
+    generator = np.random.default_rng(0)
+    for party, first in ((SERVER, 0), (CLIENT, ids // 2)):
+        numbers = generator.permutation(np.arange(first, first + ids))
+        table = pl.DataFrame({"id": pl.Series(numbers).cast(pl.String), "label": numbers % 2})
+        table.write_parquet(folder / f"{party}.parquet")
+
+
+def _party(folder: Path, name: str, *options: str) -> AbstractContextManager[Process]:
+    return started("vafl.cli", "align", str(folder / "config.toml"), "--party", name, *options)
+
+
+def _drain(process: Process) -> None:
+    """Waits for the process to end well."""
+    assert process.stdout is not None
+    process.stdout.read()
+    if process.wait():
+        raise RuntimeError(f"vafl align ended with exit status {process.returncode}; see its words above")
+
+
+@contextmanager
+def _watched(parties: dict[str, int], peaks: dict[str, int]) -> Iterator[None]:
+    """Keeps, for each party's process and its children together, the sum of the most each ever held."""
+    over = threading.Event()
+
+    def watch() -> None:
+        held: dict[tuple[str, int], int] = {}
+        while not over.wait(0.2):
+            for party, process in parties.items():
+                held |= {
+                    (party, each): _peak(each) or held.get((party, each), 0) for each in _family(process)
+                }
+                peaks[party] = sum(value for (owner, _), value in held.items() if owner == party)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _family(process: int) -> list[int]:
+    return [process, *map(int, _proc(process, f"task/{process}/children").split())]
+
+
+def _peak(process: int) -> int:
+    lines = [line for line in _proc(process, "status").splitlines() if line.startswith("VmHWM:")]
+    return int(lines[0].split()[1]) * 1024 if lines else 0
+
+
+def _proc(process: int, name: str) -> str:
+    try:
+        return Path("/proc", str(process), name).read_text(encoding="ascii")
+    except OSError:
+        return ""  # it has ended

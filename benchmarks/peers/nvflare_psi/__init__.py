@@ -1,0 +1,1 @@
+"""NVFlare's private set intersection, in an environment of its own."""

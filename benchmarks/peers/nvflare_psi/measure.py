@@ -1,0 +1,50 @@
+"""Runs NVFlare's DH-PSI in its own environment and reads when its sites began and ended."""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.environment import environment
+from benchmarks.peers.supervision import run_bounded
+
+HERE = Path(__file__).resolve().parent
+START_SECONDS = 120.0
+SECONDS_PER_ID = 0.01  # five times what it took when this was written
+
+
+@dataclass(frozen=True)
+class PSITime:
+    """What was measured.
+
+    Attributes:
+        seconds: from when the first site was asked for its ids to when the last one had saved the result.
+        detail: how it was run.
+    """
+
+    seconds: float
+    detail: dict[str, Any]
+
+
+def measure_psi(ids: int) -> PSITime:
+    """Two sites with so many ids each, half of them common; installs NVFlare first if need be."""
+    python = environment("nvflare-psi", HERE / "requirements.txt")
+    limit = int(START_SECONDS + ids * SECONDS_PER_ID)
+    with tempfile.TemporaryDirectory(prefix="nvflare-") as name:
+        folder = Path(name)
+        log, marks = folder / "log.txt", folder / "marks.txt"
+        status = run_bounded([python, HERE / "job.py", folder, str(ids), str(limit)], folder, log, limit)
+        lines = [line.split() for line in marks.read_text().splitlines()] if marks.is_file() else []
+        saved = [line for line in lines if line[1] == "saved"]
+        if [int(line[2]) for line in saved] != [ids // 2] * 2:
+            raise RuntimeError(
+                f"NVFlare must find {ids // 2} common ids at both sites. Exit status {status}, marks "
+                f"{lines}. Its last words:\n{log.read_text()[-2000:]}"
+            )
+    how = "DhPSIRecipe in SimEnv: a server and two site processes, loopback TCP without TLS"
+    return PSITime(float(saved[-1][0]) - float(lines[0][0]), {"how": how, "versions": _versions()})
+
+
+def _versions() -> list[str]:
+    pinned = (HERE / "requirements.txt").read_text().split()
+    return [name for name in pinned if name.startswith(("nvflare=", "openmined_psi="))]

@@ -1,0 +1,102 @@
+"""What `vafl align` refuses before it says a word to anybody, and everybody on one machine."""
+
+import polars as pl
+import pytest
+
+from vafl.cli import main
+from vafl.data.alignment import Alignment
+
+CONFIG = """
+[data]
+name = "tables"
+parties = ["bank"]
+[tables.server]
+path = "labels.csv"
+id = "customer"
+label = "paid"
+[tables.bank]
+path = "bank.csv"
+id = "customer"
+[network]
+address = "127.0.0.1:0"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "run.toml").write_text(CONFIG)
+    (tmp_path / "labels.csv").write_text("customer,paid\n1,no\n2,yes\n3,no\n4,yes\n")
+    (tmp_path / "bank.csv").write_text("customer,age\n3,30\n1,10\n2,20\n9,90\n")
+    return tmp_path
+
+
+def refused(capsys, folder, *options):
+    """The exit code and the words of an alignment that cannot begin."""
+    code = main(["align", str(folder / "run.toml"), *options])
+    assert not list(folder.glob("*.alignment.parquet"))
+    return code, capsys.readouterr().err
+
+
+def test_a_party_that_is_not_in_the_configuration(capsys, folder):
+    code, words = refused(capsys, folder, "--party", "shop")
+    assert code == 2
+    assert '"shop" is no party of this run. Its parties: server, bank' in words
+
+
+def test_a_party_without_a_table(capsys, folder):
+    (folder / "run.toml").write_text(
+        CONFIG.replace("[tables.bank]", "[tables.server2]").split("[tables.s")[0]
+    )
+    code, words = refused(capsys, folder, "--party", "bank")
+    assert code == 2
+    assert "needs a section [tables.bank]" in words
+
+
+def test_data_that_needs_no_alignment(capsys, folder):
+    (folder / "run.toml").write_text("")
+    code, words = refused(capsys, folder, "--party", "server")
+    assert code == 2
+    assert 'alignment is for data.name = "tables"' in words
+
+
+def test_mutual_tls_needs_certificates(capsys, folder):
+    code, words = refused(capsys, folder, "--party", "bank")
+    assert code == 2
+    assert "network.certificates" in words
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("customer,age\n3,30\n1,10\n3,20\n", 'id must be unique. Found 1 in "customer" more than once: 3'),
+        ("customer,age\n3,30\n,10\n", "every record needs an id. Found 1 without one"),
+        ("client,age\n3,30\n", 'has no column "customer"'),
+        ("", "bank.csv"),
+    ],
+)
+def test_ids_that_cannot_be_used(capsys, folder, content, message):
+    (folder / "bank.csv").write_text(content)
+    code, words = refused(capsys, folder, "--party", "bank", "--set", "network.security=plaintext")
+    assert code == 3
+    assert message in words
+
+
+def test_everybody_on_one_machine(capsys, folder):
+    """A file that is not there is noticed before anything is started; so is a client that cannot begin."""
+    whole = (folder / "bank.csv").read_text()
+    (folder / "bank.csv").unlink()
+    code, words = refused(capsys, folder, "--all")
+    assert code == 3
+    assert "bank.csv" in words
+    (folder / "bank.csv").write_text(whole + "9,91\n")
+    code, words = refused(capsys, folder, "--all")
+    assert code == 4
+    assert "bank ended with exit code 3" in words
+    assert "must be unique" in words
+    (folder / "bank.csv").write_text(whole)
+    assert main(["align", str(folder / "run.toml"), "--all"]) == 0
+    server, bank = (Alignment.read(folder / f"{name}.alignment.parquet") for name in ("server", "bank"))
+    assert server.token == bank.token
+    assert sorted(bank.ids) == ["1", "2", "3"]
+    assert bank.ids.to_list() == server.ids.to_list()
+    assert pl.read_parquet(folder / "bank.alignment.parquet").columns == ["id", "row"]

@@ -1,0 +1,98 @@
+"""A client believes its server nothing that it can check, and keeps nothing that it was lied to about."""
+
+import asyncio
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+
+from tests.runtime.alignment.parties import LIMIT, Alignments
+from vafl.data.psi.curve import blind_ids, new_secret
+from vafl.errors import InvalidMessage, RemoteFault, RunError, Stalled
+from vafl.runtime.alignment.frames import METHOD, Kind, pack, pack_facts, pack_rows
+from vafl.runtime.grpc.wire import SERVICE
+
+BEGIN = pack_facts(Kind.BEGIN, {"ids": 2})
+AGAIN = pack_facts(Kind.AGAIN, {"ids": 2})
+POINTS = pack(Kind.POINTS, blind_ids(new_secret(), ["x", "y"]))
+TOKEN = "0123456789abcdef" * 2
+
+
+def result(**changes):
+    return pack_facts(Kind.RESULT, {"token": TOKEN, "rows": 2, "classes": ["n", "y"], "own": 2, **changes})
+
+
+def rows(places, numbers):
+    return pack_rows(np.array(places), np.array(numbers))[0]
+
+
+def told(*script):
+    """What comes of a client with three ids whose server says this."""
+
+    async def stream(_, context):
+        for content in script:
+            await context.write(content)
+        while isinstance(await context.read(), bytes):
+            pass
+
+    async def play():
+        made = Alignments(server=["x"], bank=["a", "b", "c"])
+        server = grpc.aio.server()
+        handler = grpc.stream_stream_rpc_method_handler(stream)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+        made.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        made._listening.set()
+        try:
+            (error,) = await asyncio.gather(made.join("bank"), return_exceptions=True)
+        finally:
+            await server.stop(0)
+        assert not made.kept
+        return error
+
+    return asyncio.run(asyncio.wait_for(play(), LIMIT))
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ((pack_facts(Kind.BEGIN, {"ids": 0}),), "a party has 1 to"),
+        ((pack_facts(Kind.BEGIN, {"ids": 1 << 40}),), "a party has 1 to"),
+        ((pack_facts(Kind.BEGIN, {"ids": "2"}),), "facts needed: ids"),
+        ((pack(Kind.BEGIN, b"\xff" * 100),), "JSON"),
+        ((pack(Kind.BEGIN, b"{" * 9000),), "shorter than that"),
+        ((BEGIN, POINTS, POINTS), "RESULT or AGAIN comes next. Found POINTS"),
+        ((pack_facts(Kind.BEGIN, {"ids": 1}), POINTS), "no more"),
+        ((BEGIN, pack(Kind.POINTS, bytes(128))), "on the curve"),
+        ((BEGIN, POINTS, result(own=4)), "cannot be those of 3 ids"),
+        ((BEGIN, POINTS, result(own=1)), "of 2 rows, 1 cannot be"),
+        ((BEGIN, POINTS, result(rows=True)), "facts needed"),
+        ((BEGIN, POINTS, result(), rows([0, 3], [0, 1])), "places that this party sent"),
+        ((BEGIN, POINTS, result(), rows([1, 1], [0, 1])), "each once"),
+        ((BEGIN, POINTS, result(), rows([0, 1, 2], [0, 1, 2])), "each once"),
+        ((BEGIN, POINTS, result(), rows([0, 1], [0, 2])), "from 0 to 1"),
+        ((BEGIN, POINTS, result(token="mine"), rows([0, 1], [0, 1])), "32 hex digits"),
+        ((BEGIN, POINTS, AGAIN, BEGIN, POINTS, AGAIN), "RESULT comes next. Found AGAIN"),
+    ],
+)
+def test_what_a_server_must_not_say(script, message):
+    error = told(*script)
+    assert isinstance(error, InvalidMessage), error
+    assert "the server broke the protocol" in str(error)
+    assert message in str(error)
+
+
+def test_a_server_that_says_why_it_stops_before_and_after_it_began():
+    before = told(pack(Kind.FAILED, b"not\x1b[31m today"))
+    assert isinstance(before, RemoteFault)
+    assert str(before) == "the server refused bank: not[31m today"
+    after = told(BEGIN, pack(Kind.FAILED, b"later"))
+    assert isinstance(after, RunError)
+    assert str(after) == "the server ended the alignment: later"
+
+
+def test_a_server_that_never_says_that_everybody_is_done_leaves_no_file():
+    error = told(BEGIN, POINTS, result(), rows([0, 1], [0, 1]))
+    assert isinstance(error, Stalled)
+    assert "silent" in str(error)
