@@ -83,7 +83,7 @@ class Ledger:
         Returns:
             [records], which ones were charged: only those may be uploaded.
         """
-        affordable: npt.NDArray[np.bool_] = self.spent.take(records) + cost <= limit**2 * (1 + 1e-12)
+        affordable: npt.NDArray[np.bool_] = self.spent[records] + cost <= limit**2 * (1 + 1e-12)
         if affordable.all():
             chosen = records
         elif whole:

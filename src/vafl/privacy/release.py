@@ -89,9 +89,11 @@ class Release(nn.Module):
 
         def through_clip(slopes: Tensor) -> Tensor:
             """A row that was clipped moves on a sphere: along itself nothing changes."""
-            own = slopes.flatten(1)
-            along = np.einsum("ij,ij->i", rows.numpy(), own.numpy()) * (scale / (self._clip * ROUNDING)) ** 2
-            moves = torch.from_numpy(np.where(scale < ROUNDING, -along, np.float32(0)))
-            return torch.addcmul(own, rows, moves[:, None]).mul_(factors).view_as(slopes)
+            own, clipped = slopes.flatten(1).numpy(), scale < ROUNDING
+            along = (
+                np.einsum("ij,ij->i", rows.numpy(), own) * (scale / (self._clip * ROUNDING)) ** 2 * clipped
+            )
+            moves = (own - rows.numpy() * along[:, None]) * scale[:, None]
+            return torch.from_numpy(moves).view_as(slopes)
 
         return noise.addcmul_(rows, factors), through_clip

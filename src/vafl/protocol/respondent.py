@@ -68,7 +68,7 @@ class Respondent:
     ) -> None:
         self.index, self.model = index, model
         self.finished = ""
-        self._features = features
+        self._features = features.contiguous()  # or a gather copies all of it
         self._perturb, self._budget = perturb, budget
         self._sequence = 0
 
