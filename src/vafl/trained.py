@@ -1,5 +1,6 @@
 """Trained models, kept in folders and taken up again: between a run's plan and what lies on disk."""
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,37 +37,45 @@ def model_folder(run: Path, party: str) -> Path:
     return run / MODELS / party
 
 
-def keep_embedding(plan: Plan | Run, index: int, path: Path) -> None:
-    """Writes client `index`'s trained model into the run folder `path`."""
+def run_name(number: int) -> str:
+    """A run's random number as manifests have it."""
+    return f"{number:016x}"
+
+
+def keep_embedding(plan: Plan | Run, index: int, path: Path, run: str) -> None:
+    """Writes client `index`'s trained model into the run folder `path`; `run` is the run's name."""
     party = plan.data.parties[index]
     facts: dict[str, Any] = {
         "party": party.name,
         "kind": "embedding",
         "features": list(party.train.shape[1:]),
         "schema": {} if party.encoder is None else party.encoder.to_dict(),
+        "run": run,
     }
     write_model(model_folder(path, party.name), plan.models[index], **facts, **_shared(plan))
 
 
-def keep_head(plan: Plan | Run, defaults: Mapping[str, Tensor], path: Path) -> None:
+def keep_head(plan: Plan | Run, defaults: Mapping[str, Tensor], path: Path, run: str) -> None:
     """Writes the trained head into the run folder `path`, with what stands in for absent clients."""
     model = plan.config.model
     width = model.embedding_width(plan.task.outputs)
     inputs = width if model.combine == "sum" else width * len(plan.data.parties)
-    facts: dict[str, Any] = {"party": SERVER, "kind": "head", "features": [inputs], "schema": {}}
+    facts: dict[str, Any] = {"party": SERVER, "kind": "head", "features": [inputs], "schema": {}, "run": run}
     write_model(model_folder(path, SERVER), plan.head, defaults, **facts, **_shared(plan))
 
 
 def keep_all(run: Run, path: Path) -> None:
     """Writes every model of a run that was one process."""
+    tensors = [tensor for module in (*run.models, run.head) for tensor in module.state_dict().values()]
+    name = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()[:16]
     for index in range(len(run.models)):
-        keep_embedding(run, index, path)
+        keep_embedding(run, index, path, name)
     if isinstance(run.runtime, Simulator):
         defaults = mean_embeddings(run.data, run.runtime.server.table)
     else:
         pairs = zip(run.data.parties, run.models, strict=True)
         defaults = {party.name: embed(model, party.train).mean(0) for party, model in pairs}
-    keep_head(run, defaults, path)
+    keep_head(run, defaults, path, name)
 
 
 def mean_embeddings(data: VerticalData, table: EmbeddingTable) -> dict[str, Tensor]:

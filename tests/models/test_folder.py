@@ -13,6 +13,7 @@ from vafl.models.folder import FORMAT, MANIFEST, TENSORS, read_model, write_mode
 FACTS = {
     "party": "bank",
     "kind": "embedding",
+    "run": "123",
     "records": "abc",
     "features": [3],
     "outputs": 2,

@@ -88,7 +88,7 @@ def server_messages(draw):
     return draw(
         st.sampled_from(
             [
-                Welcome(2, draw(counts), activations, draw(counts)),
+                Welcome(2, draw(counts), activations, draw(counts), draw(counts)),
                 Gradient(2, draw(counts), draw(counts), draw(matrices()), activations),
                 Skipped(2, draw(counts), draw(counts), activations, draw(short)),
                 Request(2, draw(counts), draw(row_sets())),

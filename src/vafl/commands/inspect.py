@@ -81,6 +81,7 @@ def _lines(model: StoredModel) -> dict[str, str]:
         "outputs": ", ".join(manifest.classes) or f"{manifest.outputs} number",
         "data": str(manifest.settings.get("data", {}).get("name", "")),
         "raw columns": ", ".join(own["name"] for own in manifest.schema.get("columns", ())) or "as they are",
+        "trained in run": manifest.run,
         "trained on records": manifest.records or "not named",
         "config digest": manifest.config_digest,
         "versions": f"vafl {manifest.vafl}, torch {manifest.torch}",

@@ -16,7 +16,7 @@ from vafl.runtime.checkpoint import flatten, has_checkpoint, load_checkpoint, sa
 from vafl.runtime.grpc.client import FederationClient
 from vafl.runtime.grpc.wire import run
 from vafl.runtime.identity import CertificateWitness, Credentials
-from vafl.trained import keep_embedding
+from vafl.trained import keep_embedding, run_name
 
 log = logging.getLogger("vafl.client")
 
@@ -96,7 +96,7 @@ def run_client(
             reason = run_until_over(federation)
         finally:
             state.save()
-    keep_embedding(plan, index, path)
+    keep_embedding(plan, index, path, run_name(client.run))
     return reason
 
 

@@ -89,7 +89,7 @@ class Deployed:
             schedule_digest="prediction",
             encoding=config.network.encoding,
             secure_sum=False,
-            model=f"{manifest.config_digest} trained on {manifest.records}",
+            model=f"{manifest.config_digest} of run {manifest.run}",
         )
 
     def respondent(self, run: Path) -> Respondent:

@@ -1,6 +1,7 @@
 """The server's part of a run: its durable state, progress, evaluation and the run folder."""
 
 import asyncio
+import secrets
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from vafl.runtime.grpc.server import FederationServer
 from vafl.runtime.grpc.wire import run
 from vafl.runtime.identity import SERVER, Credentials
 from vafl.runtime.training import Point, Watch
-from vafl.trained import keep_head, mean_embeddings
+from vafl.trained import keep_head, mean_embeddings, run_name
 
 _WATCHED_EVERY = 1.0
 
@@ -45,6 +46,7 @@ class ServerState:
             table = self._mapped_table(plan, rows, fresh=not resume)
         tensors, self.facts = load_checkpoint(folder) if resume else ({}, {})
         self.server = make_server(_with_kept_labels(plan, folder, resume=resume), table)
+        self.server.run = self.facts.get("run") or secrets.randbits(62)
         if resume:
             self._restore(tensors)
         else:
@@ -83,6 +85,7 @@ class ServerState:
         tensors |= counted | {f"head.{name}": tensor for name, tensor in server.head.state_dict().items()}
         settled = server.settled()
         facts = {
+            "run": server.run,
             "iteration": server.iteration,
             "activations": settled,
             "optimiser": optimiser,
@@ -141,7 +144,8 @@ class ServerRun:
             with self._progress(plan, federation) as progress:
                 self._shown = progress
                 run(_serve(federation, conductor, listening, self.watch))
-            keep_head(plan, mean_embeddings(plan.data, state.server.table), self.path)
+            defaults = mean_embeddings(plan.data, state.server.table)
+            keep_head(plan, defaults, self.path, run_name(state.server.run))
             folder.finish(self._summary(plan, federation, points, conductor))
         recorded = read_run(self.path)
         plot_runs([recorded], self.path / "progress")

@@ -38,6 +38,7 @@ class Manifest:
         kind: an `embedding` of a client, or the server's `head`.
         vafl, torch: versions that trained it.
         parameters: digest of the file of parameters.
+        run: in which run; models of one run belong together.
         records: which records it was trained on; all parties of a run have the same.
         features: shape of one record as the model takes it.
         outputs: of the whole model.
@@ -50,6 +51,7 @@ class Manifest:
 
     party: str
     kind: Literal["embedding", "head"]
+    run: str
     records: str
     features: list[int]
     outputs: int

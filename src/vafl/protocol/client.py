@@ -70,6 +70,7 @@ class Client(Respondent):
 
     Attributes:
         finished: why the client makes no more uploads; empty while it does.
+        run: the run's random number, as the server has said it last.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Client(Respondent):
         super().__init__(index, features, model, perturb=perturb, budget=budget)
         self.activation = 0
         self.iteration = -1
+        self.run = 0
         self.descent = descent
         self._schedule, self._refresh, self._rule, self._l2 = schedule, refresh, rule, l2
         self._embed = embed_batch or partial(plain_embed_batch, model, parameters=descent.parameters)
@@ -157,6 +159,7 @@ class Client(Respondent):
         """Says again what the server never got; goes on where the server stands if that is further."""
         known = welcome.activations[self.index]
         self._queried = -1
+        self.run = welcome.run
         self.iteration = min(self.iteration, welcome.iteration)  # what it forgot will be counted again
         if known > self.activation:
             self._flights.clear()

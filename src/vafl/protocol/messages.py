@@ -318,12 +318,14 @@ class Welcome:
         activations: how many uploads of each client the server has; the client says again what it is
             missing, and leaves out what it has.
         durable: how many uploads of this client a checkpoint holds.
+        run: the run's random number: models belong together if they were trained in one run.
     """
 
     client: int
     iteration: int
     activations: tuple[int, ...]
     durable: int = 0
+    run: int = 0
 
     @property
     def nbytes(self) -> int:

@@ -67,6 +67,7 @@ class Server:
         absent: the clients that are gone.
         finished: the clients that make no more uploads.
         requests: what was asked of clients and is not answered yet.
+        run: the run's random number, for clients to keep with their models.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Server:
         self.absent: set[int] = set()
         self.finished: set[int] = set()
         self.requests = Requests()
+        self.run = 0
         self._labels, self._loss, self._mask = labels.contiguous(), loss, mask
         self._sequences = [-1] * table.clients
         self._waiting: list[Turn] = []
@@ -261,7 +263,7 @@ class Server:
         recalled = self._recall(client, join)
         self._drop_turns(client, keep=range(join.applied, join.activation))
         self.activations[client] = max(self.activations[client], join.applied)
-        welcome = Welcome(client, self.iteration, tuple(self.activations), self.durable[client])
+        welcome = Welcome(client, self.iteration, tuple(self.activations), self.durable[client], self.run)
         owed = self._owed(client, range(join.applied, min(join.activation, self.activations[client])))
         return [welcome, *owed, *recalled]
 

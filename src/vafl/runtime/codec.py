@@ -89,7 +89,7 @@ _LAYOUTS: dict[type[Message], _Layout] = {
     Query: _Layout(("sequence", "activation")),
     Decline: _Layout(("sequence", "request"), text="reason"),
     Finished: _Layout(("sequence",), text="reason"),
-    Welcome: _Layout(("iteration", "durable"), counters="activations"),
+    Welcome: _Layout(("iteration", "durable", "run"), counters="activations"),
     Gradient: _Layout(("activation", "iteration"), matrix="gradients", counters="activations"),
     Skipped: _Layout(("activation", "iteration"), counters="activations", text="reason"),
     Request: _Layout(("number",), rows="rows"),

@@ -124,10 +124,10 @@ def test_predictions_of_private_clients_are_charged_and_end_at_the_cap(tmp_path)
 
 def test_other_settings_and_others_models_are_refused(tmp_path):
     config = trained(tmp_path / "run")
-    other = trained(tmp_path / "other", seed=5)
     with pytest.raises(RunFolderError, match=r"settings\.seed: 0 in the model, 5 here"):
-        Deployed.load(other, "client-1", tmp_path / "run")
-    mixed = Deployed.load(other, "client-1", tmp_path / "other")
+        Deployed.load(configuration(seed=5), "client-1", tmp_path / "run")
+    trained(tmp_path / "other", stop={"updates": 30})
+    mixed = Deployed.load(config, "client-1", tmp_path / "other")
     server = Deployed.load(config, "server", tmp_path / "run")
     end = server.serve(server.scorer(cached=False), Batch(server.subjects.chosen, config.prediction, print))
 
@@ -142,5 +142,5 @@ def test_other_settings_and_others_models_are_refused(tmp_path):
             end.finish("the test is over")
             await serving
 
-    with pytest.raises(RemoteFault, match=r"model '.* trained on .*' here"):
+    with pytest.raises(RemoteFault, match=r"Different: model '.* of run .*' here"):
         within(20, join())
