@@ -9,6 +9,7 @@ The rules, for whoever reads a score later:
 - a record that the party does not have at all is zero everywhere but in the last column, which is one.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -72,13 +73,14 @@ class NumberColumn:
         """What the encoded columns are called."""
         return [self.name, *([f"{self.name} is missing"] if self.flags_missing else [])]
 
-    def write(self, values: pl.Series, into: Array) -> None:
-        """Encodes values [lines] into [lines, width]."""
+    def write(self, values: pl.Series, into: Array) -> int:
+        """Encodes values [lines] into [lines, width]; gives how many are there but no numbers."""
         numbers = as_numbers(values)
         missing = np.isnan(numbers)
         into[:, 0] = (np.where(missing, self.fill, numbers) - self.mean) / self.deviation
         if self.flags_missing:
             into[:, 1] = missing
+        return int(missing.sum()) - values.null_count()
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,8 @@ class CategoryColumn:
         others = [f"{self.name} is another"] if self.has_others else []
         return [*named, *others, *([f"{self.name} is missing"] if self.flags_missing else [])]
 
-    def write(self, values: pl.Series, into: Array) -> None:
-        """Encodes values [lines] into [lines, width]."""
+    def write(self, values: pl.Series, into: Array) -> int:
+        """Encodes values [lines] into [lines, width]; any text is a category."""
         nowhere, others = len(self.names), len(self.categories)
         places = as_names(values).replace_strict(
             pl.Series(self.categories, dtype=pl.String),
@@ -112,6 +114,7 @@ class CategoryColumn:
         lines = np.flatnonzero(numbers < nowhere)
         into[:] = 0
         into[lines, numbers[lines]] = 1
+        return 0
 
 
 Column = NumberColumn | CategoryColumn
@@ -142,14 +145,19 @@ class Encoder:
             row[-1] = 1
         return row
 
-    def encode(self, table: Table, batch: pl.DataFrame) -> Array:
-        """The features [lines, width] of a batch of the table's lines."""
+    def encode(self, table: Table, batch: pl.DataFrame, odd: Counter[str] | None = None) -> Array:
+        """The features [lines, width] of a batch of the table's lines.
+
+        Args:
+            odd: counts by column the values that are no numbers where the model expects some.
+        """
+        odd = Counter() if odd is None else odd
         into = np.zeros((batch.height, len(self.names)), dtype=np.float32)
         values = batch.select(table.values(own.name, batch.schema[own.name]) for own in self.columns)
         start = 0
         for own in self.columns:
             end = start + len(own.names)
-            own.write(values[own.name], into[:, start:end])
+            odd[own.name] += own.write(values[own.name], into[:, start:end])
             start = end
         return into
 
@@ -166,11 +174,16 @@ class Encoder:
             )
         features = np.empty((rows, len(self.names)), dtype=np.float32)
         features[:] = self.absent_row()
-        found = 0
+        found, odd = 0, Counter[str]()
         for batch in table.batches([own.name for own in self.columns], wanted):
-            features[batch[POSITION].to_numpy()] = self.encode(table, batch)
+            features[batch[POSITION].to_numpy()] = self.encode(table, batch, odd)
             found += batch.height
         table.check_found(found, wanted)
+        if changed := [name for name, count in odd.items() if count > found / 2]:
+            raise DataError(
+                f'"{table.path}" must hold what the model was trained on: numbers in "{changed[0]}". Found '
+                f"{odd[changed[0]]:,} of {found:,} values that are none: does it mean the same?"
+            )
         return features
 
     def to_dict(self) -> dict[str, Any]:

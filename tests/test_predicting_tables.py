@@ -1,0 +1,90 @@
+"""A model trained on companies' tables, used on tables that came later: no labels, other people."""
+
+import io
+
+import polars as pl
+import pytest
+import torch
+from rich.console import Console
+
+from tests.companies import configuration, write_companies
+from tests.runtime.grpc.test_prediction import batch_of
+from vafl.errors import DataError, RunFolderError
+from vafl.federation.prediction import Deployed
+from vafl.launch import launch
+from vafl.subjects import load_subjects
+from vafl.trained import open_model, rebuild
+
+
+@pytest.fixture
+def console():
+    return Console(file=io.StringIO())
+
+
+LOOPBACK = {"network": {"address": "127.0.0.1:0", "security": "plaintext", "join_timeout": 20.0}}
+
+
+def later(folder, records):
+    """The same parties with new files: 60 people, no labels, and a column that the model does not know."""
+    write_companies(folder, people=60, seed=1)
+    labels = pl.read_csv(folder / "labels.csv")
+    labels.drop("repaid").write_csv(folder / "labels.csv")
+    bank = pl.read_csv(folder / "bank.csv")
+    bank.with_columns(extra=pl.lit("?"), job=pl.lit("astronaut")).write_csv(folder / "bank.csv")
+    tables = {"server": {"path": str(folder / "labels.csv"), "id": "person"}}
+    config = configuration(folder, data={"records": records}, **LOOPBACK)
+    without = configuration(
+        folder,
+        data={"records": records},
+        tables={**tables, **{name: vars(config.tables[name]) for name in ("bank", "shop")}},
+        **LOOPBACK,
+    )
+    return without, labels
+
+
+@pytest.mark.parametrize("records", ["common", "labelled"])
+def test_people_who_came_later_are_scored_as_the_training_encoded(tmp_path, console, records):
+    write_companies(tmp_path / "then")
+    before = configuration(tmp_path / "then", data={"records": records}, **LOOPBACK)
+    launch(before, tmp_path / "run", console)
+    config, labels = later(tmp_path / "now", records)
+    scores = batch_of(config, tmp_path / "run", tmp_path / "scores.parquet", ["bank", "shop"])
+    shared = (
+        labels
+        if records == "labelled"
+        else labels.filter(
+            *(pl.col("person").is_in(_people(config, name).implode()) for name in ("bank", "shop"))
+        )
+    )
+    assert scores["id"].sort().to_list() == shared["person"].sort().to_list()
+    assert scores["missing"].eq("").all()
+    joined = scores.join(labels, left_on="id", right_on="person")
+    assert (joined["prediction"] == joined["repaid"]).mean() > 0.75
+
+    own = Deployed.load(config, "bank", tmp_path / "run").subjects.features
+    embeddings = rebuild(open_model(config, tmp_path / "run", "bank"))(own)
+    assert torch.isfinite(embeddings).all()
+    lacking = int((own[:, -1] == 1).sum()) if records == "labelled" else 0
+    assert lacking == (12 if records == "labelled" else 0), "a fifth of 60 are no customers of the bank"
+
+
+def _people(config, name):
+    path = config.tables[name].path
+    return (pl.read_parquet if path.endswith("parquet") else pl.read_csv)(path)["person"]
+
+
+def test_tables_that_changed_are_refused(tmp_path, console):
+    write_companies(tmp_path / "then")
+    before = configuration(tmp_path / "then", **LOOPBACK)
+    launch(before, tmp_path / "run", console)
+    path = tmp_path / "then" / "bank.csv"
+    bank, stored = pl.read_csv(path), open_model(before, tmp_path / "run", "bank")
+    bank.drop("income").write_csv(path)
+    with pytest.raises(DataError, match=r"every column the model was trained on\. Missing: income"):
+        load_subjects(before, "bank", stored)
+    bank.with_columns(income=pl.lit("a lot")).write_csv(path)
+    with pytest.raises(DataError, match=r'numbers in "income"\. Found (\d+) of \1 values that are none'):
+        load_subjects(before, "bank", stored)
+    other = configuration(tmp_path / "then", data={"records": "labelled"}, **LOOPBACK)
+    with pytest.raises(RunFolderError, match=r"settings\.data\.records: common in the model, labelled here"):
+        open_model(other, tmp_path / "run", "bank")
