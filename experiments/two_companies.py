@@ -85,8 +85,8 @@ def adult(folder: Path) -> People:
 
 def credit_default(folder: Path) -> People:
     """Who fails to pay next month: what the lender knows of a person, and what it was billed and has paid."""
-    table = pl.read_csv(folder / "credit_default" / "UCI_Credit_Card.csv.gz").drop("ID")
-    table = table.rename({"default.payment.next.month": "label"})
+    table = pl.read_csv(folder / "credit_default" / "UCI_Credit_Card.csv.gz", infer_schema_length=None)
+    table = table.drop("ID").rename({"default.payment.next.month": "label"})
     order = np.random.default_rng(0).permutation(table.height)
     known, new = table[order[: 3 * len(order) // 4]], table[order[3 * len(order) // 4 :]]
     shop = [name for name in table.columns if "AMT" in name]
