@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -121,3 +122,11 @@ def _check_errors(serving):
         assert (found, answer["error"]["type"]) == (status, kind)
     assert serving.ask("/predict")[1]["error"]["type"] == "method_not_allowed"
     assert serving.ask("/elsewhere")[1]["error"]["type"] == "not_found"
+
+
+def test_an_address_that_cannot_be_is_refused(serving, capsys):
+    command = ["serve", str(serving.folder / "run.toml"), "--model", str(serving.folder / "model"), "--http"]
+    assert main([*command, "8080"]) == 2
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main([*command, f"127.0.0.1:{taken.getsockname()[1]}"]) == 2
+    assert "nobody can listen" in capsys.readouterr().err.replace("\n", " ")

@@ -32,7 +32,7 @@ def serve(config: Config, run_folder: Path, http: str, listening: Callable[[str,
         listening: told the address for clients, and that for HTTP.
     """
     host, _, port = http.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdigit() or int(port) > 65_535:
         raise ConfigError(f'--http must be host:port. Found "{http}".')
     _require_aiohttp()
     if not is_loopback(http):
@@ -70,7 +70,10 @@ class Service:
 
         federation, loop = self._federation, asyncio.get_running_loop()
         app = make_app(self.predict, self.health, self._deployed.config.prediction.largest_request)
-        runner, bound = await start(app, host, port)
+        try:
+            runner, bound = await start(app, host.strip("[]"), port)
+        except OSError as error:
+            raise ConfigError(f'--http: nobody can listen on "{host}:{port}": {error.strerror}.') from error
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, federation.finish, "the server was told to stop")
         try:

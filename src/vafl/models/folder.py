@@ -61,9 +61,9 @@ class Manifest:
     schema: dict[str, Any]
     shapes: dict[str, list[int]]
     parameters: str
-    format: int = FORMAT
-    vafl: str = version("vafl")
-    torch: str = version("torch")
+    format: int
+    vafl: str
+    torch: str
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -133,7 +133,14 @@ def write_model(
     tensors = module.state_dict() | {DEFAULT + name: tensor for name, tensor in (defaults or {}).items()}
     content = save({name: tensor.detach().contiguous() for name, tensor in tensors.items()})
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    manifest = Manifest(shapes=shapes, parameters=_digest(content), **facts)
+    manifest = Manifest(
+        shapes=shapes,
+        parameters=_digest(content),
+        format=FORMAT,
+        vafl=version("vafl"),
+        torch=version("torch"),
+        **facts,
+    )
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / TENSORS, content)
     entries = {entry.name: getattr(manifest, entry.name) for entry in fields(manifest)}
