@@ -25,6 +25,7 @@ from vafl.files import sync_folder, write_atomically
 Kind = Literal["batch", "refresh", "request", "evaluation", "prediction", "release"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Records = npt.NDArray[np.int64]
+Accounts = npt.NDArray[np.float64]
 
 _FORMAT, _VERSION = "vafl ledger", 1
 _ENTRY = struct.Struct("<BBxxId")  # kind, whether it trains, bytes that follow, cost
@@ -83,17 +84,17 @@ class Ledger:
         Returns:
             [records], which ones were charged: only those may be uploaded.
         """
-        affordable: npt.NDArray[np.bool_] = self.spent[records] + cost <= limit**2 * (1 + 1e-12)
-        if affordable.all():
-            chosen = records
-        elif whole:
-            affordable[:], chosen = False, records[:0]
-        else:
-            chosen = records[affordable]
-        if len(chosen):
+        accounts = self._accounts.take(records, axis=0)
+        affordable: npt.NDArray[np.bool_] = accounts[:, 0] <= limit**2 * (1 + 1e-12) - cost
+        if not affordable.all():
+            if whole:
+                affordable[:] = False
+            records, accounts = records[affordable], accounts[affordable]
+        if len(records):
+            number = KINDS.index(kind)
             if self._file is not None:
-                self._append(self._file, KINDS.index(kind), trains, cost, chosen.astype("<u4").tobytes())
-            self._book(KINDS.index(kind), trains, cost, chosen)
+                self._append(self._file, number, trains, cost, records.astype("<u4").tobytes())
+            self._book(number, trains, cost, records, accounts)
             if self._entries > max(_LONGEST, 4 * self.spent.nbytes * len(KINDS)):
                 self._replace_by_balance()
         return affordable
@@ -118,8 +119,8 @@ class Ledger:
             os.close(self._file)
             self._file = None
 
-    def _book(self, kind: int, trains: bool, cost: float, records: npt.NDArray[np.integer]) -> None:
-        accounts = self._accounts.take(records, axis=0)
+    def _book(self, kind: int, trains: bool, cost: float, records: Records, accounts: Accounts) -> None:
+        """Adds one upload to the accounts of these records, which are taken from where they lie."""
         accounts[:, 0] += cost
         accounts[:, 1 + kind] += 1
         self._accounts[records] = accounts
@@ -222,7 +223,8 @@ class Ledger:
             raise _damaged(path, start)
         end = first = balance[4]
         for kind, trains, cost, payload, after in entries:
-            self._book(kind, trains, cost, np.frombuffer(payload, "<u4").astype(np.int64))
+            records = np.frombuffer(payload, "<u4").astype(np.int64)
+            self._book(kind, trains, cost, records, self._accounts[records])
             end = after
         self._entries = end - first
         return end
