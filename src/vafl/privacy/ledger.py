@@ -25,7 +25,6 @@ from vafl.files import sync_folder, write_atomically
 Kind = Literal["batch", "refresh", "request", "evaluation", "prediction", "release"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Records = npt.NDArray[np.int64]
-Accounts = npt.NDArray[np.float64]
 
 _FORMAT, _VERSION = "vafl ledger", 1
 _ENTRY = struct.Struct("<BBxxId")  # kind, whether it trains, bytes that follow, cost
@@ -54,8 +53,8 @@ class Ledger:
 
     def __init__(self, path: Path | None, records: int, identity: str) -> None:
         self.path, self.records, self._identity = path, records, identity
-        self._accounts = np.zeros((records, 1 + len(KINDS)))  # a record's figures lie side by side
-        self.spent, self.counts = self._accounts[:, 0], self._accounts[:, 1:].T
+        self.spent = np.zeros(records)
+        self.counts = np.zeros((len(KINDS), records), dtype=np.uint32)
         self.first_use = np.zeros(records, dtype=np.uint64)
         self.vectors = 0
         self._file: int | None = None
@@ -84,17 +83,16 @@ class Ledger:
         Returns:
             [records], which ones were charged: only those may be uploaded.
         """
-        accounts = self._accounts.take(records, axis=0)
-        affordable: npt.NDArray[np.bool_] = accounts[:, 0] <= limit**2 * (1 + 1e-12) - cost
+        affordable: npt.NDArray[np.bool_] = self.spent.take(records) + cost <= limit**2 * (1 + 1e-12)
         if not affordable.all():
             if whole:
                 affordable[:] = False
-            records, accounts = records[affordable], accounts[affordable]
+            records = records[affordable]
         if len(records):
             number = KINDS.index(kind)
             if self._file is not None:
                 self._append(self._file, number, trains, cost, records.astype("<u4").tobytes())
-            self._book(number, trains, cost, records, accounts)
+            self._book(number, trains, cost, records)
             if self._entries > max(_LONGEST, 4 * self.spent.nbytes * len(KINDS)):
                 self._replace_by_balance()
         return affordable
@@ -119,11 +117,9 @@ class Ledger:
             os.close(self._file)
             self._file = None
 
-    def _book(self, kind: int, trains: bool, cost: float, records: Records, accounts: Accounts) -> None:
-        """Adds one upload to the accounts of these records, which are taken from where they lie."""
-        accounts[:, 0] += cost
-        accounts[:, 1 + kind] += 1
-        self._accounts[records] = accounts
+    def _book(self, kind: int, trains: bool, cost: float, records: Records) -> None:
+        self.spent[records] += cost
+        self.counts[kind][records] += 1
         self.vectors += len(records)
         if trains:
             first = self.first_use[records]
@@ -223,8 +219,7 @@ class Ledger:
             raise _damaged(path, start)
         end = first = balance[4]
         for kind, trains, cost, payload, after in entries:
-            records = np.frombuffer(payload, "<u4").astype(np.int64)
-            self._book(kind, trains, cost, records, self._accounts[records])
+            self._book(kind, trains, cost, np.frombuffer(payload, "<u4").astype(np.int64))
             end = after
         self._entries = end - first
         return end

@@ -13,7 +13,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
-_DRAWN_AT_ONCE = 1 << 13  # numbers, into memory that is used again and again: what is fresh comes slowly
+_DRAWN_AT_ONCE = 1 << 15  # numbers, into memory that is used again and again: what is fresh comes slowly
 _NOTHING = bytes(8 * _DRAWN_AT_ONCE)  # what the cipher encrypts
 
 
