@@ -82,7 +82,7 @@ class NoisyUpdates:
 
     def _draw(self) -> list[Tensor]:
         """Noise of the shape of each parameter."""
-        drawn = self._noise.gaussian((self._size,), self._deviation).numpy()
+        drawn = self._noise.normals((self._size,), self._deviation)
         return [torch.from_numpy(drawn[place].reshape(shape)) for place, shape in self._places]
 
     def _note(self, _: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:

@@ -81,7 +81,7 @@ class Release(nn.Module):
     def _noised(self, values: Tensor) -> tuple[Rows, Callable[[Tensor], Tensor]]:
         """In numpy: for so few numbers most of an operation's cost in torch is the call."""
         rows: Rows = values.numpy()
-        noised: Rows = self._noise.gaussian(rows.shape, self._deviation).numpy()
+        noised = self._noise.normals(rows.shape, self._deviation)
         if not self._clip:
             noised += rows
             return noised, lambda slopes: slopes
