@@ -9,11 +9,12 @@ import os
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
-_DRAWN_AT_ONCE = 1 << 13  # numbers, into memory that is used again and again: what is fresh comes slowly
+_DRAWN_AT_ONCE = 1 << 15  # numbers, into memory that is used again and again: what is fresh comes slowly
 _NOTHING = bytes(8 * _DRAWN_AT_ONCE)  # what the cipher encrypts
 
 
@@ -31,6 +32,10 @@ class Noise:
 
     def gaussian(self, shape: Sequence[int], deviation: float) -> Tensor:
         """N(0, deviation^2), by inverting the distribution function in float64."""
+        return torch.from_numpy(self.normals(shape, deviation))
+
+    def normals(self, shape: Sequence[int], deviation: float) -> npt.NDArray[np.float32]:
+        """The same, as numpy has it."""
         drawn, filled = np.empty(math.prod(shape), np.float32), 0
         while filled < len(drawn):
             if self._used == _DRAWN_AT_ONCE:
@@ -39,7 +44,7 @@ class Noise:
             np.multiply(some, np.float32(deviation), out=drawn[filled : filled + len(some)])
             filled += len(some)
             self._used += len(some)
-        return torch.from_numpy(drawn).view(*shape)
+        return drawn.reshape(shape)
 
     def uniform(self, shape: Sequence[int], deviation: float) -> Tensor:
         """U[-sqrt(3) deviation, sqrt(3) deviation]."""

@@ -1,6 +1,7 @@
 """Local updates under differential privacy: each record's own gradient, clipped; their sum, noised."""
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -45,6 +46,12 @@ class NoisyUpdates:
             layer for layer in trained_layers(model) if any(p.requires_grad for p in layer.parameters())
         ]
         self._layers = layers if all(type(layer) is nn.Linear for layer in layers) else []
+        ends = list(accumulate(parameter.numel() for parameter in self._parameters))
+        self._size = ends[-1] if ends else 0
+        self._places = [
+            (slice(end - parameter.numel(), end), tuple(parameter.shape))
+            for end, parameter in zip(ends, self._parameters, strict=True)
+        ]
         self._noting: list[tuple[Tensor, Tensor]] | None = None
         if not isinstance(model, nn.Linear):
             for layer in self._layers:
@@ -75,9 +82,8 @@ class NoisyUpdates:
 
     def _draw(self) -> list[Tensor]:
         """Noise of the shape of each parameter."""
-        sizes = [parameter.numel() for parameter in self._parameters]
-        parts = torch.split(self._noise.gaussian((sum(sizes),), self._deviation), sizes)
-        return [own.view_as(parameter) for own, parameter in zip(parts, self._parameters, strict=True)]
+        drawn = self._noise.normals((self._size,), self._deviation)
+        return [torch.from_numpy(drawn[place].reshape(shape)) for place, shape in self._places]
 
     def _note(self, _: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
         if self._noting is not None:
