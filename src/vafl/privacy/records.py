@@ -1,6 +1,7 @@
 """Local updates under differential privacy: each record's own gradient, clipped; their sum, noised."""
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -45,6 +46,12 @@ class NoisyUpdates:
             layer for layer in trained_layers(model) if any(p.requires_grad for p in layer.parameters())
         ]
         self._layers = layers if all(type(layer) is nn.Linear for layer in layers) else []
+        ends = list(accumulate(parameter.numel() for parameter in self._parameters))
+        self._size = ends[-1] if ends else 0
+        self._places = [
+            (slice(end - parameter.numel(), end), tuple(parameter.shape))
+            for end, parameter in zip(ends, self._parameters, strict=True)
+        ]
         self._noting: list[tuple[Tensor, Tensor]] | None = None
         if not isinstance(model, nn.Linear):
             for layer in self._layers:
@@ -64,27 +71,29 @@ class NoisyUpdates:
         linear = bool(self._layers) and flat
 
         def pull_back(slopes: Tensor) -> list[Tensor]:
-            count = len(slopes)
-            own = slopes * count
-            sums = self._sum_linear(outputs, passes, own) if linear else self._sum_any(inputs, drawn, own)
-            return [(own + noise).div_(count) for own, noise in zip(sums, self._draw(), strict=True)]
+            if linear:
+                means = self._mean_linear(outputs, passes, slopes)
+            else:
+                means = self._mean_any(inputs, drawn, slopes)
+            share = 1 / len(slopes)
+            return [mean.add_(noise, alpha=share) for mean, noise in zip(means, self._draw(), strict=True)]
 
         return outputs.detach(), pull_back
 
     def _draw(self) -> list[Tensor]:
         """Noise of the shape of each parameter."""
-        sizes = [parameter.numel() for parameter in self._parameters]
-        parts = torch.split(self._noise.gaussian((sum(sizes),), self._deviation), sizes)
-        return [own.view_as(parameter) for own, parameter in zip(parts, self._parameters, strict=True)]
+        drawn = self._noise.normals((self._size,), self._deviation)
+        return [torch.from_numpy(drawn[place].reshape(shape)) for place, shape in self._places]
 
     def _note(self, _: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
         if self._noting is not None:
             self._noting.append((inputs[0].detach(), outputs))
 
-    def _sum_linear(
+    def _mean_linear(
         self, outputs: Tensor, passes: Sequence[tuple[Tensor, Tensor]], slopes: Tensor
     ) -> list[Tensor]:
-        """Linear layers' gradients are outer products: their norms follow without making them."""
+        """The clipped gradients' mean. Those of linear layers are outer products: their norms follow without
+        making them."""
         slopes_of: Sequence[Tensor] = [slopes]
         if not isinstance(self._model, nn.Linear):
             slopes_of = torch.autograd.grad(outputs, [own for _, own in passes], slopes)
@@ -93,15 +102,16 @@ class NoisyUpdates:
             for layer, (inputs, _), own in zip(self._layers, passes, slopes_of, strict=True)
         ]
         whole = norms[0] if len(norms) == 1 else np.hypot.reduce(norms)
-        factors = torch.from_numpy(scaling(whole, self._clip))[:, None]
+        factors = torch.from_numpy(scaling(whole * np.float32(len(slopes)), self._clip))[:, None]
         found: dict[int, Tensor] = {}
         for layer, (inputs, _), own in zip(self._layers, passes, slopes_of, strict=True):
             scaled = own * factors
             found[id(layer.weight)], found[id(layer.bias)] = scaled.t() @ inputs, scaled.sum(0)
         return [found[id(parameter)] for parameter in self._parameters]
 
-    def _sum_any(self, inputs: Tensor, drawn: Sequence[Tensor], slopes: Tensor) -> list[Tensor]:
-        """torch.func makes every record's whole gradient, some records at a time."""
+    def _mean_any(self, inputs: Tensor, drawn: Sequence[Tensor], slopes: Tensor) -> list[Tensor]:
+        """The same of any model: torch.func makes every record's whole gradient, some records at a time."""
+        slopes = slopes * len(slopes)
         fixed = {name: value.detach() for name, value in self._model.state_dict(keep_vars=True).items()}
         trained = {name: fixed.pop(name) for name in self._names}
         one_gradient = grad(lambda own, *batch: self._loss({**fixed, **own}, *batch))
@@ -113,7 +123,7 @@ class NoisyUpdates:
             gradients = each(trained, inputs[part], slopes[part], tuple(own[part] for own in drawn))
             flat = torch.cat([gradients[name].flatten(1) for name in self._names], dim=1)
             sums += clip_rows(flat, self._clip).sum(0)
-        pairs = zip(torch.split(sums, sizes), self._parameters, strict=True)
+        pairs = zip(torch.split(sums.div_(len(slopes)), sizes), self._parameters, strict=True)
         return [own.view_as(parameter) for own, parameter in pairs]
 
     def _loss(

@@ -115,7 +115,7 @@ class Client:
         self.activation = 0
         self.iteration = -1
         self.descent = descent
-        self._features, self._schedule = features, schedule
+        self._features, self._schedule = features.contiguous(), schedule  # or a gather copies all of it
         self._refresh, self._rule, self._l2 = refresh, rule, l2
         self._perturb, self._budget = perturb, budget
         self._embed = embed_batch or partial(plain_embed_batch, model, parameters=descent.parameters)

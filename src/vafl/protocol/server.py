@@ -91,7 +91,7 @@ class Server:
         self.absent: set[int] = set()
         self.finished: set[int] = set()
         self.requests = Requests()
-        self._labels, self._loss, self._mask = labels, loss, mask
+        self._labels, self._loss, self._mask = labels.contiguous(), loss, mask
         self._sequences = [-1] * table.clients
         self._waiting: list[Turn] = []
         self._group: list[Turn] = []
