@@ -21,7 +21,7 @@ from benchmarks.peers.nvflare_psi.measure import measure_psi
 from benchmarks.peers.processes import Process, hear, started
 from vafl.runtime.identity import SERVER, issue, make_authority
 
-MILLION, SEVERAL, NVFLARE_IDS = 1_000_000, 100_000, 50_000
+MILLION, SEVERAL, NVFLARE_IDS = 1_000_000, 200_000, 50_000
 CLIENT = "bank"
 CONFIG = f"""
 [data]

@@ -1,6 +1,7 @@
 """A client's end of an alignment: dials out, takes part in the exchange, learns which of its ids are rows."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,6 +37,8 @@ from vafl.runtime.grpc.reach import Reach, open_channel
 from vafl.runtime.grpc.session import status_of
 from vafl.runtime.grpc.wire import CLAIM, NetworkSettings
 from vafl.runtime.identity import SERVER, Credentials
+
+log = logging.getLogger("vafl.client")
 
 
 class Ended(RunError):
@@ -119,6 +122,7 @@ class AlignmentClient:
         _, body = await line.hear(Kind.BEGIN)
         self._begun = True
         theirs = _count(body)
+        log.info("the server has %s ids", f"{theirs:,}")
         with Crew(max(theirs, len(self._ids)), self._workers) as crew:
             order = await self._answer(line, crew, self._ids, theirs)
             kind, body = await line.hear(Kind.RESULT, Kind.AGAIN)

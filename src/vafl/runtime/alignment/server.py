@@ -133,7 +133,7 @@ class AlignmentServer:
                 return
             mine = self._clients[party] = _Client(line, count)
             self._arrival.set()
-            log.info("%s is here", party)
+            log.info("%s is here, with %s ids", party, f"{count:,}")
             try:
                 await self._over.wait()
             except asyncio.CancelledError:
