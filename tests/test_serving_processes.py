@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -101,7 +102,14 @@ def test_a_client_killed_in_the_middle_is_flagged_and_the_answers_go_on(serving)
     serving.start("client-2")
     serving.until(lambda: serving.ask("/health")[1]["status"] == "ok", "the client back")
     assert serving.predict(140)[1]["complete"]
-    serving.processes["server"].terminate()
+    serving.processes["client-2"].send_signal(signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        last = pool.submit(serving.predict, 141)
+        time.sleep(0.5)  # until it is asked
+        serving.processes["server"].terminate()
+        time.sleep(0.5)
+        serving.processes["client-2"].send_signal(signal.SIGCONT)
+        assert last.result()[1]["complete"], "what was asked before the end is answered"
     for party in ("server", *PARTIES):
         assert serving.wait(party) == 0, serving.log(party)[-2000:]
 

@@ -45,7 +45,7 @@ def make_app(
 
 async def start(app: web.Application, host: str, port: int) -> tuple[web.AppRunner, int]:
     """Listens in the running loop; gives what to clean up in the end, and the port."""
-    runner = web.AppRunner(app, access_log=None, handle_signals=False)
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_BODY_PATIENCE)
     await runner.setup()
     site = web.TCPSite(runner, host, port)
     await site.start()

@@ -74,11 +74,21 @@ class Service:
             runner, bound = await start(app, host.strip("[]"), port)
         except OSError as error:
             raise ConfigError(f'--http: nobody can listen on "{host}:{port}": {error.strerror}.') from error
+        told = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, federation.finish, "the server was told to stop")
+            loop.add_signal_handler(number, told.set)
+
+        async def stop() -> None:
+            """Callers first: what they have asked is still answered."""
+            await told.wait()
+            await runner.cleanup()
+            federation.finish("the server was told to stop")
+
+        stopping = asyncio.create_task(stop())
         try:
             await federation.serve(lambda address: listening(address, f"http://{host}:{bound}"))
         finally:
+            stopping.cancel()
             await runner.cleanup()
 
     def health(self) -> dict[str, Any]:
@@ -120,11 +130,9 @@ class Service:
         classes, parties = self._deployed.classes, self._deployed.parties
         lines = []
         for each, values, states in zip(ids, answer.values, answer.states, strict=True):
-            said = (
-                {"probabilities": dict(zip(classes, values, strict=True))}
-                if classes
-                else {"value": values[0]}
-            )
+            said: dict[str, Any] = {"value": values[0]}
+            if classes:
+                said = {"probabilities": dict(zip(classes, values, strict=True))}
             missing = {parties[m]: STATES[state] for m, state in enumerate(states) if state != ANSWERED}
             lines.append({"id": each, **said, "missing": missing})
         return lines
