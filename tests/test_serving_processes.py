@@ -71,7 +71,8 @@ def serving(tmp_path):
         process.wait()
 
 
-def test_a_client_killed_in_the_middle_is_flagged_and_the_answers_go_on(serving):
+def test_a_client_killed_in_the_middle_is_flagged_and_the_answers_go_on(serving, capsys):
+    _check_addresses(serving, capsys)
     serving.start("server", "--http", "127.0.0.1:0")
     for party in PARTIES:
         serving.start(party)
@@ -132,7 +133,8 @@ def _check_errors(serving):
     assert serving.ask("/elsewhere")[1]["error"]["type"] == "not_found"
 
 
-def test_an_address_that_cannot_be_is_refused(serving, capsys):
+def _check_addresses(serving, capsys):
+    """Where nobody can listen."""
     command = ["serve", str(serving.folder / "run.toml"), "--model", str(serving.folder / "model"), "--http"]
     assert main([*command, "8080"]) == 2
     with socket.create_server(("127.0.0.1", 0)) as taken:
