@@ -6,6 +6,7 @@ A step is one `Server.receive` of an upload that was made beforehand: check, sto
 from collections.abc import Callable, Sequence
 from time import process_time
 
+import numpy as np
 import torch
 
 from benchmarks.harness import REPEATS, Figure, benchmark, interleave, ratios
@@ -65,7 +66,7 @@ def _server(rows: int, clients: int) -> Server:
         for part in torch.split(torch.arange(rows), FILL_ROWS):
             table.store(client, part, torch.rand(len(part), WIDTH), 0)
     head = Bias(WIDTH)
-    labels = torch.randint(WIDTH, (rows,))
+    labels = torch.from_numpy(np.random.default_rng(0).integers(WIDTH, size=rows))  # as real labels are
     return Server(table, labels, head, softmax, Descent(head.parameters(), constant(0.1)), Rule(1))
 
 

@@ -53,8 +53,8 @@ class Ledger:
 
     def __init__(self, path: Path | None, records: int, identity: str) -> None:
         self.path, self.records, self._identity = path, records, identity
-        self._accounts = np.zeros((records, 1 + len(KINDS)))  # a record's figures lie side by side
-        self.spent, self.counts = self._accounts[:, 0], self._accounts[:, 1:].T
+        self.spent = np.zeros(records)
+        self.counts = np.zeros((len(KINDS), records), dtype=np.uint32)
         self.first_use = np.zeros(records, dtype=np.uint64)
         self.vectors = 0
         self._file: int | None = None
@@ -84,16 +84,15 @@ class Ledger:
             [records], which ones were charged: only those may be uploaded.
         """
         affordable: npt.NDArray[np.bool_] = self.spent.take(records) + cost <= limit**2 * (1 + 1e-12)
-        if affordable.all():
-            chosen = records
-        elif whole:
-            affordable[:], chosen = False, records[:0]
-        else:
-            chosen = records[affordable]
-        if len(chosen):
+        if not affordable.all():
+            if whole:
+                affordable[:] = False
+            records = records[affordable]
+        if len(records):
+            number = KINDS.index(kind)
             if self._file is not None:
-                self._append(self._file, KINDS.index(kind), trains, cost, chosen.astype("<u4").tobytes())
-            self._book(KINDS.index(kind), trains, cost, chosen)
+                self._append(self._file, number, trains, cost, records.astype("<u4").tobytes())
+            self._book(number, trains, cost, records)
             if self._entries > max(_LONGEST, 4 * self.spent.nbytes * len(KINDS)):
                 self._replace_by_balance()
         return affordable
@@ -118,11 +117,9 @@ class Ledger:
             os.close(self._file)
             self._file = None
 
-    def _book(self, kind: int, trains: bool, cost: float, records: npt.NDArray[np.integer]) -> None:
-        accounts = self._accounts.take(records, axis=0)
-        accounts[:, 0] += cost
-        accounts[:, 1 + kind] += 1
-        self._accounts[records] = accounts
+    def _book(self, kind: int, trains: bool, cost: float, records: Records) -> None:
+        self.spent[records] += cost
+        self.counts[kind][records] += 1
         self.vectors += len(records)
         if trains:
             first = self.first_use[records]

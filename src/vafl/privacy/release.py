@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vafl.privacy.noise import Noise
 
 Lengths = npt.NDArray[np.float32]
+Rows = npt.NDArray[np.float32]
 ROUNDING = 1 - 1e-5  # a clipped norm stays below C whatever float32 rounds
 
 
@@ -28,10 +29,7 @@ def clip_rows(values: Tensor, norm: float) -> Tensor:
 
 
 def scaling(lengths: Lengths, norm: float) -> Lengths:
-    """What shortens rows of these lengths to `norm`; all but rounding 1 for short ones.
-
-    In numpy: for so few numbers most of an operation's cost in torch is the call.
-    """
+    """What shortens rows of these lengths to `norm`; all but rounding 1 for short ones."""
     limit = np.float32(norm)
     factors: Lengths = np.divide(limit * np.float32(ROUNDING), np.maximum(lengths, limit), dtype=np.float32)
     return factors
@@ -60,6 +58,7 @@ class Release(nn.Module):
     def __init__(self, clip: float, deviation: float, rest: nn.Module, noise: Noise) -> None:
         super().__init__()
         self._clip, self._deviation, self._noise, self.rest = clip, deviation, noise, rest
+        self._ends_here = isinstance(rest, nn.Identity)
 
     def forward(self, values: Tensor) -> Tensor:
         clipped = clip_rows(values, self._clip) if self._clip else values
@@ -68,30 +67,35 @@ class Release(nn.Module):
 
     def with_way_back(self, values: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """Embeddings, and the map from their slopes to those of the values."""
-        rows = values.detach().flatten(1)
-        noised, through_clip = self._noised(rows)
-        if isinstance(self.rest, nn.Identity):
-            return noised.view_as(values), through_clip
-        inputs = noised.view_as(values).requires_grad_()
-        embeddings: Tensor = self.rest(inputs)
+        noised, through_clip = self._noised(values.detach().flatten(1))
+        inputs = torch.from_numpy(noised).view_as(values)
+        if self._ends_here:
+            return inputs, through_clip
+        embeddings: Tensor = self.rest(inputs.requires_grad_())
 
         def pull_back(slopes: Tensor) -> Tensor:
             return through_clip(torch.autograd.grad(embeddings, inputs, slopes)[0])
 
         return embeddings.detach(), pull_back
 
-    def _noised(self, rows: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        noise = self._noise.gaussian(rows.shape, self._deviation)
+    def _noised(self, values: Tensor) -> tuple[Rows, Callable[[Tensor], Tensor]]:
+        """In numpy: for so few numbers most of an operation's cost in torch is the call."""
+        rows: Rows = values.numpy()
+        noised = self._noise.normals(rows.shape, self._deviation)
         if not self._clip:
-            return noise.add_(rows), lambda slopes: slopes
-        scale = scaling(torch.linalg.vector_norm(rows, dim=1).numpy(), self._clip)
-        factors = torch.from_numpy(scale)[:, None]
+            noised += rows
+            return noised, lambda slopes: slopes
+        scale = scaling(torch.linalg.vector_norm(values, dim=1).numpy(), self._clip)
+        noised += rows * scale[:, None]
 
         def through_clip(slopes: Tensor) -> Tensor:
             """A row that was clipped moves on a sphere: along itself nothing changes."""
-            own = slopes.flatten(1)
-            along = np.einsum("ij,ij->i", rows.numpy(), own.numpy()) * (scale / (self._clip * ROUNDING)) ** 2
-            moves = torch.from_numpy(np.where(scale < ROUNDING, -along, np.float32(0)))
-            return torch.addcmul(own, rows, moves[:, None]).mul_(factors).view_as(slopes)
+            own: Rows = slopes.flatten(1).numpy()
+            along = np.einsum("ij,ij->i", rows, own) * (scale / (self._clip * ROUNDING)) ** 2
+            along[scale >= ROUNDING] = 0
+            moves = rows * along[:, None]
+            np.subtract(own, moves, out=moves)
+            moves *= scale[:, None]
+            return torch.from_numpy(moves).view_as(slopes)
 
-        return noise.addcmul_(rows, factors), through_clip
+        return noised, through_clip

@@ -6,7 +6,6 @@ is private.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
@@ -14,8 +13,7 @@ from torch import Tensor, nn
 
 from vafl.errors import InvalidMessage
 from vafl.protocol.descent import Descent
-from vafl.protocol.gradients import PullBack, ages, followed_by
-from vafl.protocol.gradients import embed_batch as plain_embed_batch
+from vafl.protocol.gradients import ModelPass, PullBack, ages, followed_by, model_with_way_back
 from vafl.protocol.messages import (
     ClientMessage,
     Decline,
@@ -31,11 +29,11 @@ from vafl.protocol.messages import (
     Welcome,
     made_here,
 )
+from vafl.protocol.rows import take_rows
 from vafl.protocol.rules import RuleSettings
 from vafl.protocol.schedule import BatchSchedule
 from vafl.protocol.schedule import Refresh as RefreshPolicy
 
-EmbedBatch = Callable[[Tensor], tuple[Tensor, PullBack]]
 Perturb = Callable[[Tensor], Tensor]
 UploadKind = Literal["batch", "refresh", "request", "evaluation"]
 _EMBED_ROWS = 4096  # rows embedded at once when no gradient is needed: bounds memory
@@ -69,7 +67,7 @@ def embed(model: nn.Module, features: Tensor, rows: Tensor | None = None) -> Ten
     if rows is None:
         parts = [model(part) for part in torch.split(features, _EMBED_ROWS)]
     else:
-        parts = [model(features.index_select(0, part)) for part in torch.split(rows, _EMBED_ROWS)]
+        parts = [model(take_rows(features, part)) for part in torch.split(rows, _EMBED_ROWS)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -106,7 +104,7 @@ class Client:
         rule: RuleSettings,
         *,
         l2: float = 0.0,
-        embed_batch: EmbedBatch | None = None,
+        embed_batch: ModelPass | None = None,
         perturb: Perturb | None = None,
         budget: Budget | None = None,
     ) -> None:
@@ -114,10 +112,10 @@ class Client:
         self.activation = 0
         self.iteration = -1
         self.descent = descent
-        self._features, self._schedule = features, schedule
+        self._features, self._schedule = features.contiguous(), schedule  # or a gather copies all of it
         self._refresh, self._rule, self._l2 = refresh, rule, l2
         self._perturb, self._budget = perturb, budget
-        self._embed = embed_batch or partial(plain_embed_batch, model, parameters=descent.parameters)
+        self._embed = embed_batch or model_with_way_back(model, descent.parameters)
         self.finished = ""
         self._sequence = 0
         self._version = 0
@@ -244,7 +242,7 @@ class Client:
         return [upload]
 
     def _embed_batch(self, rows: Tensor) -> tuple[Tensor, PullBack]:
-        embedded = self._embed(self._features.index_select(0, rows))
+        embedded = self._embed(take_rows(self._features, rows))
         return embedded if self._perturb is None else followed_by(self._perturb, embedded)
 
     def _apply(self, flight: Flight, answer: Gradient) -> None:

@@ -16,7 +16,7 @@ from vafl.errors import InvalidMessage
 from vafl.protocol.bound import DelayBound
 from vafl.protocol.delays import DelayLog
 from vafl.protocol.descent import Descent
-from vafl.protocol.gradients import apply_head
+from vafl.protocol.gradients import head_with_way_back
 from vafl.protocol.losslog import LossLog
 from vafl.protocol.messages import (
     ClientMessage,
@@ -36,6 +36,7 @@ from vafl.protocol.messages import (
     made_here,
 )
 from vafl.protocol.requests import Requests
+from vafl.protocol.rows import take_rows
 from vafl.protocol.rules import Rule, Turn
 from vafl.protocol.table import FOREVER, EmbeddingTable
 
@@ -90,7 +91,8 @@ class Server:
         self.absent: set[int] = set()
         self.finished: set[int] = set()
         self.requests = Requests()
-        self._labels, self._loss, self._mask = labels, loss, mask
+        self._labels, self._loss, self._mask = labels.contiguous(), loss, mask
+        self._through_head = head_with_way_back(head, descent.parameters)
         self._sequences = [-1] * table.clients
         self._waiting: list[Turn] = []
         self._group: list[Turn] = []
@@ -407,8 +409,8 @@ class Server:
         turns = group[:1] if shared else group
         rows = turns[0].rows if len(turns) == 1 else torch.cat([turn.rows for turn in turns])
         self._record_delays(turns, shared)
-        outputs, pull_back = apply_head(self.head, self.table.read(rows), self.descent.parameters)
-        losses, slopes = self._loss(outputs, self._labels.index_select(0, rows))
+        outputs, pull_back = self._through_head(self.table.read(rows))
+        losses, slopes = self._loss(outputs, take_rows(self._labels, rows))
         weights = _mean_weights(tuple([turn.rows.numel() for turn in turns]))
         loss = float(losses @ weights)
         self.losses.check(loss, self.iteration)
@@ -441,10 +443,10 @@ class Server:
     def _record_delays(self, turns: Sequence[Turn], shared: bool) -> None:
         """Notes how stale the cells were. With many clients a share of the rows stands for all of them, so
         that a step costs the same for 4 or 40, unless a bound asks for each."""
-        share = slice(None, None, 1 if self.bound else max(1, self.table.clients // _COUNTED_CLIENTS))
+        every = 1 if self.bound else max(1, self.table.clients // _COUNTED_CLIENTS)
         for turn in turns:
-            delays = self.table.delays(turn.rows[share], self.iteration)
-            self.delays.record(delays, None if shared else turn.client)
+            rows = turn.rows if every == 1 else turn.rows[::every]
+            self.delays.record(self.table.delays(rows, self.iteration), None if shared else turn.client)
 
     def _split(self, gradient: Tensor, group: Sequence[Turn], shared: bool) -> list[Tensor]:
         """Each client's own gradient of its own mean loss, [its batch, its width]."""

@@ -14,7 +14,7 @@ import torch
 
 from tests.runtime.grpc.test_federation import Federation, configuration, within
 from vafl.errors import RemoteFault, Unauthenticated
-from vafl.protocol.messages import Gradient, Join, Refused, Request, Upload, Welcome
+from vafl.protocol.messages import Decline, Gradient, Join, Refused, Request, Upload, Welcome
 from vafl.runtime.codec import Codec
 from vafl.runtime.grpc.connection import Allowance
 from vafl.runtime.grpc.wire import PATH
@@ -210,6 +210,22 @@ def test_checkpoints_do_not_wait_for_an_evaluation():
     conductor(end)
     assert saved == [10]
     assert federation.points == []
+
+
+def test_no_step_follows_the_evaluation_that_turns_out_to_be_the_last():
+    """The run is told to stop while an evaluation is under way: what is saved must be what was measured."""
+    federation = Federation(configuration())
+    server, conductor, ended = federation.server, federation.conductor, []
+    server.absent = set()
+    end = SimpleNamespace(began=0.0, now=0.0, updates=7, server=server, traffic=[], finish=ended.append)
+    server.iteration = 7
+    asked = conductor(end)
+    for request in asked:
+        server.receive(Decline(request.client, 1, request.number, "not now"))
+    conductor.interrupted = True
+    conductor(end)
+    assert ended == ["the server was told to stop"]
+    assert server.last_iteration == 7
 
 
 def test_a_client_that_is_told_to_end_ends_after_its_turn():

@@ -76,6 +76,8 @@ class Conductor:
                 return said
             self._evaluate(federation)
         self._ending = self._ending or self._over(federation)
+        if self._ending:  # what is evaluated last is what is saved
+            federation.server.last_iteration = federation.updates
         if self._ending and self._measured(federation):
             said += self._save(federation)
             self._done = True
@@ -106,8 +108,6 @@ class Conductor:
 
     def _ask(self, federation: FederationServer) -> list[ServerMessage]:
         """Asks every client that is here for its embeddings of the rows held out."""
-        if self._ending:  # what is evaluated last is what is saved
-            federation.server.last_iteration = federation.updates
         self._asked_at = time.monotonic()
         rows = torch.cat([self.held_out, self.tests]) if self._ending else self.held_out
         self._asked = federation.server.ask_everyone(rows)
