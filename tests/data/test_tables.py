@@ -1,6 +1,8 @@
 """Files as parties have them, good and bad: whatever is in one, there is an error that names it."""
 
 import gzip
+import subprocess
+import sys
 
 import polars as pl
 import pytest
@@ -103,3 +105,27 @@ def test_a_file_changed_since_it_was_aligned_is_noticed(tmp_path):
 def test_settings_that_cannot_be_meant_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         TableSettings(**{"path": "a.csv", "id": "id", **settings})
+
+
+_READ = """
+import resource, sys
+import polars as pl
+from vafl.data.tables import POSITION, Table, TableSettings
+own = Table("bank", TableSettings(sys.argv[1], "id"))
+wanted = pl.DataFrame({"id": own.ids()}).with_row_index(POSITION)[::10]
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+lines = sum(batch.height for batch in own.batches(own.features, wanted))
+print(lines, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+
+
+def test_a_file_is_streamed_and_never_held_whole(tmp_path):
+    """Its 30 million fields would take 16 bytes each."""
+    header, rest = ",".join(f"x{number}" for number in range(300)), ",7" * 300
+    lines = "".join(f"{number}{rest}\n" for number in range(100_000))
+    (tmp_path / "a.csv").write_text(f"id,{header}\n{lines}")
+    command = [sys.executable, "-c", _READ, str(tmp_path / "a.csv")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    lines, megabytes = map(int, done.stdout.split())
+    assert lines == 10_000
+    assert megabytes < 350

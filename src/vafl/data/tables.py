@@ -134,14 +134,15 @@ class Table:
     def batches(self, columns: Sequence[str], wanted: pl.DataFrame) -> Iterator[pl.DataFrame]:
         """These columns of the lines that are wanted, some lines at a time.
 
+        Batch by batch, since a join of the whole may hold the whole.
+
         Args:
             wanted: `id` and POSITION of each line; a batch has POSITION beside its columns.
         """
         ids = pl.col(self.settings.id).cast(pl.String).alias(_ID)
-        own = self._lines.select(ids, *map(pl.col, columns))
-        joined = own.join(wanted.lazy(), left_on=_ID, right_on="id", how="inner").drop(_ID)
         with self._reading():
-            yield from _in_batches(joined, len(columns))
+            for batch in _in_batches(self._lines.select(ids, *map(pl.col, columns)), len(columns)):
+                yield batch.join(wanted, left_on=_ID, right_on="id", how="inner").drop(_ID)
 
     def all_batches(self, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
         """These columns of every line, some lines at a time."""

@@ -1,8 +1,7 @@
 """A client: picks a minibatch, embeds it, uploads, and steps its own model on the answer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -10,8 +9,7 @@ from torch import Tensor, nn
 
 from vafl.errors import InvalidMessage
 from vafl.protocol.descent import Descent
-from vafl.protocol.gradients import PullBack, ages, followed_by
-from vafl.protocol.gradients import embed_batch as plain_embed_batch
+from vafl.protocol.gradients import ModelPass, PullBack, ages, followed_by, model_with_way_back
 from vafl.protocol.messages import (
     ClientMessage,
     Finished,
@@ -31,8 +29,6 @@ from vafl.protocol.rows import take_rows
 from vafl.protocol.rules import RuleSettings
 from vafl.protocol.schedule import BatchSchedule
 from vafl.protocol.schedule import Refresh as RefreshPolicy
-
-EmbedBatch = Callable[[Tensor], tuple[Tensor, PullBack]]
 
 
 @dataclass(slots=True)
@@ -84,7 +80,7 @@ class Client(Respondent):
         rule: RuleSettings,
         *,
         l2: float = 0.0,
-        embed_batch: EmbedBatch | None = None,
+        embed_batch: ModelPass | None = None,
         perturb: Perturb | None = None,
         budget: Budget | None = None,
     ) -> None:
@@ -94,7 +90,7 @@ class Client(Respondent):
         self.run = 0
         self.descent = descent
         self._schedule, self._refresh, self._rule, self._l2 = schedule, refresh, rule, l2
-        self._embed = embed_batch or partial(plain_embed_batch, model, parameters=descent.parameters)
+        self._embed = embed_batch or model_with_way_back(model, descent.parameters)
         self._version = 0
         self._flights: dict[int, Flight] = {}
         self._queried = -1

@@ -122,7 +122,7 @@ class Conductor:
         self._asked = []
         if self._ending and len(self.tests):
             self.tested = self._measure(federation, self.tests, self.test_labels)
-        if self._evaluated_at == federation.updates:
+        if self._ending and self._evaluated_at == federation.updates:
             return
         self._evaluated_at = federation.updates
         interval = self.evaluation.every_seconds or self.evaluation.every

@@ -1,0 +1,77 @@
+"""When a networked run is looked at, and when it ends, without a network."""
+
+from types import SimpleNamespace
+
+import torch
+
+from vafl.models.losses import metric
+from vafl.protocol.losslog import LossLog
+from vafl.runtime.grpc.conductor import Conductor
+from vafl.runtime.training import EvaluationSettings, StopSettings, Watch
+
+
+class Federation:
+    """A server whose clients answer at once; its metric is what `table` says."""
+
+    def __init__(self, values):
+        self.began, self.updates, self.now, self.traffic, self.parties = 0.0, 0, 0.0, [], []
+        self.asked, self.reason, self._values = [], "", iter(values)
+        table = SimpleNamespace(read=lambda rows: torch.full((len(rows), 1), next(self._values)))
+        self.server = SimpleNamespace(
+            head=lambda outputs: outputs,
+            table=table,
+            losses=LossLog(),
+            over=False,
+            last_iteration=0,
+            ask_everyone=self._ask,
+            has_answers=lambda requests: True,
+            made_durable=lambda counts: [],
+        )
+
+    def _ask(self, rows):
+        self.asked.append(rows.tolist())
+        return [SimpleNamespace()]
+
+    def finish(self, reason):
+        self.reason = reason
+
+
+def conductor(points, stop, evaluation):
+    measured = metric("accuracy", "binary")
+    return Conductor(
+        held_out=torch.tensor([4, 5]),
+        labels=torch.ones(2),
+        metric=measured,
+        stop=stop,
+        watch=Watch(stop, measured),
+        evaluation=evaluation,
+        observe=points.append,
+        checkpoint=list,
+        checkpoint_every=1000,
+        tests=torch.tensor([6, 7, 8]),
+        test_labels=torch.ones(3),
+    )
+
+
+def test_without_new_updates_evaluations_keep_their_distance():
+    points, federation = [], Federation([1.0] * 10)
+    conduct = conductor(points, StopSettings(updates=100), EvaluationSettings(every_seconds=1.0))
+    for moment in (0.0, 0.1, 0.2, 0.3, 1.2, 1.3, 1.4, 2.5, 2.6):
+        federation.now = moment
+        conduct(federation)
+    assert federation.asked == [[4, 5]] * 3
+    assert len(points) == 3
+
+
+def test_patience_ends_a_run_and_only_then_are_the_test_rows_asked_for():
+    points, federation = [], Federation([-1.0, 1.0, 1.0, -1.0, 1.0])
+    conduct = conductor(points, StopSettings(updates=100, patience=2), EvaluationSettings(every=10))
+    for updates in (0, 10, 20, 30):
+        federation.updates = updates
+        for _ in range(3):
+            conduct(federation)
+    assert federation.asked == [[4, 5]] * 4 + [[4, 5, 6, 7, 8]]
+    assert [point.metric for point in points] == [0.0, 1.0, 1.0, 0.0]
+    assert federation.server.last_iteration == 30
+    assert conduct.tested == 1.0
+    assert federation.reason == "accuracy has not been better than 1.0000 for 2 evaluations"
