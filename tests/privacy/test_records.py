@@ -22,12 +22,24 @@ class Skips(nn.Module):
         return self.layer(torch.tanh(self.layer(features))) + features
 
 
+class Backwards(nn.Module):
+    """Uses its layers in another order than it names them."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.first = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, values):
+        return self.last(self.first(values).tanh())
+
+
 MODELS = {
     "linear": (lambda: nn.Linear(4, 2), (4,), 2),
     "mlp": (lambda: mlp((4,), 3, (5, 6)), (4,), 3),
     "cnn": (lambda: nn.Sequential(*list(cnn((1, 6, 6), 3, (2, 2)))[:-3]), (1, 6, 6), None),
     "lstm": (lambda: SequenceEncoder(3, 4, 2), (5, 3), 2),
     "used twice": (Skips, (3,), 3),
+    "backwards": (Backwards, (4,), 4),
 }
 
 

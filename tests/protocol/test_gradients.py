@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from vafl.models.heads import Bias
-from vafl.protocol.gradients import ages, apply_head, embed_batch
+from vafl.protocol.gradients import ages, head_with_way_back, model_with_way_back
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -13,9 +13,9 @@ def test_a_head_with_a_closed_form_gives_what_a_graph_gives(frozen):
     head = Bias(3).requires_grad_(not frozen)
     inputs, slopes = torch.randn(5, 3), torch.randn(5, 3)
     parameters = [] if frozen else [head.bias]
-    outputs, pull = apply_head(head, inputs.clone(), parameters)
+    outputs, pull = head_with_way_back(head, parameters)(inputs.clone())
     as_module = nn.Sequential(head)  # the same function, without its own pull_back
-    expected, pull_graph = apply_head(as_module, inputs.clone(), parameters)
+    expected, pull_graph = head_with_way_back(as_module, parameters)(inputs.clone())
     assert torch.equal(outputs, expected)
     (own, others), (graph_own, graph_others) = pull(slopes), pull_graph(slopes)
     torch.testing.assert_close(own, graph_own)
@@ -49,12 +49,12 @@ def recorded(outputs):
 @pytest.mark.parametrize("network", NETWORKS, ids=str)
 def test_affine_layers_and_relus_need_no_graph(network):
     inputs, slopes, parameters = torch.randn(5, 4), torch.randn(5, 3), list(network.parameters())
-    embeddings, pull = embed_batch(network, inputs, parameters)
-    expected, pull_graph = embed_batch(Opaque(network), inputs, parameters)
+    embeddings, pull = model_with_way_back(network, parameters)(inputs)
+    expected, pull_graph = model_with_way_back(Opaque(network), parameters)(inputs)
     assert torch.equal(embeddings, expected)
     torch.testing.assert_close(pull(slopes), pull_graph(slopes))
-    outputs, pull = apply_head(network, inputs.clone(), parameters)
-    expected, pull_graph = apply_head(Opaque(network), inputs.clone(), parameters)
+    outputs, pull = head_with_way_back(network, parameters)(inputs.clone())
+    expected, pull_graph = head_with_way_back(Opaque(network), parameters)(inputs.clone())
     assert torch.equal(outputs, expected)
     (own, others), (graph_own, graph_others) = pull(slopes), pull_graph(slopes)
     torch.testing.assert_close(own, graph_own)
@@ -65,13 +65,13 @@ def test_affine_layers_and_relus_need_no_graph(network):
 def test_only_the_way_back_through_one_affine_map_never_ages():
     inputs, slopes = torch.randn(5, 4), torch.randn(5, 3)
     for network in NETWORKS:
-        _, pull = embed_batch(network, inputs, list(network.parameters()))
+        _, pull = model_with_way_back(network, list(network.parameters()))(inputs)
         assert ages(pull) == (type(network) is not nn.Linear)
     model = nn.Linear(4, 3)
-    _, before = embed_batch(model, inputs, list(model.parameters()))
+    _, before = model_with_way_back(model, list(model.parameters()))(inputs)
     with torch.no_grad():
         model.weight.add_(1.0)
-    _, after = embed_batch(model, inputs, list(model.parameters()))
+    _, after = model_with_way_back(model, list(model.parameters()))(inputs)
     torch.testing.assert_close(before(slopes), after(slopes))
 
 
@@ -91,8 +91,8 @@ def test_what_is_anything_else_goes_through_torchs_engine(spoil):
     spoil(network)
     inputs, slopes = torch.randn(5, 4), torch.randn(5, 3)
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    embeddings, pull = embed_batch(network, inputs, parameters)
-    expected, pull_graph = embed_batch(Opaque(network), inputs, parameters)
+    embeddings, pull = model_with_way_back(network, parameters)(inputs)
+    expected, pull_graph = model_with_way_back(Opaque(network), parameters)(inputs)
     assert torch.equal(embeddings, expected)
     if parameters:
         torch.testing.assert_close(pull(slopes), pull_graph(slopes))

@@ -1,6 +1,7 @@
 """Local updates under differential privacy: each record's own gradient, clipped; their sum, noised."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -14,6 +15,7 @@ from vafl.privacy.release import Lengths, clip_rows, scaling
 
 _TINY = np.float32(1e-30)  # in the place of 0, whose product with infinity is no number
 _RECORDS_AT_ONCE = 64  # whose whole gradients are in memory together
+Noted = dict[int, list[tuple[Tensor, Tensor]]]  # by layer: what went in and came out
 
 
 class NoisyUpdates:
@@ -46,32 +48,34 @@ class NoisyUpdates:
             layer for layer in trained_layers(model) if any(p.requires_grad for p in layer.parameters())
         ]
         self._layers = layers if all(type(layer) is nn.Linear for layer in layers) else []
+        self._trains = [(_is_trained(layer, "weight"), _is_trained(layer, "bias")) for layer in self._layers]
         ends = list(accumulate(parameter.numel() for parameter in self._parameters))
         self._size = ends[-1] if ends else 0
         self._places = [
             (slice(end - parameter.numel(), end), tuple(parameter.shape))
             for end, parameter in zip(ends, self._parameters, strict=True)
         ]
-        self._noting: list[tuple[Tensor, Tensor]] | None = None
+        self._noting: Noted | None = None
         if not isinstance(model, nn.Linear):
-            for layer in self._layers:
-                layer.register_forward_hook(self._note)
+            for number, layer in enumerate(self._layers):
+                layer.register_forward_hook(partial(self._note, number))
 
     def __call__(self, inputs: Tensor) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
+        drawn: list[Tensor] = []
         if isinstance(self._model, nn.Linear):  # its slopes are those of the outputs: no graph
             with torch.no_grad():
                 outputs = self._model(inputs)
             passes = [(inputs, outputs)]
         else:
-            self._noting = passes = []
+            noted: Noted = {}
+            self._noting = noted
             outputs = self._model(inputs)
             self._noting = None
-        drawn = list(self._hidden.drawn) if self._hidden else []
-        flat = len(passes) == len(self._layers) and all(own.ndim == 2 for own, _ in passes)
-        linear = bool(self._layers) and flat
+            passes = self._through_each_once(noted)
+            drawn = list(self._hidden.drawn) if self._hidden else []
 
         def pull_back(slopes: Tensor) -> list[Tensor]:
-            if linear:
+            if passes:
                 means = self._mean_linear(outputs, passes, slopes)
             else:
                 means = self._mean_any(inputs, drawn, slopes)
@@ -85,9 +89,17 @@ class NoisyUpdates:
         drawn = self._noise.normals((self._size,), self._deviation)
         return [torch.from_numpy(drawn[place].reshape(shape)) for place, shape in self._places]
 
-    def _note(self, _: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
+    def _note(self, number: int, _: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
         if self._noting is not None:
-            self._noting.append((inputs[0].detach(), outputs))
+            self._noting.setdefault(number, []).append((inputs[0].detach(), outputs))
+
+    def _through_each_once(
+        self, noted: dict[int, list[tuple[Tensor, Tensor]]]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """What went into each layer and came out, if that was one vector a record, once; else nothing."""
+        passes = [noted[number][0] for number in range(len(self._layers)) if len(noted.get(number, ())) == 1]
+        whole = len(passes) == len(self._layers) and all(inputs.ndim == 2 for inputs, _ in passes)
+        return passes if whole else []
 
     def _mean_linear(
         self, outputs: Tensor, passes: Sequence[tuple[Tensor, Tensor]], slopes: Tensor
@@ -98,16 +110,16 @@ class NoisyUpdates:
         if not isinstance(self._model, nn.Linear):
             slopes_of = torch.autograd.grad(outputs, [own for _, own in passes], slopes)
         norms = [
-            np.maximum(torch.linalg.vector_norm(own, dim=1).numpy(), _TINY) * _reach(layer, inputs)
-            for layer, (inputs, _), own in zip(self._layers, passes, slopes_of, strict=True)
+            np.maximum(torch.linalg.vector_norm(own, dim=1).numpy(), _TINY) * _reach(trains, inputs)
+            for trains, (inputs, _), own in zip(self._trains, passes, slopes_of, strict=True)
         ]
         whole = norms[0] if len(norms) == 1 else np.hypot.reduce(norms)
         factors = torch.from_numpy(scaling(whole * np.float32(len(slopes)), self._clip))[:, None]
-        found: dict[int, Tensor] = {}
-        for layer, (inputs, _), own in zip(self._layers, passes, slopes_of, strict=True):
+        means: list[Tensor] = []
+        for (weight, bias), (inputs, _), own in zip(self._trains, passes, slopes_of, strict=True):
             scaled = own * factors
-            found[id(layer.weight)], found[id(layer.bias)] = scaled.t() @ inputs, scaled.sum(0)
-        return [found[id(parameter)] for parameter in self._parameters]
+            means += ([scaled.t() @ inputs] if weight else []) + ([scaled.sum(0)] if bias else [])
+        return means
 
     def _mean_any(self, inputs: Tensor, drawn: Sequence[Tensor], slopes: Tensor) -> list[Tensor]:
         """The same of any model: torch.func makes every record's whole gradient, some records at a time."""
@@ -140,10 +152,17 @@ class NoisyUpdates:
         return (outputs[0] * slopes).sum()
 
 
-def _reach(layer: nn.Module, inputs: Tensor) -> Lengths:
-    """[batch]: the norm of a layer's gradient for a slope of norm 1; infinite where that overflows."""
-    lengths: Lengths = torch.linalg.vector_norm(inputs, dim=1).numpy()
-    if not layer.weight.requires_grad:
-        return np.ones_like(lengths)
-    has_bias = layer.bias is not None and layer.bias.requires_grad
-    return np.hypot(lengths, np.float32(1)) if has_bias else lengths
+def _reach(trains: tuple[bool, bool], inputs: Tensor) -> Lengths:
+    """[batch]: the norm of a linear layer's gradient for a slope of norm 1; infinite where that overflows.
+
+    Args:
+        trains: whether its weight is trained, and its bias.
+    """
+    weight, bias = trains
+    lengths: Lengths = torch.linalg.vector_norm(inputs, dim=1).numpy() if weight else np.zeros(1, np.float32)
+    return np.hypot(lengths, np.float32(1)) if bias else lengths
+
+
+def _is_trained(layer: nn.Module, name: str) -> bool:
+    parameter = getattr(layer, name)
+    return parameter is not None and bool(parameter.requires_grad)

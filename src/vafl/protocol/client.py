@@ -6,7 +6,6 @@ is private.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
@@ -14,8 +13,7 @@ from torch import Tensor, nn
 
 from vafl.errors import InvalidMessage
 from vafl.protocol.descent import Descent
-from vafl.protocol.gradients import PullBack, ages, followed_by
-from vafl.protocol.gradients import embed_batch as plain_embed_batch
+from vafl.protocol.gradients import ModelPass, PullBack, ages, followed_by, model_with_way_back
 from vafl.protocol.messages import (
     ClientMessage,
     Decline,
@@ -36,7 +34,6 @@ from vafl.protocol.rules import RuleSettings
 from vafl.protocol.schedule import BatchSchedule
 from vafl.protocol.schedule import Refresh as RefreshPolicy
 
-EmbedBatch = Callable[[Tensor], tuple[Tensor, PullBack]]
 Perturb = Callable[[Tensor], Tensor]
 UploadKind = Literal["batch", "refresh", "request", "evaluation"]
 _EMBED_ROWS = 4096  # rows embedded at once when no gradient is needed: bounds memory
@@ -107,7 +104,7 @@ class Client:
         rule: RuleSettings,
         *,
         l2: float = 0.0,
-        embed_batch: EmbedBatch | None = None,
+        embed_batch: ModelPass | None = None,
         perturb: Perturb | None = None,
         budget: Budget | None = None,
     ) -> None:
@@ -118,7 +115,7 @@ class Client:
         self._features, self._schedule = features.contiguous(), schedule  # or a gather copies all of it
         self._refresh, self._rule, self._l2 = refresh, rule, l2
         self._perturb, self._budget = perturb, budget
-        self._embed = embed_batch or partial(plain_embed_batch, model, parameters=descent.parameters)
+        self._embed = embed_batch or model_with_way_back(model, descent.parameters)
         self.finished = ""
         self._sequence = 0
         self._version = 0

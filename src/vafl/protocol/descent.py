@@ -144,11 +144,17 @@ class Descent:
         if self._optimiser is not None:
             self._step_optimiser(self._optimiser, gradients, step_size)
             return
+        if len(gradients) != len(self._values):
+            raise ValueError(f"{len(self._values)} gradients are needed. Found {len(gradients)}")
+        if self._values:
+            self._move(list(gradients), step_size)
+
+    def _move(self, gradients: list[Tensor], step_size: float) -> None:
         if self._velocities:
-            pairs = zip(self._velocities, gradients, strict=True)
-            gradients = [velocity.mul_(self._momentum).add_(gradient) for velocity, gradient in pairs]
-        for value, gradient in zip(self._values, gradients, strict=True):
-            value.sub_(gradient, alpha=step_size)
+            torch._foreach_mul_(self._velocities, self._momentum)
+            torch._foreach_add_(self._velocities, gradients)
+            gradients = self._velocities
+        torch._foreach_add_(self._values, gradients, alpha=-step_size)
 
     def _step_optimiser(
         self, optimiser: torch.optim.Optimizer, gradients: Sequence[Tensor], step_size: float

@@ -7,6 +7,7 @@ at every other. Only this file knows the engine's own name, which torch keeps to
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -15,6 +16,9 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 PullBack = Callable[[Tensor], list[Tensor]]
+HeadPullBack = Callable[[Tensor], tuple[Tensor, list[Tensor]]]
+ModelPass = Callable[[Tensor], tuple[Tensor, PullBack]]
+HeadPass = Callable[[Tensor], tuple[Tensor, HeadPullBack]]
 
 
 def pull_back(outputs: Tensor, slopes: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -31,41 +35,57 @@ def pull_back(outputs: Tensor, slopes: Tensor, inputs: Sequence[Tensor]) -> list
     return [torch.zeros_like(of) if gradient is None else gradient for gradient, of in pairs]
 
 
-def apply_head(
-    head: nn.Module, inputs: Tensor, parameters: Sequence[Tensor]
-) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, list[Tensor]]]]:
-    """Outputs of a batch, and the map from their slopes to those of the inputs and of the parameters.
+def head_with_way_back(head: nn.Module, parameters: Sequence[Tensor]) -> HeadPass:
+    """inputs [batch, ...] -> outputs, and the map from their slopes to those of the inputs and parameters.
 
     A head may bring that map itself, as `pull_back(slopes)`; then no graph is recorded, nor for affine
-    layers and ReLUs.
+    layers and ReLUs. Which of these a head is, is found out here, once.
     """
     closed_form = getattr(head, "pull_back", None)
     if closed_form is not None and parameters:
-        with torch.no_grad():
-            return head(inputs), closed_form
+        return partial(_by_itself, head, closed_form)
     if layers := _plain_layers(head, parameters):
-        chain = Chain.through(layers, inputs)
-        return chain.outputs, chain.pull_back
-    inputs.requires_grad_()
-    outputs = head(inputs)
+        return partial(_layer_by_layer, layers)
 
-    def pull(slopes: Tensor) -> tuple[Tensor, list[Tensor]]:
-        own, *others = pull_back(outputs, slopes, [inputs, *parameters])
-        return own, others
+    def by_a_graph(inputs: Tensor) -> tuple[Tensor, HeadPullBack]:
+        inputs.requires_grad_()
+        outputs = head(inputs)
 
-    return outputs.detach(), pull
+        def pull(slopes: Tensor) -> tuple[Tensor, list[Tensor]]:
+            own, *others = pull_back(outputs, slopes, [inputs, *parameters])
+            return own, others
+
+        return outputs.detach(), pull
+
+    return by_a_graph
 
 
-def embed_batch(model: nn.Module, inputs: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, PullBack]:
-    """Embeddings [batch, width] of a batch, and the map from their slopes to the parameters'.
+@torch.no_grad()
+def _by_itself(head: nn.Module, way_back: HeadPullBack, inputs: Tensor) -> tuple[Tensor, HeadPullBack]:
+    return head(inputs), way_back
 
-    Affine layers and ReLUs need no graph for that.
+
+def _layer_by_layer(layers: Sequence[nn.Module], inputs: Tensor) -> tuple[Tensor, HeadPullBack]:
+    chain = Chain.through(layers, inputs)
+    return chain.outputs, chain.pull_back
+
+
+def model_with_way_back(model: nn.Module, parameters: Sequence[Tensor]) -> ModelPass:
+    """inputs -> embeddings [batch, width], and the map from their slopes to the parameters'.
+
+    Affine layers and ReLUs need no graph for that; what the model is made of is found out here, once.
     """
-    if layers := _plain_layers(model, parameters):
+    layers = _plain_layers(model, parameters)
+
+    def layer_by_layer(inputs: Tensor) -> tuple[Tensor, PullBack]:
         chain = Chain.through(layers, inputs)
         return chain.outputs, Affine(inputs) if len(layers) == 1 else chain.pull_back_to_parameters
-    embeddings = model(inputs)
-    return embeddings.detach(), lambda slopes: pull_back(embeddings, slopes, parameters)
+
+    def by_a_graph(inputs: Tensor) -> tuple[Tensor, PullBack]:
+        embeddings = model(inputs)
+        return embeddings.detach(), lambda slopes: pull_back(embeddings, slopes, parameters)
+
+    return layer_by_layer if layers else by_a_graph
 
 
 def followed_by(

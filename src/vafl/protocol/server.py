@@ -16,7 +16,7 @@ from vafl.errors import InvalidMessage
 from vafl.protocol.bound import DelayBound
 from vafl.protocol.delays import DelayLog
 from vafl.protocol.descent import Descent
-from vafl.protocol.gradients import apply_head
+from vafl.protocol.gradients import head_with_way_back
 from vafl.protocol.losslog import LossLog
 from vafl.protocol.messages import (
     ClientMessage,
@@ -92,6 +92,7 @@ class Server:
         self.finished: set[int] = set()
         self.requests = Requests()
         self._labels, self._loss, self._mask = labels.contiguous(), loss, mask
+        self._through_head = head_with_way_back(head, descent.parameters)
         self._sequences = [-1] * table.clients
         self._waiting: list[Turn] = []
         self._group: list[Turn] = []
@@ -408,7 +409,7 @@ class Server:
         turns = group[:1] if shared else group
         rows = turns[0].rows if len(turns) == 1 else torch.cat([turn.rows for turn in turns])
         self._record_delays(turns, shared)
-        outputs, pull_back = apply_head(self.head, self.table.read(rows), self.descent.parameters)
+        outputs, pull_back = self._through_head(self.table.read(rows))
         losses, slopes = self._loss(outputs, take_rows(self._labels, rows))
         weights = _mean_weights(tuple([turn.rows.numel() for turn in turns]))
         loss = float(losses @ weights)
