@@ -5,14 +5,14 @@ Two tasks own the stream, so that whoever says or hears may be cancelled at any 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Self
 
 import grpc
 import grpc.aio
 
 from vafl.errors import InvalidMessage, RunError, Stalled
-from vafl.runtime.alignment.frames import Kind, pack, unpack
+from vafl.runtime.alignment.frames import LONGEST_REASON, Kind, pack, unpack
 from vafl.runtime.grpc.wire import NetworkSettings
 
 _SILENT_BEATS = 3
@@ -59,6 +59,16 @@ class Line:
     async def flush(self) -> None:
         """Waits until everything said is on its way."""
         await self._outbox.join()
+
+    async def refuse(self, reason: str, grace: float) -> None:
+        """Says why it goes no further, and hears the other end out until that hangs up, for a while: if the
+        stream ended while it is speaking, gRPC would lose the reason."""
+        await self.say(pack(Kind.FAILED, reason.encode()[:LONGEST_REASON]))
+        with suppress(TimeoutError, RunError, *_BROKEN):
+            async with asyncio.timeout(grace):
+                while True:
+                    with suppress(InvalidMessage):
+                        await self.hear()
 
     async def hear(self, *expected: Kind) -> tuple[Kind, bytes]:
         """The next message that is more than a sign of life; it must be of an expected kind.

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -21,7 +22,6 @@ from vafl.runtime.alignment.crew import Crew
 from vafl.runtime.alignment.exchange import Offer, Progress, find
 from vafl.runtime.alignment.frames import (
     LARGEST_FRAME,
-    LONGEST_REASON,
     METHOD,
     Kind,
     Terms,
@@ -77,6 +77,7 @@ class AlignmentServer:
         self._settings, self._credentials = settings, credentials
         self._workers, self._progress, self._keep = workers, progress, keep
         self._clients: dict[str, _Client] = {}
+        self._streams: set[asyncio.Task[Any]] = set()
         self._arrival = asyncio.Event()
         self._begun = self._kept = False
         self._over = asyncio.Event()
@@ -118,18 +119,23 @@ class AlignmentServer:
             with suppress(asyncio.CancelledError, Exception):
                 await work
             self._over.set()
+            if self._streams:
+                await asyncio.wait(self._streams, timeout=2 * _GRACE)
             await server.stop(_GRACE)
 
     # --- one client's stream ---
 
     async def _stream(self, _: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
+        if (task := asyncio.current_task()) is not None:
+            self._streams.add(task)
+            task.add_done_callback(self._streams.discard)
         async with Line("a client", context.read, context.write, self._settings) as line:
             try:
                 line.other = party = self._identify(context)
                 count = await self._agree(line)
             except (RemoteFault, Stalled) as fault:
                 log.warning("refused %s: %s", line.other, fault)
-                await _refuse(line, context, str(fault))
+                await line.refuse(str(fault), _GRACE)
                 return
             mine = self._clients[party] = _Client(line, count)
             self._arrival.set()
@@ -140,7 +146,7 @@ class AlignmentServer:
                 self._lose(party, mine)
                 raise
             if self._reason:
-                await _refuse(line, context, self._reason)
+                await line.refuse(self._reason, _GRACE)
             await line.flush()
 
     def _identify(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> str:
@@ -292,15 +298,3 @@ class AlignmentServer:
         with blaming(party):
             await line.hear(Kind.RECEIVED)
         log.info("%s has %s of %s rows", party, f"{len(order):,}", f"{alignment.rows:,}")
-
-
-async def _refuse(line: Line, context: "grpc.aio.ServicerContext[bytes, bytes]", reason: str) -> None:
-    """Says why, and hears the client out until it hangs up: if the stream ended while it is speaking, gRPC
-    would lose the reason."""
-    await line.say(pack(Kind.FAILED, reason.encode()[:LONGEST_REASON]))
-    with suppress(TimeoutError, Stalled, grpc.RpcError, grpc.aio.BaseError):
-        async with asyncio.timeout(_GRACE):
-            while True:
-                with suppress(InvalidMessage):
-                    await line.hear()
-    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason[:LONGEST_REASON])
