@@ -24,7 +24,7 @@ PARTIES = ["client-1", "client-2"]
 
 
 def trained(path, **sections):
-    config = configuration(prediction={"chunk": 7, "patience": 2.0}, **sections)
+    config = configuration(prediction={"chunk": 7}, **sections)
     launch(config, path, Console(file=io.StringIO()))
     return config
 
