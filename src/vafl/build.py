@@ -128,7 +128,7 @@ def make_plan(config: Config, data: VerticalData | None = None) -> Plan:
     """
     if data is None:
         loaded = load(config.data, config.seed)
-        _check_scale(config, is_table=loaded.train.ndim == 2)
+        _check_scale(config, is_table=loaded.is_table)
         data = partition(loaded, config.partition, config.data.scale)
     config.schedule.check_rows(data.rows)
     config.rule.check_clients(len(data.parties))
