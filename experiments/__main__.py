@@ -1,0 +1,64 @@
+"""Every experiment of the paper and some beyond it, and one report of them all.
+
+    python -m experiments [STUDY ...] --data DIR [--out DIR] [--quick] [--workers N] [--report]
+
+Studies are the TOML files in experiments/studies; without names, all are made. Each run is kept as a folder
+under DIR/runs and never made twice, so what was interrupted goes on where it stopped. The report, index.html
+with its figures and results.json, covers every study whose runs are there.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from experiments.drawings import draw
+from experiments.harness import Place, run_study
+from experiments.jobs import one_thread
+from experiments.measures import Outcome, measure
+from experiments.page import write_report
+from experiments.study import Study, names, read_study
+from vafl.errors import VaflError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _arguments().parse_args(argv)
+    out = options.out or Path("build/experiments") / ("quick" if options.quick else "")
+    data = "" if options.data is None else str(options.data.resolve())
+    place = Place(data, (out / "runs").resolve(), options.workers)
+    console = Console(stderr=True)
+    try:
+        with one_thread():
+            outcomes = [_outcome(name, options.quick, place, out) for name in options.studies or names()]
+    except VaflError as error:
+        console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        return error.exit_code
+    return write_report(out, outcomes, quick=options.quick)
+
+
+def _outcome(name: str, quick: bool, place: Place, out: Path) -> Outcome:
+    study: Study = read_study(name)
+    if quick:
+        study = study.scaled_down()
+    outcome = measure(study, run_study(study, place))
+    (out / "figures").mkdir(parents=True, exist_ok=True)
+    draw(outcome, out / "figures" / name)
+    return outcome
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("studies", nargs="*", choices=[*names(), []], metavar="STUDY")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="the data sets' folder; default: VAFL_DATA")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: build/experiments")
+    parser.add_argument("--quick", action="store_true", help="one seed, no grid, short: a first look")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes to use (default 1)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
