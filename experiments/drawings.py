@@ -13,7 +13,7 @@ from experiments.figures import Values
 from experiments.harness import Found
 from experiments.measures import Outcome
 from experiments.study import CENTRALISED
-from experiments.timed_runs import GRID, Timed, read_at
+from experiments.timed_runs import GRID, Timed, crossing, read_at
 
 _SMOOTHED = 20  # the loss of one minibatch jumps: drawn is the mean of at least so many
 
@@ -45,20 +45,31 @@ def _timed(outcome: Outcome) -> list[Found]:
 def _against_seconds(axes: Axes, outcome: Outcome) -> None:
     for each in _timed(outcome):
         at = np.linspace(0, min(float(run.seconds[-1]) for run in each.final), GRID)
-        _band(axes, each, at, [run.seconds for run in each.final], lambda run: run.metric)
+        _band(
+            axes,
+            each,
+            at,
+            [run.seconds for run in each.final],
+            lambda run: _calmed(run, outcome.study.smooth),
+        )
     for start, end in outcome.study.windows:
         axes.axvspan(start, end, color=figures.GREY, alpha=0.12, linewidth=0)
     _frame(axes, outcome)
-    axes.set(xlabel="simulated seconds", xlim=(0, outcome.horizon), title="(a) time")
+    smooth = outcome.study.smooth
+    title = f"(a) time, each point the mean of {smooth:g} s" if smooth else "(a) time"
+    axes.set(xlabel="simulated seconds", xlim=(0, outcome.horizon), title=title)
 
 
 def _against_bytes(axes: Axes, outcome: Outcome) -> None:
+    seen = []
     for each in _timed(outcome):
         first = max(float(run.megabytes[run.megabytes > 0][0]) for run in each.final)
         at = np.geomspace(first, min(float(run.megabytes[-1]) for run in each.final), GRID)
         _band(axes, each, at, [run.megabytes for run in each.final], lambda run: run.metric)
+        seen.append(crossing(each.final, "megabytes", outcome.study.floor) or first)
     _frame(axes, outcome)
     axes.set(xlabel="megabytes, all clients, both ways", xscale="log", title="(b) communication")
+    axes.set_xlim(left=min(seen) / 2)
     _plain(axes, "x")
 
 
@@ -67,8 +78,9 @@ def _losses(axes: Axes, outcome: Outcome) -> None:
     for each in outcome.found:
         if any(run.diverged for run in each.final):
             continue
-        at = np.linspace(0, min(float(run.passes[-1]) for run in each.final), GRID)
-        _band(axes, each, at, [_with_loss(run) for run in each.final], _smooth)
+        passes = [_with_loss(run) for run in each.final]
+        at = np.linspace(max(float(x[0]) for x in passes), min(float(x[-1]) for x in passes), GRID)
+        _band(axes, each, at, passes, _smooth)
         if each.variant.name != CENTRALISED:
             top = max(top, float(at[-1]))
     axes.set(
@@ -101,15 +113,25 @@ def _band(
     )
 
 
+def _calmed(run: Timed, seconds: float) -> Values:
+    """The metric, or its mean over the evaluations of so many seconds."""
+    each = float(run.seconds[-1]) / (len(run.seconds) - 1)
+    return _moving_mean(run.metric, max(1, round(seconds / each)))
+
+
+def _moving_mean(values: Values, width: int) -> Values:
+    """The mean of the last `width` values, or of all there are at the beginning."""
+    sums = np.cumsum(np.concatenate([[0.0], values]))
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(ends - width, 0)
+    return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
+
+
 def _smooth(run: Timed) -> Values:
     """The loss at each evaluation but the first, as the mean of enough minibatches."""
     losses = np.array([point.train_loss for point in run.run.points[1:] if point.train_loss is not None])
     each = run.run.points[-1].updates / len(losses)
-    width = min(math.ceil(_SMOOTHED / each), len(losses))
-    sums = np.cumsum(np.concatenate([[0.0], losses]))
-    ends = np.arange(1, len(losses) + 1)
-    starts = np.maximum(ends - width, 0)
-    return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
+    return _moving_mean(losses, math.ceil(_SMOOTHED / each))
 
 
 def _frame(axes: Axes, outcome: Outcome) -> None:
@@ -125,7 +147,7 @@ def _frame(axes: Axes, outcome: Outcome) -> None:
         )
     if np.isfinite(outcome.level):
         axes.axhline(outcome.level, color=figures.GREY, linewidth=0.7, linestyle=":", label="level timed")
-    top = max(ends)
+    top = max(*ends, *(float(np.max(line.get_ydata())) for line in axes.lines))
     axes.set(ylim=(study.floor, top + 0.06 * (top - study.floor)), ylabel=f"test {_named(study.metric)}")
 
 

@@ -47,7 +47,7 @@ def run_study(study: Study, place: Place) -> list[Found]:
     }
     jobs, counts = [], []
     for variant in study.variants:
-        step_size = variant.step_size or chosen[variant.like or variant.name]
+        step_size = variant.step_size or chosen.get(variant.like or variant.name, study.step_sizes[0])
         counts.append(min(study.seeds, variant.seeds or study.seeds))
         jobs += [_job(study, variant, place, step_size, seed, validation=False) for seed in range(counts[-1])]
     runs = iter(run_all(f"{study.name}: final runs", train, jobs, workers=place.workers, tell=_tell))
@@ -59,6 +59,8 @@ def run_study(study: Study, place: Place) -> list[Found]:
 
 def _tune(study: Study, place: Place) -> dict[str, list[Timed]]:
     """The runs of each variant that has to find its step size, with every one of the grid."""
+    if len(study.step_sizes) == 1:
+        return {}
     variants = [variant for variant in study.variants if not (variant.like or variant.step_size)]
     jobs = [
         _job(study, variant, place, step_size, seed, validation=True)

@@ -134,6 +134,7 @@ def _section(out: Path, outcome: Outcome) -> str:
         f"<p>{escape(study.note)}</p>" if study.note else "",
         f'<img alt="{escape(study.title)}" src="data:image/png;base64,{picture}">',
         f"<p>{verdicts}.</p>" if verdicts else "",
+        "" if all(verdict.holds for verdict in outcome.verdicts) else f"<p>{escape(study.why)}</p>",
         _table(*_rows(outcome), words=1),
         f"<pre>python -m experiments {study.name} --data ../shared/data</pre>",
     ]

@@ -6,7 +6,7 @@ configuration, the grid of step sizes that every variant gets, and what the figu
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,6 +45,7 @@ class Study:
     Attributes:
         paper: what the paper claims; empty for what goes beyond it.
         note: how it was set up where the paper leaves it open, and what to make of the result.
+        why: what keeps it from what is asked, for the report if something does.
         figure: `race` draws the metric against seconds and the loss against passes over the data; `bytes`
             the metric against seconds and megabytes; `sweep` what each x took; `bars` the final metrics.
         config: a vafl configuration.
@@ -57,6 +58,9 @@ class Study:
         within: what async may end below centralised (of 1), or None if nothing is asked.
         share: of sync's time to the level that async may take, or None.
         axis: what the x of a sweep is.
+        smooth: curves are drawn as the mean over so many seconds, where test rows are too few for less.
+        windows: [start, end] to shade, in seconds.
+        floor: where the metric's axis begins.
         quick: changes of the configuration for a first look.
     """
 
@@ -67,6 +71,7 @@ class Study:
     variants: tuple[Variant, ...]
     paper: str = ""
     note: str = ""
+    why: str = ""
     figure: Literal["race", "bytes", "sweep", "bars"] = "race"
     seeds: int = 5
     tuning_seconds: float = 0.0
@@ -83,7 +88,8 @@ class Study:
     floor: float = 0.0
     quick: tuple[str, ...] = ()
     is_quick: bool = False
-    windows: tuple[tuple[float, float], ...] = field(default=())
+    smooth: float = 0.0
+    windows: tuple[tuple[float, float], ...] = ()
 
     def variant(self, name: str) -> Variant:
         return next(variant for variant in self.variants if variant.name == name)
