@@ -1,10 +1,10 @@
 """Every experiment of the paper and some beyond it, and one report of them all.
 
-    python -m experiments [STUDY ...] --data DIR [--out DIR] [--quick] [--workers N] [--report]
+    python -m experiments [STUDY ...] --data DIR [--out DIR] [--quick] [--seeds N] [--workers N]
 
 Studies are the TOML files in experiments/studies; without names, all are made. Each run is kept as a folder
-under DIR/runs and never made twice, so what was interrupted goes on where it stopped. The report, index.html
-with its figures and results.json, covers every study whose runs are there.
+under DIR/runs and never made twice: what was interrupted goes on where it stopped, and more seeds or studies can
+be added later. The report is DIR/index.html, with figures/ and results.json.
 """
 
 import argparse
@@ -31,20 +31,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(stderr=True)
     try:
         with one_thread():
-            outcomes = [_outcome(name, options.quick, place, out) for name in options.studies or names()]
+            outcomes = [_outcome(_study(name, options), place, out) for name in options.studies or names()]
     except VaflError as error:
         console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         return error.exit_code
     return write_report(out, outcomes, quick=options.quick)
 
 
-def _outcome(name: str, quick: bool, place: Place, out: Path) -> Outcome:
-    study: Study = read_study(name)
-    if quick:
-        study = study.scaled_down()
+def _study(name: str, options: argparse.Namespace) -> Study:
+    study = read_study(name)
+    if options.quick:
+        return study.scaled_down()
+    return study.with_seeds(options.seeds) if options.seeds else study
+
+
+def _outcome(study: Study, place: Place, out: Path) -> Outcome:
     outcome = measure(study, run_study(study, place))
     (out / "figures").mkdir(parents=True, exist_ok=True)
-    draw(outcome, out / "figures" / name)
+    draw(outcome, out / "figures" / study.name)
     return outcome
 
 
@@ -56,6 +60,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, metavar="DIR", help="the data sets' folder; default: VAFL_DATA")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: build/experiments")
     parser.add_argument("--quick", action="store_true", help="one seed, no grid, short: a first look")
+    parser.add_argument("--seeds", type=int, metavar="N", help="at most so many of each variant")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes to use (default 1)")
     return parser
 

@@ -97,6 +97,10 @@ class Study:
     def has(self, name: str) -> bool:
         return any(variant.name == name for variant in self.variants)
 
+    def with_seeds(self, most: int) -> "Study":
+        """The same with at most so many seeds."""
+        return replace(self, seeds=min(self.seeds, most))
+
     def scaled_down(self) -> "Study":
         """For a first look: one seed, and no grid but its middle."""
         middle = self.step_sizes[len(self.step_sizes) // 2]
