@@ -3,8 +3,8 @@
     python -m experiments [STUDY ...] --data DIR [--out DIR] [--quick] [--seeds N] [--workers N]
 
 Studies are the TOML files in experiments/studies; without names, all are made. Each run is kept as a folder
-under DIR/runs and never made twice: what was interrupted goes on where it stopped, and more seeds or studies can
-be added later. The report is DIR/index.html, with figures/ and results.json.
+under DIR/runs and never made twice: what was interrupted goes on where it stopped, and more seeds or studies
+can be added later. The report is DIR/index.html, with figures/ and results.json.
 """
 
 import argparse

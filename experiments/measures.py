@@ -42,7 +42,7 @@ class Outcome:
 
     Attributes:
         level: the metric whose time was taken.
-        horizon: the longest run's seconds.
+        horizon: sync's seconds; the longest run's where there is no sync.
     """
 
     study: Study
@@ -61,7 +61,8 @@ def measure(study: Study, found: Sequence[Found]) -> Outcome:
     sync = next((each.final for each in found if each.variant.name == SYNC), [])
     level = level_of(study, sync)
     rows = [_row(each, level) for each in found]
-    horizon = max(float(run.seconds[-1]) for each in found for run in each.final)
+    runs = sync or [run for each in found for run in each.final]
+    horizon = max(float(run.seconds[-1]) for run in runs)
     by_name = {row.variant: row for row in rows}
     return Outcome(study, found, rows, level, horizon, _judge(study, by_name, level, horizon))
 
