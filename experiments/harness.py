@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.jobs import in_groups, run_all
+from experiments.jobs import run_all
 from experiments.study import CENTRALISED, FOLDER, SYNC, Study, Variant
-from experiments.timed_runs import Job, Timed, crossing, train
+from experiments.timed_runs import Job, Timed, crossing, train, was_made
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,13 @@ class Place:
     Attributes:
         data: the folder of the data sets ("": VAFL_DATA).
         out: where run folders are kept.
+        made_only: makes no run; those that are not there are left out.
     """
 
     data: str
     out: Path
     workers: int = 1
+    made_only: bool = False
 
 
 def run_study(study: Study, place: Place) -> list[Found]:
@@ -45,15 +47,17 @@ def run_study(study: Study, place: Place) -> list[Found]:
         name: best_step_size(runs, level, study.as_good if name != CENTRALISED else 0)
         for name, runs in tuning.items()
     }
-    jobs, counts = [], []
-    for variant in study.variants:
-        step_size = variant.step_size or chosen.get(variant.like or variant.name, study.step_sizes[0])
-        counts.append(min(study.seeds, variant.seeds or study.seeds))
-        jobs += [_job(study, variant, place, step_size, seed, validation=False) for seed in range(counts[-1])]
-    runs = iter(run_all(f"{study.name}: final runs", train, jobs, workers=place.workers, tell=_tell))
+    jobs = [
+        (variant.name, _job(study, variant, place, step_size, seed, validation=False))
+        for variant in study.variants
+        if (step_size := variant.step_size or chosen.get(variant.like or variant.name, study.step_sizes[0]))
+        for seed in range(min(study.seeds, variant.seeds or study.seeds))
+    ]
+    final = _run(f"{study.name}: final runs", jobs, place)
     return [
-        Found(variant, tuning.get(variant.name, []), [next(runs) for _ in range(count)])
-        for variant, count in zip(study.variants, counts, strict=True)
+        Found(variant, tuning.get(variant.name, []), final[variant.name])
+        for variant in study.variants
+        if variant.name in final
     ]
 
 
@@ -61,16 +65,25 @@ def _tune(study: Study, place: Place) -> dict[str, list[Timed]]:
     """The runs of each variant that has to find its step size, with every one of the grid."""
     if len(study.step_sizes) == 1:
         return {}
-    variants = [variant for variant in study.variants if not (variant.like or variant.step_size)]
     jobs = [
-        _job(study, variant, place, step_size, seed, validation=True)
-        for variant in variants
+        (variant.name, _job(study, variant, place, step_size, seed, validation=True))
+        for variant in study.variants
+        if not (variant.like or variant.step_size)
         for step_size in study.step_sizes
         for seed in range(study.tuning_seeds)
     ]
-    runs = run_all(f"{study.name}: step sizes", train, jobs, workers=place.workers, tell=_tell)
-    groups = in_groups(runs, len(study.step_sizes) * study.tuning_seeds)
-    return {variant.name: group for variant, group in zip(variants, groups, strict=True)}
+    return _run(f"{study.name}: step sizes", jobs, place)
+
+
+def _run(label: str, jobs: Sequence[tuple[str, Job]], place: Place) -> dict[str, list[Timed]]:
+    """The runs of each variant."""
+    wanted = [(name, job) for name, job in jobs if not place.made_only or was_made(job)]
+    tell = None if place.made_only else _tell
+    runs = run_all(label, train, [job for _, job in wanted], workers=place.workers, tell=tell)
+    found: dict[str, list[Timed]] = {}
+    for (name, _), run in zip(wanted, runs, strict=True):
+        found.setdefault(name, []).append(run)
+    return found
 
 
 def level_of(study: Study, sync: Sequence[Timed]) -> float:

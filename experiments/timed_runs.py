@@ -140,6 +140,11 @@ def train(job: Job) -> Timed:
     return _timed(read_run(job.out), config, job)
 
 
+def was_made(job: Job) -> bool:
+    """Whether the run's folder is there, and whole."""
+    return _known(job.out, job.config()) is not None
+
+
 def _known(out: Path, config: Config) -> RecordedRun | None:
     """The run in that folder, if it has ended and was this one."""
     try:

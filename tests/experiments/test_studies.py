@@ -40,6 +40,9 @@ def test_a_study_makes_its_runs_once_and_reports_them(tmp_path, mnist):
     made = {path: path.stat().st_mtime_ns for path in folders}
     lost = next(path for path in folders if "sync-private" in str(path))
     (lost.parent / "summary.json").unlink()  # as if it had been interrupted
+    main([*arguments, "--report"])
+    found = json.loads((tmp_path / "results.json").read_text())["experiments"]["mnist"]
+    assert {variant.name for variant in study.variants} - found["variants"].keys() == {"sync, private"}
     main(arguments)
     again = [path for path in folders if path.stat().st_mtime_ns != made[path]]
     assert again == [lost]
