@@ -32,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with one_thread():
             studies = [_study(name, options) for name in options.studies or names()]
+            studies = [study for study in studies if options.studies or not study.licensed]
             outcomes = [outcome for study in studies if (outcome := _outcome(study, place, out)) is not None]
     except VaflError as error:
         console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)

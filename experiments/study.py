@@ -43,6 +43,7 @@ class Study:
     """An experiment.
 
     Attributes:
+        licensed: its data are not free to get, so it is made only if it is named.
         paper: what the paper claims; empty for what goes beyond it.
         note: how it was set up where the paper leaves it open, and what to make of the result.
         why: what keeps it from what is asked, for the report if something does.
@@ -69,6 +70,7 @@ class Study:
     config: dict[str, Any]
     step_sizes: tuple[float, ...]
     variants: tuple[Variant, ...]
+    licensed: bool = False
     paper: str = ""
     note: str = ""
     why: str = ""
@@ -135,6 +137,7 @@ _SEQUENCE: Sequence[str] = (
     "parkinson",
     "modelnet40",
     "mortality",
+    "mortality_mimic3",
     "refresh",
     "delay_bound",
     "dropout",
