@@ -113,7 +113,7 @@ def crossing(runs: Sequence[Timed], along: Literal["seconds", "megabytes"], leve
 def train(job: Job) -> Timed:
     """Makes the run, unless it was made before."""
     config = job.config()
-    known = _known(job.out, config)
+    known = _known(job, config)
     if known is not None:
         return _timed(known, config, job)
     shutil.rmtree(job.out, ignore_errors=True)
@@ -136,22 +136,24 @@ def train(job: Job) -> Timed:
         except Diverged:
             diverged = True
         summary = _summary(run, points[-1])
-        folder.finish({**summary, "diverged": diverged, "rows": data.rows, "batch_size": size})
+        summary |= {"diverged": diverged, "rows": data.rows, "batch_size": size, "held_out": job.held_out}
+        folder.finish(summary)
     return _timed(read_run(job.out), config, job)
 
 
 def was_made(job: Job) -> bool:
     """Whether the run's folder is there, and whole."""
-    return _known(job.out, job.config()) is not None
+    return _known(job, job.config()) is not None
 
 
-def _known(out: Path, config: Config) -> RecordedRun | None:
-    """The run in that folder, if it has ended and was this one."""
+def _known(job: Job, config: Config) -> RecordedRun | None:
+    """The run in the job's folder, if it has ended and was this one."""
     try:
-        same = (out / "config.toml").read_text(encoding="utf-8") == config.to_toml()
-        return read_run(out) if same else None
+        same = (job.out / "config.toml").read_text(encoding="utf-8") == config.to_toml()
+        run = read_run(job.out)
     except (OSError, RunFolderError):
         return None
+    return run if same and run.summary.get("held_out") == job.held_out else None
 
 
 def _summary(run: Run, end: Point) -> dict[str, Any]:

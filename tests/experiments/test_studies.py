@@ -7,7 +7,7 @@ import pytest
 from experiments.__main__ import main
 from experiments.harness import best_step_size, by_step_size, level_of, mean_end
 from experiments.study import FOLDER, names, read_study
-from experiments.timed_runs import Job, Timed, crossing, hold_out
+from experiments.timed_runs import Job, Timed, crossing, hold_out, train, was_made
 
 from vafl.data.dataset import Dataset
 from vafl.observe.record import RecordedRun
@@ -46,6 +46,17 @@ def test_a_study_makes_its_runs_once_and_reports_them(tmp_path, mnist):
     main(arguments)
     again = [path for path in folders if path.stat().st_mtime_ns != made[path]]
     assert again == [lost]
+
+
+def test_a_run_on_other_rows_is_another_run(tmp_path, mnist):
+    first, other = (
+        Job(FOLDER / "mnist.toml", ("stop.updates=1",), str(mnist), tmp_path / "run", share, 1.0, 0)
+        for share in (0.25, 0.5)
+    )
+    train(first)
+    assert was_made(first)
+    assert not was_made(other)
+    assert train(other).run.summary["rows"] == 600
 
 
 def test_every_study_can_be_read(tmp_path):
