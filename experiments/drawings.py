@@ -137,9 +137,9 @@ def _smooth(run: Timed) -> Values:
 def _frame(axes: Axes, outcome: Outcome) -> None:
     study = outcome.study
     ends = [row.metric for row in outcome.rows]
-    if study.has(CENTRALISED):
+    if (ceiling := outcome.row(CENTRALISED)) is not None:
         axes.axhline(
-            outcome.row(CENTRALISED).metric,
+            ceiling.metric,
             color=figures.GREEN,
             linewidth=1.0,
             linestyle=(0, (5, 2)),
@@ -153,12 +153,12 @@ def _frame(axes: Axes, outcome: Outcome) -> None:
 
 def _sweep(left: Axes, right: Axes, outcome: Outcome) -> None:
     rows = {row.variant: row for row in outcome.rows}
+    variants = [variant for variant in outcome.study.variants if variant.series and variant.name in rows]
     for axes, reading in ((left, "seconds"), (right, "megabytes")):
         series: dict[str, list[tuple[float, float | None, str]]] = {}
-        for variant in outcome.study.variants:
-            if variant.series:
-                value = getattr(rows[variant.name], reading)
-                series.setdefault(variant.series, []).append((variant.x, value, variant.colour))
+        for variant in variants:
+            value = getattr(rows[variant.name], reading)
+            series.setdefault(variant.series, []).append((variant.x, value, variant.colour))
         for name, points in series.items():
             known = [(x, value) for x, value, _ in points if value is not None]
             colour = getattr(figures, points[0][2])

@@ -52,8 +52,9 @@ class Outcome:
     horizon: float
     verdicts: Sequence[Verdict]
 
-    def row(self, name: str) -> Row:
-        return next(row for row in self.rows if row.variant == name)
+    def row(self, name: str) -> Row | None:
+        """That variant's figures, if it was run."""
+        return next((row for row in self.rows if row.variant == name), None)
 
 
 def measure(study: Study, found: Sequence[Found]) -> Outcome:
@@ -119,14 +120,14 @@ def _judge(study: Study, rows: dict[str, Row], level: float, horizon: float) -> 
 
 def as_document(outcome: Outcome) -> dict[str, Any]:
     """For results.json; nothing in it is infinite or NaN."""
-    study = outcome.study
+    study, top = outcome.study, outcome.row(CENTRALISED)
     return {
         "title": study.title,
         "paper": study.paper,
         "metric": study.metric,
         "level": outcome.level if np.isfinite(outcome.level) else None,
         "step_sizes": list(study.step_sizes),
-        "centralised": outcome.row(CENTRALISED).metric if study.has(CENTRALISED) else None,
+        "centralised": None if top is None else top.metric,
         "variants": {row.variant: vars(row) for row in outcome.rows},
         "tuning": {
             each.variant.name: {
