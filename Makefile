@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench soak chaos theory clean
+.PHONY: demo test lint bench soak chaos theory experiments clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -32,6 +32,9 @@ chaos: .venv/installed
 
 theory: .venv/installed
 	$(BIN)/python -m experiments.convergence
+
+experiments: .venv/installed
+	$(BIN)/python -m experiments $(ONLY) $(if $(DATA),--data $(DATA)) $(if $(QUICK),--quick)
 
 clean:
 	rm -rf build .venv

@@ -26,8 +26,12 @@ def run_all(
     jobs: Sequence[Job],
     cost: Callable[[Job], float] = lambda job: 1.0,
     workers: int = 1,
+    tell: Callable[[Job, Result], str] | None = None,
 ) -> list[Result]:
-    """The result of every job, in order. `cost` weighs a job in the progress bar."""
+    """The result of every job, in order.
+
+    `cost` weighs a job in the progress bar; `tell` says in a line what came of one.
+    """
     found: dict[int, Result] = {}
     with _progress() as progress:
         task = progress.add_task(label, total=sum(map(cost, jobs)))
@@ -36,6 +40,8 @@ def run_all(
         for index, result in _one_by_one(work, jobs, order, workers):
             found[index] = result
             progress.advance(task, cost(jobs[index]))
+            if tell is not None:
+                progress.console.print(tell(jobs[index], result), highlight=False, markup=False)
     return [found[index] for index in range(len(jobs))]
 
 

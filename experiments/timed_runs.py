@@ -1,21 +1,31 @@
-"""One training run of one update rule, timed on the virtual clock, on held-out or on test rows."""
+"""One training run on the virtual clock, on held-out or on test rows, kept as a run folder.
 
+A run that has ended is never made again: its folder is read instead, if its configuration is the same.
+"""
+
+import shutil
+import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
 from experiments.figures import Values
-from vafl.build import build
-from vafl.config import read_config
-from vafl.data.dataset import Dataset
-from vafl.data.partition import PartitionSettings, VerticalData, partition
-from vafl.data.sources import DataSettings, load
-from vafl.errors import Diverged
+from vafl.build import Run, build
+from vafl.config import Config, from_document, read_document
+from vafl.data.dataset import Dataset, split_rows
+from vafl.data.partition import VerticalData, partition
+from vafl.data.sources import load
+from vafl.errors import Diverged, RunFolderError
+from vafl.launch import summarise
+from vafl.observe.record import RecordedRun, RunFolder, read_run
+from vafl.runtime.simulator import Simulator
 from vafl.runtime.training import Point
 
-HELD_OUT = 6  # one training row in so many is held out to choose the step size: 10,000 of MNIST's
+GRID = 600  # places at which the runs' curves are read
 
 
 @dataclass(frozen=True)
@@ -23,110 +33,184 @@ class Job:
     """One run.
 
     Attributes:
-        toml: the experiment's config, `changes` of it, and the folder of its data ("": VAFL_DATA).
-        validation: train without the last training rows and measure on those; else train on all and
+        toml: the study's file and `changes` of its [config].
+        data: the folder of its data ("": VAFL_DATA).
+        out: the run's folder.
+        held_out: train without this share of the training rows and measure on those; 0: train on all and
             measure on the test rows.
-        cost: about how long it takes, compared with others.
+        together: rows of one person, which stay together.
     """
 
     toml: Path
     changes: tuple[str, ...]
-    folder: str
-    validation: bool
+    data: str
+    out: Path
+    held_out: float
     step_size: float
     seed: int
-    cost: float = 1.0
+    together: int = 1
+
+    def config(self) -> Config:
+        """The whole configuration, without the folder of the data: that is no part of what was done."""
+        prefixed = [f"config.{change}" for change in self.changes]
+        own = (f"config.optimiser.step_size={self.step_size!r}", f"config.seed={self.seed}")
+        return from_document(read_document(self.toml, [*prefixed, *own])["config"])
 
 
 @dataclass(frozen=True)
 class Timed:
-    """What one run showed, at each evaluation.
+    """What one run showed.
 
     Attributes:
-        diverged: the loss stopped being a number; what is here came before.
-        mean_delay, longest_delay: of other clients' embeddings when used, in global iterations.
+        passes: how often each client has gone through all rows, on average, at each evaluation.
+        delay, longest_delay: of other clients' embeddings when used, in global iterations.
         never: the share of used embeddings that had never been uploaded (not in the delays).
     """
 
+    run: RecordedRun
     step_size: float
     seed: int
-    seconds: list[float]
-    updates: list[int]
-    bytes_up: list[int]
-    accuracy: list[float]
+    passes: Values
     diverged: bool
-    mean_delay: float
+    delay: float
     longest_delay: int
     never: float
 
     @property
+    def seconds(self) -> Values:
+        return np.array([point.seconds for point in self.run.points])
+
+    @property
+    def megabytes(self) -> Values:
+        """Both ways, of all clients."""
+        return np.array([(point.bytes_up + point.bytes_down) / 1e6 for point in self.run.points])
+
+    @property
+    def metric(self) -> Values:
+        return np.array([point.metric for point in self.run.points])
+
+    @property
     def final(self) -> float:
-        """Accuracy over the last tenth of the evaluations: one alone is luck at a large step."""
-        last = self.accuracy[-max(1, len(self.accuracy) // 10) :]
-        return 0.0 if self.diverged else sum(last) / len(last)
+        """The metric over the last tenth of the evaluations: one alone is luck at a large step."""
+        last = self.metric[-max(1, len(self.metric) // 10) :]
+        return 0.0 if self.diverged else float(last.mean())
 
-    def reached(self, target: float) -> int | None:
-        """The first evaluation at or above the target."""
-        return next((index for index, value in enumerate(self.accuracy) if value >= target), None)
 
-    def seconds_to(self, target: float) -> float | None:
-        index = self.reached(target)
-        return None if index is None else self.seconds[index]
+def read_at(at: Values, along: Sequence[Values], values: Sequence[Values]) -> Values:
+    """[runs, places]: each run's values, read at the same places along it."""
+    return np.stack([np.interp(at, x, y) for x, y in zip(along, values, strict=True)])
 
-    def bytes_to(self, target: float) -> int | None:
-        index = self.reached(target)
-        return None if index is None else self.bytes_up[index]
 
-    def accuracy_at(self, x: Values, against: str = "seconds") -> Values:
-        """The accuracy at each of these seconds, or `bytes_up`: straight lines between evaluations."""
-        return np.interp(x, getattr(self, against), self.accuracy)
+def crossing(runs: Sequence[Timed], along: Literal["seconds", "megabytes"], level: float) -> float | None:
+    """Where the mean over the runs first is at the level."""
+    places = [getattr(run, along) for run in runs]
+    at = np.linspace(0, min(float(x[-1]) for x in places), GRID)
+    mean = read_at(at, places, [run.metric for run in runs]).mean(axis=0)
+    reached = np.flatnonzero(mean >= level)
+    return float(at[reached[0]]) if len(reached) else None
 
 
 def train(job: Job) -> Timed:
-    """Makes the run."""
-    config = read_config(
-        job.toml, [*job.changes, f"optimiser.step_size={job.step_size!r}", f"seed={job.seed}"]
-    )
-    data = _data(replace(config.data, folder=job.folder), config.partition.clients, job.validation)
-    # A set much smaller than MNIST, as the tests have, cannot give minibatches of 600.
+    """Makes the run, unless it was made before."""
+    config = job.config()
+    known = _known(job, config)
+    if known is not None:
+        return _timed(known, config, job)
+    shutil.rmtree(job.out, ignore_errors=True)
+    job.out.parent.mkdir(parents=True, exist_ok=True)
+    sections = Config(data=config.data, partition=config.partition).to_toml()
+    data = _data(sections, job.data, job.held_out, job.together)
+    # A set much smaller than the real one, as the tests have, cannot give minibatches as large.
     size = min(config.schedule.batch_size, data.rows // 20)
     run = build(replace(config, schedule=replace(config.schedule, batch_size=size)), data)
     points: list[Point] = []
     diverged = False
+    with RunFolder(job.out, config.to_toml()) as folder:
+
+        def observe(point: Point) -> None:
+            points.append(point)
+            folder.append(point)
+
+        try:
+            run.train(observe)
+        except Diverged:
+            diverged = True
+        summary = _summary(run, points[-1])
+        summary |= {"diverged": diverged, "rows": data.rows, "batch_size": size, "held_out": job.held_out}
+        folder.finish(summary)
+    return _timed(read_run(job.out), config, job)
+
+
+def was_made(job: Job) -> bool:
+    """Whether the run's folder is there, and whole."""
+    return _known(job, job.config()) is not None
+
+
+def _known(job: Job, config: Config) -> RecordedRun | None:
+    """The run in the job's folder, if it has ended and was this one."""
     try:
-        run.train(points.append)
-    except Diverged:
-        diverged = True
-    delays = run.delays()
-    uses = sum(summary.uses for summary in delays)
-    never = sum(summary.never for summary in delays)
+        same = (job.out / "config.toml").read_text(encoding="utf-8") == config.to_toml()
+        run = read_run(job.out)
+    except (OSError, RunFolderError):
+        return None
+    return run if same and run.summary.get("held_out") == job.held_out else None
+
+
+def _summary(run: Run, end: Point) -> dict[str, Any]:
+    names = [party.name for party in run.data.parties]
+    activations = run.runtime.server.activations if isinstance(run.runtime, Simulator) else []
+    return summarise(
+        run.config,
+        names,
+        end,
+        run.task.metric.name,
+        run.delays(),
+        activations,
+        classes=len(run.data.classes or ()),
+        test=None,
+        interrupted=False,
+    )
+
+
+def _timed(run: RecordedRun, config: Config, job: Job) -> Timed:
+    summary = run.summary
+    delays = list(summary["delays"].values())
+    uses, never = sum(each["uses"] for each in delays), sum(each["never"] for each in delays)
+    share = {"async": 1, "t-sync": config.rule.t}.get(config.rule.name, summary["clients"])
+    uploads = np.array([point.updates for point in run.points]) * share / summary["clients"]
     return Timed(
+        run=run,
         step_size=job.step_size,
         seed=job.seed,
-        seconds=[point.seconds for point in points],
-        updates=[point.updates for point in points],
-        bytes_up=[point.bytes_up for point in points],
-        accuracy=[point.metric for point in points],
-        diverged=diverged,
-        mean_delay=sum(summary.mean * summary.uses for summary in delays) / max(uses, 1),
-        longest_delay=max((summary.max for summary in delays), default=0),
+        passes=uploads * summary["batch_size"] / summary["rows"],
+        diverged=summary["diverged"],
+        delay=sum(each["mean"] * each["uses"] for each in delays) / max(uses, 1),
+        longest_delay=max((each["max"] for each in delays), default=0),
         never=never / max(uses + never, 1),
     )
 
 
-@lru_cache(maxsize=2)  # a process makes many runs
-def _data(settings: DataSettings, clients: int, validation: bool) -> VerticalData:
-    dataset = load(settings, seed=0)
-    return partition(hold_out(dataset) if validation else dataset, PartitionSettings(clients), settings.scale)
+@lru_cache(maxsize=1)  # a process makes many runs on the same rows
+def _data(sections: str, folder: str, held_out: float, together: int) -> VerticalData:
+    """The data of a configuration's `sections`, in TOML."""
+    config = from_document(tomllib.loads(sections))
+    dataset = load(replace(config.data, folder=folder), seed=0)
+    if held_out:
+        dataset = hold_out(dataset, held_out, together)
+    return partition(dataset, config.partition, config.data.scale)
 
 
-def hold_out(dataset: Dataset) -> Dataset:
-    """The training rows alone, the last of them as test rows: the test set stays unseen."""
-    kept = len(dataset.train) - len(dataset.train) // HELD_OUT
+def hold_out(dataset: Dataset, share: float, together: int = 1) -> Dataset:
+    """The training rows alone, some of them as test rows: the test set stays unseen."""
+    kept, held = (
+        (np.array(units)[:, None] * together + np.arange(together)).ravel()
+        for units in split_rows(len(dataset.train) // together, share, seed=0)
+    )
     return replace(
         dataset,
-        train=dataset.train[:kept],
-        train_labels=dataset.train_labels[:kept],
-        test=dataset.train[kept:],
-        test_labels=dataset.train_labels[kept:],
+        train=dataset.train[kept],
+        train_labels=dataset.train_labels[kept],
+        test=dataset.train[held],
+        test_labels=dataset.train_labels[held],
+        records=None,
     )

@@ -171,7 +171,7 @@ def load_data(config: Config, party: str | None = None) -> VerticalData:
         private = config.privacy.kind in GUARANTEED
         return load_tables(config.data, config.tables, config.seed, party, public=private)
     loaded = with_validation(load(config.data, config.seed), config.data.validation_fraction, config.seed)
-    _check_scale(config, is_table=loaded.train.ndim == 2)
+    _check_scale(config, is_table=loaded.is_table)
     return partition(loaded, config.partition, config.data.scale)
 
 

@@ -82,17 +82,37 @@ def test_groups_need_named_columns():
 
 @pytest.mark.parametrize(
     ("layout", "expected"),
-    [("columns", [(12,), (12,)]), ("bands", [(1, 2, 6), (1, 2, 6)]), ("sequence", [(4, 3), (4, 3)])],
+    [
+        ("columns", [(24,), (24,)]),
+        ("bands", [(2, 2, 6), (2, 2, 6)]),
+        ("views", [(1, 4, 6), (1, 4, 6)]),
+        ("sequence", [(8, 3), (8, 3)]),
+    ],
 )
 def test_layouts_of_images(layout, expected):
-    source = images()
+    source = images(shape=(2, 4, 6))
     split = partition(source, PartitionSettings(clients=2, layout=layout))
     assert shapes(split) == expected
     first = split.parties[0].train.numpy()
     if layout == "bands":
         assert np.array_equal(first, source.train[:, :, :2])
+    if layout == "views":
+        assert np.array_equal(first, source.train[:, :1])
     if layout == "sequence":
-        assert np.array_equal(first, source.train[:, 0, :, :3])
+        assert np.array_equal(first, source.train[:, :, :, :3].reshape(6, 8, 3))
+
+
+def test_series_keep_their_steps_and_are_scaled_over_them():
+    features = np.random.default_rng(0).normal(3, 2, (6, 5, 4)).astype(np.float32)
+    labels = np.arange(6) % 2
+    source = Dataset("series", features, features[:2], labels, labels[:2], COLUMNS, ("no", "yes"))
+    named = partition(source, PartitionSettings(groups={"bank": ("pay_*",), "shop": ("age",)}))
+    assert shapes(named) == [(5, 2), (5, 1)]
+    assert torch.allclose(named.parties[0].train.std((0, 1), correction=0), torch.ones(2))
+    shared = partition(source, PartitionSettings(clients=2, layout="sequence"), scale="none")
+    assert np.array_equal(shared.parties[1].train.numpy(), features[:, :, 2:])
+    with pytest.raises(ConfigError, match=r"at most the 1 views to share out. Found 2"):
+        partition(images(), PartitionSettings(clients=2, layout="views"))
 
 
 def test_a_table_has_no_bands():

@@ -1,8 +1,10 @@
 import gzip
+import hashlib
 
 import numpy as np
 import pytest
 
+from vafl.data import sources
 from vafl.data.sources import DataSettings, load, read_idx
 from vafl.errors import ConfigError, DataError
 
@@ -154,6 +156,17 @@ def test_a_public_set_that_is_not_there_says_what_is_missing(tmp_path):
         load(DataSettings(name="mnist", folder=str(tmp_path)), 0)
     with pytest.raises(DataError, match=r"Fashion-MNIST must lie in .* Missing: train-images"):
         load(DataSettings(name="fashion_mnist", folder=str(tmp_path)), 0)
+
+
+def test_fashion_in_the_folder_of_mnist_is_told_by_its_digest(tmp_path, monkeypatch):
+    mnist(tmp_path)
+    content = (tmp_path / "mnist" / "train-images-idx3-ubyte.gz").read_bytes()
+    digest = hashlib.md5(content).hexdigest()
+    monkeypatch.setattr(sources, "_IDX_OF", {digest: "fashion_mnist"})
+    with pytest.raises(
+        DataError, match=r"must be MNIST's. Found Fashion-MNIST's. Put it into the folder fashion"
+    ):
+        load(DataSettings(name="mnist", folder=str(tmp_path)), 0)
 
 
 def test_images_and_labels_that_do_not_belong_together(tmp_path):

@@ -4,21 +4,16 @@ import gzip
 import json
 import math
 import operator
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from experiments import companies, convergence, privacy_curves, realtime_mnist, rules_mnist, strongly_convex
+from experiments import companies, convergence, privacy_curves, realtime_mnist, strongly_convex
 from experiments.jobs import in_groups, run_all
 from experiments.objective import Objective
 from experiments.rates import slope
-from experiments.rules_report import CENTRALISED, LOOKAHEAD, SYNC, mean
 from experiments.runs import make_run, point_of, visit
 from experiments.strongly_convex import TOML as CONVEX
-from experiments.timed_runs import Timed, hold_out
-
-from vafl.data.sources import DataSettings, load
 
 
 def read(folder):
@@ -28,26 +23,6 @@ def read(folder):
 def assert_drawn(folder, name):
     assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (folder / f"{name}.svg").read_text(encoding="utf-8")
-
-
-def write_idx(path, values):
-    header = bytes([0, 0, 8, values.ndim]) + b"".join(size.to_bytes(4, "big") for size in values.shape)
-    path.write_bytes(gzip.compress(header + values.astype(np.uint8).tobytes()))
-
-
-@pytest.fixture(scope="module")
-def mnist(tmp_path_factory):
-    """A folder with files like MNIST's: ten sparse patterns, with noise."""
-    folder = tmp_path_factory.mktemp("data")
-    (folder / "mnist").mkdir()
-    generator = np.random.default_rng(0)
-    patterns = 200 * (generator.uniform(size=(10, 28, 28)) < 0.1)
-    for part, rows in (("train", 1200), ("t10k", 300)):
-        labels = generator.integers(0, 10, rows)
-        images = (patterns[labels] + generator.uniform(0, 55, (rows, 28, 28))).astype(np.uint8)
-        write_idx(folder / "mnist" / f"{part}-images-idx3-ubyte.gz", images)
-        write_idx(folder / "mnist" / f"{part}-labels-idx1-ubyte.gz", labels)
-    return folder
 
 
 def test_privacy_curves_quick(tmp_path):
@@ -86,63 +61,6 @@ def test_convergence_quick(tmp_path):
     nonconvex = results["measured"]["nonconvex"]
     assert len(nonconvex["runs"]) == len(nonconvex["lengths"])
     assert all(run["mean_square"] > 0 for row in nonconvex["runs"] for run in row)
-
-
-def test_rules_quick(tmp_path, mnist):
-    out = tmp_path / "out"
-    code = rules_mnist.main(["--quick", "--out", str(out), "--data", str(mnist)])
-    results = read(out)
-    assert code == 0, results["verdicts"]
-    assert_drawn(out, "rules_mnist")
-    rows = results["measured"]["rules"]
-    assert list(rows) == [*(rule.name for rule in rules_mnist.RULES), CENTRALISED]
-    for name, row in rows.items():
-        assert row["step_size"] in rules_mnist.QUICK.step_sizes
-        assert 0.8 < row["final_accuracy"] <= 1, name
-    assert rows[LOOKAHEAD]["seconds_to_target"] < rows[SYNC]["seconds_to_target"]
-    assert rows[SYNC]["longest_delay"] == 0 < rows[LOOKAHEAD]["mean_delay"]
-    assert rows["async, all rows"]["bytes_up_to_target"] > rows["async, none"]["bytes_up_to_target"]
-
-
-def test_rules_say_what_is_missing(tmp_path, capsys):
-    assert rules_mnist.main(["--quick", "--out", str(tmp_path), "--data", str(tmp_path)]) == 3
-    assert "train-images" in capsys.readouterr().err
-    assert not (tmp_path / "results.json").exists()
-
-
-def test_held_out_rows_are_the_last_training_rows(mnist):
-    whole = load(DataSettings(name="mnist", folder=str(mnist)), seed=0)
-    held = hold_out(whole)
-    assert len(held.train) == 1000
-    assert np.array_equal(np.concatenate([held.train, held.test]), whole.train)
-    assert np.array_equal(np.concatenate([held.train_labels, held.test_labels]), whole.train_labels)
-
-
-def timed(step_size, accuracy, diverged=False):
-    count = len(accuracy)
-    seconds, updates, sent = (
-        [0.5 * i for i in range(count)],
-        list(range(count)),
-        [100 * i for i in range(count)],
-    )
-    return Timed(step_size, 0, seconds, updates, sent, accuracy, diverged, 1.0, 2, 0.0)
-
-
-def test_the_fastest_step_size_is_best_then_the_most_accurate():
-    slow, fast = timed(1.0, [0.1, 0.8, 0.9, 0.95]), timed(2.0, [0.1, 0.91, 0.89, 0.9])
-    wild = replace(fast, step_size=4.0, diverged=True)
-    assert rules_mnist.best_step_size([slow, fast, wild], 0.90) == 2.0
-    assert rules_mnist.best_step_size([slow, fast, wild], 0.99) == 1.0
-
-
-def test_times_to_a_target():
-    run = timed(1.0, [0.1, 0.91, 0.89, 0.95])
-    assert run.seconds_to(0.9) == 0.5
-    assert run.bytes_to(0.92) == 300
-    assert run.seconds_to(0.99) is None
-    assert run.accuracy_at(np.array([0.0, 0.5, 9.0])).tolist() == [0.1, 0.91, 0.95]
-    assert mean([1.0, 3.0]) == 2.0
-    assert mean([1.0, None]) is None
 
 
 def test_slope_is_the_exponent():

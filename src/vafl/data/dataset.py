@@ -21,8 +21,9 @@ class Dataset:
     """Features and labels of the training and the test rows.
 
     Attributes:
-        train, test: float32 [rows, columns], or images [rows, channels, height, width].
-        columns: the names of the columns of a table; empty for images.
+        train, test: float32 [rows, columns], series [rows, steps, columns], or images [rows, channels,
+            height, width].
+        columns: the names of the columns of a table or of series; empty for images.
         classes: the sorted class names, which labels index; None for regression.
         record_digest: of which records these are, in which order, and which are held out.
         records: [rows], each row's number among all records of the source, training rows first; None if
@@ -60,10 +61,15 @@ class Dataset:
                 f'"{self.classes[int(self.train_labels[0])]}". Is data.label the right column?'
             )
 
+    @property
+    def is_table(self) -> bool:
+        """Whether columns differ in what they measure, and so in scale; an image's pixels do not."""
+        return self.train.ndim < 4
+
     def _check_finite(self, features: Array) -> None:
         if np.isfinite(features).all():
             return
-        flat = features.reshape(len(features), -1)
+        flat = features.reshape(-1, features.shape[-1] if self.columns else features[0].size)
         bad = np.flatnonzero(~np.isfinite(flat).all(axis=0))
         names = [self.columns[i] if self.columns else f"#{i}" for i in bad[:5].tolist()]
         raise DataError(
@@ -130,11 +136,12 @@ def digest_records(train: Sequence[int], test: Sequence[int]) -> str:
 
 
 def standardised(train: Array, test: Array) -> tuple[Array, Array]:
-    """Zero mean and unit deviation per column by the training rows alone.
+    """Zero mean and unit deviation per column by the training rows alone; of series, over all steps.
 
     Both are taken in float64, and a constant column keeps its scale: rounding is no deviation.
     """
-    mean, deviation = train.mean(axis=0, dtype=np.float64), train.std(axis=0, dtype=np.float64)
-    deviation[(train == train[0]).all(axis=0)] = 1
+    over = (0, 1) if train.ndim == 3 else (0,)
+    mean, deviation = train.mean(over, dtype=np.float64), train.std(over, dtype=np.float64)
+    deviation[(train == train[(0,) * len(over)]).all(over)] = 1
     own, held_out = (((part - mean) / deviation).astype(np.float32) for part in (train, test))
     return own, held_out

@@ -23,14 +23,15 @@ class PartitionSettings:
 
     Attributes:
         clients: number of parties, each with an equal share, when no groups are given.
-        groups: party name -> its columns, by name or pattern (`pay_*`), for tables.
+        groups: party name -> its columns, by name or pattern (`pay_*`), for tables and series.
         layout: for images: `columns` deals out flat pixels, `bands` horizontal bands that stay
-            images (for cnn), `sequence` vertical bands read line by line (for lstm).
+            images, `views` whole views or channels (both for cnn), `sequence` vertical bands read line by
+            line (for lstm). Series keep their steps with `sequence`, and with groups.
     """
 
     clients: int = 2
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    layout: Literal["columns", "bands", "sequence"] = "columns"
+    layout: Literal["columns", "bands", "views", "sequence"] = "columns"
 
     def __post_init__(self) -> None:
         if self.clients < 1:
@@ -91,11 +92,11 @@ class VerticalData:
 
 def partition(dataset: Dataset, settings: PartitionSettings, scale: str = "auto") -> VerticalData:
     """Gives every party its columns, scaled by that party's own training rows."""
-    is_table = dataset.train.ndim == 2
     parts = _by_name(dataset, settings) if settings.groups else _equal_shares(dataset, settings)
+    scaled = scale == "standard" or (scale == "auto" and dataset.is_table)
     parties = []
     for name, *pair in parts:
-        train, test = standardised(*pair) if scale == "standard" or (scale == "auto" and is_table) else pair
+        train, test = standardised(*pair) if scaled else pair
         parties.append(Party(name, _tensor(train), _tensor(test)))
     return VerticalData(
         tuple(parties),
@@ -152,15 +153,15 @@ def _by_name(dataset: Dataset, settings: PartitionSettings) -> list[tuple[str, A
             "Use partition.clients instead."
         )
     matched = match_columns(dataset.columns, settings.groups)
-    return [(name, dataset.train[:, chosen], dataset.test[:, chosen]) for name, chosen in matched.items()]
+    return [(name, dataset.train[..., chosen], dataset.test[..., chosen]) for name, chosen in matched.items()]
 
 
 def _equal_shares(dataset: Dataset, settings: PartitionSettings) -> list[tuple[str, Array, Array]]:
     train, test = _laid_out(dataset.train, settings.layout), _laid_out(dataset.test, settings.layout)
-    axis = 2 if train.ndim > 2 else 1
+    axis = 2 if train.ndim > 2 and settings.layout != "views" else 1
     if settings.clients > train.shape[axis]:
         raise ConfigError(
-            f"partition.clients must be at most the {train.shape[axis]} columns to share out. "
+            f"partition.clients must be at most the {train.shape[axis]} {_shared(settings)} to share out. "
             f"Found {settings.clients}."
         )
     shares = zip(
@@ -171,15 +172,21 @@ def _equal_shares(dataset: Dataset, settings: PartitionSettings) -> list[tuple[s
     return [(f"client-{number}", own, held_out) for number, (own, held_out) in enumerate(shares, 1)]
 
 
+def _shared(settings: PartitionSettings) -> str:
+    return {"views": "views", "bands": "lines"}.get(settings.layout, "columns")
+
+
 def _laid_out(features: Array, layout: str) -> Array:
     """Flat [rows, columns], bands [rows, channels, height, width], or sequences [rows, steps, features]."""
     if layout == "columns":
         return features.reshape(len(features), -1)
+    if layout == "sequence" and features.ndim == 3:
+        return features
     if features.ndim != 4:
         raise ConfigError(
             f'partition.layout = "{layout}" needs images. Found a table. Use layout = "columns".'
         )
-    if layout == "bands":
+    if layout in ("bands", "views"):
         return features
     rows, channels, height, width = features.shape
     return features.reshape(rows, channels * height, width)

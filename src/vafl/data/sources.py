@@ -1,9 +1,11 @@
 """Where data sets come from: scikit-learn's own, public files in a folder, or the user's CSV."""
 
 import gzip
+import hashlib
 import math
 import os
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,15 +15,31 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from vafl.data.adult import load_adult
+from vafl.data.cifar10 import load_cifar10
+from vafl.data.credit_default import load_credit_default
 from vafl.data.dataset import Array, Dataset, digest_records, encode_labels, split_rows
+from vafl.data.mimic3 import load_mimic3
+from vafl.data.modelnet40 import load_modelnet40
 from vafl.data.parkinson import load_parkinson
+from vafl.data.physionet2012 import load_physionet2012
 from vafl.data.tables import LABEL_HOLDER
 from vafl.errors import ConfigError, DataError
 
 # scikit-learn's own; is it a regression?
 _BUNDLED = {"digits": False, "breast_cancer": False, "wine": False, "iris": False, "diabetes": True}
 _IDX = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}
-NAMES = (*_BUNDLED, *_IDX, "parkinson", "csv", "tables")
+_IDX_OF = {"f68b3c2dcbeaaa9fbdd348bbdeb94873": "mnist", "8d4fb7e6c68d591d4c3dfef9ec88bf0d": "fashion_mnist"}
+_PUBLIC: dict[str, Callable[[Path, float, int], Dataset]] = {
+    "cifar10": lambda folder, test_fraction, seed: load_cifar10(folder),
+    "parkinson": load_parkinson,
+    "modelnet40": lambda folder, test_fraction, seed: load_modelnet40(folder),
+    "physionet2012": lambda folder, test_fraction, seed: load_physionet2012(folder),
+    "mimic3": lambda folder, test_fraction, seed: load_mimic3(folder),
+    "adult": lambda folder, test_fraction, seed: load_adult(folder),
+    "credit_default": load_credit_default,
+}
+NAMES = (*_BUNDLED, *_IDX, *_PUBLIC, "csv", "tables")
 
 
 @dataclass(frozen=True)
@@ -30,8 +48,9 @@ class DataSettings:
 
     Attributes:
         name: one that scikit-learn carries (`digits`, `breast_cancer`, `wine`, `iris`, `diabetes`), a
-            public one in the data folder (`mnist`, `fashion_mnist`, `parkinson`), `csv` for a file of
-            one's own, or `tables` for one file a party, as [tables.NAME] says.
+            public one in the data folder (`mnist`, `fashion_mnist`, `cifar10`, `parkinson`, `modelnet40`,
+            `physionet2012`, `mimic3`, `adult`, `credit_default`), `csv` for a file of one's own, or `tables`
+            for one file a party, as [tables.NAME] says.
         path: the CSV file; a relative path is taken from the config file's folder.
         label: the CSV's label column.
         ignore: CSV columns that are neither features nor the label.
@@ -103,8 +122,8 @@ def load(settings: DataSettings, seed: int) -> Dataset:
         return _load_bundled(settings, seed)
     if settings.name in _IDX:
         return _load_idx(settings)
-    if settings.name == "parkinson":
-        return load_parkinson(_folder(settings), settings.test_fraction, seed)
+    if settings.name in _PUBLIC:
+        return _PUBLIC[settings.name](_folder(settings), settings.test_fraction, seed)
     return _load_csv(settings, seed)
 
 
@@ -190,6 +209,7 @@ def _load_idx(settings: DataSettings) -> Dataset:
             f"{', '.join(missing)}. Get them from the data set's home page, and name the folder above with "
             "--data or VAFL_DATA."
         )
+    _refuse_the_other(settings.name, folder / files[0])
     images, labels, test_images, test_labels = (read_idx(folder / name) for name in files)
     return Dataset(
         name=settings.name,
@@ -200,6 +220,15 @@ def _load_idx(settings: DataSettings) -> Dataset:
         classes=tuple(map(str, range(10))),
         record_digest=digest_records(range(len(images)), range(len(test_images))),
     )
+
+
+def _refuse_the_other(name: str, images: Path) -> None:
+    """The two sets have files of the same names and shapes: only a digest tells them apart."""
+    found = _IDX_OF.get(hashlib.md5(images.read_bytes(), usedforsecurity=False).hexdigest(), name)
+    if found != name:
+        raise DataError(
+            f"\"{images}\" must be {_IDX[name]}'s. Found {_IDX[found]}'s. Put it into the folder {found}."
+        )
 
 
 def read_idx(path: Path) -> npt.NDArray[np.uint8]:

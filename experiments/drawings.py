@@ -1,0 +1,222 @@
+"""One figure a study: a race against the clock, against bytes, a sweep, or bars."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from experiments import figures
+from experiments.figures import Values
+from experiments.harness import Found
+from experiments.measures import Outcome
+from experiments.study import CENTRALISED
+from experiments.timed_runs import GRID, Timed, crossing, read_at
+
+_SMOOTHED = 20  # the loss of one minibatch jumps: drawn is the mean of at least so many
+
+
+def draw(outcome: Outcome, path: Path) -> None:
+    """Draws the study's figure to path.png and path.svg."""
+    kind = outcome.study.figure
+    if kind == "bars":
+        with figures.drawing(path, panels=1, height=0.9 + 0.3 * len(outcome.rows)) as (axes,):
+            _bars(axes, outcome)
+        return
+    with figures.drawing(path, panels=2, height=3.4) as (left, right):
+        if kind == "sweep":
+            _sweep(left, right, outcome)
+        else:
+            _against_seconds(left, outcome)
+            (_against_bytes if kind == "bytes" else _losses)(right, outcome)
+        lines, labels = left.get_legend_handles_labels()
+        left.figure.legend(lines, labels, loc="outside lower center", ncols=min(4, len(labels)))
+
+
+def _timed(outcome: Outcome) -> list[Found]:
+    """Those with a clock, and without a failure that would leave holes in the mean."""
+    return [
+        each for each in outcome.found if all(run.seconds[-1] > 0 and not run.diverged for run in each.final)
+    ]
+
+
+def _against_seconds(axes: Axes, outcome: Outcome) -> None:
+    for each in _timed(outcome):
+        at = np.linspace(0, min(float(run.seconds[-1]) for run in each.final), GRID)
+        _band(
+            axes,
+            each,
+            at,
+            [run.seconds for run in each.final],
+            lambda run: _calmed(run, outcome.study.smooth),
+        )
+    for start, end in outcome.study.windows:
+        axes.axvspan(start, end, color=figures.GREY, alpha=0.12, linewidth=0)
+    _frame(axes, outcome)
+    smooth = outcome.study.smooth
+    title = f"(a) time, each point the mean of {smooth:g} s" if smooth else "(a) time"
+    axes.set(xlabel="simulated seconds", xlim=(0, outcome.horizon), title=title)
+
+
+def _against_bytes(axes: Axes, outcome: Outcome) -> None:
+    seen = []
+    for each in _timed(outcome):
+        first = max(float(run.megabytes[run.megabytes > 0][0]) for run in each.final)
+        at = np.geomspace(first, min(float(run.megabytes[-1]) for run in each.final), GRID)
+        _band(axes, each, at, [run.megabytes for run in each.final], lambda run: run.metric)
+        seen.append(crossing(each.final, "megabytes", outcome.study.floor) or first)
+    _frame(axes, outcome)
+    axes.set(xlabel="megabytes, all clients, both ways", xscale="log", title="(b) communication")
+    axes.set_xlim(left=min(seen) / 2)
+    _plain(axes, "x")
+
+
+def _losses(axes: Axes, outcome: Outcome) -> None:
+    top = 0.0
+    for each in outcome.found:
+        if any(run.diverged for run in each.final):
+            continue
+        passes = [_with_loss(run) for run in each.final]
+        at = np.linspace(max(float(x[0]) for x in passes), min(float(x[-1]) for x in passes), GRID)
+        _band(axes, each, at, passes, _smooth)
+        if each.variant.name != CENTRALISED:
+            top = max(top, float(at[-1]))
+    axes.set(
+        xlabel="passes over the training rows, mean of the clients",
+        ylabel="training loss",
+        xlim=(0, top),
+        yscale="log",
+        title="(b) progress per pass",
+    )
+    _plain(axes, "y")
+
+
+def _with_loss(run: Timed) -> Values:
+    known = [point.train_loss is not None for point in run.run.points[1:]]
+    return run.passes[1:][known]
+
+
+def _band(
+    axes: Axes, each: Found, at: Values, along: Sequence[Values], values: Callable[[Timed], Values]
+) -> None:
+    variant = each.variant
+    colour = getattr(figures, variant.colour)
+    read = read_at(at, along, [values(run) for run in each.final])
+    main = variant.line == "-"
+    if main:
+        axes.fill_between(at, read.min(axis=0), read.max(axis=0), color=colour, alpha=0.18, linewidth=0)
+    width = 1.4 if main else 1.0
+    axes.plot(
+        at, read.mean(axis=0), color=colour, linestyle=variant.line, linewidth=width, label=variant.name
+    )
+
+
+def _calmed(run: Timed, seconds: float) -> Values:
+    """The metric, or its mean over the evaluations of so many seconds."""
+    each = float(run.seconds[-1]) / (len(run.seconds) - 1)
+    return _moving_mean(run.metric, max(1, round(seconds / each)))
+
+
+def _moving_mean(values: Values, width: int) -> Values:
+    """The mean of the last `width` values, or of all there are at the beginning."""
+    sums = np.cumsum(np.concatenate([[0.0], values]))
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(ends - width, 0)
+    return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
+
+
+def _smooth(run: Timed) -> Values:
+    """The loss at each evaluation but the first, as the mean of enough minibatches."""
+    losses = np.array([point.train_loss for point in run.run.points[1:] if point.train_loss is not None])
+    each = run.run.points[-1].updates / len(losses)
+    return _moving_mean(losses, math.ceil(_SMOOTHED / each))
+
+
+def _frame(axes: Axes, outcome: Outcome) -> None:
+    study = outcome.study
+    ends = [row.metric for row in outcome.rows]
+    if (ceiling := outcome.row(CENTRALISED)) is not None:
+        axes.axhline(
+            ceiling.metric,
+            color=figures.GREEN,
+            linewidth=1.0,
+            linestyle=(0, (5, 2)),
+            label=CENTRALISED,
+        )
+    if np.isfinite(outcome.level):
+        axes.axhline(outcome.level, color=figures.GREY, linewidth=0.7, linestyle=":", label="level timed")
+    top = max(*ends, *(float(np.max(line.get_ydata())) for line in axes.lines))
+    axes.set(ylim=(study.floor, top + 0.06 * (top - study.floor)), ylabel=f"test {_named(study.metric)}")
+
+
+def _sweep(left: Axes, right: Axes, outcome: Outcome) -> None:
+    rows = {row.variant: row for row in outcome.rows}
+    variants = [variant for variant in outcome.study.variants if variant.series and variant.name in rows]
+    for axes, reading in ((left, "seconds"), (right, "megabytes")):
+        series: dict[str, list[tuple[float, float | None, str]]] = {}
+        for variant in variants:
+            value = getattr(rows[variant.name], reading)
+            series.setdefault(variant.series, []).append((variant.x, value, variant.colour))
+        for name, points in series.items():
+            known = [(x, value) for x, value, _ in points if value is not None]
+            colour = getattr(figures, points[0][2])
+            axes.plot(
+                [x for x, _ in known],
+                [value for _, value in known],
+                color=colour,
+                marker="o",
+                markersize=4,
+                label=name,
+            )
+        axes.set(xlabel=outcome.study.axis, xscale="log", yscale="log")
+        _plain(axes, "x", sorted({x for points in series.values() for x, _, _ in points}))
+        _plain(axes, "y")
+    metric = _named(outcome.study.metric)
+    left.set(ylabel=f"simulated seconds to {metric} {outcome.level:.3g}", title="(a) time")
+    right.set(ylabel=f"megabytes to {metric} {outcome.level:.3g}", title="(b) communication")
+
+
+def _bars(axes: Axes, outcome: Outcome) -> None:
+    rows = list(outcome.rows)[::-1]
+    colours = [getattr(figures, outcome.study.variant(row.variant).colour) for row in rows]
+    places = np.arange(len(rows))
+    axes.barh(places, [row.metric for row in rows], color=colours, height=0.6, alpha=0.85)
+    reach = [[row.metric - row.low for row in rows], [row.high - row.metric for row in rows]]
+    axes.errorbar(
+        [row.metric for row in rows],
+        places,
+        xerr=reach,
+        fmt="none",
+        ecolor=figures.BLACK,
+        elinewidth=0.8,
+        capsize=2,
+    )
+    for place, row in zip(places, rows, strict=True):
+        axes.text(row.high + 0.004, float(place), f"{row.metric:.3f}", va="center", fontsize=7)
+    axes.set(
+        yticks=places,
+        yticklabels=[row.variant for row in rows],
+        xlabel=f"test {_named(outcome.study.metric)}",
+    )
+    axes.set_xlim(outcome.study.floor, max(row.high for row in rows) + 0.03)
+    axes.grid(visible=False, axis="y")
+
+
+def _plain(axes: Axes, which: str, ticks: Sequence[float] | None = None) -> None:
+    """Numbers as people write them, on an axis of powers."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+    if ticks is not None:
+        axis.set_ticks(ticks)
+        axis.set_ticks([], minor=True)
+    elif which == "y":
+        low, high = axes.get_ylim()
+        if high / max(low, 1e-12) < 20:
+            axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+
+
+def _named(metric: str) -> str:
+    return "AUC" if metric == "auc" else metric

@@ -1,0 +1,67 @@
+"""Adult, or Census Income (UCI 2): who earns more than 50,000 dollars a year?"""
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from vafl.data.dataset import Dataset, digest_records
+from vafl.data.public import missing_data, require_count
+from vafl.errors import DataError
+
+_COLUMNS = (
+    *("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation"),
+    *("relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country"),
+    "income",
+)
+_WORDS = (
+    *("workclass", "education", "marital-status", "occupation", "relationship", "race", "sex"),
+    "native-country",
+)
+_ROWS = {"adult.data": 32_561, "adult.test": 16_281}
+_SOURCE = "the UCI Machine Learning Repository (data set 2, adult.data and adult.test)"
+
+
+def load_adult(folder: Path, rows: dict[str, int] = _ROWS) -> Dataset:
+    """Reads folder/adult, plain or gzipped.
+
+    Numbers stay numbers; each word of a column is a column of 0 and 1, called `workclass=Private`, and so
+    is what is missing, `workclass=?`. `fnlwgt`, a weight of the census and no trait, is left out.
+    `rows` is what the two files must hold.
+    """
+    parts = [_read(folder / "adult", name, count) for name, count in rows.items()]
+    both = pl.concat(parts)
+    encoded = both.drop("income", "fnlwgt").to_dummies(_WORDS, separator="=")
+    features = encoded.cast(pl.Float32).to_numpy()
+    labels = (both["income"].str.strip_chars(".") == ">50K").to_numpy().astype(np.int64)
+    cut = parts[0].height
+    return Dataset(
+        name="adult",
+        train=np.ascontiguousarray(features[:cut]),
+        test=np.ascontiguousarray(features[cut:]),
+        train_labels=labels[:cut],
+        test_labels=labels[cut:],
+        columns=tuple(encoded.columns),
+        classes=("<=50K", ">50K"),
+        record_digest=digest_records(range(cut), range(len(labels) - cut)),
+    )
+
+
+def _read(folder: Path, name: str, rows: int) -> pl.DataFrame:
+    path = next((folder / each for each in (name, f"{name}.gz") if (folder / each).is_file()), None)
+    if path is None:
+        raise missing_data("Adult", folder, name, _SOURCE)
+    try:
+        lines = pl.read_csv(
+            path, has_header=False, new_columns=_COLUMNS, infer_schema=False, comment_prefix="|"
+        )
+        table = lines.drop_nulls().with_columns(pl.all().str.strip_chars())
+        numbers = [column for column in _COLUMNS if column not in (*_WORDS, "income")]
+        table = table.with_columns(pl.col(numbers).cast(pl.Float32))
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise DataError(
+            f'"{path}" must have {len(_COLUMNS)} columns, separated by commas, and no header. {error} '
+            "Download it again."
+        ) from error
+    require_count(path, "records", table.height, rows)
+    return table

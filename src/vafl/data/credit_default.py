@@ -1,0 +1,46 @@
+"""Default of Credit Card Clients (UCI 350): who will not pay next month?"""
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from vafl.data.dataset import Dataset, digest_records, split_rows
+from vafl.data.public import missing_data, require_count
+from vafl.errors import DataError
+
+_FILES = ("UCI_Credit_Card.csv", "UCI_Credit_Card.csv.gz")
+_ROWS = 30_000
+_LABELS = ("default.payment.next.month", "default payment next month")
+_SOURCE = "the UCI Machine Learning Repository (data set 350), saved as CSV with one header line"
+
+
+def load_credit_default(folder: Path, test_fraction: float, seed: int, rows: int = _ROWS) -> Dataset:
+    """Reads folder/credit_default: 23 numbers of each client; `rows` is how many there must be."""
+    folder = folder / "credit_default"
+    path = next((folder / name for name in _FILES if (folder / name).is_file()), None)
+    if path is None:
+        raise missing_data("Default of Credit Card Clients", folder, " or ".join(_FILES), _SOURCE)
+    try:
+        table = pl.read_csv(path, infer_schema_length=None)
+        label = next(name for name in _LABELS if name in table.columns)
+        features = table.drop("ID", label).cast(pl.Float32)
+        labels = table[label].cast(pl.Int64).to_numpy()
+    except (pl.exceptions.PolarsError, OSError, StopIteration) as error:
+        raise DataError(
+            f'"{path}" must be a CSV of numbers with the columns ID and {_LABELS[0]}. {error} Get it again.'
+        ) from error
+    require_count(path, "clients", table.height, rows)
+    train, test = split_rows(table.height, test_fraction, seed)
+    numbers = features.to_numpy()
+    return Dataset(
+        name="credit_default",
+        train=np.ascontiguousarray(numbers[train]),
+        test=np.ascontiguousarray(numbers[test]),
+        train_labels=labels[train],
+        test_labels=labels[test],
+        columns=tuple(features.columns),
+        classes=("paid", "default"),
+        record_digest=digest_records(train, test),
+        records=np.array([*train, *test], dtype=np.int64),
+    )
