@@ -13,7 +13,7 @@ demo: .venv/installed
 	$(BIN)/vafl demo --out build/demo
 
 test: .venv/installed lint
-	$(BIN)/pytest --cov --cov-report=term
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal --cov --cov-report=term
 
 lint: .venv/installed
 	$(BIN)/ruff check .
