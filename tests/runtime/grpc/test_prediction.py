@@ -2,11 +2,14 @@
 
 import asyncio
 import io
+from types import SimpleNamespace
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
 from rich.console import Console
+from torch import nn
 
 from tests.runtime.grpc.test_federation import configuration, within
 from vafl.build import build
@@ -16,8 +19,11 @@ from vafl.launch import launch
 from vafl.models.losses import probabilities
 from vafl.observe.scores import ScoreFile
 from vafl.privacy.ledger import KINDS, read_ledger
+from vafl.protocol.messages import Join, Refresh
+from vafl.protocol.scoring import ANSWERED, Scorer
 from vafl.runtime.grpc.client import FederationClient
 from vafl.runtime.grpc.prediction import Batch
+from vafl.runtime.prediction import PredictionSettings
 from vafl.trained import open_model, rebuild
 
 PARTIES = ["client-1", "client-2"]
@@ -88,6 +94,21 @@ def test_one_that_never_comes_is_replaced_and_named(tmp_path):
     scores = batch_of(config, tmp_path / "run", tmp_path / "scores.csv", PARTIES[:1])
     assert scores.height == 38
     assert (scores["missing"] == "client-2: absent").all()
+
+
+def test_one_that_is_here_and_has_yet_to_join_is_waited_for():
+    """Its stream is open, so the run begins; what it says first is still on its way to the worker."""
+    scorer = Scorer(8, nn.Identity(), torch.zeros(2, 1), summed=True, cached=False)
+    scorer.absent, written = {0, 1}, []
+    batch = Batch(np.arange(4), PredictionSettings(), lambda *chunk: written.append(chunk))
+    scorer.receive(Join(0))
+    end = SimpleNamespace(server=scorer, began=0.0, seen={0, 1}, finish=print)
+    asked = batch(end)
+    asked += scorer.receive(Join(1))[1:]
+    for request in asked:
+        scorer.receive(Refresh(request.client, 0, request.rows, torch.ones(4, 1), request.number))
+    batch(end)
+    assert (written[0][2] == ANSWERED).all()
 
 
 def test_nobody_at_all_is_an_error_and_leaves_no_file(tmp_path):

@@ -51,7 +51,9 @@ class Batch:
         scorer = federation.server
         if not self._began:
             self._began = True
-            scorer.overdue |= scorer.absent  # they were waited for
+            scorer.overdue |= (
+                scorer.absent - federation.seen
+            )  # they were waited for; others are about to join
         while self._under_way and self._is_over(scorer, *self._under_way[0]):
             self._finish(scorer, self._under_way.popleft()[0])
         said: list[ServerMessage] = []
