@@ -153,19 +153,23 @@ def test_divergence_ends_the_run_with_a_remedy(config, tmp_path, capsys):
     assert "Lower optimiser.step_size" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_signal_ends_a_run_orderly(config, tmp_path):
+def test_a_signal_ends_a_run_orderly_though_nobody_reads_what_it_prints(config, tmp_path):
     out = tmp_path / "run"
     command = [sys.executable, "-m", "vafl.cli", "run", str(config), "--out", str(out)]
     process = subprocess.Popen(
-        [*command, "--set", "stop.updates=100000000"], stderr=subprocess.PIPE, text=True
+        [*command, "--set", "stop.updates=100000000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
+    process.stdout.close()
     deadline = time.monotonic() + 60
     while not (out / "history.jsonl").exists() or (out / "history.jsonl").stat().st_size == 0:
         assert time.monotonic() < deadline, "the run never began"
         os.sched_yield()
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    errors = process.stderr.read()
+    assert process.wait(timeout=60) == 130
     assert "interrupted" in errors
     assert json.loads((out / "summary.json").read_text())["interrupted"] is True
 

@@ -6,6 +6,7 @@ A command loads what it needs and no more: a federation on one machine starts ma
 import argparse
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -35,11 +36,20 @@ _EXIT_CODES = """exit codes:
 _INTERRUPTED = 130
 
 
+class Display(Console):
+    """Where people read; a run goes on when nobody does any more."""
+
+    def on_broken_pipe(self) -> None:
+        """Where rich would exit, whichever thread that happens to be in."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; errors made on purpose become one message and a documented exit code."""
     given = sys.argv[1:] if arguments is None else arguments
     options = _parser(given[0] if given else "").parse_args(given)
-    console = Console()
+    console = Display()
     try:
         options.command(options, console)
     except VaflError as error:

@@ -1,6 +1,7 @@
 """The worker thread: in order, on one thread, and loud once."""
 
 import asyncio
+import sys
 import threading
 
 from vafl.runtime.grpc.worker import Worker
@@ -33,6 +34,19 @@ def test_after_a_failure_nothing_more_is_done_and_it_is_told_once():
     asyncio.run(story())
     assert done == []
     assert [type(error) for error in told] == [ZeroDivisionError]
+
+
+def test_an_exit_does_not_end_the_thread_in_silence():
+    """Whoever waits for the thread would wait for ever: rich exits when nobody reads what it prints."""
+    told = []
+
+    async def story():
+        worker = Worker(told.append)
+        worker.do(sys.exit)
+        await asyncio.wait_for(worker.stop(), 10)
+
+    asyncio.run(story())
+    assert [str(error) for error in told] == ["ended by SystemExit()"]
 
 
 def test_settling_may_be_given_up():

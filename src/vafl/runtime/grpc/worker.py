@@ -57,9 +57,10 @@ class Worker:
             elif not failed:
                 try:
                     given()
-                except Exception as error:  # whatever it is, it ends the run
+                except BaseException as error:  # whatever it is, an exit too, it ends the run
                     failed = True
-                    self.tell(self._failed, error)
+                    loud = error if isinstance(error, Exception) else RuntimeError(f"ended by {error!r}")
+                    self.tell(self._failed, loud)
 
 
 def _release(settled: "asyncio.Future[None]") -> None:
