@@ -109,7 +109,8 @@ def _judge(study: Study, rows: dict[str, Row], level: float, horizon: float) -> 
         verdicts.append(
             Verdict(
                 f"async ends below centralised by, in {study.metric}",
-                f"{scale * behind:.{2 if scale > 1 else 4}f} {unit}".strip(),
+                f"{scale * behind:.{2 if scale > 1 else 4}f} {unit}".strip()
+                + _seeds(rows[ASYNC], rows[CENTRALISED]),
                 f"at most {scale * study.within:g} {unit}".strip(),
                 behind <= study.within,
             )
@@ -121,12 +122,19 @@ def _judge(study: Study, rows: dict[str, Row], level: float, horizon: float) -> 
         verdicts.append(
             Verdict(
                 f"async's seconds to {level:.3f}, as a share of sync's",
-                "not reached" if ratio is None else f"{'below ' if slow is None else ''}{ratio:.2f}",
+                ("not reached" if ratio is None else f"{'below ' if slow is None else ''}{ratio:.2f}")
+                + _seeds(rows[ASYNC], rows[SYNC]),
                 f"at most {study.share:g}",
                 ratio is not None and ratio <= study.share,
             )
         )
     return verdicts
+
+
+def _seeds(one: Row, other: Row) -> str:
+    """What a comparison rests on: one seed is a first look."""
+    fewest = min(one.seeds, other.seeds)
+    return f" ({fewest} seed{'s' if fewest > 1 else ''})"
 
 
 def as_document(outcome: Outcome) -> dict[str, Any]:

@@ -37,13 +37,14 @@ pre { padding: 0.5rem 0.8rem; overflow-x: auto; }
 _UNTUNED = "* Not every run of the grid has been made for it yet: this step size is not known to be the best."
 _HOW = """Every run is a simulation on a virtual clock with the paper's delays; links cost no time. Each
 rule's step size is the best of one grid, the same for all rules, by runs that are measured on a sixth of
-the training rows, held out: of the step sizes that end within a quarter of a point of the best, the one
-that is fastest to the level. Only the final runs see the test rows. Lines are means over the seeds, and
-bands reach from the lowest to the highest seed; private variants (dashed) use the step size of their rule.
-The end of a run is the mean of the last tenth of its evaluations. The level that is timed is what sync ends
-at, less half a point, unless another is named; the time is when the mean over the seeds first is there. A
-pass is as many uploads of a client as there are minibatches in the training rows; the loss is that of the
-minibatches as the server sees it, with embeddings as old as they are."""
+the training rows, held out (a third for the two smallest sets): of the step sizes that end within a quarter
+of a point of the best (more for those two), the one that is fastest to the level. Only the final runs see
+the test rows. Lines are means over the seeds, and bands reach from the lowest to the highest seed; private
+variants (dashed) use the step size of their rule. The end of a run is the mean of the last tenth of its
+evaluations. The level that is timed is what sync ends at, less half a point, unless another is named; the
+time is when the mean over the seeds first is there. A pass is as many uploads of a client as there are
+minibatches in the training rows; the loss is that of the minibatches as the server sees it, with embeddings
+as old as they are."""
 
 
 def write_report(out: Path, outcomes: Sequence[Outcome], *, quick: bool) -> int:
