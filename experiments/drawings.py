@@ -170,7 +170,8 @@ def _sweep(left: Axes, right: Axes, outcome: Outcome) -> None:
                 markersize=4,
                 label=name,
             )
-        axes.set(xlabel=outcome.study.axis, xscale="log", yscale="log")
+        reached = any(value is not None for points in series.values() for _, value, _ in points)
+        axes.set(xlabel=outcome.study.axis, xscale="log", yscale="log" if reached else "linear")
         _plain(axes, "x", sorted({x for points in series.values() for x, _, _ in points}))
         _plain(axes, "y")
     metric = _named(outcome.study.metric)

@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments.harness import Found, by_step_size, level_of, mean_end
 from experiments.results import Verdict
-from experiments.study import ASYNC, CENTRALISED, SYNC, Study
+from experiments.study import ASYNC, CENTRALISED, SYNC, Study, Variant
 from experiments.timed_runs import crossing
 
 
@@ -17,12 +17,14 @@ class Row:
     """One variant's figures.
 
     Attributes:
+        tuned: whether every step size of the grid was tried for it, where the grid decides.
         metric, low, high: at the end: the mean over the seeds, the lowest and the highest.
         seconds, megabytes: until the mean over the seeds is at the level; None if it never is.
     """
 
     variant: str
     step_size: float
+    tuned: bool
     seeds: int
     metric: float
     low: float
@@ -61,14 +63,22 @@ def measure(study: Study, found: Sequence[Found]) -> Outcome:
     """All figures and verdicts of a study."""
     sync = next((each.final for each in found if each.variant.name == SYNC), [])
     level = level_of(study, sync)
-    rows = [_row(each, level) for each in found]
+    rows = [_row(study, found, each, level) for each in found]
     runs = sync or [run for each in found for run in each.final]
     horizon = max(float(run.seconds[-1]) for run in runs)
     by_name = {row.variant: row for row in rows}
     return Outcome(study, found, rows, level, horizon, _judge(study, by_name, level, horizon))
 
 
-def _row(found: Found, level: float) -> Row:
+def _is_tuned(study: Study, found: Sequence[Found], variant: Variant) -> bool:
+    if variant.step_size or len(study.step_sizes) == 1:
+        return True
+    source = variant.like or variant.name
+    tried = next((each.tuning for each in found if each.variant.name == source), [])
+    return len(tried) == len(study.step_sizes) * study.tuning_seeds
+
+
+def _row(study: Study, every: Sequence[Found], found: Found, level: float) -> Row:
     runs = found.final
     ends = [run.final for run in runs]
     sound = [run for run in runs if not run.diverged]
@@ -76,6 +86,7 @@ def _row(found: Found, level: float) -> Row:
     return Row(
         variant=found.variant.name,
         step_size=runs[0].step_size,
+        tuned=_is_tuned(study, every, found.variant),
         seeds=len(runs),
         metric=float(np.mean(ends)),
         low=min(ends),
@@ -98,7 +109,8 @@ def _judge(study: Study, rows: dict[str, Row], level: float, horizon: float) -> 
         verdicts.append(
             Verdict(
                 f"async ends below centralised by, in {study.metric}",
-                f"{scale * behind:.{2 if scale > 1 else 4}f} {unit}".strip(),
+                f"{scale * behind:.{2 if scale > 1 else 4}f} {unit}".strip()
+                + _seeds(rows[ASYNC], rows[CENTRALISED]),
                 f"at most {scale * study.within:g} {unit}".strip(),
                 behind <= study.within,
             )
@@ -110,12 +122,19 @@ def _judge(study: Study, rows: dict[str, Row], level: float, horizon: float) -> 
         verdicts.append(
             Verdict(
                 f"async's seconds to {level:.3f}, as a share of sync's",
-                "not reached" if ratio is None else f"{'below ' if slow is None else ''}{ratio:.2f}",
+                ("not reached" if ratio is None else f"{'below ' if slow is None else ''}{ratio:.2f}")
+                + _seeds(rows[ASYNC], rows[SYNC]),
                 f"at most {study.share:g}",
                 ratio is not None and ratio <= study.share,
             )
         )
     return verdicts
+
+
+def _seeds(one: Row, other: Row) -> str:
+    """What a comparison rests on: one seed is a first look."""
+    fewest = min(one.seeds, other.seeds)
+    return f" ({fewest} seed{'s' if fewest > 1 else ''})"
 
 
 def as_document(outcome: Outcome) -> dict[str, Any]:
@@ -125,6 +144,7 @@ def as_document(outcome: Outcome) -> dict[str, Any]:
         "title": study.title,
         "paper": study.paper,
         "metric": study.metric,
+        "tried_before": study.before,
         "level": outcome.level if np.isfinite(outcome.level) else None,
         "step_sizes": list(study.step_sizes),
         "centralised": None if top is None else top.metric,

@@ -34,15 +34,17 @@ code, pre { font: 0.85rem/1.4 ui-monospace, Menlo, Consolas, monospace; backgrou
 pre { padding: 0.5rem 0.8rem; overflow-x: auto; }
 .small { font-size: 0.86rem; color: #444; }
 """
+_UNTUNED = "* Not every run of the grid has been made for it yet: this step size is not known to be the best."
 _HOW = """Every run is a simulation on a virtual clock with the paper's delays; links cost no time. Each
 rule's step size is the best of one grid, the same for all rules, by runs that are measured on a sixth of
-the training rows, held out: of the step sizes that end within a quarter of a point of the best, the one
-that is fastest to the level. Only the final runs see the test rows. Lines are means over the seeds, and
-bands reach from the lowest to the highest seed; private variants (dashed) use the step size of their rule.
-The end of a run is the mean of the last tenth of its evaluations. The level that is timed is what sync ends
-at, less half a point, unless another is named; the time is when the mean over the seeds first is there. A
-pass is as many uploads of a client as there are minibatches in the training rows; the loss is that of the
-minibatches as the server sees it, with embeddings as old as they are."""
+the training rows, held out (a third for the two smallest sets): of the step sizes that end within a quarter
+of a point of the best (more for those two), the one that is fastest to the level. Only the final runs see
+the test rows. Lines are means over the seeds, and bands reach from the lowest to the highest seed; private
+variants (dashed) use the step size of their rule. The end of a run is the mean of the last tenth of its
+evaluations. The level that is timed is what sync ends at, less half a point, unless another is named; the
+time is when the mean over the seeds first is there. A pass is as many uploads of a client as there are
+minibatches in the training rows; the loss is that of the minibatches as the server sees it, with embeddings
+as old as they are."""
 
 
 def write_report(out: Path, outcomes: Sequence[Outcome], *, quick: bool) -> int:
@@ -135,7 +137,9 @@ def _section(out: Path, outcome: Outcome) -> str:
         f'<img alt="{escape(study.title)}" src="data:image/png;base64,{picture}">',
         f"<p>{verdicts}.</p>" if verdicts else "",
         "" if all(verdict.holds for verdict in outcome.verdicts) else f"<p>{escape(study.why)}</p>",
+        f"<p><b>Tried before.</b> {escape(study.before)}</p>" if study.before else "",
         _table(*_rows(outcome), words=1),
+        "" if all(row.tuned for row in outcome.rows) else f'<p class="small">{_UNTUNED}</p>',
         f"<pre>python -m experiments {study.name} --data ../shared/data</pre>",
     ]
     return "".join(parts)
@@ -155,7 +159,7 @@ def _cells(row: Row, timed: bool) -> list[str]:
     digits = 4
     cells = [
         row.variant,
-        f"{row.step_size:g}",
+        f"{row.step_size:g}" + ("" if row.tuned else "*"),
         str(row.seeds) + (f" ({row.diverged} diverged)" if row.diverged else ""),
         f"{row.metric:.{digits}f}",
         f"{row.low:.{digits}f} to {row.high:.{digits}f}",

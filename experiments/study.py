@@ -46,6 +46,8 @@ class Study:
         licensed: its data are not free to get, so it is made only if it is named.
         paper: what the paper claims; empty for what goes beyond it.
         note: how it was set up where the paper leaves it open, and what to make of the result.
+        before: set-ups tried earlier and what they gave on the test rows: a result after several tries is
+            worth less than a first one, and the report says so.
         why: what keeps it from what is asked, for the report if something does.
         figure: `race` draws the metric against seconds and the loss against passes over the data; `bytes`
             the metric against seconds and megabytes; `sweep` what each x took; `bars` the final metrics.
@@ -73,6 +75,7 @@ class Study:
     licensed: bool = False
     paper: str = ""
     note: str = ""
+    before: str = ""
     why: str = ""
     figure: Literal["race", "bytes", "sweep", "bars"] = "race"
     seeds: int = 5

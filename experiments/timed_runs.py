@@ -15,11 +15,11 @@ import numpy as np
 
 from experiments.figures import Values
 from vafl.build import Run, build
-from vafl.config import Config, from_document, read_document
+from vafl.config import Config, from_document, read_config, read_document
 from vafl.data.dataset import Dataset, split_rows
 from vafl.data.partition import VerticalData, partition
 from vafl.data.sources import load
-from vafl.errors import Diverged, RunFolderError
+from vafl.errors import ConfigError, Diverged, RunFolderError
 from vafl.launch import summarise
 from vafl.observe.record import RecordedRun, RunFolder, read_run
 from vafl.runtime.simulator import Simulator
@@ -147,11 +147,14 @@ def was_made(job: Job) -> bool:
 
 
 def _known(job: Job, config: Config) -> RecordedRun | None:
-    """The run in the job's folder, if it has ended and was this one."""
+    """The run in the job's folder, if it has ended and was this one.
+
+    Settings that came into being since then had their defaults.
+    """
     try:
-        same = (job.out / "config.toml").read_text(encoding="utf-8") == config.to_toml()
+        same = read_config(job.out / "config.toml") == config
         run = read_run(job.out)
-    except (OSError, RunFolderError):
+    except (ConfigError, RunFolderError):
         return None
     return run if same and run.summary.get("held_out") == job.held_out else None
 

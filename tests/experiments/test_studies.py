@@ -56,6 +56,9 @@ def test_a_run_on_other_rows_is_another_run(tmp_path, mnist):
     train(first)
     assert was_made(first)
     assert not was_made(other)
+    config = first.out / "config.toml"
+    config.write_text(config.read_text().replace("threads = 1\n", ""))  # as before there was such a setting
+    assert was_made(first)
     assert train(other).run.summary["rows"] == 600
 
 
