@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench soak chaos theory experiments clean
+.PHONY: demo test slow lint bench soak chaos theory experiments clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -13,7 +13,10 @@ demo: .venv/installed
 	$(BIN)/vafl demo --out build/demo
 
 test: .venv/installed lint
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal --cov --cov-report=term
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal -m "not slow" --cov --cov-report=term
+
+slow: .venv/installed
+	$(BIN)/pytest -m slow
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from benchmarks import soak
 from benchmarks.soak import main, memory_verdict, time_verdict
 
@@ -34,6 +35,7 @@ def test_time_may_vary_but_not_grow():
     assert seen["slowing"] > 1.5
 
 
+@pytest.mark.slow
 def test_a_small_soak(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(soak, "EVERY_SECONDS", 0.05)
     main(["--updates", "300", "--out", str(tmp_path / "soak.json")])

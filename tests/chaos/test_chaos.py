@@ -13,6 +13,7 @@ from tests.chaos.wires import Unable, Wires
 from vafl.runtime.identity import SERVER
 
 
+@pytest.mark.slow
 def test_a_federation_outlives_a_few_kills(tmp_path):
     """Of a client amid the run, and of the server while that client starts again."""
     plan = Plan(clients=1, server=1, pause=(0.0, 0.1), progress=(50, 100), seed=10)

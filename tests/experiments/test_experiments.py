@@ -31,6 +31,7 @@ def test_privacy_curves_quick(tmp_path):
     assert set(read(tmp_path)["measured"]["digits"]) == {"none", *privacy_curves.MODES}
 
 
+@pytest.mark.slow
 def test_realtime_mnist_quick(tmp_path, mnist):
     """Real processes: whether async wins on a busy machine is not for a test to say."""
     assert realtime_mnist.main(["--quick", "--data", str(mnist), "--out", str(tmp_path)]) in (0, 1)
@@ -40,6 +41,7 @@ def test_realtime_mnist_quick(tmp_path, mnist):
     assert measured["share"][0] > 0
 
 
+@pytest.mark.slow
 def test_convergence_quick(tmp_path):
     assert convergence.main(["--quick", "--out", str(tmp_path)]) == 0
     assert_drawn(tmp_path, "convergence")
