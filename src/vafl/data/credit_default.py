@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 
-from vafl.data.dataset import Dataset, digest_records, split_rows
+from vafl.data.dataset import Dataset, split_rows
 from vafl.data.public import missing_data, require_count
 from vafl.errors import DataError
 
@@ -32,15 +31,12 @@ def load_credit_default(folder: Path, test_fraction: float, seed: int, rows: int
         ) from error
     require_count(path, "clients", table.height, rows)
     train, test = split_rows(table.height, test_fraction, seed)
-    numbers = features.to_numpy()
-    return Dataset(
-        name="credit_default",
-        train=np.ascontiguousarray(numbers[train]),
-        test=np.ascontiguousarray(numbers[test]),
-        train_labels=labels[train],
-        test_labels=labels[test],
+    return Dataset.of_rows(
+        "credit_default",
+        features.to_numpy(),
+        labels,
+        train,
+        test,
         columns=tuple(features.columns),
         classes=("paid", "default"),
-        record_digest=digest_records(train, test),
-        records=np.array([*train, *test], dtype=np.int64),
     )

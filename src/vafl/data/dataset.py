@@ -61,6 +61,31 @@ class Dataset:
                 f'"{self.classes[int(self.train_labels[0])]}". Is data.label the right column?'
             )
 
+    @classmethod
+    def of_rows(
+        cls,
+        name: str,
+        features: Array,
+        labels: Labels,
+        train: Sequence[int],
+        test: Sequence[int],
+        *,
+        columns: tuple[str, ...],
+        classes: tuple[str, ...] | None,
+    ) -> "Dataset":
+        """These rows of one table to train on, those to test."""
+        return cls(
+            name=name,
+            train=np.ascontiguousarray(features[train]),
+            test=np.ascontiguousarray(features[test]),
+            train_labels=labels[train],
+            test_labels=labels[test],
+            columns=columns,
+            classes=classes,
+            record_digest=digest_records(train, test),
+            records=np.array([*train, *test], dtype=np.int64),
+        )
+
     @property
     def is_table(self) -> bool:
         """Whether columns differ in what they measure, and so in scale; an image's pixels do not."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from vafl.data.dataset import Dataset, digest_records, split_rows
+from vafl.data.dataset import Dataset, split_rows
 from vafl.errors import DataError
 
 _FILES = ("pd_speech_features.csv", "pd_speech_features.csv.gz")
@@ -35,19 +35,17 @@ def load_parkinson(folder: Path, test_fraction: float, seed: int) -> Dataset:
     people, of_row = np.unique(table["id"].to_numpy(), return_inverse=True)
     _, held_out = split_rows(len(people), test_fraction, seed)
     is_test = np.isin(of_row, held_out)
-    train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
-    features = table.drop("id", "class").cast(pl.Float32).to_numpy()
+    train, test = np.flatnonzero(~is_test).tolist(), np.flatnonzero(is_test).tolist()
+    features = table.drop("id", "class").cast(pl.Float32)
     labels = table["class"].cast(pl.Int64).to_numpy()
-    return Dataset(
-        name="parkinson",
-        train=np.ascontiguousarray(features[train]),
-        test=np.ascontiguousarray(features[test]),
-        train_labels=labels[train],
-        test_labels=labels[test],
-        columns=tuple(name for name in table.columns if name not in ("id", "class")),
+    return Dataset.of_rows(
+        "parkinson",
+        features.to_numpy(),
+        labels,
+        train,
+        test,
+        columns=tuple(features.columns),
         classes=("control", "patient"),
-        record_digest=digest_records(train.tolist(), test.tolist()),
-        records=np.concatenate([train, test]),
     )
 
 

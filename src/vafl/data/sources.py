@@ -184,17 +184,7 @@ def _split(
 ) -> Dataset:
     numbers, classes = encode_labels(labels, regression=regression, name=settings.name)
     train, test = split_rows(len(features), settings.test_fraction, seed)
-    return Dataset(
-        name=settings.name,
-        train=np.ascontiguousarray(features[train]),
-        test=np.ascontiguousarray(features[test]),
-        train_labels=numbers[train],
-        test_labels=numbers[test],
-        columns=columns,
-        classes=classes,
-        record_digest=digest_records(train, test),
-        records=np.array([*train, *test], dtype=np.int64),
-    )
+    return Dataset.of_rows(settings.name, features, numbers, train, test, columns=columns, classes=classes)
 
 
 def _load_idx(settings: DataSettings) -> Dataset:
