@@ -5,7 +5,6 @@ A command loads what it needs and no more: a federation on one machine starts ma
 
 import argparse
 import json
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from vafl.commands.configured import add_config_options, overrides
+from vafl.commands.configured import add_config_options, log_to_stderr, overrides
 from vafl.errors import ConfigError, VaflError
 
 if TYPE_CHECKING:
@@ -139,7 +138,7 @@ def _config(options: argparse.Namespace) -> "Config":
 def _server(options: argparse.Namespace, console: Console) -> None:
     from vafl.federation.server import ServerRun
 
-    _log_to_stderr()
+    log_to_stderr()
     out = options.out or _free_folder(options.config.stem)
     served = ServerRun(_config(options), out, console, resume=options.resume, overwrite=options.overwrite)
     _report(served.run(lambda address: console.print(f"listening on {address}")), console)
@@ -148,7 +147,7 @@ def _server(options: argparse.Namespace, console: Console) -> None:
 def _client(options: argparse.Namespace, console: Console) -> None:
     from vafl.federation.client import run_client
 
-    _log_to_stderr()
+    log_to_stderr()
     out = options.out or Path("runs") / f"{options.config.stem}-{options.party}"
     reason = run_client(
         _config(options), options.party, out, resume=options.resume, overwrite=options.overwrite
@@ -159,13 +158,9 @@ def _client(options: argparse.Namespace, console: Console) -> None:
 def _up(options: argparse.Namespace, console: Console) -> None:
     from vafl.federation.up import up
 
-    _log_to_stderr()
+    log_to_stderr()
     out = options.out or _free_folder(options.config.stem)
     _report(up(_config(options), out, console, overwrite=options.overwrite), console)
-
-
-def _log_to_stderr() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
 
 
 def _report(recorded: "RecordedRun", console: Console) -> None:

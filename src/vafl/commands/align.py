@@ -1,14 +1,12 @@
 """`vafl align`: which of the parties' records are the same, without showing the others."""
 
 import argparse
-import logging
-import sys
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from vafl.commands.configured import add_config_options, overrides
+from vafl.commands.configured import add_config_options, log_to_stderr, overrides
 from vafl.config import read_config
 from vafl.errors import ConfigError
 from vafl.federation.align import align_all, align_party
@@ -29,7 +27,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
 
 def align(options: argparse.Namespace, console: Console) -> None:
     """Runs one party's part, or everybody's."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
+    log_to_stderr()
     if options.workers < 0:
         raise ConfigError(f"--workers must be 0 or more. Found {options.workers}.")
     config = read_config(Path(options.config), overrides(options))

@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import logging
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,11 @@ def overrides(options: argparse.Namespace) -> list[str]:
     """`section.key=value` for each thing that the command line says."""
     folder = options.data or os.environ.get("VAFL_DATA", "")
     return [*([f"data.folder={json.dumps(folder)}"] if folder else []), *options.set]
+
+
+def log_to_stderr() -> None:
+    """What a party of a federation does is told there, beside what its command prints."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
 
 
 def as_json(report: Any) -> str:

@@ -1,14 +1,12 @@
 """`vafl predict`: a trained model used on whole tables; each party runs its part."""
 
 import argparse
-import logging
-import sys
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from vafl.commands.configured import add_config_options, overrides
+from vafl.commands.configured import add_config_options, log_to_stderr, overrides
 from vafl.config import read_config
 from vafl.federation.prediction import answer, predict
 from vafl.runtime.identity import SERVER
@@ -31,7 +29,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
 
 def run(options: argparse.Namespace, console: Console) -> None:
     """One party's part."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
+    log_to_stderr()
     config = read_config(options.config, overrides(options))
     if options.party != SERVER:
         console.print(f"the server is done: {answer(config, options.party, options.model)}")

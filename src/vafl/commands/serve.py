@@ -1,14 +1,12 @@
 """`vafl serve`: a trained model asked live; the server answers HTTP, clients answer the server."""
 
 import argparse
-import logging
-import sys
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from vafl.commands.configured import add_config_options, overrides
+from vafl.commands.configured import add_config_options, log_to_stderr, overrides
 from vafl.config import read_config
 from vafl.federation.prediction import answer
 from vafl.federation.serving import serve
@@ -32,7 +30,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
 
 def run(options: argparse.Namespace, console: Console) -> None:
     """One party's part, until the server is told to stop."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
+    log_to_stderr()
     config = read_config(options.config, overrides(options))
     if options.party != SERVER:
         console.print(f"the server is done: {answer(config, options.party, options.model)}")
