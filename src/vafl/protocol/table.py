@@ -71,6 +71,7 @@ class EmbeddingTable:
             np.sum(self._held, axis=0, dtype=np.float64, out=self._sums)
         else:
             self._views = [self._held[:, column] for column in self.columns]
+        self._items = [_as_items(view) for view in self._views]
         held = torch.from_numpy(self._held)
         self.cells = held.transpose(0, 1) if summed else held
         self.sums = None if self._sums is None else torch.from_numpy(self._sums)
@@ -106,12 +107,12 @@ class EmbeddingTable:
 
     def store(self, client: int, rows: Tensor, embeddings: Tensor, iteration: int) -> None:
         """Replaces the cells of `client` at distinct `rows`: fresh for step `iteration`."""
-        numbers, fresh, view = rows.numpy(), np.ascontiguousarray(embeddings.numpy()), self._views[client]
+        numbers, fresh = rows.numpy(), np.ascontiguousarray(embeddings.numpy())
         if self._sums is None:
-            _as_items(view)[numbers] = _as_items(fresh)
+            self._items[client][numbers] = _as_items(fresh)
         else:
-            old = view.take(numbers, 0)
-            _as_items(view)[numbers] = _as_items(fresh)
+            old = self._views[client].take(numbers, 0)
+            self._items[client][numbers] = _as_items(fresh)
             _as_items(self._sums)[numbers] = _as_items(self._changed(self._sums, numbers, old, fresh))
         self.stored_at[:, client][numbers] = iteration
 
