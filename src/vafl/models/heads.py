@@ -1,11 +1,13 @@
 """The server's head theta_0: from the embeddings' sum, or their concatenation, to outputs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from vafl.models.embeddings import mlp
+
+WayBack = Callable[[Tensor], tuple[Tensor, list[Tensor]]]
 
 
 class Bias(nn.Module):
@@ -19,9 +21,14 @@ class Bias(nn.Module):
         """[batch, outputs] -> [batch, outputs]."""
         return sums + self.bias
 
-    def pull_back(self, slopes: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Slopes of the outputs -> those of the sums and of the parameters."""
-        return slopes, [slopes.sum(0)]
+    def with_way_back(self) -> Callable[[Tensor], tuple[Tensor, WayBack]]:
+        """The same, and the map from slopes of the outputs to those of the sums and of the parameters."""
+        bias = self.bias.detach()
+        return lambda sums: (sums + bias, _through_a_sum)
+
+
+def _through_a_sum(slopes: Tensor) -> tuple[Tensor, list[Tensor]]:
+    return slopes, [slopes.sum(0)]
 
 
 def linear(inputs: int, outputs: int) -> nn.Module:

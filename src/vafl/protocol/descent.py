@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 import torch
@@ -134,6 +135,8 @@ class Descent:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._values = [parameter.detach() for parameter in self.parameters]  # the same memory, no graph
         self._step_size = step_size
+        if optimiser is None and not all(value.is_contiguous() for value in self._values):
+            optimiser = partial(torch.optim.SGD, lr=1.0, momentum=momentum)  # the fused step cannot see that
         self._optimiser = optimiser(self.parameters) if optimiser and self.parameters else None
         self._momentum = momentum
         self._velocities = [torch.zeros_like(value) for value in self._values] if momentum else []
@@ -147,14 +150,21 @@ class Descent:
         if len(gradients) != len(self._values):
             raise ValueError(f"{len(self._values)} gradients are needed. Found {len(gradients)}")
         if self._values:
-            self._move(list(gradients), step_size)
+            self._move([gradient.contiguous() for gradient in gradients], step_size)
 
     def _move(self, gradients: list[Tensor], step_size: float) -> None:
-        if self._velocities:
-            torch._foreach_mul_(self._velocities, self._momentum)
-            torch._foreach_add_(self._velocities, gradients)
-            gradients = self._velocities
-        torch._foreach_add_(self._values, gradients, alpha=-step_size)
+        torch._fused_sgd_(
+            self._values,
+            gradients,
+            self._velocities,
+            weight_decay=0.0,
+            momentum=self._momentum,
+            lr=step_size,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
 
     def _step_optimiser(
         self, optimiser: torch.optim.Optimizer, gradients: Sequence[Tensor], step_size: float

@@ -38,14 +38,15 @@ def pull_back(outputs: Tensor, slopes: Tensor, inputs: Sequence[Tensor]) -> list
 def head_with_way_back(head: nn.Module, parameters: Sequence[Tensor]) -> HeadPass:
     """inputs [batch, ...] -> outputs, and the map from their slopes to those of the inputs and parameters.
 
-    A head may bring that map itself, as `pull_back(slopes)`; then no graph is recorded, nor for affine
-    layers and ReLUs. Which of these a head is, is found out here, once.
+    A head may bring that itself, as `with_way_back()`; then no graph is recorded, nor for affine layers
+    and ReLUs. Which of these a head is, is found out here, once.
     """
-    closed_form = getattr(head, "pull_back", None)
+    closed_form = getattr(head, "with_way_back", None)
     if closed_form is not None and parameters:
-        return partial(_by_itself, head, closed_form)
+        own: HeadPass = closed_form()
+        return own
     if layers := _plain_layers(head, parameters):
-        return partial(_layer_by_layer, layers)
+        return Chain(layers).as_head
 
     def by_a_graph(inputs: Tensor) -> tuple[Tensor, HeadPullBack]:
         inputs.requires_grad_()
@@ -60,32 +61,19 @@ def head_with_way_back(head: nn.Module, parameters: Sequence[Tensor]) -> HeadPas
     return by_a_graph
 
 
-@torch.no_grad()
-def _by_itself(head: nn.Module, way_back: HeadPullBack, inputs: Tensor) -> tuple[Tensor, HeadPullBack]:
-    return head(inputs), way_back
-
-
-def _layer_by_layer(layers: Sequence[nn.Module], inputs: Tensor) -> tuple[Tensor, HeadPullBack]:
-    chain = Chain.through(layers, inputs)
-    return chain.outputs, chain.pull_back
-
-
 def model_with_way_back(model: nn.Module, parameters: Sequence[Tensor]) -> ModelPass:
     """inputs -> embeddings [batch, width], and the map from their slopes to the parameters'.
 
     Affine layers and ReLUs need no graph for that; what the model is made of is found out here, once.
     """
-    layers = _plain_layers(model, parameters)
-
-    def layer_by_layer(inputs: Tensor) -> tuple[Tensor, PullBack]:
-        chain = Chain.through(layers, inputs)
-        return chain.outputs, Affine(inputs) if len(layers) == 1 else chain.pull_back_to_parameters
+    if layers := _plain_layers(model, parameters):
+        return Chain(layers).as_model
 
     def by_a_graph(inputs: Tensor) -> tuple[Tensor, PullBack]:
         embeddings = model(inputs)
         return embeddings.detach(), lambda slopes: pull_back(embeddings, slopes, parameters)
 
-    return layer_by_layer if layers else by_a_graph
+    return by_a_graph
 
 
 def followed_by(
@@ -120,50 +108,46 @@ def ages(back: PullBack) -> bool:
     return getattr(back, "ages", True)
 
 
-@dataclass(frozen=True, slots=True)
 class Chain:
-    """A batch that went through affine layers and ReLUs, and the way back.
+    """Affine layers and ReLUs. It sees the parameters' memory without their graph, and never records one."""
 
-    Attributes:
-        values: what each layer was given, and what the last one gave.
-    """
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        self._affine = [
+            (layer.weight.detach(), layer.bias.detach()) if isinstance(layer, nn.Linear) else None
+            for layer in layers
+        ]
 
-    layers: Sequence[nn.Module]
-    values: Sequence[Tensor]
+    def as_head(self, inputs: Tensor) -> tuple[Tensor, HeadPullBack]:
+        """Outputs, and the way back to the inputs and the parameters."""
+        outputs, given = self._forward(inputs)
+        return outputs, partial(self._back, given, -1)
 
-    @classmethod
-    @torch.no_grad()
-    def through(cls, layers: Sequence[nn.Module], inputs: Tensor) -> "Chain":
-        values = [inputs]
-        for layer in layers:
-            given = values[-1]
-            values.append(
-                F.linear(given, layer.weight, layer.bias) if isinstance(layer, nn.Linear) else given.relu()
-            )
-        return cls(layers, values)
+    def as_model(self, inputs: Tensor) -> tuple[Tensor, PullBack]:
+        """Outputs, and the way back to the parameters."""
+        outputs, given = self._forward(inputs)
+        if len(given) == 1:
+            return outputs, Affine(inputs)
+        return outputs, lambda slopes: self._back(given, 0, slopes)[1]
 
-    @property
-    def outputs(self) -> Tensor:
-        return self.values[-1]
+    def _forward(self, values: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """What the last layer gave, and what each one was given."""
+        given = []
+        for affine in self._affine:
+            given.append(values)
+            values = values.relu() if affine is None else F.linear(values, *affine)
+        return values, given
 
-    def pull_back_to_parameters(self, slopes: Tensor) -> list[Tensor]:
-        return self._pull(slopes, first=0)[1]
-
-    def pull_back(self, slopes: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Slopes of the outputs -> those of the inputs and of the parameters."""
-        return self._pull(slopes, first=-1)
-
-    @torch.no_grad()
-    def _pull(self, slopes: Tensor, first: int) -> tuple[Tensor, list[Tensor]]:
-        """Through an affine layer `first` only to its parameters."""
+    def _back(self, given: Sequence[Tensor], first: int, slopes: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Slopes of the outputs -> those of the inputs and of the parameters; through an affine layer
+        `first` only to its parameters."""
         gradients: list[Tensor] = []
-        for place in reversed(range(len(self.layers))):
-            layer, given = self.layers[place], self.values[place]
-            if isinstance(layer, nn.Linear):
-                gradients += (slopes.sum(0), slopes.t() @ given)
-                slopes = slopes if place == first else slopes @ layer.weight
-            else:
-                slopes = torch.ops.aten.threshold_backward(slopes, given, 0)
+        for place in range(len(given) - 1, -1, -1):
+            affine = self._affine[place]
+            if affine is None:
+                slopes = torch.ops.aten.threshold_backward(slopes, given[place], 0)
+                continue
+            gradients += (slopes.sum(0), slopes.t() @ given[place])
+            slopes = slopes if place == first else slopes @ affine[0]
         return slopes, gradients[::-1]
 
 

@@ -46,7 +46,7 @@ def _matrix_fault(name: str, matrix: Tensor, count: int | None = None) -> str | 
         return f"{name} must be a float32 matrix [rows, width]. Found {matrix.dtype} {list(matrix.shape)}."
     if count is not None and matrix.shape[0] != count:
         return f"{name} must have one line a row, {count}. Found {matrix.shape[0]}."
-    values = matrix.numpy()
+    values = matrix.numpy().ravel("K")
     if not (math.isfinite(np.vdot(values, values)) or np.isfinite(values).all()):  # the first is quick
         return f"{name} must be finite. Found NaN or infinity: a step size too large does that."
     return None
