@@ -51,7 +51,7 @@ def test_an_activation_uploads_the_scheduled_batch_and_waits_for_the_answer():
     assert isinstance(upload, Upload)
     assert (upload.client, upload.activation, upload.answer) == (1, 0, True)
     assert upload.rows.tolist() == BatchSchedule("epochs", ROWS, 3, 0, 1).batch(0).tolist()
-    assert torch.equal(upload.embeddings, own.model(own._features[upload.rows]))
+    torch.testing.assert_close(upload.embeddings, own.model(own._features[upload.rows]).detach())
     assert not upload.embeddings.requires_grad
     assert own.waiting
     assert own.receive(gradient(upload)) == []

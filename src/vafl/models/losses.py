@@ -23,9 +23,8 @@ def softmax(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     scores -= scores.max(0)
     shares = np.exp(scores)
     totals = shares.sum(0)
-    correct = labels.numpy() * len(labels) + np.arange(
-        len(labels)
-    )  # their places in what is [classes, batch]
+    batch = scores.shape[1]
+    correct = labels.numpy() * batch + np.arange(batch)  # their places in what is [classes, batch]
     values = np.log(totals)
     values -= scores.take(correct)
     shares /= totals

@@ -7,18 +7,21 @@ at every other. Only this file knows the engine's own name, which torch keeps to
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.autograd import Variable
 
 PullBack = Callable[[Tensor], list[Tensor]]
 HeadPullBack = Callable[[Tensor], tuple[Tensor, list[Tensor]]]
 ModelPass = Callable[[Tensor], tuple[Tensor, PullBack]]
+Array = npt.NDArray[np.float32]
 HeadPass = Callable[[Tensor], tuple[Tensor, HeadPullBack]]
+_BY_TORCH = 1_000_000  # multiplications of a product from which on torch is faster
 
 
 def pull_back(outputs: Tensor, slopes: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -109,46 +112,76 @@ def ages(back: PullBack) -> bool:
 
 
 class Chain:
-    """Affine layers and ReLUs. It sees the parameters' memory without their graph, and never records one."""
+    """Affine layers and ReLUs, by numpy: for a small network torch's way to each operation is longer than the
+    operation. It sees the parameters' own memory, and never records a graph. What is not finite any more is
+    noticed where it is used."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self._affine = [
-            (layer.weight.detach(), layer.bias.detach()) if isinstance(layer, nn.Linear) else None
+            (layer.weight.detach().numpy(), layer.bias.detach().numpy())
+            if isinstance(layer, nn.Linear)
+            else None
             for layer in layers
         ]
 
     def as_head(self, inputs: Tensor) -> tuple[Tensor, HeadPullBack]:
         """Outputs, and the way back to the inputs and the parameters."""
-        outputs, given = self._forward(inputs)
-        return outputs, partial(self._back, given, -1)
+        outputs, given = self._forward(inputs.numpy())
+        return torch.from_numpy(outputs), partial(self._back, given, -1)
 
     def as_model(self, inputs: Tensor) -> tuple[Tensor, PullBack]:
         """Outputs, and the way back to the parameters."""
-        outputs, given = self._forward(inputs)
-        if len(given) == 1:
-            return outputs, Affine(inputs)
-        return outputs, lambda slopes: self._back(given, 0, slopes)[1]
+        outputs, given = self._forward(inputs.numpy())
+        back = Affine(inputs) if len(given) == 1 else lambda slopes: self._back(given, 0, slopes)[1]
+        return torch.from_numpy(outputs), back
 
-    def _forward(self, values: Tensor) -> tuple[Tensor, list[Tensor]]:
+    @np.errstate(all="ignore")
+    def _forward(self, values: Array) -> tuple[Array, list[Array]]:
         """What the last layer gave, and what each one was given."""
         given = []
         for affine in self._affine:
             given.append(values)
-            values = values.relu() if affine is None else F.linear(values, *affine)
+            if affine is None:
+                values = np.maximum(values, 0)
+            else:
+                values = _product(values, affine[0].T)
+                values += affine[1]
         return values, given
 
-    def _back(self, given: Sequence[Tensor], first: int, slopes: Tensor) -> tuple[Tensor, list[Tensor]]:
+    @np.errstate(all="ignore")
+    def _back(self, given: Sequence[Array], first: int, outer: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Slopes of the outputs -> those of the inputs and of the parameters; through an affine layer
         `first` only to its parameters."""
-        gradients: list[Tensor] = []
+        slopes = outer.numpy()
+        gradients: list[Array] = []
         for place in range(len(given) - 1, -1, -1):
             affine = self._affine[place]
             if affine is None:
-                slopes = torch.ops.aten.threshold_backward(slopes, given[place], 0)
+                slopes = slopes * (given[place] > 0)
                 continue
-            gradients += (slopes.sum(0), slopes.t() @ given[place])
-            slopes = slopes if place == first else slopes @ affine[0]
-        return slopes, gradients[::-1]
+            gradients += (_sum_of_rows(slopes), _product(slopes.T, given[place]))
+            slopes = slopes if place == first else _product(slopes, affine[0])
+        return torch.from_numpy(slopes), [torch.from_numpy(gradient) for gradient in reversed(gradients)]
+
+
+def _product(left: Array, right: Array) -> Array:
+    """left @ right: numpy begins sooner, torch is faster once it has begun, and may use several cores."""
+    if left.size * right.shape[1] < _BY_TORCH:
+        product: Array = left @ right
+        return product
+    by_torch: Array = torch.mm(torch.from_numpy(left), torch.from_numpy(right)).numpy()
+    return by_torch
+
+
+def _sum_of_rows(matrix: Array) -> Array:
+    """matrix.sum(0), as a product: numpy's own sum takes five times as long where columns are few."""
+    total: Array = _ones(len(matrix)) @ matrix
+    return total
+
+
+@lru_cache(maxsize=16)
+def _ones(count: int) -> Array:
+    return np.ones(count, np.float32)
 
 
 def _plain_layers(module: nn.Module, parameters: Sequence[Tensor]) -> list[nn.Module]:

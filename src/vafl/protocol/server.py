@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -414,9 +416,11 @@ class Server:
         outputs, pull_back = self._through_head(self.table.read(rows))
         losses, slopes = self._loss(outputs, take_rows(self._labels, rows))
         weights = _mean_weights(tuple([turn.rows.numel() for turn in turns]))
-        loss = float(losses @ weights)
+        loss = float(losses.numpy() @ weights[:, 0])
         self.losses.check(loss, self.iteration)
-        gradient, steps = pull_back(slopes.mul_(weights[:, None]))
+        scaled = slopes.numpy()
+        scaled *= weights
+        gradient, steps = pull_back(slopes)
         iteration = self.iteration
         if group[0].steps:
             self.losses.note(loss)
@@ -471,6 +475,7 @@ def listed(clients: Iterable[int], names: Sequence[str]) -> str:
 
 
 @lru_cache(maxsize=16)
-def _mean_weights(sizes: tuple[int, ...]) -> Tensor:
-    """Weights that make a sum over all rows the mean, over the turns, of each turn's mean."""
-    return torch.cat([torch.full((size,), 1 / (size * len(sizes))) for size in sizes])
+def _mean_weights(sizes: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """[rows, 1]: weights that make a sum over all rows the mean, over the turns, of each turn's mean."""
+    each = [np.full((size, 1), 1 / (size * len(sizes)), np.float32) for size in sizes]
+    return np.concatenate(each)

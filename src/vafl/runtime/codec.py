@@ -179,7 +179,8 @@ class Codec:
         words = getattr(message, layout.words) if layout.words else None
         grid = matrix if words is None else words
         counters, text = _counters_and_text(message, layout)
-        lines = len(rows) if rows is not None else 0 if matrix is None else len(matrix)
+        first = matrix if rows is None else rows
+        lines = 0 if first is None else first.shape[0]  # len() of a tensor takes longer than all of this
         header = _HEADER.pack(
             _MAGIC,
             _VERSION,
