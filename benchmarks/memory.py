@@ -10,8 +10,8 @@ from benchmarks.simulator import random_data
 from vafl.build import build
 from vafl.config import Config
 from vafl.protocol.schedule import ScheduleSettings
+from vafl.runtime.settings import StopSettings
 from vafl.runtime.simulator import Simulator
-from vafl.runtime.training import StopSettings
 
 REPEATS = 5
 

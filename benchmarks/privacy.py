@@ -19,9 +19,9 @@ from vafl.config import Config
 from vafl.data.partition import VerticalData
 from vafl.models.settings import ModelSettings
 from vafl.privacy.settings import PrivacySettings
-from vafl.protocol.descent import OptimiserSettings
 from vafl.protocol.messages import Gradient, Upload
 from vafl.protocol.schedule import ScheduleSettings
+from vafl.protocol.settings import OptimiserSettings
 
 _TRAINED = PrivacySettings(clip=1.0, noise=1.0, gradient_clip=1.0, gradient_noise=1.0)
 _STEPS = 40

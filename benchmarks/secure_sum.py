@@ -15,8 +15,8 @@ from vafl.build import make_client, make_plan
 from vafl.config import Config
 from vafl.privacy.settings import PrivacySettings
 from vafl.protocol.messages import Gradient, Keys, MaskedUpload, Offer, Rekey, Upload
-from vafl.protocol.rules import RuleSettings
 from vafl.protocol.schedule import ScheduleSettings
+from vafl.protocol.settings import RuleSettings
 
 _STEPS, _BATCH = 40, 600
 

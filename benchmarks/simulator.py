@@ -20,11 +20,11 @@ from vafl.build import Run, build
 from vafl.config import Config
 from vafl.data.partition import Party, VerticalData
 from vafl.models.settings import ModelSettings
-from vafl.protocol.descent import OptimiserSettings
 from vafl.protocol.messages import ClientMessage, Refresh, ServerMessage, Upload
 from vafl.protocol.schedule import ScheduleSettings
+from vafl.protocol.settings import OptimiserSettings
+from vafl.runtime.settings import StopSettings
 from vafl.runtime.simulator import Simulator
-from vafl.runtime.training import StopSettings
 
 CLASSES = 10
 STEP_SIZE, L2 = 0.1, 0.001

@@ -7,15 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vafl.config import Config, from_document, read_config
-from vafl.data.partition import PartitionSettings
-from vafl.data.sources import DataSettings
+from vafl.data.settings import DataSettings, PartitionSettings
 from vafl.errors import ConfigError
 from vafl.models.settings import ModelSettings
-from vafl.protocol.descent import OptimiserSettings
-from vafl.protocol.rules import RuleSettings
 from vafl.protocol.schedule import ScheduleSettings
+from vafl.protocol.settings import OptimiserSettings, RuleSettings
 from vafl.runtime.delays import DelaySettings, DropOut
-from vafl.runtime.training import StopSettings
+from vafl.runtime.settings import StopSettings
 
 
 def refused(said, **document):

@@ -18,7 +18,7 @@ from vafl.cli import main
 from vafl.data.aligned import join
 from vafl.errors import ConfigError
 from vafl.runtime.identity import issue, make_authority
-from vafl.runtime.training import StopSettings
+from vafl.runtime.settings import StopSettings
 
 NUMBERS = {"bank": {"ignore": ["job"]}, "shop": {"ignore": ["city"]}}
 DP = {"clip": 1.0, "noise": 0.01}

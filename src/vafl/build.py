@@ -14,12 +14,15 @@ from vafl.config import Config
 from vafl.data.aligned import load_tables
 from vafl.data.dataset import with_validation
 from vafl.data.partition import VerticalData, partition
+from vafl.data.settings import LABEL_HOLDER
 from vafl.data.sources import load
-from vafl.data.tables import LABEL_HOLDER
 from vafl.errors import ConfigError
+from vafl.models.embeddings import make_embedding
+from vafl.models.heads import make_head
 from vafl.models.losses import LOSSES, Metric, metric
 from vafl.privacy.fixed_point import decode
 from vafl.privacy.guard import Guard, guard
+from vafl.privacy.labels import GradientMask
 from vafl.privacy.ledger import Ledger
 from vafl.privacy.secure_sum import KeyAgreement, NoWitness, Witness
 from vafl.privacy.settings import GUARANTEED
@@ -27,6 +30,7 @@ from vafl.protocol.bound import DelayBound
 from vafl.protocol.centralised import Centralised
 from vafl.protocol.client import Client
 from vafl.protocol.delays import DelaySummary
+from vafl.protocol.descent import Descent
 from vafl.protocol.masked_client import MaskedClient
 from vafl.protocol.masked_server import MaskedServer, SumTable
 from vafl.protocol.rules import Rule
@@ -228,11 +232,11 @@ def _models(config: Config, data: VerticalData, task: Task) -> tuple[list[nn.Mod
                 torch.manual_seed(config.seed + (index + 1) * _MODEL_STREAMS)
             known = party.train.numel() > 0
             models.append(
-                config.model.make_embedding(party.train.shape[1:], task.outputs) if known else nn.Identity()
+                make_embedding(config.model, party.train.shape[1:], task.outputs) if known else nn.Identity()
             )
         if alone:
             torch.manual_seed(config.seed)
-        return models, config.model.make_head(len(models), task.outputs)
+        return models, make_head(config.model, len(models), task.outputs)
 
 
 def _simulator(plan: Plan, guards: Sequence[Guard | None]) -> Simulator:
@@ -264,10 +268,10 @@ def make_server(plan: Plan, table: EmbeddingTable | None = None) -> Server:
         plan.data.train_labels,
         plan.head,
         LOSSES[plan.task.loss],
-        plan.config.optimiser.descent(plan.head.parameters(), server=True),
+        Descent.of(plan.config.optimiser, plan.head.parameters(), server=True),
         Rule.of(rule, clients),
         DelayBound(rule.delay_bound, rule.when_unanswered) if rule.delay_bound else None,
-        plan.config.labels.mask(),
+        GradientMask.of(plan.config.labels),
     )
     if isinstance(table, SumTable):
         server: Server = MaskedServer(table, *others, decode=decode)
@@ -335,7 +339,7 @@ def make_client(
         index,
         features if own is None else own.features,
         model,
-        config.optimiser.descent(model.parameters()),
+        Descent.of(config.optimiser, model.parameters()),
         schedules[index],
         make_refresh(config, index, schedules),
         config.rule,
@@ -371,8 +375,8 @@ def make_refresh(config: Config, index: int, schedules: Sequence[BatchSchedule])
 
 def _centralised(plan: Plan) -> Centralised:
     config = plan.config
-    descents = [config.optimiser.descent(model.parameters()) for model in plan.models]
-    descents.append(config.optimiser.descent(plan.head.parameters(), server=True))
+    descents = [Descent.of(config.optimiser, model.parameters()) for model in plan.models]
+    descents.append(Descent.of(config.optimiser, plan.head.parameters(), server=True))
     return Centralised(
         [party.train for party in plan.data.parties],
         plan.data.train_labels,

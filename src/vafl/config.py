@@ -14,20 +14,14 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tomli_w
 
-from vafl.data.partition import PartitionSettings
-from vafl.data.sources import DataSettings
-from vafl.data.tables import LABEL_HOLDER, TableSettings
+from vafl.data.settings import LABEL_HOLDER, DataSettings, PartitionSettings, TableSettings
 from vafl.errors import ConfigError
 from vafl.models.settings import ModelSettings
-from vafl.privacy.labels import LabelSettings
-from vafl.privacy.settings import PrivacySettings
-from vafl.protocol.descent import OptimiserSettings
-from vafl.protocol.rules import RuleSettings
+from vafl.privacy.settings import LabelSettings, PrivacySettings
 from vafl.protocol.schedule import ScheduleSettings
+from vafl.protocol.settings import OptimiserSettings, RuleSettings
 from vafl.runtime.delays import DelaySettings
-from vafl.runtime.grpc.wire import NetworkSettings
-from vafl.runtime.prediction import PredictionSettings
-from vafl.runtime.training import EvaluationSettings, StopSettings
+from vafl.runtime.settings import EvaluationSettings, NetworkSettings, PredictionSettings, StopSettings
 
 _FILES = (("data", "path"), ("delays", "trace"), ("network", "certificates"), ("labels", "file"))
 

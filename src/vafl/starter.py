@@ -7,7 +7,8 @@ from pathlib import Path
 
 import polars as pl
 
-from vafl.data.tables import LABEL_HOLDER, SEPARATORS, Table, TableSettings
+from vafl.data.settings import LABEL_HOLDER, TableSettings
+from vafl.data.tables import SEPARATORS, Table
 from vafl.errors import ConfigError, DataError
 
 _TEMPLATE = """# A vafl run. A key left out keeps its default; the resolved file is saved with the result.

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from vafl.build import load_data
 from vafl.config import Config
-from vafl.data.aligned import find_alignments, open_table
+from vafl.data.aligned import find_alignments
 from vafl.data.dataset import Records
 from vafl.data.encoding import Encoder
-from vafl.data.tables import POSITION
+from vafl.data.tables import POSITION, open_table
 from vafl.models.folder import StoredModel
 from vafl.runtime.identity import SERVER
 

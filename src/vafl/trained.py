@@ -13,7 +13,9 @@ from vafl.build import Plan, Run
 from vafl.config import Config
 from vafl.data.partition import VerticalData
 from vafl.errors import RunFolderError
+from vafl.models.embeddings import make_embedding
 from vafl.models.folder import StoredModel, read_model, write_model
+from vafl.models.heads import make_head
 from vafl.models.settings import ModelSettings
 from vafl.protocol.masked_server import SumTable
 from vafl.protocol.respondent import embed
@@ -111,9 +113,9 @@ def rebuild(stored: StoredModel) -> nn.Module:
     except (KeyError, TypeError) as error:
         raise RunFolderError(f'the manifest in "{stored.path}" describes no model: {error}.') from error
     if manifest.kind == "head":
-        module = settings.make_head(len(manifest.parties), manifest.outputs)
+        module = make_head(settings, len(manifest.parties), manifest.outputs)
     else:
-        module = settings.make_embedding(manifest.features, manifest.outputs)
+        module = make_embedding(settings, manifest.features, manifest.outputs)
     stored.load_into(module)
     return module.eval()
 

@@ -7,8 +7,9 @@ import pytest
 from tests.federation import parameters, same
 from vafl.build import build
 from vafl.config import from_document
-from vafl.data.partition import PartitionSettings, partition
-from vafl.data.sources import DataSettings, load
+from vafl.data.partition import partition
+from vafl.data.settings import DataSettings, PartitionSettings
+from vafl.data.sources import load
 
 LAYOUTS = {"linear": "columns", "mlp": "columns", "cnn": "bands", "lstm": "sequence"}
 HEADS = [("bias", "sum"), ("linear", "sum"), ("linear", "concat"), ("mlp", "sum"), ("mlp", "concat")]

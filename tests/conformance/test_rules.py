@@ -5,8 +5,9 @@ import pytest
 from tests.federation import parameters, same
 from vafl.build import Run, build
 from vafl.config import from_document
-from vafl.data.partition import PartitionSettings, partition
-from vafl.data.sources import DataSettings, load
+from vafl.data.partition import partition
+from vafl.data.settings import DataSettings, PartitionSettings
+from vafl.data.sources import load
 
 CLIENTS = 3
 GOOD = 0.85  # logistic regression on digits ends near 0.95; ten classes, so guessing gives 0.1

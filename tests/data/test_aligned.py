@@ -12,7 +12,7 @@ from tests.companies import configuration, write_companies
 from vafl.build import make_plan
 from vafl.data.aligned import Split, join, load_tables
 from vafl.data.alignment import Alignment
-from vafl.data.sources import DataSettings
+from vafl.data.settings import DataSettings
 from vafl.errors import ConfigError, DataError
 
 

@@ -11,7 +11,8 @@ import tomli_w
 
 from vafl.data.encoding import Encoder
 from vafl.data.fitting import fit
-from vafl.data.tables import POSITION, Table, TableSettings
+from vafl.data.settings import TableSettings
+from vafl.data.tables import POSITION, Table
 from vafl.errors import DataError
 
 CSV = """id,age,job,plan,income,note,empty,same

@@ -7,9 +7,10 @@ import pytest
 
 from vafl.data.mimic3 import FEATURES as MIMIC_FEATURES
 from vafl.data.mimic3 import load_mimic3
-from vafl.data.partition import PartitionSettings, partition
+from vafl.data.partition import partition
 from vafl.data.physionet2012 import load_physionet2012
 from vafl.data.series import HOURS, Measurements, by_hour, filled
+from vafl.data.settings import PartitionSettings
 from vafl.errors import DataError
 
 DEATHS = {"a": (3, 1), "b": (2, 1)}

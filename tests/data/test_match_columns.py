@@ -2,7 +2,7 @@
 
 import pytest
 
-from vafl.data.partition import match_columns
+from vafl.data.columns import match_columns
 from vafl.errors import DataError
 
 

@@ -4,8 +4,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vafl.data.columns import match_columns
 from vafl.data.dataset import Dataset
-from vafl.data.partition import PartitionSettings, match_columns, partition
+from vafl.data.partition import partition
+from vafl.data.settings import PartitionSettings
 from vafl.errors import ConfigError, DataError
 
 COLUMNS = ("age", "pay_1", "pay_2", "limit")

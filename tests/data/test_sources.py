@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from vafl.data import sources
-from vafl.data.sources import DataSettings, load, read_idx
+from vafl.data.settings import DataSettings
+from vafl.data.sources import load, read_idx
 from vafl.errors import ConfigError, DataError
 
 # --- sets that scikit-learn carries ---

@@ -7,7 +7,8 @@ import sys
 import polars as pl
 import pytest
 
-from vafl.data.tables import POSITION, Table, TableSettings
+from vafl.data.settings import TableSettings
+from vafl.data.tables import POSITION, Table
 from vafl.errors import ConfigError, DataError
 
 
@@ -110,7 +111,8 @@ def test_settings_that_cannot_be_meant_are_refused(settings, message):
 _READ = """
 import resource, sys
 import polars as pl
-from vafl.data.tables import POSITION, Table, TableSettings
+from vafl.data.tables import POSITION, Table
+from vafl.data.settings import TableSettings
 own = Table("bank", TableSettings(sys.argv[1], "id"))
 wanted = pl.DataFrame({"id": own.ids()}).with_row_index(POSITION)[::10]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -3,7 +3,8 @@ import torch
 from torch import nn
 
 from vafl.errors import ConfigError
-from vafl.models.heads import Bias
+from vafl.models.embeddings import make_embedding
+from vafl.models.heads import Bias, make_head
 from vafl.models.settings import ModelSettings
 
 
@@ -16,18 +17,18 @@ from vafl.models.settings import ModelSettings
     ],
 )
 def test_embeddings_by_name(embedding, shape, parameters):
-    module = ModelSettings(embedding=embedding, head="linear").make_embedding(shape, 10)
+    module = make_embedding(ModelSettings(embedding=embedding, head="linear"), shape, 10)
     assert [tuple(p.shape) for p in module.parameters()] == parameters
 
 
 def test_hidden_sizes_of_every_kind():
     settings = {"head": "linear", "width": 3, "hidden": (7,)}
-    assert ModelSettings("mlp", **settings).make_embedding((6,), 2)[0].out_features == 7
-    assert ModelSettings("cnn", **settings).make_embedding((1, 4, 4), 2)[0].out_channels == 7
-    assert ModelSettings("lstm", **settings).make_embedding((4, 4), 2).first.hidden_size == 7
-    assert ModelSettings("lstm").make_embedding((4, 4), 2).first.hidden_size == 16
+    assert make_embedding(ModelSettings("mlp", **settings), (6,), 2)[0].out_features == 7
+    assert make_embedding(ModelSettings("cnn", **settings), (1, 4, 4), 2)[0].out_channels == 7
+    assert make_embedding(ModelSettings("lstm", **settings), (4, 4), 2).first.hidden_size == 7
+    assert make_embedding(ModelSettings("lstm"), (4, 4), 2).first.hidden_size == 16
     deepest = [
-        layer for layer in ModelSettings("cnn").make_embedding((1, 4, 4), 2) if isinstance(layer, nn.Conv2d)
+        layer for layer in make_embedding(ModelSettings("cnn"), (1, 4, 4), 2) if isinstance(layer, nn.Conv2d)
     ]
     assert [layer.out_channels for layer in deepest] == [16, 16, 32, 32, 64, 64, 2]
 
@@ -41,18 +42,18 @@ def test_hidden_sizes_of_every_kind():
     ],
 )
 def test_heads_see_the_sum_or_the_concatenation(settings, inputs):
-    head = ModelSettings(**settings).make_head(clients=3, outputs=5)
+    head = make_head(ModelSettings(**settings), clients=3, outputs=5)
     assert head(torch.zeros(2, inputs)).shape == (2, 5)
 
 
 def test_a_bias_head_is_as_wide_as_the_outputs():
     assert ModelSettings().embedding_width(10) == 10
     assert ModelSettings(width=10).embedding_width(10) == 10
-    assert isinstance(ModelSettings().make_head(3, 10), Bias)
+    assert isinstance(make_head(ModelSettings(), 3, 10), Bias)
     with pytest.raises(
         ConfigError, match=r"as wide as the outputs, 10. Found model.width = 4. Leave width out"
     ):
-        ModelSettings(width=4).make_embedding((6,), 10)
+        make_embedding(ModelSettings(width=4), (6,), 10)
 
 
 @pytest.mark.parametrize(
@@ -103,4 +104,4 @@ def test_settings_that_cannot_be_are_refused(settings, said):
 def test_a_module_of_the_users_own_is_tried_before_it_is_used(name, found):
     settings = ModelSettings(embedding=f"tests.models.factories:{name}", head="linear")
     with pytest.raises(ConfigError, match=rf"must map \[rows, 6\] to \[rows, 16\] float32. {found}"):
-        settings.make_embedding((6,), 10)
+        make_embedding(settings, (6,), 10)

@@ -7,7 +7,8 @@ from scipy.stats import beta
 
 from tests.federation import Exchange, run_of, vertical_data
 from vafl.errors import ConfigError
-from vafl.privacy.labels import GradientMask, LabelSettings, keep_probability, randomise
+from vafl.privacy.labels import GradientMask, randomise
+from vafl.privacy.settings import LabelSettings, keep_probability
 from vafl.protocol.messages import Gradient
 
 ROWS = 200_000

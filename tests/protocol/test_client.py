@@ -7,11 +7,11 @@ from torch import nn
 from tests.federation import Exchange, parameters, run_of, same, vertical_data
 from vafl.errors import Diverged, InvalidMessage
 from vafl.protocol.client import Client
-from vafl.protocol.descent import OptimiserSettings
+from vafl.protocol.descent import Descent
 from vafl.protocol.messages import Gradient, Query, Refresh, Request, Skipped, Upload, Welcome
 from vafl.protocol.respondent import embed
-from vafl.protocol.rules import RuleSettings
 from vafl.protocol.schedule import BatchSchedule, NoRefresh, RefreshAll
+from vafl.protocol.settings import OptimiserSettings, RuleSettings
 
 ROWS, COLUMNS, WIDTH, ETA = 7, 3, 2, 0.5
 
@@ -23,7 +23,7 @@ def client(model=None, refresh=None, l2=0.0, perturb=None, **rule):
         index=1,
         features=torch.randn(ROWS, COLUMNS),
         model=model,
-        descent=OptimiserSettings(step_size=ETA).descent(model.parameters()),
+        descent=Descent.of(OptimiserSettings(step_size=ETA), model.parameters()),
         schedule=BatchSchedule("epochs", ROWS, 3, 0, 1),
         refresh=refresh or NoRefresh(),
         rule=RuleSettings(**rule),
@@ -223,7 +223,7 @@ def test_a_restored_client_goes_on_from_its_checkpoint():
     options = OptimiserSettings(name="Adam", step_size=0.1)
     own, other = client(), client()
     for each in (own, other):
-        each.descent = options.descent(each.model.parameters())
+        each.descent = Descent.of(options, each.model.parameters())
     for _ in range(3):
         own.receive(gradient(*own.wake(), iteration=own.activation + 4))
     other.model.load_state_dict(own.model.state_dict())

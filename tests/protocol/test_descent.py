@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from vafl.errors import ConfigError
-from vafl.protocol.descent import Descent, OptimiserSettings
+from vafl.protocol.descent import Descent
+from vafl.protocol.settings import OptimiserSettings
 
 
 def parameter(*values):
@@ -14,7 +15,7 @@ def parameter(*values):
 def stepped(settings, gradients, server=False):
     """Where a parameter at (1, 2) is after steps along these gradients, at iterations 0, 1, ..."""
     moved = parameter(1.0, 2.0)
-    descent = settings.descent([moved], server=server)
+    descent = Descent.of(settings, [moved], server=server)
     for iteration, gradient in enumerate(gradients):
         descent.step([torch.tensor(gradient)], iteration)
     return moved.tolist()
@@ -63,9 +64,9 @@ def test_a_schedule_follows_the_global_iteration(options):
 
 
 def test_state_is_what_the_optimiser_remembers():
-    plain = OptimiserSettings().descent([parameter(1.0)])
+    plain = Descent.of(OptimiserSettings(), [parameter(1.0)])
     assert plain.state() == {}
-    adam = OptimiserSettings(name="Adam").descent([parameter(1.0)])
+    adam = Descent.of(OptimiserSettings(name="Adam"), [parameter(1.0)])
     adam.step([torch.ones(1)], 0)
     assert adam.state()["state"][0]["step"] == 1
 
@@ -73,10 +74,10 @@ def test_state_is_what_the_optimiser_remembers():
 def test_momentum_goes_on_from_where_it_was():
     settings = OptimiserSettings(step_size=0.1, options={"momentum": 0.9})
     (whole, broken), gradient = [[parameter(1.0)] for _ in range(2)], [torch.ones(1)]
-    straight, first = settings.descent(whole), settings.descent(broken)
+    straight, first = Descent.of(settings, whole), Descent.of(settings, broken)
     for descent in (straight, straight, first):
         descent.step(gradient, 0)
-    second = settings.descent(broken)
+    second = Descent.of(settings, broken)
     second.restore(first.state())
     second.step(gradient, 0)
     assert whole == broken
@@ -88,7 +89,7 @@ def test_nothing_to_move_is_fine():
 
 def test_one_gradient_a_parameter():
     with pytest.raises(ValueError, match="1 gradients are needed"):
-        OptimiserSettings().descent([parameter(1.0)]).step([], 0)
+        Descent.of(OptimiserSettings(), [parameter(1.0)]).step([], 0)
 
 
 HARMONIC = {"numerator": 1.0, "offset": 1.0}
@@ -109,7 +110,8 @@ HARMONIC = {"numerator": 1.0, "offset": 1.0}
         ({"name": "Optimizer"}, r'optimiser.name "Optimizer" with options {} cannot step'),
         ({"name": "LBFGS"}, r'optimiser.name "LBFGS" with options {} cannot step.*closure'),
         ({"options": {"momentumm": 0.9}}, r"with options {'momentumm': 0.9} cannot step.*'momentumm'"),
-        ({"options": {"momentum": -1.0}}, r"cannot step.*momentum"),
+        ({"options": {"momentum": -1.0}}, r"momentum in optimiser.options must be .* 0 or more. Found -1.0"),
+        ({"options": {"momentum": "1"}}, r"momentum in optimiser.options must be a number.*Found '1'"),
         ({"schedule": "harmonious"}, r'must be constant or one of harmonic, .*Found "harmonious"'),
         ({"schedule": "harmonic"}, r"takes the constants numerator, offset: missing.*optimiser.constants"),
         (

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vafl.errors import ConfigError
-from vafl.protocol.rules import Rule, RuleSettings, Turn
+from vafl.protocol.rules import Rule, Turn
+from vafl.protocol.settings import RuleSettings
 
 
 def turn(client, steps=True, activation=0):

@@ -30,7 +30,8 @@ from vafl.protocol.messages import (
     Upload,
     Welcome,
 )
-from vafl.runtime.codec import _HEADER, _KINDS, _LAYOUTS, _MAGIC, _VERSION, ENCODINGS, Codec
+from vafl.runtime.codec import _HEADER, _KINDS, _LAYOUTS, _MAGIC, _VERSION, Codec
+from vafl.runtime.settings import ENCODINGS
 
 counts = st.integers(0, 2**40)
 short = st.text(max_size=40)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.federation import SeenDelays, parameters, run_of, same, vertical_data
 from vafl.errors import Stalled
 from vafl.protocol.messages import HEADER_BYTES
-from vafl.runtime.codec import ENCODINGS
+from vafl.runtime.settings import ENCODINGS
 from vafl.runtime.simulator import Link
 
 DATA = vertical_data(rows=20, clients=2)

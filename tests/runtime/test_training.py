@@ -8,8 +8,9 @@ from tests.federation import run_of, vertical_data
 from vafl.errors import ConfigError
 from vafl.models.losses import metric
 from vafl.protocol.losslog import LossLog
+from vafl.runtime.settings import EvaluationSettings, StopSettings
 from vafl.runtime.simulator import Traffic
-from vafl.runtime.training import CentralisedRuntime, EvaluationSettings, Evaluator, StopSettings, train
+from vafl.runtime.training import CentralisedRuntime, Evaluator, train
 
 
 class Script:

@@ -20,8 +20,8 @@ from vafl.privacy.settings import PrivacySettings
 from vafl.protocol.client import Client
 from vafl.protocol.descent import Descent
 from vafl.protocol.messages import Gradient, Refresh, Request, Upload
-from vafl.protocol.rules import RuleSettings
 from vafl.protocol.schedule import BatchSchedule, NoRefresh
+from vafl.protocol.settings import RuleSettings
 from vafl.protocol.stepsizes import constant
 
 _CONFIDENCE = 0.95

@@ -14,11 +14,12 @@ from rich.table import Table as Grid
 
 from vafl.commands.configured import add_config_options, as_json, overrides
 from vafl.config import Config, read_config
-from vafl.data.aligned import Split, find_alignments, open_table
+from vafl.data.aligned import Split, find_alignments
 from vafl.data.alignment import Alignment
 from vafl.data.fitting import ColumnReport, fit
 from vafl.data.labels import label_classes, read_labels
-from vafl.data.tables import LABEL_HOLDER, POSITION, Table
+from vafl.data.settings import LABEL_HOLDER
+from vafl.data.tables import POSITION, Table, open_table
 from vafl.errors import ConfigError
 from vafl.privacy.settings import GUARANTEED
 

@@ -6,7 +6,7 @@ splits them into training, validation and test rows the same way everywhere.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +19,8 @@ from vafl.data.encoding import Encoder
 from vafl.data.fitting import ColumnReport, fit
 from vafl.data.labels import label_classes, read_labels
 from vafl.data.partition import Party, VerticalData
-from vafl.data.sources import DataSettings
-from vafl.data.tables import LABEL_HOLDER, POSITION, Table, TableSettings
+from vafl.data.settings import LABEL_HOLDER, DataSettings, TableSettings
+from vafl.data.tables import POSITION, Table, open_table
 from vafl.errors import ConfigError, DataError
 
 Alignments = Mapping[str, Alignment]
@@ -146,14 +146,6 @@ def _labels(
     if alignment.classes is not None and len(np.unique(labels[: split.train])) < 2:
         raise DataError(f'"{table.path}": training rows must show at least two classes. Found one.')
     return labels
-
-
-def open_table(tables: Mapping[str, TableSettings], name: str) -> Table:
-    """A party's table. Where it is the label holder's own file, the label is no feature of it."""
-    own, labels = tables[name], tables.get(LABEL_HOLDER)
-    if labels is not None and labels.label and name != LABEL_HOLDER and own.path == labels.path:
-        own = replace(own, ignore=(*own.ignore, labels.label))
-    return Table(name, own)
 
 
 def find_alignments(

@@ -1,41 +1,19 @@
 """Splitting a data set by columns: each party gets its own, nobody gets all."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from vafl.data.columns import match_columns
 from vafl.data.dataset import Array, Dataset, Records, standardised
-from vafl.errors import ConfigError, DataError
+from vafl.data.settings import PartitionSettings
+from vafl.errors import ConfigError
 
 if TYPE_CHECKING:
     from vafl.data.encoding import Encoder
-
-
-@dataclass(frozen=True)
-class PartitionSettings:
-    """Who holds which columns.
-
-    Attributes:
-        clients: number of parties, each with an equal share, when no groups are given.
-        groups: party name -> its columns, by name or pattern (`pay_*`), for tables and series.
-        layout: for images: `columns` deals out flat pixels, `bands` horizontal bands that stay
-            images, `views` whole views or channels (both for cnn), `sequence` vertical bands read line by
-            line (for lstm). Series keep their steps with `sequence`, and with groups.
-    """
-
-    clients: int = 2
-    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    layout: Literal["columns", "bands", "views", "sequence"] = "columns"
-
-    def __post_init__(self) -> None:
-        if self.clients < 1:
-            raise ConfigError(f"partition.clients must be 1 or more. Found {self.clients}.")
 
 
 @dataclass(frozen=True)
@@ -108,42 +86,6 @@ def partition(dataset: Dataset, settings: PartitionSettings, scale: str = "auto"
         dataset.name,
         dataset.validation,
     )
-
-
-def match_columns(
-    columns: Sequence[str], groups: dict[str, tuple[str, ...]], setting: str = "partition.groups"
-) -> dict[str, list[int]]:
-    """Column numbers of each group; refuses unknown names, empty groups and overlaps.
-
-    `setting` is what the errors call the groups.
-    """
-    owner: dict[str, str] = {}
-    found: dict[str, list[int]] = {}
-    for group, patterns in groups.items():
-        where = f"{setting}.{group}"
-        names = [name for pattern in patterns for name in _matches(columns, where, pattern)]
-        if not names:
-            raise DataError(f"{where}: a party needs at least one column. Found none. Name its columns.")
-        for name in dict.fromkeys(names):
-            if name in owner:
-                raise DataError(
-                    f'{setting}: a column belongs to one party. "{name}" is claimed by both '
-                    f'"{owner[name]}" and "{group}". Take it out of one of them.'
-                )
-            owner[name] = group
-        found[group] = [columns.index(name) for name in dict.fromkeys(names)]
-    return found
-
-
-def _matches(columns: Sequence[str], where: str, pattern: str) -> list[str]:
-    if pattern in columns:
-        return [pattern]  # a name such as "dose[mg]" is no pattern
-    names = [name for name in columns if fnmatchcase(name, pattern)]
-    if not names:
-        near = get_close_matches(pattern, columns, 1)
-        hint = f' Did you mean "{near[0]}"?' if near else f" Columns: {', '.join(columns[:20])}."
-        raise DataError(f'{where}: no column matches "{pattern}".{hint}')
-    return names
 
 
 def _by_name(dataset: Dataset, settings: PartitionSettings) -> list[tuple[str, Array, Array]]:

@@ -6,10 +6,9 @@ import math
 import os
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +22,8 @@ from vafl.data.mimic3 import load_mimic3
 from vafl.data.modelnet40 import load_modelnet40
 from vafl.data.parkinson import load_parkinson
 from vafl.data.physionet2012 import load_physionet2012
-from vafl.data.tables import LABEL_HOLDER
-from vafl.errors import ConfigError, DataError
+from vafl.data.settings import DataSettings
+from vafl.errors import DataError
 
 # scikit-learn's own; is it a regression?
 _BUNDLED = {"digits": False, "breast_cancer": False, "wine": False, "iris": False, "diabetes": True}
@@ -39,81 +38,6 @@ _PUBLIC: dict[str, Callable[[Path, float, int], Dataset]] = {
     "adult": lambda folder, test_fraction, seed: load_adult(folder),
     "credit_default": load_credit_default,
 }
-NAMES = (*_BUNDLED, *_IDX, *_PUBLIC, "csv", "tables")
-
-
-@dataclass(frozen=True)
-class DataSettings:
-    """Which data set, and how it is made ready.
-
-    Attributes:
-        name: one that scikit-learn carries (`digits`, `breast_cancer`, `wine`, `iris`, `diabetes`), a
-            public one in the data folder (`mnist`, `fashion_mnist`, `cifar10`, `parkinson`, `modelnet40`,
-            `physionet2012`, `mimic3`, `adult`, `credit_default`), `csv` for a file of one's own, or `tables`
-            for one file a party, as [tables.NAME] says.
-        path: the CSV file; a relative path is taken from the config file's folder.
-        label: the CSV's label column.
-        ignore: CSV columns that are neither features nor the label.
-        task: `classification` or `regression`, for a CSV or tables.
-        parties: for tables: the clients, in the order in which every party names them.
-        records: for tables: `common` trains on the records that every party has; `labelled` on all of the
-            label holder's, with an embedding that is learnt for those that a client lacks.
-        test_fraction: share of rows held out for testing, where the set has no test rows of its own.
-        validation_fraction: share of rows held out to watch the training by; 0 watches the test rows.
-        scale: `standard` gives every column zero mean and unit deviation by the training rows;
-            `none` leaves it; `auto` standardises tables and leaves images (already in 0..1).
-        folder: where public data sets lie; `--data` or VAFL_DATA set it too.
-    """
-
-    name: str = "digits"
-    path: str = ""
-    label: str = ""
-    ignore: tuple[str, ...] = ()
-    task: Literal["classification", "regression"] = "classification"
-    parties: tuple[str, ...] = ()
-    records: Literal["common", "labelled"] = "common"
-    test_fraction: float = 0.25
-    validation_fraction: float = 0.0
-    scale: Literal["auto", "standard", "none"] = "auto"
-    folder: str = ""
-
-    def __post_init__(self) -> None:
-        if self.name not in NAMES:
-            near = get_close_matches(self.name, NAMES, 1)
-            hint = f' Did you mean "{near[0]}"?' if near else ""
-            raise ConfigError(f'data.name must be one of {", ".join(NAMES)}. Found "{self.name}".{hint}')
-        if not 0 < self.test_fraction < 1:
-            raise ConfigError(f"data.test_fraction must be between 0 and 1. Found {self.test_fraction}.")
-        if not 0 <= self.validation_fraction < 1 - self.test_fraction:
-            raise ConfigError(
-                "data.validation_fraction must be 0 or more, and leave rows to train on beside "
-                f"data.test_fraction = {self.test_fraction}. Found {self.validation_fraction}."
-            )
-        if self.validation_fraction and self.name == "parkinson":
-            raise ConfigError(
-                "data.validation_fraction takes single rows, and Parkinson's recordings of one person are "
-                "alike. Leave it out: the test rows are of other people."
-            )
-        if self.name == "tables":
-            self._check_parties()
-        if self.name == "csv" and not (self.path and self.label):
-            raise ConfigError(
-                'data.name = "csv" needs data.path (the file) and data.label (its label column). '
-                f'Found path "{self.path}", label "{self.label}".'
-            )
-
-    def _check_parties(self) -> None:
-        wrong = [name for name in self.parties if not name or name == LABEL_HOLDER]
-        if not self.parties or wrong or len(set(self.parties)) < len(self.parties):
-            raise ConfigError(
-                'data.name = "tables" needs data.parties, the names of the clients, each once; '
-                f'"{LABEL_HOLDER}" is the label holder\'s. Found {list(self.parties)}.'
-            )
-
-    @property
-    def title(self) -> str:
-        """What the data set is called where a run is shown."""
-        return Path(self.path).name if self.name == "csv" else self.name
 
 
 def load(settings: DataSettings, seed: int) -> Dataset:

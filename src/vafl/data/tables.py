@@ -3,68 +3,26 @@
 In a CSV everything is text until it is encoded: no guess about types can lose the zeros of an id.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 
 import polars as pl
 
+from vafl.data.columns import match_columns
 from vafl.data.ids import canonical_ids
-from vafl.data.partition import match_columns
-from vafl.errors import ConfigError, DataError
+from vafl.data.settings import LABEL_HOLDER, TableSettings
+from vafl.errors import DataError
 
-LABEL_HOLDER = "server"
 POSITION = "vafl position"  # beside a batch's columns: where each of its lines belongs
 _ID = "vafl id"
 _PARQUET = b"PAR1"
 _BATCH = 65_536  # lines in memory at once, fewer where there are many columns
 _CELLS = 4_000_000
 SEPARATORS = (",", ";", "\t", "|")
-
-
-@dataclass(frozen=True)
-class TableSettings:
-    """One party's own table; NAME is the party's, and `server` is who holds the labels.
-
-    Attributes:
-        path: the file, CSV or Parquet; a relative path is taken from the config file's folder.
-        id: the column that says whose line it is: text or whole numbers, each once.
-        label: the column to learn, of the server's table only; predictions can do without.
-        features: columns to use, by name or pattern (`pay_*`); left out: all but id and label.
-        ignore: columns not to use, by name or pattern.
-        categories: columns of numbers that are names of categories, by name or pattern.
-        most_categories: so many categories of a column get a column each; the rarer ones share one.
-        missing: what stands for a missing value in a column of text, beside an empty field.
-        separator: between the fields of a CSV.
-        alignment: the file of `vafl align`; left out: NAME.alignment.parquet beside the config file.
-    """
-
-    path: str
-    id: str
-    label: str = ""
-    features: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
-    categories: tuple[str, ...] = ()
-    most_categories: int = 32
-    missing: tuple[str, ...] = ("NA", "N/A", "NaN", "nan", "null", "NULL", "?")
-    separator: str = ","
-    alignment: str = ""
-
-    def __post_init__(self) -> None:
-        if not (self.path and self.id):
-            raise ConfigError(
-                "a table needs path (the file) and id (the column that says whose line it is). "
-                f'Found path "{self.path}", id "{self.id}".'
-            )
-        if len(self.separator.encode()) != 1:
-            raise ConfigError(f'separator must be one character, such as ";". Found "{self.separator}".')
-        if self.most_categories < 1:
-            raise ConfigError(f"most_categories must be 1 or more. Found {self.most_categories}.")
-        if self.label and self.label == self.id:
-            raise ConfigError(f'the label cannot be the id. Found "{self.label}" for both.')
 
 
 class Table:
@@ -176,6 +134,14 @@ class Table:
                 f'"{self.path}" must be a whole {kind}, with the same fields in every line. {cause}. '
                 "Write it again, or get it again."
             ) from error
+
+
+def open_table(tables: Mapping[str, TableSettings], name: str) -> Table:
+    """A party's table. Where it is the label holder's own file, the label is no feature of it."""
+    own, labels = tables[name], tables.get(LABEL_HOLDER)
+    if labels is not None and labels.label and name != LABEL_HOLDER and own.path == labels.path:
+        own = replace(own, ignore=(*own.ignore, labels.label))
+    return Table(name, own)
 
 
 def _in_batches(lines: pl.LazyFrame, columns: int) -> Iterator[pl.DataFrame]:

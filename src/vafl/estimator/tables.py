@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.utils import check_array
 
-from vafl.data.partition import match_columns
+from vafl.data.columns import match_columns
 from vafl.errors import ConfigError, DataError
 
 Table = npt.NDArray[np.floating[Any]]

@@ -8,13 +8,12 @@ from typing import Any
 from rich.console import Console
 
 from vafl.config import Config
-from vafl.data.aligned import open_table
 from vafl.data.alignment import Alignment
 from vafl.data.labels import label_classes
-from vafl.data.tables import Table
+from vafl.data.tables import Table, open_table
 from vafl.errors import ConfigError
-from vafl.federation.processes import Clients, certified
-from vafl.federation.terms import load_credentials
+from vafl.federation.credentials import certified, load_credentials
+from vafl.federation.processes import Clients
 from vafl.files import write_atomically
 from vafl.observe.alignment import AlignmentProgress
 from vafl.runtime.alignment.client import AlignmentClient

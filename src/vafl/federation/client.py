@@ -8,7 +8,8 @@ from pathlib import Path
 from vafl.build import make_client, make_guard, make_plan, torch_threads
 from vafl.config import Config
 from vafl.errors import DataError, RunFolderError
-from vafl.federation.terms import STATE, load_credentials, make_terms, over_network
+from vafl.federation.credentials import load_credentials
+from vafl.federation.terms import STATE, make_terms, over_network
 from vafl.files import write_atomically
 from vafl.observe.record import LEDGERS
 from vafl.protocol.client import Client

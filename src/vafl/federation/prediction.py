@@ -18,7 +18,7 @@ from vafl.build import loss_of, torch_threads
 from vafl.config import Config
 from vafl.errors import ConfigError
 from vafl.federation.client import run_until_over
-from vafl.federation.terms import load_credentials
+from vafl.federation.credentials import load_credentials
 from vafl.models.folder import StoredModel
 from vafl.models.losses import probabilities
 from vafl.observe.record import LEDGERS

@@ -1,25 +1,11 @@
-"""The clients of a federation as processes on this machine, and the certificates they need."""
+"""The clients of a federation as processes on this machine."""
 
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-from vafl.config import Config
 from vafl.errors import RunError
-from vafl.runtime.identity import SERVER, issue, make_authority
-
-
-def certified(config: Config, names: list[str], path: Path) -> Config:
-    """The configuration with certificates, made in path/certs if it has none and needs them."""
-    if config.network.security == "plaintext" or config.network.certificates:
-        return config
-    folder = path / "certs"
-    make_authority(folder)
-    for name in (SERVER, *names):
-        issue(folder, name)
-    return replace(config, network=replace(config.network, certificates=str(folder.resolve())))
 
 
 class Clients:

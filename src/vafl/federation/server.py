@@ -14,7 +14,8 @@ from rich.console import Console
 from vafl.build import Plan, make_plan, make_server, make_table, torch_threads, widths, with_drawn_labels
 from vafl.config import Config
 from vafl.errors import RunFolderError, VaflError
-from vafl.federation.terms import STATE, load_credentials, make_terms, over_network
+from vafl.federation.credentials import load_credentials
+from vafl.federation.terms import STATE, make_terms, over_network
 from vafl.launch import summarise
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import ClientStatus, Progress

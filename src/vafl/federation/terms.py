@@ -1,13 +1,10 @@
-"""What a party brings to a run: the terms it agrees to, and the certificate that proves who it is."""
+"""The terms that a party brings to a run, for all to agree on."""
 
 from dataclasses import replace
-from pathlib import Path
 
 from vafl.build import Plan, make_schedule, widths
 from vafl.config import Config
-from vafl.errors import ConfigError
 from vafl.runtime.grpc.wire import PROTOCOL, Terms, schedule_digest
-from vafl.runtime.identity import Credentials
 
 STATE = "state"  # in a run folder: each party's own folder for what it must not forget
 
@@ -32,17 +29,3 @@ def make_terms(plan: Plan) -> Terms:
         encoding=config.network.encoding,
         secure_sum=config.privacy.secure_sum,
     )
-
-
-def load_credentials(config: Config, party: str) -> Credentials | None:
-    """This party's certificate; None where the run is plaintext on loopback."""
-    if config.network.security == "plaintext":
-        return None
-    if not config.network.certificates:
-        raise ConfigError(
-            "mutual TLS needs network.certificates, the folder that `vafl certs` made. Found none. "
-            "Make one: `vafl certs DIR --party server --party client-1 ...`."
-        )
-    folder = Path(config.network.certificates)
-    own = folder / party
-    return Credentials.load(own if own.is_dir() else folder, party)

@@ -8,7 +8,8 @@ from rich.console import Console
 from vafl.build import make_plan
 from vafl.config import Config
 from vafl.data.aligned import join
-from vafl.federation.processes import Clients, certified
+from vafl.federation.credentials import certified
+from vafl.federation.processes import Clients
 from vafl.federation.server import ServerRun
 from vafl.observe.record import ALIGNMENTS, RecordedRun
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vafl.errors import ConfigError
+from vafl.models.settings import ModelSettings
 
 Factory = Callable[[Sequence[int], int], nn.Module]
 
@@ -25,6 +26,22 @@ class SequenceEncoder(nn.Module):
         states, _ = self.first(sequences)
         _, (last, _) = self.second(states)
         return last[0]  # type: ignore[no-any-return]
+
+
+def make_embedding(settings: ModelSettings, shape: Sequence[int], outputs: int) -> nn.Module:
+    """The embedding model that the settings describe, for features [rows, *shape]."""
+    width = settings.embedding_width(outputs)
+    if settings.embedding == "linear":
+        return linear(shape, width)
+    if settings.embedding == "mlp":
+        return mlp(shape, width, settings.hidden or (64,))
+    if settings.embedding == "cnn":
+        return cnn(shape, width, settings.hidden or (16, 16, 32, 32, 64, 64))
+    if settings.embedding == "lstm":
+        return lstm(shape, width, settings.hidden or (16,))
+    module = named_factory(settings.embedding)(shape, width)
+    _check_output(module, shape, width, settings.embedding)
+    return module
 
 
 def linear(shape: Sequence[int], width: int) -> nn.Module:
@@ -85,3 +102,16 @@ def named_factory(name: str) -> Factory:
             "Is the package installed, or its folder on PYTHONPATH?"
         ) from error
     return factory
+
+
+def _check_output(module: nn.Module, shape: Sequence[int], width: int, name: str) -> None:
+    """The user's module is tried once on two rows, before anything else is built on it."""
+    with torch.no_grad():
+        output = module(torch.zeros(2, *shape))
+    if list(output.shape) != [2, width] or output.dtype != torch.float32:
+        kind = str(output.dtype).removeprefix("torch.")
+        raise ConfigError(
+            f'model.embedding "{name}" must map [rows, {", ".join(map(str, shape))}] to [rows, {width}] '
+            f"float32. Found output {list(output.shape)} {kind} for 2 rows. Set model.width to what the "
+            "module gives."
+        )

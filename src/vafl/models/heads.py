@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vafl.models.embeddings import mlp
+from vafl.models.settings import ModelSettings
 
 WayBack = Callable[[Tensor], tuple[Tensor, list[Tensor]]]
 
@@ -29,6 +30,17 @@ class Bias(nn.Module):
 
 def _through_a_sum(slopes: Tensor) -> tuple[Tensor, list[Tensor]]:
     return slopes, [slopes.sum(0)]
+
+
+def make_head(settings: ModelSettings, clients: int, outputs: int) -> nn.Module:
+    """The head that the settings describe, for so many clients."""
+    width = settings.embedding_width(outputs)
+    inputs = width if settings.combine == "sum" else width * clients
+    if settings.head == "bias":
+        return Bias(outputs)
+    if settings.head == "linear":
+        return linear(inputs, outputs)
+    return deep(inputs, outputs, settings.head_hidden)
 
 
 def linear(inputs: int, outputs: int) -> nn.Module:

@@ -1,14 +1,9 @@
-"""What the models of a run are: one frozen settings object, and the modules it describes."""
+"""What a configuration says of the models; embeddings.py and heads.py make them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from torch import nn
-
 from vafl.errors import ConfigError
-from vafl.models import embeddings, heads
 
 _BUILT_IN = ("linear", "mlp", "cnn", "lstm")
 _METRICS = {"softmax": ("accuracy", "loss"), "binary": ("accuracy", "auc", "loss"), "squared": ("r2", "loss")}
@@ -75,41 +70,3 @@ class ModelSettings:
                 f'model.width = {self.width}. Leave width out, or use head = "linear".'
             )
         return outputs
-
-    def make_embedding(self, shape: Sequence[int], outputs: int) -> nn.Module:
-        """An embedding model for features [rows, *shape]."""
-        width = self.embedding_width(outputs)
-        if self.embedding == "linear":
-            return embeddings.linear(shape, width)
-        if self.embedding == "mlp":
-            return embeddings.mlp(shape, width, self.hidden or (64,))
-        if self.embedding == "cnn":
-            return embeddings.cnn(shape, width, self.hidden or (16, 16, 32, 32, 64, 64))
-        if self.embedding == "lstm":
-            return embeddings.lstm(shape, width, self.hidden or (16,))
-        module = embeddings.named_factory(self.embedding)(shape, width)
-        _check_output(module, shape, width, self.embedding)
-        return module
-
-    def make_head(self, clients: int, outputs: int) -> nn.Module:
-        """The head for so many clients."""
-        width = self.embedding_width(outputs)
-        inputs = width if self.combine == "sum" else width * clients
-        if self.head == "bias":
-            return heads.Bias(outputs)
-        if self.head == "linear":
-            return heads.linear(inputs, outputs)
-        return heads.deep(inputs, outputs, self.head_hidden)
-
-
-def _check_output(module: nn.Module, shape: Sequence[int], width: int, name: str) -> None:
-    """The user's module is tried once on two rows, before anything else is built on it."""
-    with torch.no_grad():
-        output = module(torch.zeros(2, *shape))
-    if list(output.shape) != [2, width] or output.dtype != torch.float32:
-        kind = str(output.dtype).removeprefix("torch.")
-        raise ConfigError(
-            f'model.embedding "{name}" must map [rows, {", ".join(map(str, shape))}] to [rows, {width}] '
-            f"float32. Found output {list(output.shape)} {kind} for 2 rows. Set model.width to what the "
-            "module gives."
-        )

@@ -1,15 +1,17 @@
-"""Plots of one run or of several beside each other, as PNG and SVG."""
+"""Plots of one run or of several beside each other, as PNG and SVG.
+
+matplotlib is loaded when there is something to draw: whoever serves or trains gets there last, if at all.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from typing import TYPE_CHECKING, Any
 
 from vafl.observe.record import RecordedRun
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS = ("#0b6e99", "#d1495b", "#edae49", "#3f7d4f", "#6b4e9b", "#7a7a7a", "#c06014", "#2e86ab")
 STYLE: Any = {
@@ -33,6 +35,10 @@ _AXES = (
 
 def plot_runs(runs: Sequence[RecordedRun], stem: Path) -> list[Path]:
     """The metric against seconds, updates and bytes, and the loss against updates: stem.png and stem.svg."""
+    import matplotlib as mpl  # noqa: PLC0415 - as said above
+    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.ticker import FuncFormatter  # noqa: PLC0415
+
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(11, 7), layout="constrained")
         axes = figure.subplots(2, 2).ravel()
@@ -54,7 +60,7 @@ def plot_runs(runs: Sequence[RecordedRun], stem: Path) -> list[Path]:
         return save(figure, stem)
 
 
-def save(figure: Figure, stem: Path) -> list[Path]:
+def save(figure: "Figure", stem: Path) -> list[Path]:
     """Writes stem.png and stem.svg."""
     paths = [stem.with_name(stem.name + ending) for ending in (".png", ".svg")]
     figure.savefig(paths[0], dpi=140)
@@ -62,7 +68,7 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     return paths
 
 
-def _draw_metric(axis: Axes, run: RecordedRun, colour: str, reading: Any) -> None:
+def _draw_metric(axis: "Axes", run: RecordedRun, colour: str, reading: Any) -> None:
     """A line over the run; a run that never waits or sends (centralised) is a level to compare with."""
     across = [reading(point) for point in run.points]
     if across[-1] == 0:
@@ -71,12 +77,12 @@ def _draw_metric(axis: Axes, run: RecordedRun, colour: str, reading: Any) -> Non
         axis.plot(across, [point.metric for point in run.points], color=colour, linewidth=1.8, label=run.name)
 
 
-def _draw_loss(axis: Axes, run: RecordedRun, colour: str) -> None:
+def _draw_loss(axis: "Axes", run: RecordedRun, colour: str) -> None:
     known = [(point.updates, point.train_loss) for point in run.points if point.train_loss is not None]
     axis.plot([updates for updates, _ in known], [loss for _, loss in known], color=colour, linewidth=1.5)
 
 
-def _focus(axis: Axes, runs: Sequence[RecordedRun]) -> None:
+def _focus(axis: "Axes", runs: Sequence[RecordedRun]) -> None:
     """Leaves out the first, untrained evaluations, which would flatten everything else."""
     values = sorted(point.metric for run in runs for point in run.points)
     if runs[0].higher_is_better and len(values) > 10:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from vafl.protocol.messages import Request
 from vafl.protocol.requests import Requests
-from vafl.protocol.rules import Turn, Unanswered
+from vafl.protocol.rules import Turn
+from vafl.protocol.settings import Unanswered
 from vafl.protocol.table import EmbeddingTable
 
 

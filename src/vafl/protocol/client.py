@@ -26,9 +26,9 @@ from vafl.protocol.messages import (
 )
 from vafl.protocol.respondent import Budget, Perturb, Respondent, UploadKind
 from vafl.protocol.rows import take_rows
-from vafl.protocol.rules import RuleSettings
 from vafl.protocol.schedule import BatchSchedule
 from vafl.protocol.schedule import Refresh as RefreshPolicy
+from vafl.protocol.settings import RuleSettings
 
 
 @dataclass(slots=True)

@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 
 from vafl.errors import Diverged, InvalidMessage
+from vafl.protocol.settings import LARGEST_WINDOW
 
 HEADER_BYTES = 48  # kind, encoding, sequence, activation, iteration, lengths
 LARGEST_OFFER = 4096  # bytes of a key and the proof whose it is
-LARGEST_WINDOW = 64  # uploads a client may ever have in flight: bounds what the server keeps for it
 ROW_BYTES = 4  # a row travels as an unsigned 32-bit number
 Words = npt.NDArray[np.uint64]
 

@@ -5,83 +5,11 @@ on a common minibatch. Each composes with a delay bound D and with both orders o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from vafl.errors import ConfigError
-from vafl.protocol.messages import LARGEST_WINDOW
-
-RuleName = Literal["async", "t-sync", "sync", "centralised"]
-Order = Literal["upload-first", "query-first"]
-Unanswered = Literal["wait", "skip", "use"]
-
-
-@dataclass(frozen=True)
-class RuleSettings:
-    """When the server acts.
-
-    Attributes:
-        name: `async`, `t-sync`, `sync`, or `centralised` (all columns in one place: the ceiling).
-        t: for `t-sync`, how many different clients a step waits for.
-        delay_bound: D; before a step uses a cell older than D iterations, the server asks its client
-            for a fresh embedding. 0 means no bound.
-        when_unanswered: what to do when that client cannot answer: `wait` for it, `skip` the upload
-            that needs it, or `use` the stale cell and report it.
-        order: `upload-first` is Algorithm 1 as written; `query-first` is its footnote: the client
-            asks for the gradient of its last upload, updates, then picks and uploads anew.
-        start: cells nobody has uploaded yet count as `zeros`, or each client's first act is a full
-            `upload`.
-        window: uploads a client may have in flight, so that a long way to the server does not throttle it;
-            what its model misses meanwhile counts as delay. 0 is 2 over a network, and 1 in a simulation,
-            with delays injected for an experiment, under sync and in query-first order.
-        local_steps: Q, the client's steps on one answer (the same gradient, re-applied).
-    """
-
-    name: RuleName = "async"
-    t: int = 2
-    delay_bound: int = 0
-    when_unanswered: Unanswered = "wait"
-    order: Order = "upload-first"
-    start: Literal["zeros", "upload"] = "zeros"
-    window: int = 0
-    local_steps: int = 1
-
-    def __post_init__(self) -> None:
-        if self.t < 1:
-            raise ConfigError(f"rule.t must be 1 or more. Found {self.t}. t = 1 is the async rule.")
-        if self.delay_bound < 0:
-            raise ConfigError(
-                f"rule.delay_bound must be at least 1, or 0 for no bound. Found {self.delay_bound}."
-            )
-        if not 0 <= self.window <= LARGEST_WINDOW:
-            raise ConfigError(
-                f"rule.window must be 1 to {LARGEST_WINDOW}, or 0 for what suits. Found {self.window}."
-            )
-        if self.window > 1 and not self._may_pipeline:
-            raise ConfigError(
-                f'rule.window = {self.window} needs order = "upload-first" and a rule other than sync, whose '
-                "rounds are one upload each. Set rule.window to 1."
-            )
-        if self.local_steps < 1:
-            raise ConfigError(f"rule.local_steps must be 1 or more. Found {self.local_steps}.")
-
-    @property
-    def _may_pipeline(self) -> bool:
-        return self.order == "upload-first" and self.name != "sync"
-
-    def pipelined(self) -> "RuleSettings":
-        """With two uploads in flight, where the rule allows it and no other window is set."""
-        return replace(self, window=self.window or (2 if self._may_pipeline else 1))
-
-    def check_clients(self, clients: int) -> None:
-        """Raises ConfigError where the rule cannot be followed by so many clients."""
-        if self.name == "t-sync" and self.t > clients:
-            raise ConfigError(
-                f"rule.t must be at most the number of clients, {clients}. Found {self.t}. "
-                f"Set rule.t to {clients} or less; t = {clients} waits for everyone."
-            )
+from vafl.protocol.settings import RuleSettings
 
 
 @dataclass(frozen=True, slots=True, eq=False)

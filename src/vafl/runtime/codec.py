@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -42,10 +42,9 @@ from vafl.protocol.messages import (
     Upload,
     Welcome,
 )
+from vafl.runtime.settings import ENCODINGS, Encoding
 
 Message = ClientMessage | ServerMessage
-Encoding = Literal["float32", "float16", "bfloat16", "int8"]
-ENCODINGS: tuple[Encoding, ...] = ("float32", "float16", "bfloat16", "int8")
 LONGEST_TEXT = 1024
 MOST_FRAMES = 128  # that travel together
 

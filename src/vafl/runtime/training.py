@@ -1,6 +1,5 @@
 """One training run, whatever moves it: advance, look at it now and then, stop when it is time."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,61 +8,13 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from vafl.errors import ConfigError, Stalled
+from vafl.errors import Stalled
 from vafl.models.losses import Metric
 from vafl.protocol.centralised import Centralised
 from vafl.protocol.losslog import LossLog
 from vafl.protocol.respondent import embed
+from vafl.runtime.settings import EvaluationSettings, StopSettings
 from vafl.runtime.simulator import Traffic
-
-
-@dataclass(frozen=True)
-class StopSettings:
-    """A run ends at the first of these.
-
-    Attributes:
-        updates: steps of the server.
-        seconds: on the run's clock; 0 means no limit.
-        metric: as soon as an evaluation is this good; leave out for no such limit.
-        patience: after so many evaluations in a row without a better one; 0 means no such limit. What is
-            kept is the model as it is then, not as it was at the best of them.
-    """
-
-    updates: int = 1000
-    seconds: float = 0.0
-    metric: float | None = None
-    patience: int = 0
-
-    def __post_init__(self) -> None:
-        if self.patience < 0:
-            raise ConfigError(f"stop.patience must be 1 or more, or 0 for no limit. Found {self.patience}.")
-        if self.updates < 1:
-            raise ConfigError(f"stop.updates must be 1 or more. Found {self.updates}.")
-        if not 0 <= self.seconds < math.inf:
-            raise ConfigError(f"stop.seconds must be above 0, or 0 for no limit. Found {self.seconds}.")
-        if self.metric is not None and not math.isfinite(self.metric):
-            raise ConfigError(
-                f"stop.metric must be a number. Found {self.metric}. Leave it out for no target."
-            )
-
-
-@dataclass(frozen=True)
-class EvaluationSettings:
-    """How often the model is measured on the validation rows, or on the test rows if there are none.
-
-    Attributes:
-        every: updates between two evaluations.
-        every_seconds: seconds on the run's clock instead, if above 0.
-    """
-
-    every: int = 50
-    every_seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ConfigError(f"evaluation.every must be 1 or more. Found {self.every}.")
-        if not 0 <= self.every_seconds < math.inf:
-            raise ConfigError(f"evaluation.every_seconds must be 0 or more. Found {self.every_seconds}.")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import polars as pl
 from vafl.runtime.alignment.client import AlignmentClient
 from vafl.runtime.alignment.frames import PROTOCOL, Terms
 from vafl.runtime.alignment.server import AlignmentServer
-from vafl.runtime.grpc.wire import NetworkSettings
+from vafl.runtime.settings import NetworkSettings
 
 LIMIT = 30.0
 

@@ -7,7 +7,8 @@ import torch
 from vafl.models.losses import metric
 from vafl.protocol.losslog import LossLog
 from vafl.runtime.grpc.conductor import Conductor
-from vafl.runtime.training import EvaluationSettings, StopSettings, Watch
+from vafl.runtime.settings import EvaluationSettings, StopSettings
+from vafl.runtime.training import Watch
 
 
 class Federation:

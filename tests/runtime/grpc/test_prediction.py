@@ -23,7 +23,7 @@ from vafl.protocol.messages import Join, Refresh
 from vafl.protocol.scoring import ANSWERED, Scorer
 from vafl.runtime.grpc.client import FederationClient
 from vafl.runtime.grpc.prediction import Batch
-from vafl.runtime.prediction import PredictionSettings
+from vafl.runtime.settings import PredictionSettings
 from vafl.trained import open_model, rebuild
 
 PARTIES = ["client-1", "client-2"]

@@ -6,7 +6,8 @@ import pytest
 
 from vafl.errors import ConfigError, InvalidMessage
 from vafl.protocol.schedule import BatchSchedule
-from vafl.runtime.grpc.wire import NetworkSettings, Terms, schedule_digest
+from vafl.runtime.grpc.wire import Terms, schedule_digest
+from vafl.runtime.settings import NetworkSettings
 
 TERMS = Terms(1, "run", 100, "abc", 3, 2, "def", "float32", False)
 

@@ -35,8 +35,9 @@ from vafl.runtime.alignment.frames import (
 from vafl.runtime.alignment.line import Line, blaming
 from vafl.runtime.grpc.reach import Reach, open_channel
 from vafl.runtime.grpc.session import status_of
-from vafl.runtime.grpc.wire import CLAIM, NetworkSettings
+from vafl.runtime.grpc.wire import CLAIM
 from vafl.runtime.identity import SERVER, Credentials
+from vafl.runtime.settings import NetworkSettings
 
 log = logging.getLogger("vafl.client")
 

@@ -13,7 +13,7 @@ import grpc.aio
 
 from vafl.errors import InvalidMessage, RunError, Stalled
 from vafl.runtime.alignment.frames import LONGEST_REASON, Kind, pack, unpack
-from vafl.runtime.grpc.wire import NetworkSettings
+from vafl.runtime.settings import NetworkSettings
 
 _SILENT_BEATS = 3
 _WAITING = 2  # messages, either way

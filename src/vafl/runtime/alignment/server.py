@@ -34,8 +34,9 @@ from vafl.runtime.alignment.frames import (
 )
 from vafl.runtime.alignment.line import Line, blaming, together
 from vafl.runtime.grpc.connection import identify, listen
-from vafl.runtime.grpc.wire import SERVICE, NetworkSettings, channel_options
+from vafl.runtime.grpc.wire import SERVICE, channel_options
 from vafl.runtime.identity import SERVER, Credentials
+from vafl.runtime.settings import NetworkSettings
 
 log = logging.getLogger("vafl.server")
 

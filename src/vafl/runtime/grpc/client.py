@@ -15,9 +15,10 @@ from vafl.runtime.codec import Codec
 from vafl.runtime.delays import Sleeper
 from vafl.runtime.grpc.reach import FIRST_PAUSE, LONGEST_PAUSE, Reach, open_channel
 from vafl.runtime.grpc.session import Session
-from vafl.runtime.grpc.wire import CLAIM, PATH, NetworkSettings, Terms
+from vafl.runtime.grpc.wire import CLAIM, PATH, Terms
 from vafl.runtime.grpc.worker import HELD_BACK, Worker
 from vafl.runtime.identity import Credentials
+from vafl.runtime.settings import NetworkSettings
 
 log = logging.getLogger("vafl.client")
 

@@ -15,7 +15,8 @@ from vafl.models.losses import Metric
 from vafl.protocol.messages import Request, ServerMessage
 from vafl.protocol.server import Server
 from vafl.runtime.grpc.server import FederationServer
-from vafl.runtime.training import EvaluationSettings, Point, StopSettings, Watch
+from vafl.runtime.settings import EvaluationSettings, StopSettings
+from vafl.runtime.training import Point, Watch
 
 log = logging.getLogger("vafl.server")
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import grpc.aio
 
 from vafl.errors import Unauthenticated
-from vafl.runtime.grpc.wire import CLAIM, NetworkSettings
+from vafl.runtime.grpc.wire import CLAIM
 from vafl.runtime.identity import Credentials, party_of, require_loopback
+from vafl.runtime.settings import NetworkSettings
 
 log = logging.getLogger("vafl.server")
 

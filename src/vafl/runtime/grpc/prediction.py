@@ -17,7 +17,7 @@ from vafl.errors import Stalled
 from vafl.protocol.messages import ServerMessage
 from vafl.protocol.scoring import ANSWERED, Inquiry, Rows, Scorer
 from vafl.runtime.grpc.server import FederationServer
-from vafl.runtime.prediction import PredictionSettings
+from vafl.runtime.settings import PredictionSettings
 
 Served = FederationServer[Scorer]
 States = npt.NDArray[np.uint8]

@@ -9,8 +9,9 @@ import grpc
 import grpc.aio
 
 from vafl.errors import RemoteFault, Stalled
-from vafl.runtime.grpc.wire import NetworkSettings, channel_options
+from vafl.runtime.grpc.wire import channel_options
 from vafl.runtime.identity import LOOPBACK_OPTIONS, Credentials, closed_early, refusal, require_loopback
+from vafl.runtime.settings import NetworkSettings
 
 log = logging.getLogger("vafl.client")
 

@@ -22,16 +22,10 @@ from vafl.errors import InvalidMessage, RemoteFault
 from vafl.protocol.messages import ClientMessage, Join, Leave, Refused, ServerMessage, Stop
 from vafl.runtime.codec import Codec, Frame
 from vafl.runtime.grpc.connection import Allowance, Connection, identify, listen, next_message
-from vafl.runtime.grpc.wire import (
-    MANY_VIOLATIONS,
-    METHOD,
-    SERVICE,
-    NetworkSettings,
-    Terms,
-    channel_options,
-)
+from vafl.runtime.grpc.wire import MANY_VIOLATIONS, METHOD, SERVICE, Terms, channel_options
 from vafl.runtime.grpc.worker import HELD_BACK, Worker
 from vafl.runtime.identity import Credentials
+from vafl.runtime.settings import NetworkSettings
 from vafl.runtime.simulator import Traffic
 
 log = logging.getLogger("vafl.server")

@@ -9,11 +9,11 @@ import os
 import sys
 from collections.abc import Coroutine
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
-from vafl.errors import ConfigError, InvalidMessage
+from vafl.errors import InvalidMessage
 from vafl.protocol.schedule import BatchSchedule
-from vafl.runtime.codec import Encoding
+from vafl.runtime.settings import NetworkSettings
 
 SERVICE = "vafl.Federation"
 METHOD = "Stream"
@@ -22,52 +22,6 @@ CLAIM = "vafl-party"  # metadata: who the client says it is
 PROTOCOL = 1
 LARGEST_TERMS = 4096
 MANY_VIOLATIONS = 100
-
-
-@dataclass(frozen=True)
-class NetworkSettings:
-    """How the parties reach and trust each other.
-
-    Attributes:
-        address: host:port the server listens on and clients dial.
-        certificates: folder with ca.pem and this party's certificate and key (`vafl certs` makes them).
-        security: `mtls`, or `plaintext` on a loopback address only.
-        run_id: every party must name the same run.
-        encoding: how embeddings and gradients travel: float32, float16, bfloat16 or int8.
-        largest_message: bytes; a larger one is refused before it is read.
-        largest_norm: an embedding row beyond it is refused; 0 is no limit.
-        messages_per_second: more than that from one client, on average, is refused; 0 is no limit.
-        heartbeat: seconds between signs of life; a peer silent for three of them is gone.
-        join_timeout: at the start the server waits this long for every client, then goes on without.
-        patience: seconds a client tries to reach the server before it gives up.
-        checkpoint_every: updates (for a client: activations) between checkpoints.
-        real_delays: clients sleep as [delays] says, in real seconds: for experiments.
-    """
-
-    address: str = "127.0.0.1:7443"
-    certificates: str = ""
-    security: Literal["mtls", "plaintext"] = "mtls"
-    run_id: str = "vafl"
-    encoding: Encoding = "float32"
-    largest_message: int = 64 << 20
-    largest_norm: float = 0.0
-    messages_per_second: float = 0.0
-    heartbeat: float = 10.0
-    join_timeout: float = 60.0
-    patience: float = 300.0
-    checkpoint_every: int = 500
-    real_delays: bool = False
-
-    def __post_init__(self) -> None:
-        host, _, port = self.address.rpartition(":")
-        if not host or not port.isdigit():
-            raise ConfigError(f'network.address must be host:port. Found "{self.address}".')
-        for name in ("heartbeat", "join_timeout", "patience", "largest_message", "checkpoint_every"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"network.{name} must be above 0. Found {getattr(self, name)}.")
-        for name in ("largest_norm", "messages_per_second"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"network.{name} must be 0 or more. Found {getattr(self, name)}.")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,43 @@
+"""Columns by name or by pattern (`pay_*`)."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from vafl.errors import DataError
+
+
+def match_columns(
+    columns: Sequence[str], groups: dict[str, tuple[str, ...]], setting: str = "partition.groups"
+) -> dict[str, list[int]]:
+    """Column numbers of each group; refuses unknown names, empty groups and overlaps.
+
+    `setting` is what the errors call the groups.
+    """
+    owner: dict[str, str] = {}
+    found: dict[str, list[int]] = {}
+    for group, patterns in groups.items():
+        where = f"{setting}.{group}"
+        names = [name for pattern in patterns for name in _matches(columns, where, pattern)]
+        if not names:
+            raise DataError(f"{where}: a party needs at least one column. Found none. Name its columns.")
+        for name in dict.fromkeys(names):
+            if name in owner:
+                raise DataError(
+                    f'{setting}: a column belongs to one party. "{name}" is claimed by both '
+                    f'"{owner[name]}" and "{group}". Take it out of one of them.'
+                )
+            owner[name] = group
+        found[group] = [columns.index(name) for name in dict.fromkeys(names)]
+    return found
+
+
+def _matches(columns: Sequence[str], where: str, pattern: str) -> list[str]:
+    if pattern in columns:
+        return [pattern]  # a name such as "dose[mg]" is no pattern
+    names = [name for name in columns if fnmatchcase(name, pattern)]
+    if not names:
+        near = get_close_matches(pattern, columns, 1)
+        hint = f' Did you mean "{near[0]}"?' if near else f" Columns: {', '.join(columns[:20])}."
+        raise DataError(f'{where}: no column matches "{pattern}".{hint}')
+    return names

@@ -1,0 +1,153 @@
+"""What a configuration says of the data: which set, whose columns, one party's own table."""
+
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal
+
+from vafl.errors import ConfigError
+
+LABEL_HOLDER = "server"
+NAMES = (
+    *("digits", "breast_cancer", "wine", "iris", "diabetes"),
+    *("mnist", "fashion_mnist"),
+    *("cifar10", "parkinson", "modelnet40", "physionet2012", "mimic3", "adult", "credit_default"),
+    *("csv", "tables"),
+)
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Which data set, and how it is made ready.
+
+    Attributes:
+        name: one that scikit-learn carries (`digits`, `breast_cancer`, `wine`, `iris`, `diabetes`), a
+            public one in the data folder (`mnist`, `fashion_mnist`, `cifar10`, `parkinson`, `modelnet40`,
+            `physionet2012`, `mimic3`, `adult`, `credit_default`), `csv` for a file of one's own, or `tables`
+            for one file a party, as [tables.NAME] says.
+        path: the CSV file; a relative path is taken from the config file's folder.
+        label: the CSV's label column.
+        ignore: CSV columns that are neither features nor the label.
+        task: `classification` or `regression`, for a CSV or tables.
+        parties: for tables: the clients, in the order in which every party names them.
+        records: for tables: `common` trains on the records that every party has; `labelled` on all of the
+            label holder's, with an embedding that is learnt for those that a client lacks.
+        test_fraction: share of rows held out for testing, where the set has no test rows of its own.
+        validation_fraction: share of rows held out to watch the training by; 0 watches the test rows.
+        scale: `standard` gives every column zero mean and unit deviation by the training rows;
+            `none` leaves it; `auto` standardises tables and leaves images (already in 0..1).
+        folder: where public data sets lie; `--data` or VAFL_DATA set it too.
+    """
+
+    name: str = "digits"
+    path: str = ""
+    label: str = ""
+    ignore: tuple[str, ...] = ()
+    task: Literal["classification", "regression"] = "classification"
+    parties: tuple[str, ...] = ()
+    records: Literal["common", "labelled"] = "common"
+    test_fraction: float = 0.25
+    validation_fraction: float = 0.0
+    scale: Literal["auto", "standard", "none"] = "auto"
+    folder: str = ""
+
+    def __post_init__(self) -> None:
+        if self.name not in NAMES:
+            near = get_close_matches(self.name, NAMES, 1)
+            hint = f' Did you mean "{near[0]}"?' if near else ""
+            raise ConfigError(f'data.name must be one of {", ".join(NAMES)}. Found "{self.name}".{hint}')
+        if not 0 < self.test_fraction < 1:
+            raise ConfigError(f"data.test_fraction must be between 0 and 1. Found {self.test_fraction}.")
+        if not 0 <= self.validation_fraction < 1 - self.test_fraction:
+            raise ConfigError(
+                "data.validation_fraction must be 0 or more, and leave rows to train on beside "
+                f"data.test_fraction = {self.test_fraction}. Found {self.validation_fraction}."
+            )
+        if self.validation_fraction and self.name == "parkinson":
+            raise ConfigError(
+                "data.validation_fraction takes single rows, and Parkinson's recordings of one person are "
+                "alike. Leave it out: the test rows are of other people."
+            )
+        if self.name == "tables":
+            self._check_parties()
+        if self.name == "csv" and not (self.path and self.label):
+            raise ConfigError(
+                'data.name = "csv" needs data.path (the file) and data.label (its label column). '
+                f'Found path "{self.path}", label "{self.label}".'
+            )
+
+    def _check_parties(self) -> None:
+        wrong = [name for name in self.parties if not name or name == LABEL_HOLDER]
+        if not self.parties or wrong or len(set(self.parties)) < len(self.parties):
+            raise ConfigError(
+                'data.name = "tables" needs data.parties, the names of the clients, each once; '
+                f'"{LABEL_HOLDER}" is the label holder\'s. Found {list(self.parties)}.'
+            )
+
+    @property
+    def title(self) -> str:
+        """What the data set is called where a run is shown."""
+        return Path(self.path).name if self.name == "csv" else self.name
+
+
+@dataclass(frozen=True)
+class PartitionSettings:
+    """Who holds which columns.
+
+    Attributes:
+        clients: number of parties, each with an equal share, when no groups are given.
+        groups: party name -> its columns, by name or pattern (`pay_*`), for tables and series.
+        layout: for images: `columns` deals out flat pixels, `bands` horizontal bands that stay
+            images, `views` whole views or channels (both for cnn), `sequence` vertical bands read line by
+            line (for lstm). Series keep their steps with `sequence`, and with groups.
+    """
+
+    clients: int = 2
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    layout: Literal["columns", "bands", "views", "sequence"] = "columns"
+
+    def __post_init__(self) -> None:
+        if self.clients < 1:
+            raise ConfigError(f"partition.clients must be 1 or more. Found {self.clients}.")
+
+
+@dataclass(frozen=True)
+class TableSettings:
+    """One party's own table; NAME is the party's, and `server` is who holds the labels.
+
+    Attributes:
+        path: the file, CSV or Parquet; a relative path is taken from the config file's folder.
+        id: the column that says whose line it is: text or whole numbers, each once.
+        label: the column to learn, of the server's table only; predictions can do without.
+        features: columns to use, by name or pattern (`pay_*`); left out: all but id and label.
+        ignore: columns not to use, by name or pattern.
+        categories: columns of numbers that are names of categories, by name or pattern.
+        most_categories: so many categories of a column get a column each; the rarer ones share one.
+        missing: what stands for a missing value in a column of text, beside an empty field.
+        separator: between the fields of a CSV.
+        alignment: the file of `vafl align`; left out: NAME.alignment.parquet beside the config file.
+    """
+
+    path: str
+    id: str
+    label: str = ""
+    features: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    most_categories: int = 32
+    missing: tuple[str, ...] = ("NA", "N/A", "NaN", "nan", "null", "NULL", "?")
+    separator: str = ","
+    alignment: str = ""
+
+    def __post_init__(self) -> None:
+        if not (self.path and self.id):
+            raise ConfigError(
+                "a table needs path (the file) and id (the column that says whose line it is). "
+                f'Found path "{self.path}", id "{self.id}".'
+            )
+        if len(self.separator.encode()) != 1:
+            raise ConfigError(f'separator must be one character, such as ";". Found "{self.separator}".')
+        if self.most_categories < 1:
+            raise ConfigError(f"most_categories must be 1 or more. Found {self.most_categories}.")
+        if self.label and self.label == self.id:
+            raise ConfigError(f'the label cannot be the id. Found "{self.label}" for both.')

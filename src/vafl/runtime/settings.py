@@ -1,0 +1,136 @@
+"""What a configuration says of the runtime: the network, when a run ends, evaluations, predictions."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from vafl.errors import ConfigError
+
+Encoding = Literal["float32", "float16", "bfloat16", "int8"]
+ENCODINGS: tuple[Encoding, ...] = ("float32", "float16", "bfloat16", "int8")
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """How the parties reach and trust each other.
+
+    Attributes:
+        address: host:port the server listens on and clients dial.
+        certificates: folder with ca.pem and this party's certificate and key (`vafl certs` makes them).
+        security: `mtls`, or `plaintext` on a loopback address only.
+        run_id: every party must name the same run.
+        encoding: how embeddings and gradients travel: float32, float16, bfloat16 or int8.
+        largest_message: bytes; a larger one is refused before it is read.
+        largest_norm: an embedding row beyond it is refused; 0 is no limit.
+        messages_per_second: more than that from one client, on average, is refused; 0 is no limit.
+        heartbeat: seconds between signs of life; a peer silent for three of them is gone.
+        join_timeout: at the start the server waits this long for every client, then goes on without.
+        patience: seconds a client tries to reach the server before it gives up.
+        checkpoint_every: updates (for a client: activations) between checkpoints.
+        real_delays: clients sleep as [delays] says, in real seconds: for experiments.
+    """
+
+    address: str = "127.0.0.1:7443"
+    certificates: str = ""
+    security: Literal["mtls", "plaintext"] = "mtls"
+    run_id: str = "vafl"
+    encoding: Encoding = "float32"
+    largest_message: int = 64 << 20
+    largest_norm: float = 0.0
+    messages_per_second: float = 0.0
+    heartbeat: float = 10.0
+    join_timeout: float = 60.0
+    patience: float = 300.0
+    checkpoint_every: int = 500
+    real_delays: bool = False
+
+    def __post_init__(self) -> None:
+        host, _, port = self.address.rpartition(":")
+        if not host or not port.isdigit():
+            raise ConfigError(f'network.address must be host:port. Found "{self.address}".')
+        for name in ("heartbeat", "join_timeout", "patience", "largest_message", "checkpoint_every"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"network.{name} must be above 0. Found {getattr(self, name)}.")
+        for name in ("largest_norm", "messages_per_second"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"network.{name} must be 0 or more. Found {getattr(self, name)}.")
+
+
+@dataclass(frozen=True)
+class StopSettings:
+    """A run ends at the first of these.
+
+    Attributes:
+        updates: steps of the server.
+        seconds: on the run's clock; 0 means no limit.
+        metric: as soon as an evaluation is this good; leave out for no such limit.
+        patience: after so many evaluations in a row without a better one; 0 means no such limit. What is
+            kept is the model as it is then, not as it was at the best of them.
+    """
+
+    updates: int = 1000
+    seconds: float = 0.0
+    metric: float | None = None
+    patience: int = 0
+
+    def __post_init__(self) -> None:
+        if self.patience < 0:
+            raise ConfigError(f"stop.patience must be 1 or more, or 0 for no limit. Found {self.patience}.")
+        if self.updates < 1:
+            raise ConfigError(f"stop.updates must be 1 or more. Found {self.updates}.")
+        if not 0 <= self.seconds < math.inf:
+            raise ConfigError(f"stop.seconds must be above 0, or 0 for no limit. Found {self.seconds}.")
+        if self.metric is not None and not math.isfinite(self.metric):
+            raise ConfigError(
+                f"stop.metric must be a number. Found {self.metric}. Leave it out for no target."
+            )
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """How often the model is measured on the validation rows, or on the test rows if there are none.
+
+    Attributes:
+        every: updates between two evaluations.
+        every_seconds: seconds on the run's clock instead, if above 0.
+    """
+
+    every: int = 50
+    every_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ConfigError(f"evaluation.every must be 1 or more. Found {self.every}.")
+        if not 0 <= self.every_seconds < math.inf:
+            raise ConfigError(f"evaluation.every_seconds must be 0 or more. Found {self.every_seconds}.")
+
+
+@dataclass(frozen=True)
+class PredictionSettings:
+    """How a trained model is used, in batches (`vafl predict`) and live (`vafl serve`).
+
+    Attributes:
+        chunk: rows that clients are asked for at a time, in a batch.
+        patience: seconds a client has to answer for a chunk, or to come back; then its default is used.
+        deadline: seconds a live question may wait for clients; then the defaults of the late ones are used.
+        gather: seconds a live question waits for others, to be asked together with them.
+        cache: the live server keeps embeddings and uses them again, which costs a private client nothing;
+            false asks each time, for features that change.
+        largest_request: ids in one live request.
+    """
+
+    chunk: int = 4096
+    patience: float = 60.0
+    deadline: float = 1.0
+    gather: float = 0.002
+    cache: bool = True
+    largest_request: int = 1000
+
+    def __post_init__(self) -> None:
+        for name in ("chunk", "patience", "deadline", "largest_request"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"prediction.{name} must be above 0. Found {getattr(self, name)}.")
+        if not 0 <= self.gather < self.deadline:
+            raise ConfigError(
+                f"prediction.gather must be 0 or more, and below the deadline. Found {self.gather}."
+            )
