@@ -2,7 +2,6 @@
 
 import sys
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,8 @@ if TYPE_CHECKING:
     from vafl.build import Run, build
     from vafl.config import Config, read_config
     from vafl.estimator import VerticalClassifier, VerticalRegressor
+
+    __version__: str
 
 __all__ = [
     "Config",
@@ -28,11 +29,6 @@ __all__ = [
     "read_config",
 ]
 
-try:
-    __version__ = version("vafl")
-except PackageNotFoundError:  # a checkout on the path, never installed
-    __version__ = "unknown"
-
 _HOMES = {
     "Config": "vafl.config",
     "Run": "vafl.build",
@@ -44,9 +40,20 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - hardly anybody asks
+
+    try:
+        return version("vafl")
+    except PackageNotFoundError:  # a checkout on the path, never installed
+        return "unknown"
 
 
 def __dir__() -> list[str]:

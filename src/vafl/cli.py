@@ -1,11 +1,11 @@
 """The `vafl` command. Each subcommand is a few lines on top of the library.
 
-A command loads what it needs and no more: a federation on one machine starts many of these processes.
+A command loads what it needs and no more: a federation on one machine starts many of these processes, and
+what computes for an alignment loads this module once more.
 """
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,13 +13,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.markup import escape
-
 from vafl.commands.configured import add_config_options, log_to_stderr, overrides
 from vafl.errors import ConfigError, VaflError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from vafl.config import Config
     from vafl.observe.record import RecordedRun
 
@@ -35,17 +34,13 @@ _EXIT_CODES = """exit codes:
 _INTERRUPTED = 130
 
 
-class Display(Console):
-    """Where people read; a run goes on when nobody does any more."""
-
-    def on_broken_pipe(self) -> None:
-        """Where rich would exit, whichever thread that happens to be in."""
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; errors made on purpose become one message and a documented exit code."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    from vafl.commands.display import Display
+
     given = sys.argv[1:] if arguments is None else arguments
     options = _parser(given[0] if given else "").parse_args(given)
     console = Display()
@@ -135,7 +130,7 @@ def _config(options: argparse.Namespace) -> "Config":
     return read_config(options.config, overrides(options))
 
 
-def _server(options: argparse.Namespace, console: Console) -> None:
+def _server(options: argparse.Namespace, console: "Console") -> None:
     from vafl.federation.server import ServerRun
 
     log_to_stderr()
@@ -144,7 +139,7 @@ def _server(options: argparse.Namespace, console: Console) -> None:
     _report(served.run(lambda address: console.print(f"listening on {address}")), console)
 
 
-def _client(options: argparse.Namespace, console: Console) -> None:
+def _client(options: argparse.Namespace, console: "Console") -> None:
     from vafl.federation.client import run_client
 
     log_to_stderr()
@@ -155,7 +150,7 @@ def _client(options: argparse.Namespace, console: Console) -> None:
     console.print(f"the run is over: {reason}; the model is in {out / 'models'}")
 
 
-def _up(options: argparse.Namespace, console: Console) -> None:
+def _up(options: argparse.Namespace, console: "Console") -> None:
     from vafl.federation.up import up
 
     log_to_stderr()
@@ -163,7 +158,7 @@ def _up(options: argparse.Namespace, console: Console) -> None:
     _report(up(_config(options), out, console, overwrite=options.overwrite), console)
 
 
-def _report(recorded: "RecordedRun", console: Console) -> None:
+def _report(recorded: "RecordedRun", console: "Console") -> None:
     metric = recorded.summary["metric"]
     test = recorded.summary["test"]
     on_test = "" if test is None else f" on the validation rows, {test:.4f} on the test rows"
@@ -176,13 +171,13 @@ def _report(recorded: "RecordedRun", console: Console) -> None:
         console.print("returned gradients are clipped or noised: a heuristic, no guarantee")
 
 
-def _demo(options: argparse.Namespace, console: Console) -> None:
+def _demo(options: argparse.Namespace, console: "Console") -> None:
     from vafl.demo import demo
 
     demo(options.out, console)
 
 
-def _run(options: argparse.Namespace, console: Console) -> None:
+def _run(options: argparse.Namespace, console: "Console") -> None:
     from vafl.launch import launch
 
     out = options.out or _free_folder(options.config.stem)
@@ -198,7 +193,7 @@ def _free_folder(name: str) -> Path:
     return path
 
 
-def _compare(options: argparse.Namespace, console: Console) -> None:
+def _compare(options: argparse.Namespace, console: "Console") -> None:
     from vafl.observe.compare import common_target, compare, table
     from vafl.observe.plots import plot_runs
     from vafl.observe.record import read_run
@@ -221,7 +216,7 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
         console.print(f"plots: {', '.join(map(str, plots))}")
 
 
-def _init(options: argparse.Namespace, console: Console) -> None:
+def _init(options: argparse.Namespace, console: "Console") -> None:
     from vafl.starter import starter_config, starter_tables
 
     if options.clients < 1:

@@ -10,7 +10,7 @@ import pytest
 from tests.runtime.alignment.parties import LIMIT, Alignments
 from vafl.data.psi.curve import POINT, blind_ids, new_secret
 from vafl.errors import InvalidMessage, RemoteFault, RunError, Stalled
-from vafl.runtime.alignment.frames import PATH, Kind, pack, pack_facts, pack_hello
+from vafl.runtime.alignment.frames import CHUNK, PATH, Kind, pack, pack_facts, pack_hello
 from vafl.runtime.grpc.wire import CLAIM
 
 GOOD = blind_ids(new_secret(), ["a", "b"])
@@ -65,9 +65,9 @@ def story(*said, **changes):
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        (pack(Kind.POINTS, GOOD[:-1]), "1 to 4096 items of 64 bytes. Found 127"),
-        (pack(Kind.POINTS), "1 to 4096 items"),
-        (pack(Kind.POINTS, bytes(POINT * 4097)), "1 to 4096 items"),
+        (pack(Kind.POINTS, GOOD[:-1]), f"1 to {CHUNK} items of 64 bytes. Found 127"),
+        (pack(Kind.POINTS), f"1 to {CHUNK} items"),
+        (pack(Kind.POINTS, bytes(POINT * (CHUNK + 1))), f"1 to {CHUNK} items"),
         (pack(Kind.POINTS, GOOD + GOOD), "no more"),
         (pack(Kind.TAGS, bytes(16 * 3)), "no more"),
         (pack(Kind.TAGS, bytes(17)), "items of 16 bytes"),

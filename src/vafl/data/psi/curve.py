@@ -1,19 +1,23 @@
 """Points of secp256k1, many at a time: ids hashed to it, multiplied by a secret, digested.
 
 The curve's order is prime, so every point but none at all is as good as any other. Points are pairs of
-coordinates, 64 bytes each, one after the other. Worker processes load this module, so it imports little.
+coordinates, 64 bytes each, one after the other. libsecp256k1 is called as coincurve binds it, on one point's
+memory for all of a chunk: coincurve's own objects, new ones for each step of each point, cost a tenth more.
+Worker processes load this module, so it imports little.
 """
 
 import hashlib
+from typing import Self
 
-from coincurve import PrivateKey, PublicKey
+from coincurve import GLOBAL_CONTEXT, PrivateKey
+from coincurve._libsecp256k1 import ffi, lib
 
 from vafl.errors import InvalidMessage
 
 POINT, TAG = 64, 16  # bytes
-_HASH, _MATCH = b"vafl psi hash 1", b"vafl psi match 1"  # one hash function for each purpose
-_EVEN, _BOTH = b"\x02", b"\x04"  # before an x-coordinate alone, before both
-_ATTEMPTS = 256  # every other number is an x-coordinate
+_HASH, _MATCH = b"vafl psi hash 2", b"vafl psi match 2"  # one hash function for each purpose
+_BOTH = b"\x04"  # before two coordinates
+_WRITTEN = len(_BOTH) + POINT
 
 
 def new_secret() -> bytes:
@@ -23,7 +27,8 @@ def new_secret() -> bytes:
 
 def blind_ids(secret: bytes, ids: list[str]) -> bytes:
     """Each id hashed to a point, multiplied by the secret."""
-    return b"".join(_multiply(_hash_to_curve(text), secret) for text in ids)
+    point = _Point()
+    return b"".join([point.hash(text).multiply(secret).coordinates() for text in ids])
 
 
 def tag_points(secret: bytes, points: bytes) -> bytes:
@@ -32,28 +37,47 @@ def tag_points(secret: bytes, points: bytes) -> bytes:
     Raises:
         InvalidMessage: what came from the other party are no points.
     """
-    try:
-        theirs = [PublicKey(_BOTH + points[at : at + POINT]) for at in range(0, len(points), POINT)]
-    except ValueError:
-        raise InvalidMessage("points must be on the curve secp256k1. Found one that is not.") from None
-    return b"".join(_tag(_multiply(point, secret)) for point in theirs)
-
-
-def _multiply(point: PublicKey, secret: bytes) -> bytes:
-    return point.multiply(secret, update=True).format(compressed=False)[1:]
+    point = _Point()
+    theirs = (points[at : at + POINT] for at in range(0, len(points), POINT))
+    return b"".join([_tag(point.read(each).multiply(secret).coordinates()) for each in theirs])
 
 
 def _tag(point: bytes) -> bytes:
     return hashlib.blake2b(point, digest_size=TAG, person=_MATCH).digest()
 
 
-def _hash_to_curve(text: str) -> PublicKey:
-    """The first of the id's hashes that is an x-coordinate, with the even y."""
-    content = text.encode()
-    for attempt in range(_ATTEMPTS):
-        x = hashlib.blake2b(content, digest_size=32, person=_HASH, salt=bytes((attempt,))).digest()
-        try:
-            return PublicKey(_EVEN + x)
-        except ValueError:
-            continue
-    raise AssertionError("one in 2^256 ids ends here")
+class _Point:
+    """Memory for a point, and what can be done to the point in it."""
+
+    def __init__(self) -> None:
+        self._key = ffi.new("secp256k1_pubkey *")
+        self._memory, self._length = ffi.new("unsigned char[]", _WRITTEN), ffi.new("size_t *", _WRITTEN)
+        self._written = ffi.buffer(self._memory)
+
+    def hash(self, text: str) -> Self:
+        """Becomes the point of an id, as good as drawn at random for each: BLAKE2b, then ElligatorSwift."""
+        digest = hashlib.blake2b(text.encode(), digest_size=64, person=_HASH).digest()
+        lib.secp256k1_ellswift_decode(GLOBAL_CONTEXT.ctx, self._key, digest)
+        return self
+
+    def read(self, coordinates: bytes) -> Self:
+        """Becomes that point.
+
+        Raises:
+            InvalidMessage: there is none.
+        """
+        if not lib.secp256k1_ec_pubkey_parse(GLOBAL_CONTEXT.ctx, self._key, _BOTH + coordinates, _WRITTEN):
+            raise InvalidMessage("points must be on the curve secp256k1. Found one that is not.")
+        return self
+
+    def multiply(self, secret: bytes) -> Self:
+        if not lib.secp256k1_ec_pubkey_tweak_mul(GLOBAL_CONTEXT.ctx, self._key, secret):
+            raise ValueError("a secret must be a scalar of the curve, and not 0")
+        return self
+
+    def coordinates(self) -> bytes:
+        lib.secp256k1_ec_pubkey_serialize(
+            GLOBAL_CONTEXT.ctx, self._memory, self._length, self._key, lib.SECP256K1_EC_UNCOMPRESSED
+        )
+        coordinates: bytes = self._written[len(_BOTH) :]
+        return coordinates

@@ -83,22 +83,25 @@ class AlignmentClient:
             Stalled: the server could not be reached for `patience` seconds, or fell silent.
             RunError: the server ended the alignment, and why.
         """
-        while True:
-            try:
-                return await self._session()
-            except Ended as ended:
-                if self._begun:
-                    raise RunError(f"the server ended the alignment: {ended}") from ended
-                raise RemoteFault(f"the server refused {self._party}: {ended}") from ended
-            except grpc.aio.AioRpcError as error:
-                if self._begun:
-                    raise Stalled(
-                        f"the connection to the server was lost: {error.details()}. Start every party again."
-                    ) from error
-                self._reach.judge(error)
-            await self._reach.pause()
+        with Crew(self._workers) as crew:
+            crew.expect(len(self._ids))
+            while True:
+                try:
+                    return await self._session(crew)
+                except Ended as ended:
+                    if self._begun:
+                        raise RunError(f"the server ended the alignment: {ended}") from ended
+                    raise RemoteFault(f"the server refused {self._party}: {ended}") from ended
+                except grpc.aio.AioRpcError as error:
+                    if self._begun:
+                        raise Stalled(
+                            f"the connection to the server was lost: {error.details()}. Start every party "
+                            "again."
+                        ) from error
+                    self._reach.judge(error)
+                await self._reach.pause()
 
-    async def _session(self) -> Alignment:
+    async def _session(self, crew: Crew) -> Alignment:
         async with open_channel(self._settings, self._credentials) as channel:
             call = channel.stream_stream(PATH)(metadata=((CLAIM, self._party),))
 
@@ -114,22 +117,22 @@ class AlignmentClient:
             try:
                 async with Line(f"the {SERVER}", read, call.write, self._settings) as line:
                     with blaming(line.other):
-                        return await self._align(line)
+                        return await self._align(line, crew)
             finally:
                 call.cancel()
 
-    async def _align(self, line: Line) -> Alignment:
+    async def _align(self, line: Line, crew: Crew) -> Alignment:
         await line.say(pack_hello(self._terms, len(self._ids)))
         _, body = await line.hear(Kind.BEGIN)
         self._begun = True
         theirs = _count(body)
         log.info("the server has %s ids", f"{theirs:,}")
-        with Crew(max(theirs, len(self._ids)), self._workers) as crew:
-            order = await self._answer(line, crew, self._ids, theirs)
-            kind, body = await line.hear(Kind.RESULT, Kind.AGAIN)
-            if kind is Kind.AGAIN:
-                await self._answer_loosely(line, crew, _count(body))
-                _, body = await line.hear(Kind.RESULT)
+        crew.expect(theirs)
+        order = await self._answer(line, crew, self._ids, theirs)
+        kind, body = await line.hear(Kind.RESULT, Kind.AGAIN)
+        if kind is Kind.AGAIN:
+            await self._answer_loosely(line, crew, _count(body))
+            _, body = await line.hear(Kind.RESULT)
         alignment = await self._receive(line, body, order)
         await line.say(pack(Kind.RECEIVED))
         await line.hear(Kind.DONE)

@@ -3,15 +3,13 @@
 import asyncio
 import multiprocessing
 import os
-import signal
-import threading
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing.connection import wait
 from typing import Self, TypeVar
 
 from vafl.errors import RunError
+from vafl.runtime.alignment.worker import ready, serve_parent
 
 _FEW = 10_000  # ids: starting processes would take longer
 Chunk = TypeVar("Chunk")
@@ -26,24 +24,30 @@ class Crew:
     """Computes chunks in worker processes; few ids in a thread of this one. Use as a context manager.
 
     Args:
-        ids: of the largest set that is to be computed.
         workers: processes to start at most.
     """
 
-    def __init__(self, ids: int, workers: int) -> None:
-        self._window = workers + 1  # while results are taken, nobody idles
-        self._executor: Executor
-        if ids < _FEW:
-            self._executor = ThreadPoolExecutor(1)
-        else:
-            spawn = multiprocessing.get_context("spawn")  # forking would break the streams
-            self._executor = ProcessPoolExecutor(workers, spawn, initializer=_serve_parent)
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._executor: Executor = ThreadPoolExecutor(1)
+        self._grown = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def expect(self, ids: int) -> None:
+        """Sets of so many ids will have to be computed: if that is worth it, the processes start now.
+
+        A party says so when it knows its own ids, so that they start while it waits for the others."""
+        if ids >= _FEW and not self._grown:
+            spawn = multiprocessing.get_context("spawn")  # forking would break the streams
+            self._executor = ProcessPoolExecutor(self._workers, spawn, initializer=serve_parent)
+            self._grown = True
+            for _ in range(self._workers):
+                self._executor.submit(ready)
 
     async def work(
         self, function: Callable[[bytes, Chunk], bytes], secret: bytes, chunks: AsyncIterable[Chunk]
@@ -53,7 +57,7 @@ class Crew:
         try:
             async for chunk in chunks:
                 waiting.append(loop.run_in_executor(self._executor, function, secret, chunk))
-                if len(waiting) > self._window:
+                if len(waiting) > self._workers + 1:  # while results are taken, nobody idles
                     yield await waiting.popleft()
             while waiting:
                 yield await waiting.popleft()
@@ -62,16 +66,3 @@ class Crew:
         finally:
             for each in waiting:
                 each.cancel()
-
-
-def _serve_parent() -> None:
-    """A worker leaves interrupts to its parent, and does not outlive it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
-
-
-def _end_with(sentinel: int) -> None:
-    wait([sentinel])
-    os._exit(1)

@@ -15,8 +15,8 @@ from vafl.runtime.grpc.wire import SERVICE
 
 METHOD = "Align"
 PATH = f"/{SERVICE}/{METHOD}"
-PROTOCOL = 1
-CHUNK = 4096  # points or tags in a message: some 0.2 s of arithmetic
+PROTOCOL = 2
+CHUNK = 2048  # points or tags in a message: less than 0.1 s of arithmetic
 LARGEST_FRAME = 1 << 20
 LONGEST_REASON = 1000
 LARGEST_SET = 1 << 27  # ids of one party

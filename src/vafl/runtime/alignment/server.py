@@ -101,6 +101,9 @@ class AlignmentServer:
             DataError: too few records are common.
         """
         self._failure: asyncio.Future[Alignment] = asyncio.get_running_loop().create_future()
+        self._failure.add_done_callback(
+            asyncio.Future.exception
+        )  # it may come when all is over: no complaint
         settings = replace(self._settings, largest_message=LARGEST_FRAME)
         server = grpc.aio.server(options=channel_options(settings))
         handler = grpc.stream_stream_rpc_method_handler(self._stream)
@@ -179,11 +182,12 @@ class AlignmentServer:
     # --- the alignment ---
 
     async def _work(self, watch: Callable[[], None]) -> Alignment:
-        await self._wait_for_clients(watch)
-        self._begun = True
-        largest = max(len(self._ids), *(client.ids for client in self._clients.values()))
-        with Crew(largest, self._workers) as crew:
+        with Crew(self._workers) as crew:
+            crew.expect(len(self._ids))
+            await self._wait_for_clients(watch)
+            self._begun = True
             sizes = {party: client.ids for party, client in self._clients.items()}
+            crew.expect(max(sizes.values()))
             matches = await self._exchange(crew, self._ids, sizes)
             await self._check(crew, matches)
         alignment, numbers = self._number(matches)
