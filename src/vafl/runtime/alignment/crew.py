@@ -5,7 +5,7 @@ import multiprocessing
 import os
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Self, TypeVar
 
 from vafl.errors import RunError
@@ -29,25 +29,25 @@ class Crew:
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._executor: Executor = ThreadPoolExecutor(1)
-        self._grown = False
+        self._thread = ThreadPoolExecutor(1)
+        self._processes: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        for executor in filter(None, (self._thread, self._processes)):
+            executor.shutdown(wait=True, cancel_futures=True)
 
     def expect(self, ids: int) -> None:
         """Sets of so many ids will have to be computed: if that is worth it, the processes start now.
 
         A party says so when it knows its own ids, so that they start while it waits for the others."""
-        if ids >= _FEW and not self._grown:
+        if ids >= _FEW and self._processes is None:
             spawn = multiprocessing.get_context("spawn")  # forking would break the streams
-            self._executor = ProcessPoolExecutor(self._workers, spawn, initializer=serve_parent)
-            self._grown = True
+            self._processes = ProcessPoolExecutor(self._workers, spawn, initializer=serve_parent)
             for _ in range(self._workers):
-                self._executor.submit(ready)
+                self._processes.submit(ready)
 
     async def work(
         self, function: Callable[[bytes, Chunk], bytes], secret: bytes, chunks: AsyncIterable[Chunk]
@@ -56,7 +56,8 @@ class Crew:
         loop, waiting = asyncio.get_running_loop(), deque[asyncio.Future[bytes]]()
         try:
             async for chunk in chunks:
-                waiting.append(loop.run_in_executor(self._executor, function, secret, chunk))
+                executor = self._processes or self._thread
+                waiting.append(loop.run_in_executor(executor, function, secret, chunk))
                 if len(waiting) > self._workers + 1:  # while results are taken, nobody idles
                     yield await waiting.popleft()
             while waiting:

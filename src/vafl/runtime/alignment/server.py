@@ -184,11 +184,8 @@ class AlignmentServer:
     async def _work(self, watch: Callable[[], None]) -> Alignment:
         with Crew(self._workers) as crew:
             crew.expect(len(self._ids))
-            await self._wait_for_clients(watch)
-            self._begun = True
-            sizes = {party: client.ids for party, client in self._clients.items()}
-            crew.expect(max(sizes.values()))
-            matches = await self._exchange(crew, self._ids, sizes)
+            offer = Offer(self._ids)  # computed while clients are waited for, too
+            _, matches = await together(offer.compute(crew), self._meet(crew, offer, watch))
             await self._check(crew, matches)
         alignment, numbers = self._number(matches)
         await together(*(self._tell(alignment, numbers, party, matches[party]) for party in matches))
@@ -196,6 +193,13 @@ class AlignmentServer:
         self._kept = True  # from here on, clients may leave
         await together(*(client.line.say(pack(Kind.DONE)) for client in self._clients.values()))
         return alignment
+
+    async def _meet(self, crew: Crew, offer: Offer, watch: Callable[[], None]) -> Matches:
+        await self._wait_for_clients(watch)
+        self._begun = True
+        sizes = {party: client.ids for party, client in self._clients.items()}
+        crew.expect(max(sizes.values()))
+        return await self._exchange(crew, offer, sizes)
 
     async def _wait_for_clients(self, watch: Callable[[], None]) -> None:
         deadline, told = time.monotonic() + self._settings.patience, ""
@@ -215,18 +219,18 @@ class AlignmentServer:
                 async with asyncio.timeout(min(left, _WATCHED_EVERY)):
                     await self._arrival.wait()
 
-    async def _exchange(self, crew: Crew, ids: pl.Series, sizes: Mapping[str, int]) -> Matches:
-        """With all these clients at once; gives what each has in common with `ids`."""
-        offer, lines = Offer(ids), {party: self._clients[party].line for party in sizes}
-        self._progress.begin(sum(sizes.values()) + len(sizes) * len(ids))
+    async def _exchange(self, crew: Crew, offer: Offer, sizes: Mapping[str, int]) -> Matches:
+        """With all these clients at once; gives what each has in common with what is offered."""
+        lines, count = {party: self._clients[party].line for party in sizes}, len(offer.ids)
+        self._progress.begin(sum(sizes.values()) + len(sizes) * count)
 
         async def with_one(party: str) -> tuple[Places, Places]:
             with blaming(party):
                 return await find(lines[party], crew, offer, sizes[party], self._progress)
 
         for line in lines.values():
-            await line.say(pack_facts(Kind.BEGIN, {"ids": len(ids)}))
-        _, *found = await together(offer.compute(crew), *map(with_one, sizes))
+            await line.say(pack_facts(Kind.BEGIN, {"ids": count}))
+        found = await together(*map(with_one, sizes))
         return dict(zip(sizes, found, strict=True))
 
     async def _check(self, crew: Crew, matches: Matches) -> None:
@@ -243,11 +247,11 @@ class AlignmentServer:
         if not poor:
             return
         log.info("hardly an id is common with %s: looking for other ways of writing them", ", ".join(poor))
-        loose = loosened(self._ids).unique()
+        loose = Offer(loosened(self._ids).unique())
         for party in poor:
-            await self._clients[party].line.say(pack_facts(Kind.AGAIN, {"ids": len(loose)}))
+            await self._clients[party].line.say(pack_facts(Kind.AGAIN, {"ids": len(loose.ids)}))
         sizes = dict(zip(poor, await together(*map(self._count, poor)), strict=True))
-        again = await self._exchange(crew, loose, sizes)
+        _, again = await together(loose.compute(crew), self._exchange(crew, loose, sizes))
         for party in poor:
             exact, without = len(matches[party][0]), len(again[party][0])
             if without > 10 * exact:
