@@ -1,3 +1,5 @@
+import hashlib
+
 import pytest
 from coincurve import PublicKey
 
@@ -42,6 +44,26 @@ def test_a_point_is_its_hash_times_the_secret():
     own = hashed("a")
     thrice = PublicKey.combine_keys([own, own, own])
     assert blind_ids(secret, ["a"]) == thrice.format(compressed=False)[1:]
+
+
+def swift(content):
+    """SwiftEC's map for y^2 = x^3 + 7, from 64 bytes to a point, as its paper has it; y is as odd as t."""
+    u, t = (int.from_bytes(half, "big") % FIELD for half in (content[:32], content[32:]))
+    over = (u**3 + 7 - t * t) * pow(2 * t, -1, FIELD)
+    other = (over + t) * pow(pow(-3, (FIELD + 1) // 4, FIELD) * u, -1, FIELD)
+    slope = over * pow(other, -1, FIELD)
+    half = pow(2, -1, FIELD)
+    for x in (u + 4 * other * other, (-slope - u) * half, (slope - u) * half):
+        y = pow(x**3 + 7, (FIELD + 1) // 4, FIELD)
+        if (y * y - x**3 - 7) % FIELD == 0:
+            return x % FIELD, y if y % 2 == t % 2 else FIELD - y
+    raise AssertionError("one of the three is an x-coordinate")
+
+
+def test_the_hash_is_swiftecs_map_of_the_ids_digest():
+    for text in map(str, range(50)):
+        digest = hashlib.blake2b(text.encode(), digest_size=64, person=b"vafl psi hash 2").digest()
+        assert hashed(text).point() == swift(digest)
 
 
 @pytest.mark.parametrize(
