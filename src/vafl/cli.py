@@ -22,11 +22,20 @@ if TYPE_CHECKING:
     from vafl.config import Config
     from vafl.observe.record import RecordedRun
 
-# Modules of vafl.commands:
-_LARGER = (
-    *("align", "certs", "data", "predict", "serve", "inspect", "export"),
-    *("audit", "privacy", "calibrate", "smoothness"),
-)
+# Modules of vafl.commands, and what each is for:
+_LARGER = {
+    "align": "find the parties' common records, privately, before a run",
+    "certs": "make an authority and the certificates of the parties",
+    "data": "what a run will use of the parties' tables, and how",
+    "predict": "score every record of the parties' tables",
+    "serve": "answer HTTP requests for predictions, asking clients live",
+    "inspect": "what a run's models are and what they were trained for",
+    "export": "write one party's trained model as ONNX",
+    "audit": "attack a configuration: does more leak than is claimed?",
+    "privacy": "what a run has spent on every record, and what is left",
+    "calibrate": "what noise a budget needs, and what noise is worth",
+    "smoothness": "smoothness constants and the step sizes that follow",
+}
 _EXIT_CODES = """exit codes:
   0 done    1 unexpected failure    2 configuration or usage    3 data
   4 the run could not go on (diverged, stalled)    5 run folder    6 an audit failed    130 interrupted
@@ -58,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser(asked: str) -> argparse.ArgumentParser:
-    """The parser of every command; of the larger ones only that which was asked for, if it was one."""
+    """The parser of every command; of the larger ones, only that which is asked for has its options."""
     parser = argparse.ArgumentParser(
         prog="vafl",
         description="Vertical asynchronous federated learning.",
@@ -112,9 +121,10 @@ def _parser(asked: str) -> argparse.ArgumentParser:
     demonstration = commands.add_parser("demo", help="digits over four clients, under every rule")
     demonstration.add_argument("--out", type=Path, default=Path("build/demo"))
     demonstration.set_defaults(command=_demo)
-    if asked not in commands.choices:
-        for name in (asked,) if asked in _LARGER else _LARGER:
-            import_module(f"vafl.commands.{name}").add_parser(commands)
+    for name, text in _LARGER.items():
+        larger = commands.add_parser(name, help=text)
+        if name == asked:
+            import_module(f"vafl.commands.{name}").add_options(larger)
     return parser
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -12,9 +11,8 @@ from vafl.errors import ConfigError
 from vafl.federation.align import align_all, align_party
 
 
-def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
-    """Adds `align` to the subcommands of `vafl`."""
-    parser = commands.add_parser("align", help="find the parties' common records, privately, before a run")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of `vafl align`."""
     add_config_options(parser)
     who = parser.add_mutually_exclusive_group(required=True)
     who.add_argument("--party", help='whose table this is; "server" is the label holder')

@@ -3,7 +3,6 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -15,9 +14,8 @@ from vafl.errors import AuditFailed, ConfigError
 from vafl.files import write_atomically
 
 
-def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
-    """Adds `audit` to the subcommands of `vafl`."""
-    parser = commands.add_parser("audit", help="attack a configuration: does more leak than is claimed?")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of `vafl audit`."""
     add_config_options(parser)
     parser.add_argument(
         "--canaries", type=int, default=1000, metavar="K", help="coins to guess (%(default)s)"

@@ -30,9 +30,8 @@ from vafl.privacy.exposure import Course, Exposure, expose, worst
 _DELTA = 1e-5
 
 
-def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
-    """Adds `calibrate` to the subcommands of `vafl`."""
-    parser = commands.add_parser("calibrate", help="what noise a budget needs, and what noise is worth")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of `vafl calibrate`."""
     add_config_options(parser)
     budget = parser.add_mutually_exclusive_group()
     budget.add_argument("--mu", type=float, help="the budget of a record, as Gaussian DP's mu")

@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,9 +14,8 @@ from vafl.runtime.identity.authority import refuse_issued
 from vafl.runtime.identity.pem import read_certificate
 
 
-def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
-    """Adds `certs` to the subcommands of `vafl`."""
-    parser = commands.add_parser("certs", help="make an authority and the certificates of the parties")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of `vafl certs`."""
     parser.add_argument("folder", type=Path, metavar="DIR", help="where they go; made, for your eyes only")
     parser.add_argument(
         "--party",

@@ -4,7 +4,6 @@ import argparse
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -24,9 +23,8 @@ from vafl.errors import ConfigError
 from vafl.privacy.settings import GUARANTEED
 
 
-def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
-    """Adds `data` to the subcommands of `vafl`."""
-    parser = commands.add_parser("data", help="what a run will use of the parties' tables, and how")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of `vafl data`."""
     add_config_options(parser)
     parser.add_argument("--party", help="one party's table (default: every table that the file names)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")

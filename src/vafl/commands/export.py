@@ -4,7 +4,6 @@ import argparse
 import logging
 import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -17,9 +16,8 @@ from vafl.trained import model_folder, rebuild
 _OUTPUTS = {"embedding": "embedding", "head": "outputs"}
 
 
-def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
-    """Adds `export` to the subcommands of `vafl`."""
-    parser = commands.add_parser("export", help="write one party's trained model as ONNX")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of `vafl export`."""
     parser.add_argument("run", type=Path, metavar="RUN", help="the run folder")
     parser.add_argument("party", metavar="PARTY", help="whose model; the head is the server's")
     parser.add_argument("out", type=Path, metavar="OUT.onnx")

@@ -16,9 +16,8 @@ from vafl.models.folder import MANIFEST, StoredModel, read_model
 from vafl.trained import MODELS
 
 
-def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
-    """Adds `inspect` to the subcommands of `vafl`."""
-    parser = commands.add_parser("inspect", help="what a run's models are and what they were trained for")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of `vafl inspect`."""
     parser.add_argument("path", type=Path, metavar="PATH", help="a run folder, or one party's model folder")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(command=run)

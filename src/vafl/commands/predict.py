@@ -2,7 +2,6 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -12,9 +11,8 @@ from vafl.federation.prediction import answer, predict
 from vafl.runtime.identity import SERVER
 
 
-def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
-    """Adds `predict` to the subcommands of `vafl`."""
-    parser = commands.add_parser("predict", help="score every record of the parties' tables")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of `vafl predict`."""
     add_config_options(parser)
     parser.add_argument("--party", required=True, help=f'who this is; "{SERVER}" asks and writes the scores')
     parser.add_argument("--model", type=Path, required=True, metavar="RUN", help="where the model is")

@@ -29,9 +29,8 @@ _GUARANTEES = {
 }
 
 
-def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
-    """Adds `privacy` to the subcommands of `vafl`."""
-    parser = commands.add_parser("privacy", help="what a run has spent on every record, and what is left")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of `vafl privacy`."""
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder of private clients")
     parser.add_argument("--record", type=int, metavar="N", help="one record's account")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")

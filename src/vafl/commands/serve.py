@@ -2,7 +2,6 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -13,9 +12,8 @@ from vafl.federation.serving import serve
 from vafl.runtime.identity import SERVER
 
 
-def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
-    """Adds `serve` to the subcommands of `vafl`."""
-    parser = commands.add_parser("serve", help="answer HTTP requests for predictions, asking clients live")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of `vafl serve`."""
     add_config_options(parser)
     parser.add_argument("--party", default=SERVER, help="who this is (%(default)s)")
     parser.add_argument("--model", type=Path, required=True, metavar="RUN", help="where the model is")

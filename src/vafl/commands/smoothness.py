@@ -28,9 +28,8 @@ _ROWS, _DRAWS = 2000, 4
 _STEP = 0.01  # of a secant, relative to the parameters
 
 
-def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
-    """Adds `smoothness` to the subcommands of `vafl`."""
-    parser = commands.add_parser("smoothness", help="smoothness constants and the step sizes that follow")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of `vafl smoothness`."""
     add_config_options(parser)
     parser.add_argument(
         "--delay", type=int, help="D, the largest delay to expect (default: rule.delay_bound, 0 for sync)"
