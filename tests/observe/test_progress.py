@@ -4,6 +4,7 @@ import io
 
 from rich.console import Console
 
+from vafl.observe.counting import CountProgress
 from vafl.observe.progress import ClientStatus, Progress
 from vafl.runtime.simulator import Traffic
 from vafl.runtime.training import Point
@@ -45,3 +46,16 @@ def test_a_log_file_gets_a_line_now_and_then():
     text = shown(terminal=False, points=50)
     assert text.count("40 updates") == 1
     assert "\x1b" not in text
+
+
+def test_what_is_counted_gets_a_line_at_each_tenth():
+    console = Console(file=(output := io.StringIO()), width=100)
+    with CountProgress(console, "ids") as progress:
+        for _ in range(2):  # an alignment that is interrupted begins anew
+            progress.begin(1000)
+            for _ in range(100):
+                progress.advance(10)
+    lines = output.getvalue().splitlines()
+    assert len(lines) == 2 * 11
+    assert lines[11] == "1,000 ids to go through"
+    assert lines[12].startswith("   10%  100 ids, ")

@@ -15,7 +15,7 @@ from vafl.errors import ConfigError
 from vafl.federation.credentials import certified, load_credentials
 from vafl.federation.processes import Clients
 from vafl.files import write_atomically
-from vafl.observe.alignment import AlignmentProgress
+from vafl.observe.counting import CountProgress
 from vafl.runtime.alignment.client import AlignmentClient
 from vafl.runtime.alignment.crew import cores
 from vafl.runtime.alignment.frames import PROTOCOL, Terms
@@ -49,7 +49,7 @@ def align_party(
         alignment.write(path)
 
     ids = table.ids()
-    with AlignmentProgress(console) as progress:
+    with CountProgress(console, "ids") as progress:
         if party == SERVER:
             classes = label_classes(table, config.data.task) if table.settings.label else None
             server = AlignmentServer(

@@ -2,8 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import numpy as np
 import polars as pl
 import torch
 from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor
 
 from vafl.build import loss_of, torch_threads
@@ -21,6 +19,7 @@ from vafl.federation.client import run_until_over
 from vafl.federation.credentials import load_credentials
 from vafl.models.folder import StoredModel
 from vafl.models.losses import probabilities
+from vafl.observe.counting import CountProgress
 from vafl.observe.record import LEDGERS
 from vafl.observe.scores import ScoreFile, missing_column
 from vafl.privacy.guard import guard
@@ -35,8 +34,6 @@ from vafl.runtime.grpc.wire import PROTOCOL, Terms, run
 from vafl.runtime.identity import SERVER
 from vafl.subjects import Subjects, load_subjects
 from vafl.trained import open_model, rebuild
-
-_LINES = 10  # lines printed over a batch where there is no terminal
 
 
 @dataclass(frozen=True)
@@ -169,13 +166,14 @@ def predict(
     """The server's part of a batch: scores every record, and writes a line for each."""
     deployed = Deployed.load(config, SERVER, run_folder)
     missing = np.zeros(len(deployed.parties), dtype=np.int64)
-    total = len(deployed.subjects.chosen)
-    with ScoreFile(out) as file, torch_threads(config.threads), _progress(console, total) as advance:
+    counted = CountProgress(console, "records")
+    with ScoreFile(out) as file, torch_threads(config.threads), counted:
+        counted.begin(len(deployed.subjects.chosen))
 
         def write(rows: Rows, outputs: Tensor, states: States) -> None:
             file.append(deployed.table(rows, outputs, states))
             missing[:] += (states != ANSWERED).sum(0)
-            advance(len(rows))
+            counted.advance(len(rows))
 
         batch = Batch(deployed.subjects.chosen, config.prediction, write)
         federation = deployed.serve(deployed.scorer(cached=False), batch)
@@ -184,25 +182,6 @@ def predict(
             raise KeyboardInterrupt
     counts = dict(zip(deployed.parties, missing.tolist(), strict=True))
     return Scored(out, batch.done, {party: count for party, count in counts.items() if count})
-
-
-@contextmanager
-def _progress(console: Console, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, a few lines elsewhere; takes how many more records are done."""
-    if console.is_terminal:
-        with Progress(console=console) as bar:
-            task = bar.add_task("scoring", total=total)
-            yield lambda count: bar.advance(task, count)
-        return
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        if (done + count) * _LINES // total > done * _LINES // total:
-            console.print(f"  {(done + count) / total:4.0%}  {done + count:,} records")
-        done += count
-
-    yield advance
 
 
 async def _until_scored(federation: Served, batch: Batch, listening: Callable[[str], None]) -> None:

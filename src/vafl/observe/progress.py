@@ -11,10 +11,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from vafl.observe.counting import Tenths
 from vafl.runtime.simulator import Traffic
 from vafl.runtime.training import Clock, Point
-
-_LINES = 10  # lines printed over a run where there is no terminal
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Progress:
     _shown: list[ClientStatus] = field(default_factory=list)
     _live: Live | None = None
     _began: float = field(default_factory=time.monotonic)
-    _printed: int = 0
+    _tenths: Tenths = field(default_factory=Tenths)
 
     def __enter__(self) -> "Progress":
         if self.console.is_terminal:
@@ -73,8 +72,7 @@ class Progress:
         self._point = point
         if self._live is not None:
             self._shown = self.clients()
-        elif (share := self.share_done()) * _LINES >= self._printed:
-            self._printed = int(share * _LINES) + 1
+        elif self._tenths.is_due(share := self.share_done()):
             self.console.print(f"  {share:4.0%}  {self._line()}")
 
     def _line(self) -> str:
