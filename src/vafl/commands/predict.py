@@ -5,33 +5,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vafl.commands.configured import add_config_options, log_to_stderr, overrides
-from vafl.config import read_config
-from vafl.federation.prediction import answer, predict
-from vafl.runtime.identity import SERVER
+from vafl.commands.deployed import add_model_options
+from vafl.config import Config
+from vafl.federation.prediction import predict
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Those of `vafl predict`."""
-    add_config_options(parser)
-    parser.add_argument("--party", required=True, help=f'who this is; "{SERVER}" asks and writes the scores')
-    parser.add_argument("--model", type=Path, required=True, metavar="RUN", help="where the model is")
+    add_model_options(parser, _predict)
     parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("scores.csv"),
-        help="the scores: .csv or .parquet (%(default)s)",
+        "--out", type=Path, default=Path("scores.csv"), help="the scores: .csv or .parquet (%(default)s)"
     )
-    parser.set_defaults(command=run)
 
 
-def run(options: argparse.Namespace, console: Console) -> None:
-    """One party's part."""
-    log_to_stderr()
-    config = read_config(options.config, overrides(options))
-    if options.party != SERVER:
-        console.print(f"the server is done: {answer(config, options.party, options.model)}")
-        return
+def _predict(config: Config, options: argparse.Namespace, console: Console) -> None:
     scored = predict(
         config,
         options.model,
