@@ -40,7 +40,7 @@ def test_adult_words_become_columns(tmp_path):
 
 
 def test_adult_is_checked(tmp_path):
-    with pytest.raises(DataError, match=r"Missing: adult.data. Get it from the UCI"):
+    with pytest.raises(DataError, match=r"Missing: adult.data or adult.data.gz. Get it from the UCI"):
         load_adult(tmp_path)
     write_adult(tmp_path / "adult")
     with pytest.raises(DataError, match=r"must hold 32,561 records. Found 4"):

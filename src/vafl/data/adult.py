@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from vafl.data.dataset import Dataset, digest_records
-from vafl.data.public import missing_data, require_count
+from vafl.data.public import plain_or_gzipped, require_count
 from vafl.errors import DataError
 
 _COLUMNS = (
@@ -48,9 +48,7 @@ def load_adult(folder: Path, rows: dict[str, int] = _ROWS) -> Dataset:
 
 
 def _read(folder: Path, name: str, rows: int) -> pl.DataFrame:
-    path = next((folder / each for each in (name, f"{name}.gz") if (folder / each).is_file()), None)
-    if path is None:
-        raise missing_data("Adult", folder, name, _SOURCE)
+    path = plain_or_gzipped("Adult", folder / name, _SOURCE)
     try:
         lines = pl.read_csv(
             path, has_header=False, new_columns=_COLUMNS, infer_schema=False, comment_prefix="|"

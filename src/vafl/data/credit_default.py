@@ -5,10 +5,10 @@ from pathlib import Path
 import polars as pl
 
 from vafl.data.dataset import Dataset, split_rows
-from vafl.data.public import missing_data, require_count
+from vafl.data.public import plain_or_gzipped, require_count
 from vafl.errors import DataError
 
-_FILES = ("UCI_Credit_Card.csv", "UCI_Credit_Card.csv.gz")
+_FILE = "UCI_Credit_Card.csv"
 _ROWS = 30_000
 _LABELS = ("default.payment.next.month", "default payment next month")
 _SOURCE = "the UCI Machine Learning Repository (data set 350), saved as CSV with one header line"
@@ -16,10 +16,7 @@ _SOURCE = "the UCI Machine Learning Repository (data set 350), saved as CSV with
 
 def load_credit_default(folder: Path, test_fraction: float, seed: int, rows: int = _ROWS) -> Dataset:
     """Reads folder/credit_default: 23 numbers of each client; `rows` is how many there must be."""
-    folder = folder / "credit_default"
-    path = next((folder / name for name in _FILES if (folder / name).is_file()), None)
-    if path is None:
-        raise missing_data("Default of Credit Card Clients", folder, " or ".join(_FILES), _SOURCE)
+    path = plain_or_gzipped("Default of Credit Card Clients", folder / "credit_default" / _FILE, _SOURCE)
     try:
         table = pl.read_csv(path, infer_schema_length=None)
         label = next(name for name in _LABELS if name in table.columns)

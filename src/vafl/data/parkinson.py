@@ -6,9 +6,11 @@ import numpy as np
 import polars as pl
 
 from vafl.data.dataset import Dataset, split_rows
+from vafl.data.public import plain_or_gzipped
 from vafl.errors import DataError
 
-_FILES = ("pd_speech_features.csv", "pd_speech_features.csv.gz")
+_FILE = "pd_speech_features.csv"
+_SOURCE = "the UCI Machine Learning Repository (data set 470)"
 _ROWS, _COLUMNS, _SUBJECTS = 756, 755, 252
 
 
@@ -17,15 +19,7 @@ def load_parkinson(folder: Path, test_fraction: float, seed: int) -> Dataset:
 
     The file may have the row of group names above its header that the repository's copy has.
     """
-    path = next(
-        (folder / "parkinson" / name for name in _FILES if (folder / "parkinson" / name).is_file()), None
-    )
-    if path is None:
-        raise DataError(
-            f'Parkinson\'s speech features must lie in "{folder / "parkinson"}" as {" or ".join(_FILES)}. '
-            "Get the file from the UCI Machine Learning Repository (data set 470), and name the folder above "
-            "with --data or VAFL_DATA."
-        )
+    path = plain_or_gzipped("Parkinson's speech features", folder / "parkinson" / _FILE, _SOURCE)
     table = _read(path)
     if table.shape != (_ROWS, _COLUMNS) or table["id"].n_unique() != _SUBJECTS:
         raise DataError(

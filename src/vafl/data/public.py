@@ -16,6 +16,15 @@ def require(title: str, files: Iterable[Path], source: str) -> None:
         raise missing_data(title, missing[0].parent, ", ".join(path.name for path in missing), source)
 
 
+def plain_or_gzipped(title: str, path: Path, source: str) -> Path:
+    """The file, or its gzipped copy beside it; raises DataError where there is neither."""
+    gzipped = path.with_name(f"{path.name}.gz")
+    found = next((each for each in (path, gzipped) if each.is_file()), None)
+    if found is None:
+        raise missing_data(title, path.parent, f"{path.name} or {gzipped.name}", source)
+    return found
+
+
 def missing_data(title: str, folder: Path, missing: str, source: str) -> DataError:
     """What to say when a data set is not there."""
     return DataError(f'{title} must lie in "{folder}". Missing: {missing}. Get it from {source}, and {_HINT}')

@@ -22,6 +22,7 @@ from vafl.data.mimic3 import load_mimic3
 from vafl.data.modelnet40 import load_modelnet40
 from vafl.data.parkinson import load_parkinson
 from vafl.data.physionet2012 import load_physionet2012
+from vafl.data.public import require
 from vafl.data.settings import DataSettings
 from vafl.errors import DataError
 
@@ -116,13 +117,7 @@ def _load_idx(settings: DataSettings) -> Dataset:
     files = [
         f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
     ]
-    missing = [name for name in files if not (folder / name).is_file()]
-    if missing:
-        raise DataError(
-            f'{_IDX[settings.name]} must lie in "{folder}" as its four original files. Missing: '
-            f"{', '.join(missing)}. Get them from the data set's home page, and name the folder above with "
-            "--data or VAFL_DATA."
-        )
+    require(_IDX[settings.name], (folder / name for name in files), "the data set's home page")
     _refuse_the_other(settings.name, folder / files[0])
     images, labels, test_images, test_labels = (read_idx(folder / name) for name in files)
     return Dataset(
