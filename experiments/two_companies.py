@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
+from experiments.people import SOURCES, People
 from vafl.config import read_config
 from vafl.federation.prediction import Deployed
 from vafl.protocol.respondent import embed
@@ -41,59 +41,14 @@ SHARE = 0.9  # of the people that each company knows
 LIMIT = 300.0  # seconds any command may take
 CLOSE = 0.01
 HELD_OUT = {"validation_fraction": 0.1, "test_fraction": 0.1}
-ADULT = (
-    *("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation"),
-    *("relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country"),
-    "income",
-)
 
 
-@dataclass(frozen=True)
-class People:
-    """A public table of people, and which company would know which columns.
-
-    Attributes:
-        known, new: those to train on, and those to predict: columns, `person` and `label` (0 or 1).
-        categories: columns of numbers that are names.
-    """
-
-    name: str
-    known: pl.DataFrame
-    new: pl.DataFrame
-    columns: dict[str, list[str]]
-    categories: tuple[str, ...] = ()
-
-
-def adult(folder: Path) -> People:
-    """Who earns more than 50,000: what a bank knows, and what an employer's shop knows."""
-    parts = []
-    for file in ("adult.data.gz", "adult.test.gz"):
-        lines = pl.read_csv(
-            folder / "adult" / file,
-            has_header=False,
-            new_columns=ADULT,
-            skip_rows=1 if "test" in file else 0,
-            infer_schema=False,
-        )
-        lines = lines.select(pl.all().str.strip_chars()).drop_nulls("income")
-        parts.append(lines.with_columns(label=pl.col("income").str.starts_with(">").cast(pl.Int64)))
-    bank = ["age", "fnlwgt", "capital-gain", "capital-loss", "hours-per-week", "workclass"]
-    shop = [name for name in ADULT[:-1] if name not in bank]
-    known, new = (part.drop("income").with_columns(pl.col(bank[:5]).cast(pl.Float64)) for part in parts)
-    return People("adult", _named(known, 0), _named(new, known.height), {"bank": bank, "shop": shop})
-
-
-def credit_default(folder: Path) -> People:
-    """Who fails to pay next month: what the lender knows of a person, and what it was billed and has paid."""
-    table = pl.read_csv(folder / "credit_default" / "UCI_Credit_Card.csv.gz", infer_schema_length=None)
-    table = table.drop("ID").rename({"default.payment.next.month": "label"})
-    order = np.random.default_rng(0).permutation(table.height)
-    known, new = table[order[: 3 * len(order) // 4]], table[order[3 * len(order) // 4 :]]
-    shop = [name for name in table.columns if "AMT" in name]
-    bank = [name for name in table.columns if name not in (*shop, "label")]
-    categories = ("SEX", "EDUCATION", "MARRIAGE")
-    columns = {"bank": bank, "shop": shop}
-    return People("credit_default", _named(known, 0), _named(new, known.height), columns, categories)
+def two_companies(people: People) -> People:
+    """With names for the people, and the columns of all companies but the first in the shop's hands."""
+    bank, *others = people.columns.values()
+    known, new = _named(people.known, 0), _named(people.new, people.known.height)
+    columns = {"bank": bank, "shop": [name for other in others for name in other]}
+    return People(known, new, columns, people.categories)
 
 
 def _named(table: pl.DataFrame, first: int) -> pl.DataFrame:
@@ -224,8 +179,9 @@ def logistic_regression(people: People, folder: Path) -> float:
     common = pl.read_parquet(folder / SERVER / "known.alignment.parquet")["id"]
     known = _frame(people.known.filter(pl.col("person").is_in(common.implode())))
     new, schema = _frame(people.new), people.known.schema
-    words = [name for name in known if name in people.categories or schema[name] == pl.String]
-    numbers = [name for name in known.columns if name not in (*words, "label")]
+    columns = [name for own in people.columns.values() for name in own]
+    words = [name for name in columns if name in people.categories or schema[name] == pl.String]
+    numbers = [name for name in columns if name not in words]
     encode = make_column_transformer(
         (StandardScaler(), numbers), (OneHotEncoder(handle_unknown="ignore", min_frequency=20), words)
     )
@@ -255,14 +211,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="the folder of public data sets")
     parser.add_argument("--out", type=Path, default=Path("build/two_companies"))
-    parser.add_argument("--only", choices=("adult", "credit_default"))
+    parser.add_argument("--only", choices=SOURCES)
     options = parser.parse_args()
-    makers = {"adult": adult, "credit_default": credit_default}
     results = {}
-    for name, make in makers.items():
+    for name, read in SOURCES.items():
         if options.only in (None, name):
             shutil.rmtree(options.out / name, ignore_errors=True)
-            results[name] = compare(make(options.data), (options.out / name).resolve())
+            results[name] = compare(two_companies(read(options.data)), (options.out / name).resolve())
     (options.out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     shown = Table("people", *next(iter(results.values())))
     for name, figures in results.items():

@@ -8,9 +8,10 @@ import operator
 import numpy as np
 import pytest
 import torch
-from experiments import companies, convergence, privacy_curves, realtime_mnist, strongly_convex
+from experiments import absent_records, convergence, privacy_curves, realtime_mnist, strongly_convex
 from experiments.jobs import in_groups, run_all
 from experiments.objective import Objective
+from experiments.people import adult
 from experiments.rates import slope
 from experiments.runs import make_run, point_of, visit
 from experiments.strongly_convex import TOML as CONVEX
@@ -124,10 +125,11 @@ def test_companies_are_compared_on_the_same_people(tmp_path):
     (tmp_path / "adult").mkdir()
     for name, content in (("adult.data.gz", lines[:400]), ("adult.test.gz", ["|first", *lines[400:]])):
         (tmp_path / "adult" / name).write_bytes(gzip.compress("\n".join(content).encode()))
+    people = adult(tmp_path, {"adult.data": 400, "adult.test": 200})
     found = {}
-    for way in companies.ways(0.5):
-        trial = companies.Trial("adult", 0.5, way, 0, str(tmp_path), str(tmp_path / "out"), True)
-        found[way] = companies.attempt(trial)
+    for way in absent_records.WAYS:
+        trial = absent_records.Trial("adult", way, 0, tmp_path, tmp_path / "out", quick=True)
+        found[way] = absent_records.measure(trial, people)
     assert {result["test_people"] for result in found.values()} == {120}
     assert found["label holder alone"]["auc"] < found["federated"]["auc"] < 1
     assert found["federated"]["auc"] == pytest.approx(found["pooled"]["auc"], abs=0.05)

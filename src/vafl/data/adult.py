@@ -1,5 +1,6 @@
 """Adult, or Census Income (UCI 2): who earns more than 50,000 dollars a year?"""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,18 +19,18 @@ _WORDS = (
     *("workclass", "education", "marital-status", "occupation", "relationship", "race", "sex"),
     "native-country",
 )
-_ROWS = {"adult.data": 32_561, "adult.test": 16_281}
+ROWS = {"adult.data": 32_561, "adult.test": 16_281}
 _SOURCE = "the UCI Machine Learning Repository (data set 2, adult.data and adult.test)"
 
 
-def load_adult(folder: Path, rows: dict[str, int] = _ROWS) -> Dataset:
+def load_adult(folder: Path, rows: Mapping[str, int] = ROWS) -> Dataset:
     """Reads folder/adult, plain or gzipped.
 
     Numbers stay numbers; each word of a column is a column of 0 and 1, called `workclass=Private`, and so
     is what is missing, `workclass=?`. `fnlwgt`, a weight of the census and no trait, is left out.
     `rows` is what the two files must hold.
     """
-    parts = [_read(folder / "adult", name, count) for name, count in rows.items()]
+    parts = read_adult(folder, rows)
     both = pl.concat(parts)
     encoded = both.drop("income", "fnlwgt").to_dummies(_WORDS, separator="=")
     features = encoded.cast(pl.Float32).to_numpy()
@@ -45,6 +46,11 @@ def load_adult(folder: Path, rows: dict[str, int] = _ROWS) -> Dataset:
         classes=("<=50K", ">50K"),
         record_digest=digest_records(range(cut), range(len(labels) - cut)),
     )
+
+
+def read_adult(folder: Path, rows: Mapping[str, int] = ROWS) -> list[pl.DataFrame]:
+    """The people to train on and those to test by, with words where the files have words."""
+    return [_read(folder / "adult", name, count) for name, count in rows.items()]
 
 
 def _read(folder: Path, name: str, rows: int) -> pl.DataFrame:

@@ -1,0 +1,178 @@
+"""What if the others know half of the label holder's people each? Three companies' tables.
+
+python -m experiments.absent_records --data FOLDER [--out DIR] [--quick]. The label holder has columns of its
+own, on all its people. On the same test people: the label holder alone, the federation on the people that
+all have, the federation on all of the label holder's, and the same model trained on the pooled tables.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from torch import Tensor
+
+from experiments.jobs import in_groups, one_thread, run_all
+from experiments.people import SOURCES, People
+from experiments.results import Verdict, arguments, publish
+from vafl.build import Run, build, make_plan
+from vafl.config import Config, from_document, read_document
+from vafl.data.partition import Party, VerticalData
+
+TOML = Path(__file__).with_suffix(".toml")
+KNOWN = 0.5  # the share of people that each other company knows
+CLOSE = 0.01  # of the area under the ROC curve
+ALONE, COMMON, LABELLED, POOLED = "label holder alone", "federated, common people", "federated", "pooled"
+WAYS = (ALONE, COMMON, LABELLED, POOLED)
+
+
+def write_tables(people: People, seed: int, out: Path) -> dict[str, Any]:
+    """Each company's CSV, its people in an order of its own; gives their [tables.NAME] sections."""
+    generator, whole = np.random.default_rng(seed), pl.concat([people.known, people.new])
+    whole = whole.with_columns(person=pl.Series(f"P{n:07d}" for n in generator.permutation(whole.height)))
+    out.mkdir(parents=True, exist_ok=True)
+    sections: dict[str, Any] = {}
+    holder = next(iter(people.columns))
+    for party, columns in {"server": ["label"], **people.columns}.items():
+        share = 1.0 if party in ("server", holder) else KNOWN
+        known = generator.permutation(whole.height)[: round(share * whole.height)]
+        whole[known].select("person", *columns).write_csv(out / f"{party}.csv")
+        sections[party] = {"path": str(out / f"{party}.csv"), "id": "person"}
+        categories = [column for column in columns if column in people.categories]
+        sections[party] |= {"label": "label"} if party == "server" else {"categories": categories}
+    return sections
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One way to train on one set of companies."""
+
+    source: str
+    way: str
+    seed: int
+    folder: Path
+    out: Path
+    quick: bool
+
+
+def attempt(trial: Trial) -> dict[str, float]:
+    """Trains on the public table as the companies would have it."""
+    return measure(trial, SOURCES[trial.source](trial.folder))
+
+
+def measure(trial: Trial, people: People) -> dict[str, float]:
+    """Trains, and measures on the test people: all of them, and those that every company knows."""
+    files = trial.out / f"{trial.source}-{trial.seed}-{trial.way.replace(' ', '-')}"
+    config = _config(trial, write_tables(people, trial.seed, files))
+    with one_thread():
+        data = make_plan(config).data
+        common = _known_to_all(data)
+        if trial.way == ALONE:
+            data = replace(data, parties=data.parties[:1])
+        if trial.way == COMMON:
+            data = _only(_without_flags(data), common)
+        run = build(config, data)
+        points = run.train()
+        tests = common[len(common) - _tests(data) :]
+        everyone = torch.ones_like(tests)
+        return {
+            "auc": _measure(run, everyone),
+            "auc_common": _measure(run, tests),
+            "test_people": len(tests),
+            "updates": points[-1].updates,
+        }
+
+
+def _config(trial: Trial, tables: dict[str, Any]) -> Config:
+    parties = [name for name in tables if name != "server"]
+    rule = "async" if trial.way in (COMMON, LABELLED) else "centralised"
+    quick = ["stop.updates=500"] if trial.quick else []
+    document = read_document(TOML, [f"seed={trial.seed}", f"rule.name={rule}", *quick])
+    document["data"] |= {"parties": parties, "records": "labelled"}
+    return from_document({**document, "tables": tables})
+
+
+def _tests(data: VerticalData) -> int:
+    return len(data.test_labels) - data.validation
+
+
+def _known_to_all(data: VerticalData) -> Tensor:
+    """[rows], training rows first: whether no company lacks the person."""
+    return torch.stack([torch.cat([own.train, own.test])[:, -1] == 0 for own in data.parties]).all(0)
+
+
+def _without_flags(data: VerticalData) -> VerticalData:
+    """As without "labelled": nothing says who is lacking, and zeros (the means) stand in for them."""
+    parties = [Party(own.name, own.train[:, :-1], own.test[:, :-1]) for own in data.parties]
+    return replace(data, parties=tuple(parties))
+
+
+def _only(data: VerticalData, rows: Tensor) -> VerticalData:
+    """The training and validation rows among these; the test rows stay."""
+    trained, held_out = rows[: data.rows], rows[data.rows :].clone()
+    held_out[data.validation :] = True
+    parties = [Party(own.name, own.train[trained], own.test[held_out]) for own in data.parties]
+    return replace(
+        data,
+        parties=tuple(parties),
+        train_labels=data.train_labels[trained],
+        test_labels=data.test_labels[held_out],
+        records=None,
+        validation=int(rows[data.rows : data.rows + data.validation].sum()),
+    )
+
+
+def _measure(run: Run, chosen: Tensor) -> float:
+    """The metric on those of the test rows that are chosen."""
+    tests = _tests(run.data)
+    features = [own.test[-tests:][chosen] for own in run.data.parties]
+    return run.task.metric.measure(run.evaluator.outputs(features), run.data.test_labels[-tests:][chosen])
+
+
+def main(options: Sequence[str]) -> int:
+    parser = arguments("absent_records", "What if the others know half of the label holder's people each?")
+    parser.set_defaults(workers=1)
+    chosen = parser.parse_args(options)
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    if chosen.data is None:
+        parser.error("--data must name the folder that holds adult/ and credit_default/")
+    seeds = (0,) if chosen.quick else (0, 1, 2)
+    trials = [
+        Trial(source, way, seed, chosen.data, chosen.out / "tables", chosen.quick)
+        for source in SOURCES
+        for way in WAYS
+        for seed in seeds
+    ]
+    found = run_all("training", attempt, trials, workers=chosen.workers)
+    means = [_means(results) for results in in_groups(found, len(seeds))]
+    measured = {
+        source: dict(zip(WAYS, own, strict=True))
+        for source, own in zip(SOURCES, in_groups(means, len(WAYS)), strict=True)
+    }
+    return publish(chosen.out, chosen.quick, measured, _verdicts(measured))
+
+
+def _means(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of each figure over the seeds."""
+    return {key: mean(each[key] for each in results) for key in results[0]}
+
+
+def _verdicts(measured: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[Verdict]:
+    verdicts = []
+    for source, by_way in measured.items():
+        figures = {way: found["auc"] for way, found in by_way.items()}
+        text = ", ".join(f"{way} {value:.4f}" for way, value in figures.items())
+        close = figures[POOLED] - figures[LABELLED] <= CLOSE
+        verdicts.append(Verdict(f"{source}: as good as pooled", text, f"within {CLOSE}", close))
+        gain = figures[LABELLED] - max(figures[ALONE], figures[COMMON])
+        verdicts.append(Verdict(f"{source}: better than less data", f"{gain:+.4f}", "above 0", gain > 0))
+    return verdicts
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,56 @@
+"""Adult and credit default as tables of people whom several companies know, each with columns of its own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from vafl.data.adult import ROWS, read_adult
+from vafl.data.credit_default import load_credit_default
+
+
+@dataclass(frozen=True)
+class People:
+    """A public table, and who would know which of its columns.
+
+    Attributes:
+        known, new: people to train on, and others: the companies' columns and `label`, 0 or 1.
+        columns: company -> its columns.
+        categories: columns of numbers that are names.
+    """
+
+    known: pl.DataFrame
+    new: pl.DataFrame
+    columns: Mapping[str, list[str]]
+    categories: tuple[str, ...] = ()
+
+
+def adult(folder: Path, rows: Mapping[str, int] = ROWS) -> People:
+    """Who earns more than 50,000? `rows` is what the two files must hold."""
+    label = pl.col("income").str.starts_with(">").cast(pl.Int64)
+    known, new = (part.with_columns(label=label) for part in read_adult(folder, rows))
+    columns = {
+        "bank": ["age", "education", "education-num", "workclass", "race", "sex"],
+        "register": ["marital-status", "relationship", "native-country"],
+        "tax": ["occupation", "capital-gain", "capital-loss", "hours-per-week"],
+    }
+    return People(known, new, columns)
+
+
+def credit_default(folder: Path) -> People:
+    """Who fails to pay next month? A quarter of them, drawn at random, are the new ones."""
+    data = load_credit_default(folder, test_fraction=0.25, seed=0)
+    known, new = (
+        pl.DataFrame(features, schema=list(data.columns)).with_columns(label=pl.Series(labels))
+        for features, labels in ((data.train, data.train_labels), (data.test, data.test_labels))
+    )
+    columns = {
+        "bank": ["LIMIT_BAL", "SEX", "EDUCATION", "MARRIAGE", "AGE"],
+        "bureau": ["PAY_0", "PAY_2", "PAY_3", "PAY_4", "PAY_5", "PAY_6"],
+        "shop": [f"{kind}_AMT{month}" for kind in ("BILL", "PAY") for month in range(1, 7)],
+    }
+    return People(known, new, columns, ("SEX", "EDUCATION", "MARRIAGE"))
+
+
+SOURCES = {"adult": adult, "credit_default": credit_default}
