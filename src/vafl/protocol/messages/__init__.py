@@ -1,0 +1,48 @@
+"""Everything the parties say to each other: frozen, and checked when made.
+
+What a message says about itself (shapes, types, signs) is checked here; what only the receiver can
+know (how many rows there are, whose turn it is) is checked by the receiver. No message carries raw
+features or model parameters, and none of these types could.
+
+| client says | server says |
+|---|---|
+| `Join`; `Leave` (said by the runtime when a client vanished) | `Welcome`, then what is still owed |
+| `Upload`: embeddings of a minibatch, at one activation | `Gradient` or `Skipped` |
+| `Query`: the gradient for an earlier upload (query-first order) | `Gradient` or `Skipped` |
+| `Refresh`: embeddings of other rows, or of the rows asked for | |
+| `Decline`: cannot give the rows asked for | `Request`: fresh embeddings of these rows, please |
+| `Finished`: makes no more uploads | |
+| `Offer`: a fresh key for an epoch of masks | `Rekey`: a new epoch begins; `Keys`: everybody's keys |
+| `MaskedUpload`, `MaskedRefresh`: as above, readable only in the sum over all clients | |
+| | `Durable`: what a checkpoint now holds of this client |
+| | `Refused`: a message broke a rule; `Stop`: the run is over |
+"""
+
+from vafl.protocol.messages.checks import (
+    HEADER_BYTES,
+    LARGEST_OFFER,
+    ROW_BYTES,
+    Words,
+    made_here,
+)
+from vafl.protocol.messages.joining import Durable, Join, Leave, Refused, Stop, Welcome
+from vafl.protocol.messages.masking import Keys, MaskedRefresh, MaskedUpload, Offer, Rekey
+from vafl.protocol.messages.training import (
+    Decline,
+    Finished,
+    Gradient,
+    Query,
+    Refresh,
+    Request,
+    Skipped,
+    Upload,
+)
+
+MaskingMessage = Offer | MaskedUpload | MaskedRefresh
+ClientMessage = Join | Leave | Upload | Refresh | Query | Decline | Finished | MaskingMessage
+ServerMessage = Welcome | Gradient | Skipped | Request | Rekey | Keys | Durable | Stop | Refused
+
+__all__ = ["HEADER_BYTES", "LARGEST_OFFER", "ROW_BYTES", "Words", "made_here"]
+__all__ += ["ClientMessage", "Durable", "Join", "Leave", "Refused", "ServerMessage", "Stop", "Welcome"]
+__all__ += ["Decline", "Finished", "Gradient", "Query", "Refresh", "Request", "Skipped", "Upload"]
+__all__ += ["Keys", "MaskedRefresh", "MaskedUpload", "MaskingMessage", "Offer", "Rekey"]

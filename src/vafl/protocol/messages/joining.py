@@ -1,0 +1,85 @@
+"""What is said as a client comes and goes, and as a run ends; and what a crash cannot undo."""
+
+from dataclasses import dataclass
+
+from vafl.protocol.messages.checks import HEADER_BYTES, Explained, count_fault, require
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Join:
+    """Client `client` is here, for the first time or again, and says where it stands.
+
+    Attributes:
+        activation: the number of its next upload.
+        applied: how many of its uploads were answered; it still waits for those from here on.
+        iteration: the last global iteration its model has learned from; -1 if none.
+    """
+
+    client: int
+    activation: int = 0
+    applied: int = 0
+    iteration: int = -1
+    nbytes = HEADER_BYTES
+
+    def __post_init__(self) -> None:
+        require(
+            count_fault("applied", self.applied),
+            count_fault("activation", self.activation - self.applied),
+            count_fault("iteration", self.iteration + 1),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Leave:
+    """Client `client` is gone. What it had uploaded stays in the table."""
+
+    client: int
+    nbytes = HEADER_BYTES
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Welcome:
+    """Where the run stands.
+
+    Attributes:
+        iteration: the global iteration.
+        activations: how many uploads of each client the server has; the client says again what it is
+            missing, and leaves out what it has.
+        durable: how many uploads of this client a checkpoint holds.
+        run: the run's random number: models belong together if they were trained in one run.
+    """
+
+    client: int
+    iteration: int
+    activations: tuple[int, ...]
+    durable: int = 0
+    run: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + 8 * len(self.activations)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Durable:
+    """A checkpoint now holds the client's first `activation` uploads: no crash can undo them."""
+
+    client: int
+    activation: int
+    nbytes = HEADER_BYTES
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Refused(Explained):
+    """A message of the client broke a rule and was dropped; the reason says which."""
+
+    client: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stop(Explained):
+    """The run is over, and why."""
+
+    client: int
+    reason: str

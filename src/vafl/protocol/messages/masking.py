@@ -1,0 +1,122 @@
+"""What a secure sum needs beside: keys for each epoch of masks, and embeddings under masks."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from vafl.protocol.messages.checks import (
+    HEADER_BYTES,
+    ROW_BYTES,
+    Explained,
+    Words,
+    count_fault,
+    offer_fault,
+    require,
+    rows_fault,
+    words_fault,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Offer:
+    """A client's public key for one epoch of masks, with the proof whose it is: for the other clients."""
+
+    client: int
+    sequence: int
+    epoch: int
+    offer: bytes
+
+    def __post_init__(self) -> None:
+        require(
+            count_fault("sequence", self.sequence),
+            count_fault("epoch", self.epoch),
+            offer_fault(self.offer),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + len(self.offer)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedUpload:
+    """As `Upload`, but each word is a score under masks that cancel only in the sum over all clients.
+
+    Attributes:
+        epoch: whose masks these are.
+        words: [batch, width] modulo 2^64.
+    """
+
+    client: int
+    sequence: int
+    epoch: int
+    activation: int
+    rows: Tensor
+    words: Words
+
+    def __post_init__(self) -> None:
+        require(
+            count_fault("sequence", self.sequence),
+            count_fault("epoch", self.epoch),
+            count_fault("activation", self.activation),
+            rows_fault(self.rows),
+            words_fault(self.words, self.rows.numel()),
+            None if self.rows.numel() else "an upload needs at least one row. Found none.",
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + ROW_BYTES * self.rows.numel() + self.words.nbytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedRefresh:
+    """As `Refresh`, in answer to `request`, under masks as `MaskedUpload` is."""
+
+    client: int
+    sequence: int
+    epoch: int
+    request: int
+    rows: Tensor
+    words: Words
+
+    def __post_init__(self) -> None:
+        require(
+            count_fault("sequence", self.sequence),
+            count_fault("epoch", self.epoch),
+            count_fault("request", self.request),
+            rows_fault(self.rows),
+            words_fault(self.words, self.rows.numel()),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + ROW_BYTES * self.rows.numel() + self.words.nbytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rekey(Explained):
+    """Masks made so far are void, and why; a fresh key for the new epoch, please."""
+
+    client: int
+    epoch: int
+    reason: str
+
+    def __post_init__(self) -> None:
+        require(count_fault("epoch", self.epoch))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Keys:
+    """What every client has offered for an epoch, in their order: masks can be made."""
+
+    client: int
+    epoch: int
+    offers: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        require(count_fault("epoch", self.epoch), *map(offer_fault, self.offers))
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + sum(8 + len(offer) for offer in self.offers)

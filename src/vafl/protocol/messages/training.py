@@ -1,0 +1,170 @@
+"""What training is made of: embeddings up, gradients down, and requests for more embeddings."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from vafl.protocol.messages.checks import (
+    HEADER_BYTES,
+    ROW_BYTES,
+    Explained,
+    count_fault,
+    matrix_fault,
+    require,
+    rows_fault,
+    window_fault,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Upload:
+    """Embeddings of the minibatch of one activation; the server steps on these rows.
+
+    Attributes:
+        sequence: grows by at least one with each message of this client since it joined.
+        activation: which of the client's activations this is, from 0; its batch follows from it.
+        rows: [batch] distinct row numbers.
+        embeddings: [batch, width].
+        answer: whether the server answers with the gradient (Algorithm 1 as written) or the client
+            will ask for it at its next activation (the footnote's order).
+        in_flight: how many of its earlier uploads were unanswered when the client embedded these rows:
+            their gradients are missing from its model, and that counts as delay.
+    """
+
+    client: int
+    sequence: int
+    activation: int
+    rows: Tensor
+    embeddings: Tensor
+    answer: bool = True
+    in_flight: int = 0
+
+    def __post_init__(self) -> None:
+        require(
+            count_fault("sequence", self.sequence),
+            count_fault("activation", self.activation - self.in_flight),
+            window_fault(self.in_flight),
+            rows_fault(self.rows),
+            matrix_fault("embeddings", self.embeddings, self.rows.numel()),
+            None if self.rows.numel() else "an upload needs at least one row. Found none.",
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + ROW_BYTES * self.rows.numel() + self.embeddings.nbytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Refresh:
+    """Embeddings of rows that no step is owed for: stored, not answered.
+
+    Attributes:
+        request: the number of the `Request` this answers; None when the client refreshes by itself.
+        in_flight: as for `Upload`.
+    """
+
+    client: int
+    sequence: int
+    rows: Tensor
+    embeddings: Tensor
+    request: int | None = None
+    in_flight: int = 0
+
+    def __post_init__(self) -> None:
+        require(
+            count_fault("sequence", self.sequence),
+            window_fault(self.in_flight),
+            rows_fault(self.rows),
+            matrix_fault("embeddings", self.embeddings, self.rows.numel()),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + ROW_BYTES * self.rows.numel() + self.embeddings.nbytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Query:
+    """Asks for the gradient of an earlier upload, made with `answer=False`."""
+
+    client: int
+    sequence: int
+    activation: int
+    nbytes = HEADER_BYTES
+
+    def __post_init__(self) -> None:
+        require(count_fault("sequence", self.sequence), count_fault("activation", self.activation))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decline(Explained):
+    """Client `client` cannot give what `request` asks for, and says why."""
+
+    client: int
+    sequence: int
+    request: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finished(Explained):
+    """Client `client` makes no more uploads, and says why; it still answers requests where it can."""
+
+    client: int
+    sequence: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gradient:
+    """The mean loss's gradient w.r.t. the embeddings of one upload.
+
+    Attributes:
+        iteration: the global iteration k whose step this gradient belongs to.
+        gradients: [batch, width], in the order of the upload's rows.
+        activations: how often each client has been active, for look-ahead refresh.
+    """
+
+    client: int
+    activation: int
+    iteration: int
+    gradients: Tensor
+    activations: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        require(matrix_fault("gradients", self.gradients))
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + self.gradients.nbytes + 8 * len(self.activations)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Skipped:
+    """No step was made for this upload, and why; the client goes on with its next activation."""
+
+    client: int
+    activation: int
+    iteration: int
+    activations: tuple[int, ...]
+    reason: str
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + 8 * len(self.activations) + len(self.reason.encode())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """Fresh embeddings of these rows, please: the delay bound, an evaluation or a recovery needs them."""
+
+    client: int
+    number: int
+    rows: Tensor
+
+    def __post_init__(self) -> None:
+        require(count_fault("number", self.number), rows_fault(self.rows))
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + ROW_BYTES * self.rows.numel()
