@@ -92,7 +92,7 @@ def server_messages(draw):
                 Welcome(2, draw(counts), activations, draw(counts), draw(counts)),
                 Gradient(2, draw(counts), draw(counts), draw(matrices()), activations),
                 Skipped(2, draw(counts), draw(counts), activations, draw(short)),
-                Request(2, draw(counts), draw(row_sets())),
+                Request(2, draw(counts), draw(row_sets()), draw(counts) - 1, draw(st.booleans())),
                 Durable(2, draw(counts)),
                 Rekey(2, draw(counts), draw(short)),
                 Keys(2, draw(counts), tuple(draw(st.lists(offers, max_size=4)))),

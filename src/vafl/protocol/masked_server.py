@@ -7,6 +7,7 @@ what was under way is said again under new masks.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -82,11 +83,11 @@ class MaskedServer(Server):
         self._sums_asked = 0
         self._asked_words: dict[int, Words] = {}
 
-    def ask_everyone(self, rows: Tensor) -> list[Request]:
+    def ask_everyone(self, rows: Tensor, best: int = -1, *, back: bool = False) -> list[Request]:
         """Asks all clients for one sum, if all are here; none is asked alone."""
         if not self._agreed:
             return []
-        self._asked = Request(0, self._sums_asked, rows)
+        self._asked = Request(0, self._sums_asked, rows, best, back)
         self._sums_asked += 1
         return self._ask_again()
 
@@ -205,8 +206,7 @@ class MaskedServer(Server):
         self._asked_words.clear()
         if self._asked is None:
             return []
-        number, rows = self._asked.number, self._asked.rows
-        return [Request(client, number, rows) for client in range(self.table.clients)]
+        return [replace(self._asked, client=client) for client in range(self.table.clients)]
 
     def _is_void(self, message: Offer | MaskedUpload | MaskedRefresh) -> bool:
         """Whether it was said before its client knew of this epoch: no fault, and of no use."""

@@ -18,9 +18,9 @@ class Requests:
         self._open: dict[int, Request] = {}
         self.made = 0
 
-    def make(self, client: int, rows: Tensor) -> Request:
+    def make(self, client: int, rows: Tensor, best: int = -1, *, back: bool = False) -> Request:
         """A new open request."""
-        request = Request(client, self.made, rows)
+        request = Request(client, self.made, rows, best, back)
         self._open[request.number] = request
         self.made += 1
         return request

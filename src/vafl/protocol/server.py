@@ -118,10 +118,11 @@ class Server:
             )
         return self._take(message) + self._advance()
 
-    def ask_everyone(self, rows: Tensor) -> list[Request]:
-        """Asks every client that is here for fresh embeddings, outside any step: for an evaluation, say."""
+    def ask_everyone(self, rows: Tensor, best: int = -1, *, back: bool = False) -> list[Request]:
+        """Asks every client that is here for fresh embeddings, outside any step: for an evaluation, say.
+        `best` and `back` are as in `Request`."""
         present = [client for client in range(self.table.clients) if client not in self.absent]
-        return [self.requests.make(client, rows) for client in present]
+        return [self.requests.make(client, rows, best, back=back) for client in present]
 
     def has_answers(self, asked: Sequence[Request]) -> bool:
         """Whether nothing more will come in answer to these."""

@@ -91,7 +91,7 @@ _LAYOUTS: dict[type[Message], _Layout] = {
     Welcome: _Layout(("iteration", "durable", "run"), counters="activations"),
     Gradient: _Layout(("activation", "iteration"), matrix="gradients", counters="activations"),
     Skipped: _Layout(("activation", "iteration"), counters="activations", text="reason"),
-    Request: _Layout(("number",), rows="rows"),
+    Request: _Layout(("number", "best"), flag="back", rows="rows"),
     Durable: _Layout(("activation",)),
     Stop: _Layout(text="reason"),
     Refused: _Layout(text="reason"),

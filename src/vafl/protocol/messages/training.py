@@ -156,14 +156,24 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """Fresh embeddings of these rows, please: the delay bound, an evaluation or a recovery needs them."""
+    """Fresh embeddings of these rows, please: the delay bound, an evaluation or a recovery needs them.
+
+    Attributes:
+        best: in evaluations of a run that ends with its best models: how many were the best so far. It has
+            grown since the last one if that was, as far as this client took part. -1: nothing is kept.
+        back: the run is over: by the model of the best evaluation, please.
+    """
 
     client: int
     number: int
     rows: Tensor
+    best: int = -1
+    back: bool = False
 
     def __post_init__(self) -> None:
-        require(count_fault("number", self.number), rows_fault(self.rows))
+        require(
+            count_fault("number", self.number), count_fault("best", self.best + 1), rows_fault(self.rows)
+        )
 
     @property
     def nbytes(self) -> int:

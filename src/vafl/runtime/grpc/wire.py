@@ -19,7 +19,7 @@ SERVICE = "vafl.Federation"
 METHOD = "Stream"
 PATH = f"/{SERVICE}/{METHOD}"
 CLAIM = "vafl-party"  # metadata: who the client says it is
-PROTOCOL = 1
+PROTOCOL = 2
 LARGEST_TERMS = 4096
 MANY_VIOLATIONS = 100
 
