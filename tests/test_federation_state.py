@@ -1,18 +1,23 @@
 """What the parties of a federation keep in files: there from the start, and never lost by accident."""
 
+from copy import deepcopy
 from dataclasses import asdict
 
 import numpy as np
 import pytest
+import torch
 
+from tests.federation import same
 from vafl.build import make_client, make_plan
 from vafl.config import from_document
 from vafl.errors import RunFolderError
+from vafl.federation.best import BestEmbedding
 from vafl.federation.client import ClientState, run_client
 from vafl.federation.server import ServerState
-from vafl.protocol.messages import Welcome
+from vafl.protocol.messages import Request, Welcome
 from vafl.runtime.checkpoint import load_checkpoint
 from vafl.runtime.simulator import Traffic
+from vafl.runtime.training import Point
 
 CONFIG = from_document({"data": {"name": "iris"}, "network": {"security": "plaintext"}})
 
@@ -54,3 +59,55 @@ def test_a_client_saves_itself_when_the_server_has_gone_back(tmp_path):
     client.receive(Welcome(0, 30, (0, 0)))
     state.save_if_due()
     assert load_checkpoint(tmp_path)[1]["iteration"] == 30
+
+
+def moved(module):
+    """Steps a module somewhere else; gives a copy of where."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(1.0)
+    return deepcopy(module.state_dict())
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_client_goes_back_to_its_model_of_the_best_evaluation(tmp_path, resume):
+    """Requests tell how many were the best so far: the first, the third, and the fourth, which it missed, so
+    that what it had said at the third stood in."""
+    client, rows = make_client(make_plan(CONFIG), 0, with_held_out=True), torch.tensor([149])
+    BestEmbedding(client, tmp_path, resume=False)
+    said, models = [], []
+    for number, best in enumerate((0, 1, 1, 3)):
+        models.append(moved(client.model))
+        said += client.receive(Request(0, number, rows, best))
+        if resume:
+            client = make_client(make_plan(CONFIG), 0, with_held_out=True)
+            client.load(models[-1])
+            BestEmbedding(client, tmp_path, resume=True)
+    moved(client.model)
+    for _ in range(2):  # it may be asked again
+        said += client.receive(Request(0, 9, rows, 3, back=True))
+        assert same(dict(client.model.state_dict()), dict(models[2]))
+    assert torch.equal(said[-1].embeddings, said[2].embeddings)
+
+
+def test_a_new_run_knows_no_best_evaluation_of_another(tmp_path, caplog):
+    client, rows = make_client(make_plan(CONFIG), 0, with_held_out=True), torch.tensor([149])
+    for best, back in ((0, False), (1, True)):
+        BestEmbedding(client, tmp_path, resume=False)
+        model = moved(client.model)
+        client.receive(Request(0, 0, rows, best, back))
+    assert same(dict(client.model.state_dict()), dict(model))
+    assert "no evaluation that was the best is known here" in caplog.text
+
+
+def test_a_resumed_server_has_the_head_of_the_best_evaluation(tmp_path):
+    state, point = ServerState(make_plan(CONFIG), tmp_path, resume=False), Point(1.5, 20, 1, 2, None, 0.75)
+    head = moved(state.server.head)
+    state.best.keep(point)
+    moved(state.server.head)
+    state.save({})
+    resumed = ServerState(make_plan(CONFIG), tmp_path, resume=True)
+    assert (resumed.best.point, resumed.best.count) == (point, 1)
+    assert not same(dict(resumed.server.head.state_dict()), dict(head))
+    resumed.best.restore()
+    assert same(dict(resumed.server.head.state_dict()), dict(head))

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import tomli_w
@@ -13,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.companies import configuration, document, write_companies
+from tests.federation import same
 from vafl.build import build
 from vafl.cli import main
 from vafl.data.aligned import join
@@ -104,7 +104,8 @@ def test_patience_ends_a_simulated_run_and_the_test_rows_are_measured_once(folde
     assert len(metrics) == 3 or max(metrics[-3:-1]) > max(metrics[:-3])  # not a moment later
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["test"] > 0.7
-    assert summary["metric"]["value"] == metrics[-1]
+    assert summary["metric"]["value"] == max(metrics)
+    assert summary["kept"]["updates"] == json.loads(history[metrics.index(max(metrics))])["updates"]
 
 
 def test_companies_that_share_no_folder_end_where_a_simulation_does(folder, tmp_path):
@@ -138,13 +139,23 @@ def test_companies_that_share_no_folder_end_where_a_simulation_does(folder, tmp_
     assert {process.returncode for process in processes.values()} == {0}, said
     assert "accuracy has not been better than" in " ".join(said["bank"].split())
     summary = json.loads((tmp_path / "server" / "out" / "summary.json").read_text())
-    assert 60 <= summary["updates"] < 5000
-    run = build(replace(whole, stop=StopSettings(updates=summary["updates"])))
+    kept = summary["kept"]["updates"]
+    assert kept + 60 <= summary["updates"] < 5000
+    files = [tmp_path / party / "out" / "models" / party for party in ("bank", "shop", "server")]
+    *models, head = [load_file(path / "model.safetensors") for path in files]
+    before, run = _simulated(whole, kept - 1), _simulated(whole, kept)
+    assert torch.equal(head["bias"], run.head.bias)
+    ends = [[dict(model.state_dict()) for model in each.models] for each in (before, run)]
+    assert any(same(models, end) for end in ends)  # the head may step while they answer
+    for model, state in zip(run.models, models, strict=True):
+        model.load_state_dict(state)
+    assert (summary["metric"]["value"], summary["test"]) == (run.evaluator(), run.evaluator.test())
+
+
+def _simulated(config, updates):
+    run = build(replace(config, stop=StopSettings(updates=updates)))
     run.train()
-    assert summary["test"] == run.evaluator.test()
-    for model, party in zip(run.models, ("bank", "shop"), strict=True):
-        _same(model, tmp_path / party / "out" / "models", party)
-    _same(run.head, tmp_path / "server" / "out" / "models", "server")
+    return run
 
 
 def _start(folder, role, *options, address=""):
@@ -159,8 +170,3 @@ def _address(server):
         if line.startswith("listening on "):
             return json.dumps(line.split()[-1])
     raise AssertionError("the server never listened")
-
-
-def _same(model, folder: Path, name):
-    kept = load_file(folder / name / "model.safetensors")
-    assert all(torch.equal(kept[key], value) for key, value in model.state_dict().items())

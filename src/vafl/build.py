@@ -46,9 +46,10 @@ from vafl.protocol.schedule import (
 from vafl.protocol.server import Server
 from vafl.protocol.table import EmbeddingTable
 from vafl.runtime.codec import Codec
+from vafl.runtime.evaluator import Evaluator
 from vafl.runtime.labels import draw_once
 from vafl.runtime.simulator import Simulator
-from vafl.runtime.training import CentralisedRuntime, Evaluator, Point, measure, train
+from vafl.runtime.training import BestModels, CentralisedRuntime, Point, Watch, measure, train
 
 _COMMON_STREAM = 0  # clients have the streams 1..M
 _PRIVATE_STREAMS = 1_000_000
@@ -101,14 +102,20 @@ class Run:
     runtime: Simulator | CentralisedRuntime
     evaluator: Evaluator
     ledgers: list[Ledger]
+    best: BestModels | None = None
 
     def train(self, observe: Callable[[Point], None] = lambda point: None) -> list[Point]:
-        """Trains until a stop criterion holds; `observe` sees every evaluation as it is made."""
+        """Trains until a stop criterion holds; `observe` sees every evaluation as it is made.
+
+        With stop.patience the models end as they were at the best evaluation, which is `best.point`.
+        """
+        self.best = BestModels([*self.models, self.head]) if self.config.stop.patience else None
+        watch = Watch(self.config.stop, self.task.metric, self.best)
         with torch_threads(self.config.threads):
             return train(
                 self.runtime,
                 self.evaluator,
-                self.task.metric,
+                watch,
                 self.config.stop,
                 self.config.evaluation,
                 observe,

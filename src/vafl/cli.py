@@ -172,6 +172,8 @@ def _report(recorded: "RecordedRun", console: "Console") -> None:
     metric = recorded.summary["metric"]
     test = recorded.summary["test"]
     on_test = "" if test is None else f" on the validation rows, {test:.4f} on the test rows"
+    made, kept = recorded.summary["updates"], recorded.summary["kept"]["updates"]
+    on_test += f" by the models of update {kept:,} of {made:,}, the best" if kept < made else ""
     console.print(f"{metric['name']} {metric['value']:.4f}{on_test}; the run is in {recorded.path}")
     labels = recorded.summary["labels"]
     if labels["epsilon"] is not None:

@@ -17,7 +17,7 @@ from vafl.observe.progress import ClientStatus, Progress
 from vafl.observe.record import SIMULATED_LEDGERS, RecordedRun, RunFolder, read_run, versions
 from vafl.protocol.delays import DelaySummary
 from vafl.runtime.simulator import Simulator
-from vafl.runtime.training import Point
+from vafl.runtime.training import Best, Point
 from vafl.trained import keep_all
 
 
@@ -47,6 +47,7 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
                 classes=len(run.data.classes or ()),
                 interrupted=interrupted,
                 test=run.evaluator.test(),
+                best=run.best,
             )
         )
     recorded = read_run(path)
@@ -69,7 +70,6 @@ def _train(run: Run, folder: RunFolder, console: Console) -> tuple[list[Point], 
         try:
             run.train(observe)
         except KeyboardInterrupt:
-            observe(run.measure())
             return points, True
     return points, False
 
@@ -111,12 +111,15 @@ def summarise(
     classes: int,
     interrupted: bool,
     test: float | None,
+    best: Best | None = None,
 ) -> dict[str, Any]:
     """The content of summary.json, for whatever kind of run.
 
     Args:
-        test: the metric on the test rows, where `end` is of validation rows.
+        end, best: the last evaluation, and the best if its models are the ones that are kept.
+        test: the metric on the test rows, where those two are of validation rows.
     """
+    kept = end if best is None or best.point is None else best.point
     return {
         "rule": config.rule.name,
         "clients": len(names),
@@ -124,7 +127,8 @@ def summarise(
         "seconds": end.seconds,
         "bytes_up": end.bytes_up,
         "bytes_down": end.bytes_down,
-        "metric": {"name": metric, "value": end.metric},
+        "metric": {"name": metric, "value": kept.metric},
+        "kept": {"updates": kept.updates, "seconds": kept.seconds},
         "test": test,
         "delays": {name: asdict(delay) for name, delay in zip(names, delays, strict=False)},
         "activations": dict(zip(names, activations, strict=False)),

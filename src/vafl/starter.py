@@ -110,7 +110,7 @@ l2 = 0.0001
 
 [stop]
 updates = 20000
-patience = 10              # or after so many evaluations without a better one
+patience = 10              # or after so many evaluations without a better one; the best is kept
 
 [evaluation]
 every = 200

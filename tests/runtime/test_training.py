@@ -1,16 +1,18 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from tests.federation import run_of, vertical_data
+from tests.federation import parameters, run_of, same, vertical_data
 from vafl.errors import ConfigError
 from vafl.models.losses import metric
 from vafl.protocol.losslog import LossLog
+from vafl.runtime.evaluator import Evaluator
 from vafl.runtime.settings import EvaluationSettings, StopSettings
 from vafl.runtime.simulator import Traffic
-from vafl.runtime.training import CentralisedRuntime, Evaluator, train
+from vafl.runtime.training import CentralisedRuntime, Watch, train
 
 
 class Script:
@@ -36,7 +38,8 @@ def history(runtime, stop, evaluation, values=None, name="accuracy"):
     """The (seconds, updates) at which a run was evaluated; `values` are what it measures there."""
     values = iter(values) if values else iter(lambda: 0.5, None)
     seen = []
-    points = train(runtime, lambda: next(values), metric(name, "softmax"), stop, evaluation, seen.append)
+    watch = Watch(stop, metric(name, "softmax"))
+    points = train(runtime, lambda: next(values), watch, stop, evaluation, seen.append)
     assert seen == points
     return points
 
@@ -66,10 +69,9 @@ def test_the_last_measure_is_taken_once_everything_has_settled():
         seen.append((script.updates, list(script.settled)))
         return 0.5
 
-    accuracy = metric("accuracy", "softmax")
-    train(
-        script, measured, accuracy, StopSettings(updates=6), EvaluationSettings(every=3), lambda point: None
-    )
+    stop = StopSettings(updates=6)
+    watch = Watch(stop, metric("accuracy", "softmax"))
+    train(script, measured, watch, stop, EvaluationSettings(every=3), lambda point: None)
     assert seen == [(0, []), (3, []), (6, [6])]
 
 
@@ -109,6 +111,20 @@ def test_a_run_stops_after_so_many_evaluations_that_are_no_better(name, values):
     stop = StopSettings(updates=100, patience=3)
     found = history(counting(100), stop, EvaluationSettings(every=10), values, name)
     assert [point.metric for point in found] == values[:-1]  # as good as the best is no better
+
+
+@pytest.mark.parametrize("rule", ["async", "sync", "centralised"])
+def test_patience_keeps_the_models_of_the_best_evaluation(rule):
+    run = run_of(rule={"name": rule}, evaluation={"every": 5}, stop={"updates": 1000})
+    data = replace(run.config.data, validation_fraction=0.1)
+    run.config = replace(run.config, data=data, stop=StopSettings(updates=1000, patience=2))
+    seen: list[list[torch.Tensor]] = []
+    points = run.train(lambda point: seen.append(parameters(run)))
+    best = max(range(len(points)), key=lambda place: points[place].metric)
+    assert best == len(points) - 3
+    assert run.best.point is points[best]
+    assert same(parameters(run), seen[best])
+    assert not same(seen[-1], seen[best])
 
 
 def test_a_point_holds_losses_and_bytes_so_far():

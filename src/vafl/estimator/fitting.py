@@ -19,7 +19,8 @@ from vafl.data.partition import Party, VerticalData
 from vafl.errors import ConfigError, DataError
 from vafl.estimator.settings import make_config
 from vafl.estimator.tables import DTYPES, OwnTables, SharedTable, Table, check_form, is_dictionary
-from vafl.runtime.training import Point, outputs
+from vafl.runtime.evaluator import outputs
+from vafl.runtime.training import Point
 
 Labels = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]

@@ -8,6 +8,7 @@ from pathlib import Path
 from vafl.build import make_client, make_guard, make_plan, torch_threads
 from vafl.config import Config
 from vafl.errors import DataError, RunFolderError
+from vafl.federation.best import BestEmbedding
 from vafl.federation.credentials import load_credentials
 from vafl.federation.terms import STATE, make_terms, over_network
 from vafl.files import write_atomically
@@ -30,7 +31,6 @@ class ClientState:
     """
 
     def __init__(self, client: Client, folder: Path, every: int, *, resume: bool) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self._client, self._folder, self._every = client, folder, every
         if resume:
             self._restore()
@@ -41,8 +41,7 @@ class ClientState:
     def _restore(self) -> None:
         client = self._client
         tensors, facts = load_checkpoint(self._folder)
-        names = client.model.state_dict()
-        client.model.load_state_dict({name: tensors[f"model.{name}"] for name in names})
+        client.load({name: tensors[f"model.{name}"] for name in client.model.state_dict()})
         client.restore(facts["activation"], facts["iteration"], unflatten(facts["optimiser"], tensors))
 
     def save_if_due(self) -> None:
@@ -86,6 +85,7 @@ def run_client(
     own = make_guard(plan, index, Path(config.privacy.ledger or path / LEDGERS))
     client = make_client(plan, index, own=own, with_held_out=True, witness=_witness(config, credentials))
     state = ClientState(client, folder, config.network.checkpoint_every, resume=resume)
+    best = BestEmbedding(client, folder, resume=resume)
     if not (path / "config.toml").exists():
         write_atomically(path / "config.toml", config.to_toml().encode())
     sleeper = config.delays.clock(len(names), config.seed)[index] if config.network.real_delays else None
@@ -95,6 +95,8 @@ def run_client(
     with torch_threads(config.threads):
         try:
             reason = run_until_over(federation)
+            if config.stop.patience:
+                best.restore()
         finally:
             state.save()
     keep_embedding(plan, index, path, run_name(client.run))

@@ -14,6 +14,7 @@ from rich.console import Console
 from vafl.build import Plan, make_plan, make_server, make_table, torch_threads, widths, with_drawn_labels
 from vafl.config import Config
 from vafl.errors import RunFolderError, VaflError
+from vafl.federation.best import BestHead
 from vafl.federation.credentials import load_credentials
 from vafl.federation.terms import STATE, make_terms, over_network
 from vafl.launch import summarise
@@ -48,6 +49,7 @@ class ServerState:
         tensors, self.facts = load_checkpoint(folder) if resume else ({}, {})
         self.server = make_server(_with_kept_labels(plan, folder, resume=resume), table)
         self.server.run = self.facts.get("run") or secrets.randbits(62)
+        self.best = BestHead(self.server.head, folder / "best", resume=resume)
         if resume:
             self._restore(tensors)
         else:
@@ -169,9 +171,12 @@ class ServerRun:
 
         config, data = self.config, plan.data
         held_out = torch.arange(data.rows, data.rows + len(data.test_labels))
-        watched, watch = data.validation or len(held_out), Watch(config.stop, plan.task.metric)
+        watched, best = data.validation or len(held_out), state.best if config.stop.patience else None
+        watch = Watch(config.stop, plan.task.metric, best)
         for point in points:
-            watch.ends(point.metric)
+            watch.recalls(point.metric)
+        if best is not None and best.point is not None and best.point not in points:
+            watch.recalls(best.point.metric)  # a crash undid the evaluation, but its models are kept
         conductor = Conductor(
             held_out=held_out[:watched],
             labels=data.test_labels[:watched],
@@ -231,6 +236,7 @@ class ServerRun:
             classes=len(plan.data.classes or ()),
             interrupted=conductor.interrupted,
             test=conductor.tested,
+            best=conductor.watch.best,
         )
         return {**summary, "violations": federation.violations, "durable": list(server.durable)}
 

@@ -1,8 +1,8 @@
 """A client: picks a minibatch, embeds it, uploads, and steps its own model on the answer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,12 @@ from vafl.protocol.rows import take_rows
 from vafl.protocol.schedule import BatchSchedule
 from vafl.protocol.schedule import Refresh as RefreshPolicy
 from vafl.protocol.settings import RuleSettings
+
+
+class AtEvaluation(Protocol):
+    """Keeps the model as it is before an evaluation's answer, or goes back to the best."""
+
+    def __call__(self, best: int, *, back: bool) -> None: ...
 
 
 @dataclass(slots=True)
@@ -67,6 +73,8 @@ class Client(Respondent):
     Attributes:
         finished: why the client makes no more uploads; empty while it does.
         run: the run's random number, as the server has said it last.
+        at_evaluation: called before it answers in a run that ends with its best models, with `best` and
+            `back` of the `Request`.
     """
 
     def __init__(
@@ -88,6 +96,7 @@ class Client(Respondent):
         self.activation = 0
         self.iteration = -1
         self.run = 0
+        self.at_evaluation: AtEvaluation | None = None
         self.descent = descent
         self._schedule, self._refresh, self._rule, self._l2 = schedule, refresh, rule, l2
         self._embed = embed_batch or model_with_way_back(model, descent.parameters)
@@ -116,6 +125,11 @@ class Client(Respondent):
         """Goes back to a checkpoint. The model is restored by whoever made it."""
         self.activation, self.iteration = activation, iteration
         self.descent.restore(optimiser)
+
+    def load(self, parameters: Mapping[str, Tensor]) -> None:
+        """Takes other parameters for its model; what is in flight is embedded again when it is answered."""
+        self.model.load_state_dict(parameters)
+        self._version += 1
 
     def wake(self) -> list[ClientMessage]:
         """Begins an activation. Call it only when not `waiting`."""
@@ -225,6 +239,8 @@ class Client(Respondent):
         return said
 
     def _answer(self, request: Request) -> list[ClientMessage]:
+        if request.best >= 0 and self.at_evaluation is not None:
+            self.at_evaluation(request.best, back=request.back)
         return self._refreshed(request.rows, request.number)
 
     def _refreshed(self, rows: Tensor | None, request: int | None = None) -> list[ClientMessage]:

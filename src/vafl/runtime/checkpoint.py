@@ -17,13 +17,14 @@ from safetensors.torch import save
 from torch import Tensor
 
 from vafl.errors import RunFolderError
-from vafl.files import write_atomically
+from vafl.files import sync_folder, write_atomically
 
 _FILE = "checkpoint.safetensors"
 
 
 def save_checkpoint(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Writes tensors and plain facts (numbers, lists, text) as one file."""
+    folder.mkdir(parents=True, exist_ok=True)
     plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     write_atomically(folder / _FILE, save(plain, {"facts": json.dumps(facts)}))
 
@@ -45,6 +46,13 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise RunFolderError(f'the checkpoint "{path}" is damaged: {error}.') from error
+
+
+def move_checkpoint(folder: Path, to: Path) -> None:
+    """Takes the place of what is there."""
+    to.mkdir(exist_ok=True)
+    (folder / _FILE).replace(to / _FILE)
+    sync_folder(to)
 
 
 def has_checkpoint(folder: Path) -> bool:

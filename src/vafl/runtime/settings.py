@@ -64,8 +64,8 @@ class StopSettings:
         updates: steps of the server.
         seconds: on the run's clock; 0 means no limit.
         metric: as soon as an evaluation is this good; leave out for no such limit.
-        patience: after so many evaluations in a row without a better one; 0 means no such limit. What is
-            kept is the model as it is then, not as it was at the best of them.
+        patience: after so many evaluations in a row without a better one; 0 means no such limit. Whatever
+            ends a run that has one, what is kept are the models of its best evaluation.
     """
 
     updates: int = 1000

@@ -1,18 +1,15 @@
 """One training run, whatever moves it: advance, look at it now and then, stop when it is time."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 
 from vafl.errors import Stalled
 from vafl.models.losses import Metric
 from vafl.protocol.centralised import Centralised
 from vafl.protocol.losslog import LossLog
-from vafl.protocol.respondent import embed
 from vafl.runtime.settings import EvaluationSettings, StopSettings
 from vafl.runtime.simulator import Traffic
 
@@ -29,18 +26,68 @@ class Point:
     metric: float
 
 
-class Watch:
-    """Says when a run's evaluations are reason enough to end it."""
+class Best(Protocol):
+    """Keeps the models of the best evaluation so far, for a run with patience.
 
-    def __init__(self, stop: StopSettings, metric: Metric) -> None:
+    Attributes:
+        point: that evaluation; None before the first.
+        count: how many were the best so far.
+    """
+
+    point: Point | None
+    count: int
+
+    def keep(self, point: Point) -> None:
+        """They are as they were measured, and this was the best."""
+
+    def restore(self) -> None:
+        """Goes back to them, if there are any."""
+
+
+class BestModels:
+    """In memory, one copy of all the modules."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules = modules
+        self._states: list[dict[str, Tensor]] = []
+        self.point: Point | None = None
+        self.count = 0
+
+    def keep(self, point: Point) -> None:
+        self.point, self.count = point, self.count + 1
+        self._states = [
+            {name: tensor.clone() for name, tensor in module.state_dict().items()} for module in self._modules
+        ]
+
+    def restore(self) -> None:
+        for module, state in zip(self._modules, self._states, strict=False):
+            module.load_state_dict(state)
+
+
+class Watch:
+    """Says when a run's evaluations are reason enough to end it, and has the best one's models kept.
+
+    Args:
+        best: keeps them; None if nothing is to be kept.
+    """
+
+    def __init__(self, stop: StopSettings, metric: Metric, best: Best | None = None) -> None:
         self._stop, self._metric = stop, metric
         self._best: float | None = None
         self._since = 0
+        self.best = best
 
-    def ends(self, value: float) -> str:
-        """Takes the next evaluation; gives why it is the last, or nothing."""
+    def sees(self, point: Point) -> str:
+        """Takes an evaluation of the models as they are; gives why it is the last, or nothing."""
+        reason = self.recalls(point.metric)
+        if self.best is not None and not self._since:
+            self.best.keep(point)
+        return reason
+
+    def recalls(self, value: float) -> str:
+        """Takes one that was made before this process began."""
         stop, metric = self._stop, self._metric
-        if self._best is None or not metric.reaches(self._best, value):
+        if self._best is None or (metric.reaches(value, self._best) and value != self._best):
             self._best, self._since = value, 0
         else:
             self._since += 1
@@ -105,100 +152,50 @@ class CentralisedRuntime:
         """Nothing is ever under way here."""
 
 
-class Evaluator:
-    """Measures the whole model on rows held out. It sees every party's model: a simulator may.
-
-    Args:
-        models, features: of each party; features are [test rows, ...].
-        summed: whether the head sees the sum or the concatenation of the embeddings.
-        validation: so many rows, the first, are to watch the training by, and not to test it.
-    """
-
-    def __init__(
-        self,
-        models: Sequence[nn.Module],
-        features: Sequence[Tensor],
-        head: nn.Module,
-        labels: Tensor,
-        metric: Metric,
-        *,
-        summed: bool,
-        validation: int = 0,
-    ) -> None:
-        self._models, self._features = list(models), list(features)
-        self._head, self._labels, self._metric, self._summed = head, labels, metric, summed
-        self._validation = validation
-
-    def __call__(self) -> float:
-        return self._measure(slice(0, self._validation or None))
-
-    def test(self) -> float | None:
-        """On the rows that nothing was chosen by; None if those are the ones watched."""
-        return self._measure(slice(self._validation, None)) if self._validation else None
-
-    def _measure(self, rows: slice) -> float:
-        return self._metric.measure(self.outputs([own[rows] for own in self._features]), self._labels[rows])
-
-    def outputs(self, features: Sequence[Tensor]) -> Tensor:
-        """The head's outputs [rows, outputs] for one feature tensor a party."""
-        return outputs(self._models, self._head, features, summed=self._summed)
-
-
-@torch.no_grad()
-def outputs(
-    models: Sequence[nn.Module], head: nn.Module, features: Sequence[Tensor], *, summed: bool
-) -> Tensor:
-    """What the whole model says, [rows, outputs], given every party's features."""
-    with _evaluating([*models, head]):
-        parts = [embed(model, own) for model, own in zip(models, features, strict=True)]
-        inputs = torch.stack(parts).sum(0) if summed else torch.cat(parts, dim=1)
-        return head(inputs)  # type: ignore[no-any-return]
-
-
-@contextmanager
-def _evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
-    for module in modules:
-        module.eval()
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.train()
-
-
 def train(
     runtime: Runtime,
     evaluate: Callable[[], float],
-    metric: Metric,
+    watch: Watch,
     stop: StopSettings,
     evaluation: EvaluationSettings,
     observe: Callable[[Point], None],
 ) -> list[Point]:
     """Runs until a stop criterion holds; evaluates at the start, at every interval and at the end.
 
+    An interrupt ends it after one more evaluation, and is raised again.
+
     Raises:
         Stalled: no step will be made any more, and no time is set at which the run ends all the same.
     """
-    points = [measure(runtime, evaluate)]
-    observe(points[0])
-    watch = Watch(stop, metric)
-    watch.ends(points[0].metric)
-    due = _next_due(runtime, evaluation)
-    while not _over(runtime, stop):
-        runtime.advance()
-        if not stop.seconds and (reason := runtime.stalled):
-            raise Stalled(f"no step will be made after {runtime.updates} updates: {reason}")
-        if _progress(runtime, evaluation) < due or _over(runtime, stop):
-            continue
+    points: list[Point] = []
+
+    def look() -> str:
         points.append(measure(runtime, evaluate))
+        reason = watch.sees(points[-1])
         observe(points[-1])
+        return reason
+
+    try:
+        look()
         due = _next_due(runtime, evaluation)
-        if watch.ends(points[-1].metric):
-            runtime.settle()
-            return points
-    runtime.settle()
-    points.append(measure(runtime, evaluate))
-    observe(points[-1])
+        while not _over(runtime, stop):
+            runtime.advance()
+            if not stop.seconds and (why := runtime.stalled):
+                raise Stalled(f"no step will be made after {runtime.updates} updates: {why}")
+            if _progress(runtime, evaluation) < due or _over(runtime, stop):
+                continue
+            due = _next_due(runtime, evaluation)
+            if look():
+                runtime.settle()
+                return points
+        runtime.settle()
+        look()
+    except KeyboardInterrupt:
+        look()
+        raise
+    finally:
+        if watch.best is not None:
+            watch.best.restore()
     return points
 
 

@@ -29,22 +29,22 @@ class Federation:
             made_durable=lambda counts: [],
         )
 
-    def _ask(self, rows):
-        self.asked.append(rows.tolist())
+    def _ask(self, rows, best, *, back):
+        self.asked.append((rows.tolist(), best, back))
         return [SimpleNamespace()]
 
     def finish(self, reason):
         self.reason = reason
 
 
-def conductor(points, stop, evaluation):
+def conductor(points, stop, evaluation, best=None):
     measured = metric("accuracy", "binary")
     return Conductor(
         held_out=torch.tensor([4, 5]),
         labels=torch.ones(2),
         metric=measured,
         stop=stop,
-        watch=Watch(stop, measured),
+        watch=Watch(stop, measured, best),
         evaluation=evaluation,
         observe=points.append,
         checkpoint=list,
@@ -60,19 +60,35 @@ def test_without_new_updates_evaluations_keep_their_distance():
     for moment in (0.0, 0.1, 0.2, 0.3, 1.2, 1.3, 1.4, 2.5, 2.6):
         federation.now = moment
         conduct(federation)
-    assert federation.asked == [[4, 5]] * 3
+    assert federation.asked == [([4, 5], -1, False)] * 3
     assert len(points) == 3
 
 
-def test_patience_ends_a_run_and_only_then_are_the_test_rows_asked_for():
-    points, federation = [], Federation([-1.0, 1.0, 1.0, -1.0, 1.0])
-    conduct = conductor(points, StopSettings(updates=100, patience=2), EvaluationSettings(every=10))
+class Kept:
+    """Takes note of what is kept, and of what was measured when it was taken up again."""
+
+    def __init__(self):
+        self.point, self.count, self.restored = None, 0, 0
+
+    def keep(self, point):
+        self.point, self.count = point, self.count + 1
+
+    def restore(self):
+        self.restored += 1
+
+
+def test_patience_ends_a_run_and_only_then_are_the_test_rows_asked_for_by_the_best_models():
+    points, best, federation = [], Kept(), Federation([-1.0, 1.0, 1.0, -1.0, 1.0])
+    conduct = conductor(points, StopSettings(updates=100, patience=2), EvaluationSettings(every=10), best)
     for updates in (0, 10, 20, 30):
         federation.updates = updates
         for _ in range(3):
             conduct(federation)
-    assert federation.asked == [[4, 5]] * 4 + [[4, 5, 6, 7, 8]]
+    counts = [count for _, count, _ in federation.asked]
+    assert counts == [0, 1, 2, 2, 2]
+    assert [(rows, back) for rows, _, back in federation.asked] == [([4, 5], False)] * 4 + [([6, 7, 8], True)]
     assert [point.metric for point in points] == [0.0, 1.0, 1.0, 0.0]
+    assert (best.point, best.restored) == (points[1], 1)
     assert federation.server.last_iteration == 30
     assert conduct.tested == 1.0
     assert federation.reason == "accuracy has not been better than 1.0000 for 2 evaluations"

@@ -171,9 +171,7 @@ class Request:
     back: bool = False
 
     def __post_init__(self) -> None:
-        require(
-            count_fault("number", self.number), count_fault("best", self.best + 1), rows_fault(self.rows)
-        )
+        require(count_fault("number", self.number), count_fault("best", self.best + 1), rows_fault(self.rows))
 
     @property
     def nbytes(self) -> int:

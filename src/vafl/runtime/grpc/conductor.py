@@ -32,7 +32,8 @@ class Conductor:
         held_out: the table's rows that the training is watched by, [rows].
         labels: their labels.
         metric: measured on them, with the embeddings clients send for them when asked.
-        watch: sees every evaluation, and may say that it was the last.
+        watch: sees every evaluation, may say that it was the last, and has the head of the best one kept, as
+            the clients keep their models.
         observe: takes every evaluation.
         checkpoint: saves the server's state; gives how many uploads of each client it holds.
         checkpoint_every: updates between two checkpoints.
@@ -63,6 +64,7 @@ class Conductor:
     _saved: int = 0
     _last_update: tuple[int, float] = (0, 0.0)
     _ending: str = ""
+    _testing: bool = False
     _done: bool = False
 
     def __call__(self, federation: FederationServer[Server]) -> list[ServerMessage]:
@@ -109,10 +111,15 @@ class Conductor:
         return federation.now if self.evaluation.every_seconds else federation.updates
 
     def _ask(self, federation: FederationServer[Server]) -> list[ServerMessage]:
-        """Asks every client that is here for its embeddings of the rows held out."""
+        """Asks every client that is here for its embeddings of the rows held out; at last of the test rows,
+        by the best models, if those are kept."""
         self._asked_at = time.monotonic()
-        rows = torch.cat([self.held_out, self.tests]) if self._ending else self.held_out
-        self._asked = federation.server.ask_everyone(rows)
+        self._testing = bool(self._ending) and self._evaluated_at == federation.updates
+        rows, best = self.tests if self._testing else self.held_out, self.watch.best
+        if best is not None and self._testing:
+            best.restore()
+        count = -1 if best is None else best.count
+        self._asked = federation.server.ask_everyone(rows, count, back=self._testing)
         return list(self._asked)
 
     def _answered(self, federation: FederationServer[Server]) -> bool:
@@ -121,25 +128,23 @@ class Conductor:
 
     def _evaluate(self, federation: FederationServer[Server]) -> None:
         self._asked = []
-        if self._ending and len(self.tests):
+        if self._testing:
             self.tested = self._measure(federation, self.tests, self.test_labels)
-        if self._ending and self._evaluated_at == federation.updates:
             return
         self._evaluated_at = federation.updates
         interval = self.evaluation.every_seconds or self.evaluation.every
         self._due = (self._progress(federation) // interval + 1) * interval
-        value = self._measure(federation, self.held_out, self.labels)
-        self.observe(
-            Point(
-                seconds=federation.now,
-                updates=federation.updates,
-                bytes_up=sum(traffic.bytes_up for traffic in federation.traffic),
-                bytes_down=sum(traffic.bytes_down for traffic in federation.traffic),
-                train_loss=federation.server.losses.take_mean(),
-                metric=value,
-            )
+        point = Point(
+            seconds=federation.now,
+            updates=federation.updates,
+            bytes_up=sum(traffic.bytes_up for traffic in federation.traffic),
+            bytes_down=sum(traffic.bytes_down for traffic in federation.traffic),
+            train_loss=federation.server.losses.take_mean(),
+            metric=self._measure(federation, self.held_out, self.labels),
         )
-        self._ending = self._ending or self.watch.ends(value)
+        reason = self.watch.sees(point)
+        self._ending = self._ending or reason
+        self.observe(point)
 
     @torch.no_grad()
     def _measure(self, federation: FederationServer[Server], rows: Tensor, labels: Tensor) -> float:

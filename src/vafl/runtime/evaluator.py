@@ -1,0 +1,71 @@
+"""The whole model on rows held out, where one process has all of it."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from vafl.models.losses import Metric
+from vafl.protocol.respondent import embed
+
+
+class Evaluator:
+    """Measures the whole model on rows held out. It sees every party's model: a simulator may.
+
+    Args:
+        models, features: of each party; features are [test rows, ...].
+        summed: whether the head sees the sum or the concatenation of the embeddings.
+        validation: so many rows, the first, are to watch the training by, and not to test it.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        features: Sequence[Tensor],
+        head: nn.Module,
+        labels: Tensor,
+        metric: Metric,
+        *,
+        summed: bool,
+        validation: int = 0,
+    ) -> None:
+        self._models, self._features = list(models), list(features)
+        self._head, self._labels, self._metric, self._summed = head, labels, metric, summed
+        self._validation = validation
+
+    def __call__(self) -> float:
+        return self._measure(slice(0, self._validation or None))
+
+    def test(self) -> float | None:
+        """On the rows that nothing was chosen by; None if those are the ones watched."""
+        return self._measure(slice(self._validation, None)) if self._validation else None
+
+    def _measure(self, rows: slice) -> float:
+        return self._metric.measure(self.outputs([own[rows] for own in self._features]), self._labels[rows])
+
+    def outputs(self, features: Sequence[Tensor]) -> Tensor:
+        """The head's outputs [rows, outputs] for one feature tensor a party."""
+        return outputs(self._models, self._head, features, summed=self._summed)
+
+
+@torch.no_grad()
+def outputs(
+    models: Sequence[nn.Module], head: nn.Module, features: Sequence[Tensor], *, summed: bool
+) -> Tensor:
+    """What the whole model says, [rows, outputs], given every party's features."""
+    with _evaluating([*models, head]):
+        parts = [embed(model, own) for model, own in zip(models, features, strict=True)]
+        inputs = torch.stack(parts).sum(0) if summed else torch.cat(parts, dim=1)
+        return head(inputs)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.train()
