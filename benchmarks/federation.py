@@ -19,10 +19,11 @@ from typing import Any
 import torch
 
 from benchmarks.peers.processes import hear, started, tell
-from vafl.build import Plan, make_client, make_plan, make_server
+from vafl.build import make_client, make_server
 from vafl.config import from_document
 from vafl.data.partition import Party, VerticalData
 from vafl.federation.terms import make_terms, over_network
+from vafl.plan import Plan, make_plan
 from vafl.protocol.messages import ServerMessage
 from vafl.protocol.server import Server
 from vafl.runtime.grpc.client import FederationClient

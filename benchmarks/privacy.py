@@ -14,10 +14,11 @@ import torch
 
 from benchmarks.harness import Figure, benchmark, interleave, ratios
 from benchmarks.simulator import random_data
-from vafl.build import make_client, make_guard, make_plan
+from vafl.build import make_client, make_guard
 from vafl.config import Config
 from vafl.data.partition import VerticalData
 from vafl.models.settings import ModelSettings
+from vafl.plan import make_plan
 from vafl.privacy.settings import PrivacySettings
 from vafl.protocol.messages import Gradient, Upload
 from vafl.protocol.schedule import ScheduleSettings

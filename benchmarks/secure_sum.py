@@ -11,8 +11,9 @@ import torch
 
 from benchmarks.harness import Figure, benchmark, interleave, ratios
 from benchmarks.simulator import random_data
-from vafl.build import make_client, make_plan
+from vafl.build import make_client
 from vafl.config import Config
+from vafl.plan import make_plan
 from vafl.privacy.settings import PrivacySettings
 from vafl.protocol.messages import Gradient, Keys, MaskedUpload, Offer, Rekey, Upload
 from vafl.protocol.schedule import ScheduleSettings

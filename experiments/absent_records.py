@@ -20,9 +20,10 @@ from torch import Tensor
 from experiments.jobs import in_groups, one_thread, run_all
 from experiments.people import SOURCES, People
 from experiments.results import Verdict, arguments, publish
-from vafl.build import Run, build, make_plan
+from vafl.build import Run, build
 from vafl.config import Config, from_document, read_document
 from vafl.data.partition import Party, VerticalData
+from vafl.plan import make_plan
 
 TOML = Path(__file__).with_suffix(".toml")
 KNOWN = 0.5  # the share of people that each other company knows

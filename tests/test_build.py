@@ -2,10 +2,11 @@ import pytest
 import torch
 
 from tests.federation import parameters, run_of, same, vertical_data
-from vafl.build import Task, build, make_refresh, make_schedule
+from vafl.build import build, make_refresh, make_schedule
 from vafl.config import Config, from_document
 from vafl.data.sources import load
 from vafl.errors import ConfigError, DataError
+from vafl.plan import Task
 from vafl.protocol.schedule import Lookahead, NoRefresh, RandomRefresh, RefreshAll
 from vafl.runtime.simulator import Simulator
 

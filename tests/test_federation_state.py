@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from tests.federation import same
-from vafl.build import make_client, make_plan
+from vafl.build import make_client
 from vafl.config import from_document
 from vafl.errors import RunFolderError
 from vafl.federation.best import BestEmbedding
 from vafl.federation.client import ClientState, run_client
 from vafl.federation.server import ServerState
+from vafl.plan import make_plan
 from vafl.protocol.messages import Request, Welcome
 from vafl.runtime.checkpoint import load_checkpoint
 from vafl.runtime.simulator import Traffic

@@ -1,4 +1,4 @@
-"""From a configuration to objects: the only file that wires every room."""
+"""From a plan to the objects of a run: the only file that wires every room."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,21 +11,14 @@ import torch
 from torch import nn
 
 from vafl.config import Config
-from vafl.data.aligned import load_tables
-from vafl.data.dataset import with_validation
-from vafl.data.partition import VerticalData, partition
-from vafl.data.settings import LABEL_HOLDER
-from vafl.data.sources import load
-from vafl.errors import ConfigError
-from vafl.models.embeddings import make_embedding
-from vafl.models.heads import make_head
-from vafl.models.losses import LOSSES, Metric, metric
+from vafl.data.partition import VerticalData
+from vafl.models.losses import LOSSES
+from vafl.plan import Plan, Task, make_plan
 from vafl.privacy.fixed_point import decode
 from vafl.privacy.guard import Guard, guard
 from vafl.privacy.labels import GradientMask
 from vafl.privacy.ledger import Ledger
 from vafl.privacy.secure_sum import KeyAgreement, NoWitness, Witness
-from vafl.privacy.settings import GUARANTEED
 from vafl.protocol.bound import DelayBound
 from vafl.protocol.centralised import Centralised
 from vafl.protocol.client import Client
@@ -54,40 +47,6 @@ from vafl.runtime.training import BestModels, CentralisedRuntime, Point, Watch, 
 _COMMON_STREAM = 0  # clients have the streams 1..M
 _PRIVATE_STREAMS = 1_000_000
 _REFRESH_STREAMS = 2_000_000
-_MODEL_STREAMS = 3_000_017
-
-
-@dataclass(frozen=True)
-class Task:
-    """What the labels make of the run: how many outputs, which loss, which metric."""
-
-    outputs: int
-    loss: str
-    metric: Metric
-
-    @classmethod
-    def of(cls, config: Config, data: VerticalData) -> "Task":
-        classes = 0 if data.classes is None else len(data.classes)
-        loss = loss_of(config, classes)
-        _check_loss(loss, classes)
-        outputs = classes if loss == "softmax" else 1
-        return cls(outputs, loss, metric(config.model.metric_for(loss), loss))
-
-
-def loss_of(config: Config, classes: int) -> str:
-    """The loss, where labels are of so many classes; 0 are numbers."""
-    if config.model.loss != "auto":
-        return config.model.loss
-    return "squared" if not classes else "binary" if classes == 2 else "softmax"
-
-
-def _check_loss(loss: str, classes: int) -> None:
-    fits = {"softmax": classes >= 2, "binary": classes == 2, "squared": True}[loss]
-    if not fits:
-        found = f"{classes} classes" if classes else "numbers"
-        raise ConfigError(
-            f'model.loss = "{loss}" does not fit labels with {found}. Use loss = "auto", or set data.task.'
-        )
 
 
 @dataclass
@@ -130,62 +89,6 @@ class Run:
         return self.runtime.server.delays.summaries() if isinstance(self.runtime, Simulator) else []
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What every party of a run works out for itself from the configuration: data, task, first models."""
-
-    config: Config
-    data: VerticalData
-    task: Task
-    models: list[nn.Module]
-    head: nn.Module
-
-
-def make_plan(config: Config, data: VerticalData | None = None, party: str | None = None) -> Plan:
-    """Loads and checks. `data` replaces what the config's data section would load.
-
-    Of tables, a party reads its own only: the server's process the labels, a client's its features. The
-    models of the others are then empty. None reads all, for a simulation.
-
-    Raises:
-        ConfigError, DataError: before anything was trained or written.
-    """
-    if data is None:
-        data = load_data(config, party)
-    config.schedule.check_rows(data.rows)
-    config.rule.check_clients(len(data.parties))
-    config.delays.check_clients(len(data.parties))
-    config.privacy.check_clients(len(data.parties))
-    config.labels.check_classes(len(data.classes or ()))
-    task = Task.of(config, data)
-    if config.privacy.kind == "frozen" and config.model.head == "bias":
-        raise ConfigError(
-            'privacy.mode "frozen" trains the head alone, and model.head = "bias" has next to nothing to '
-            'train. Use model.head = "linear" or "mlp".'
-        )
-    if task.loss != "softmax":
-        data = replace(data, train_labels=data.train_labels.float(), test_labels=data.test_labels.float())
-    models, head = _models(config, data, task)
-    return Plan(config, data, task, models, head)
-
-
-def a_party(config: Config) -> str | None:
-    """Whose view of the data this configuration allows; None where it has everybody's."""
-    everyone = {LABEL_HOLDER, *config.data.parties}
-    return next(iter(config.tables)) if config.tables and everyone - set(config.tables) else None
-
-
-def load_data(config: Config, party: str | None = None) -> VerticalData:
-    """What a party knows of the data; None: all of it."""
-    if config.data.name == "tables":
-        _check_scale(config, is_table=True)
-        private = config.privacy.kind in GUARANTEED
-        return load_tables(config.data, config.tables, config.seed, party, public=private)
-    loaded = with_validation(load(config.data, config.seed), config.data.validation_fraction, config.seed)
-    _check_scale(config, is_table=loaded.is_table)
-    return partition(loaded, config.partition, config.data.scale)
-
-
 def build(config: Config, data: VerticalData | None = None) -> Run:
     """Makes every object of a simulated run; `data` and errors as for `make_plan`.
 
@@ -211,39 +114,6 @@ def build(config: Config, data: VerticalData | None = None) -> Run:
     runtime = CentralisedRuntime(_centralised(plan)) if centralised else _simulator(plan, guards)
     ledgers = [own.budget.ledger for own in guards if own is not None]
     return Run(config, plan.data, plan.task, plan.models, plan.head, runtime, evaluator, ledgers)
-
-
-def _check_scale(config: Config, *, is_table: bool) -> None:
-    """Statistics of all records in every feature would carry each record past the noise."""
-    if config.privacy.kind in GUARANTEED and (
-        config.data.scale == "standard" or (config.data.scale == "auto" and is_table)
-    ):
-        raise ConfigError(
-            f"privacy.mode {config.privacy.kind} guarantees each record something, but data.scale = "
-            f'"{config.data.scale}" makes every feature depend on all records. Scale the columns by public '
-            'constants beforehand, and set data.scale = "none".'
-        )
-
-
-def _models(config: Config, data: VerticalData, task: Task) -> tuple[list[nn.Module], nn.Module]:
-    """Initial parameters come from the run's seed, and torch's global generator is left as it was.
-
-    Parties that know their own table only draw from streams of their own, whatever the others' shapes.
-    """
-    alone = config.data.name == "tables"
-    models: list[nn.Module] = []
-    with torch.random.fork_rng():
-        torch.manual_seed(config.seed)
-        for index, party in enumerate(data.parties):
-            if alone:
-                torch.manual_seed(config.seed + (index + 1) * _MODEL_STREAMS)
-            known = party.train.numel() > 0
-            models.append(
-                make_embedding(config.model, party.train.shape[1:], task.outputs) if known else nn.Identity()
-            )
-        if alone:
-            torch.manual_seed(config.seed)
-        return models, make_head(config.model, len(models), task.outputs)
 
 
 def _simulator(plan: Plan, guards: Sequence[Guard | None]) -> Simulator:

@@ -7,13 +7,13 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from vafl.build import load_data
 from vafl.config import Config
 from vafl.data.aligned import find_alignments
 from vafl.data.dataset import Records
 from vafl.data.encoding import Encoder
 from vafl.data.tables import POSITION, open_table
 from vafl.models.folder import StoredModel
+from vafl.plan import load_data
 from vafl.runtime.identity import SERVER
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vafl.build import Plan, Run
+from vafl.build import Run
 from vafl.config import Config
 from vafl.data.partition import VerticalData
 from vafl.errors import RunFolderError
@@ -17,6 +17,7 @@ from vafl.models.embeddings import make_embedding
 from vafl.models.folder import StoredModel, read_model, write_model
 from vafl.models.heads import make_head
 from vafl.models.settings import ModelSettings
+from vafl.plan import Plan
 from vafl.protocol.masked_server import SumTable
 from vafl.protocol.respondent import embed
 from vafl.protocol.table import FOREVER, EmbeddingTable

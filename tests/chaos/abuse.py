@@ -19,10 +19,11 @@ from tests.chaos.certificates import impostors, refused
 from tests.chaos.frames import Armoury
 from tests.chaos.parties import Failed, Parties, Place
 from tests.chaos.turncoat import Turncoat
-from vafl.build import build, make_client, make_plan
+from vafl.build import build, make_client
 from vafl.config import Config, read_config
 from vafl.federation.client import ClientState
 from vafl.federation.terms import STATE, make_terms
+from vafl.plan import make_plan
 from vafl.runtime.grpc.wire import CLAIM
 from vafl.runtime.identity import SERVER, Credentials, issue
 

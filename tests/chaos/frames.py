@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from vafl.build import Plan, make_client, make_server, widths
+from vafl.build import make_client, make_server, widths
 from vafl.errors import InvalidMessage
+from vafl.plan import Plan
 from vafl.protocol.client import Client
 from vafl.protocol.messages import (
     HEADER_BYTES,

@@ -3,10 +3,10 @@
 import pytest
 from tests.federation import run_of, vertical_data
 
-from vafl.build import make_plan
 from vafl.commands.course import courses_of, expected_activations
 from vafl.config import from_document
 from vafl.errors import ConfigError
+from vafl.plan import make_plan
 
 
 @pytest.mark.parametrize("rule", [{"name": "async"}, {"name": "t-sync", "t": 2}, {"name": "sync"}])

@@ -4,10 +4,10 @@ import math
 import pytest
 import torch
 
-from vafl.build import make_plan
 from vafl.cli import main
 from vafl.commands.objective import Objective
 from vafl.config import from_document
+from vafl.plan import make_plan
 from vafl.privacy.secant import secant
 from vafl.protocol.stepsizes import nonconvex_bounded, strongly_convex_bounded
 

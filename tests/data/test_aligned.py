@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tests.companies import configuration, write_companies
-from vafl.build import make_plan
 from vafl.data.aligned import Split, join, load_tables
 from vafl.data.alignment import Alignment
 from vafl.data.settings import DataSettings
 from vafl.errors import ConfigError, DataError
+from vafl.plan import make_plan
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@ import pytest
 import torch
 
 from tests.federation import run_of, vertical_data
-from vafl.build import make_plan
 from vafl.config import from_document
 from vafl.errors import DataError, RunFolderError
 from vafl.federation.server import ServerState
+from vafl.plan import make_plan
 from vafl.runtime.labels import draw_once
 
 TRUE = torch.arange(600) % 3

@@ -8,9 +8,10 @@ import numpy as np
 
 from vafl.audit.attacks import Attack, Eavesdropper, infer_labels, invert_features, replay
 from vafl.audit.canaries import Finding, audit_mechanism, audit_model_channel
-from vafl.build import build, make_plan
+from vafl.build import build
 from vafl.config import Config
 from vafl.data.partition import VerticalData
+from vafl.plan import make_plan
 from vafl.privacy.settings import PrivacySettings
 
 _MOST_ROUNDS = 100

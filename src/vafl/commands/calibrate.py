@@ -10,11 +10,11 @@ from typing import Any, get_args
 from rich.console import Console
 from rich.table import Table
 
-from vafl.build import a_party, make_plan
 from vafl.commands.configured import add_config_options, as_json, overrides
 from vafl.commands.course import courses_of
 from vafl.config import from_document, read_document
 from vafl.errors import ConfigError
+from vafl.plan import a_party, make_plan
 from vafl.privacy import accountant
 from vafl.privacy.calibration import (
     NOT_VALID,

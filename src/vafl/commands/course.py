@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from vafl.build import Plan
 from vafl.config import Config
 from vafl.errors import ConfigError
+from vafl.plan import Plan
 from vafl.privacy.exposure import Course
 from vafl.protocol.schedule import parse_refresh
 

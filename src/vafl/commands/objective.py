@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from vafl.build import Plan
 from vafl.models.losses import LOSSES
+from vafl.plan import Plan
 from vafl.privacy.secant import FixedNoise
 from vafl.protocol.gradients import pull_back
 

@@ -12,13 +12,14 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from vafl.build import Plan, make_plan, torch_threads
+from vafl.build import torch_threads
 from vafl.commands.configured import add_config_options, as_json, overrides
 from vafl.commands.course import expected_activations
 from vafl.commands.objective import Objective
 from vafl.config import Config, read_config
 from vafl.errors import ConfigError
 from vafl.models.losses import LARGEST_CURVATURES, LARGEST_SLOPES
+from vafl.plan import Plan, make_plan
 from vafl.privacy.secant import secant
 from vafl.privacy.smoothness import Layer, chain_of, smoothness
 from vafl.protocol import stepsizes

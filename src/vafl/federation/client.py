@@ -5,7 +5,7 @@ import logging
 import signal
 from pathlib import Path
 
-from vafl.build import make_client, make_guard, make_plan, torch_threads
+from vafl.build import make_client, make_guard, torch_threads
 from vafl.config import Config
 from vafl.errors import DataError, RunFolderError
 from vafl.federation.best import BestEmbedding
@@ -13,6 +13,7 @@ from vafl.federation.credentials import load_credentials
 from vafl.federation.terms import STATE, make_terms, over_network
 from vafl.files import write_atomically
 from vafl.observe.record import LEDGERS
+from vafl.plan import make_plan
 from vafl.protocol.client import Client
 from vafl.runtime.checkpoint import flatten, has_checkpoint, load_checkpoint, save_checkpoint, unflatten
 from vafl.runtime.grpc.client import FederationClient

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from vafl.build import loss_of, torch_threads
+from vafl.build import torch_threads
 from vafl.config import Config
 from vafl.errors import ConfigError
 from vafl.federation.client import run_until_over
@@ -22,6 +22,7 @@ from vafl.models.losses import probabilities
 from vafl.observe.counting import CountProgress
 from vafl.observe.record import LEDGERS
 from vafl.observe.scores import ScoreFile, missing_column
+from vafl.plan import loss_of
 from vafl.privacy.guard import guard
 from vafl.privacy.ledger import Ledger
 from vafl.protocol.messages import ServerMessage

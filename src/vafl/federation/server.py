@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from vafl.build import Plan, make_plan, make_server, make_table, torch_threads, widths, with_drawn_labels
+from vafl.build import make_server, make_table, torch_threads, widths, with_drawn_labels
 from vafl.config import Config
 from vafl.errors import RunFolderError, VaflError
 from vafl.federation.best import BestHead
@@ -21,6 +21,7 @@ from vafl.launch import summarise
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import ClientStatus, Progress
 from vafl.observe.record import RecordedRun, RunFolder, read_run
+from vafl.plan import Plan, make_plan
 from vafl.protocol.server import Server
 from vafl.protocol.table import FOREVER, EmbeddingTable
 from vafl.runtime.checkpoint import MappedArray, flatten, load_checkpoint, save_checkpoint, unflatten

@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from vafl.build import Plan, make_schedule, widths
+from vafl.build import make_schedule, widths
 from vafl.config import Config
+from vafl.plan import Plan
 from vafl.runtime.grpc.wire import PROTOCOL, Terms, schedule_digest
 
 STATE = "state"  # in a run folder: each party's own folder for what it must not forget

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vafl.build import make_plan
 from vafl.config import Config
 from vafl.data.aligned import join
 from vafl.federation.credentials import certified
 from vafl.federation.processes import Clients
 from vafl.federation.server import ServerRun
 from vafl.observe.record import ALIGNMENTS, RecordedRun
+from vafl.plan import make_plan
 
 _GRACE = 20.0  # seconds for clients to end by themselves
 

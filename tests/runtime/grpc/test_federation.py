@@ -8,10 +8,11 @@ import grpc.aio
 import pytest
 import torch
 
-from vafl.build import build, make_client, make_plan, make_server, widths
+from vafl.build import build, make_client, make_server, widths
 from vafl.config import from_document
 from vafl.errors import RemoteFault
 from vafl.federation.terms import make_terms
+from vafl.plan import make_plan
 from vafl.protocol.messages import Refused, Upload, Welcome
 from vafl.protocol.table import EmbeddingTable
 from vafl.runtime.codec import Codec

@@ -1,0 +1,142 @@
+"""What every party of a run works out for itself from the configuration: data, task, first models."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from vafl.config import Config
+from vafl.data.aligned import load_tables
+from vafl.data.dataset import with_validation
+from vafl.data.partition import VerticalData, partition
+from vafl.data.settings import LABEL_HOLDER
+from vafl.data.sources import load
+from vafl.errors import ConfigError
+from vafl.models.embeddings import make_embedding
+from vafl.models.heads import make_head
+from vafl.models.losses import Metric, metric
+from vafl.privacy.settings import GUARANTEED
+
+_MODEL_STREAMS = 3_000_017
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the labels make of the run: how many outputs, which loss, which metric."""
+
+    outputs: int
+    loss: str
+    metric: Metric
+
+    @classmethod
+    def of(cls, config: Config, data: VerticalData) -> "Task":
+        classes = 0 if data.classes is None else len(data.classes)
+        loss = loss_of(config, classes)
+        _check_loss(loss, classes)
+        outputs = classes if loss == "softmax" else 1
+        return cls(outputs, loss, metric(config.model.metric_for(loss), loss))
+
+
+def loss_of(config: Config, classes: int) -> str:
+    """The loss, where labels are of so many classes; 0 are numbers."""
+    if config.model.loss != "auto":
+        return config.model.loss
+    return "squared" if not classes else "binary" if classes == 2 else "softmax"
+
+
+def _check_loss(loss: str, classes: int) -> None:
+    fits = {"softmax": classes >= 2, "binary": classes == 2, "squared": True}[loss]
+    if not fits:
+        found = f"{classes} classes" if classes else "numbers"
+        raise ConfigError(
+            f'model.loss = "{loss}" does not fit labels with {found}. Use loss = "auto", or set data.task.'
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of one run: all of it in a simulation, a party's own part and the others' names elsewhere."""
+
+    config: Config
+    data: VerticalData
+    task: Task
+    models: list[nn.Module]
+    head: nn.Module
+
+
+def make_plan(config: Config, data: VerticalData | None = None, party: str | None = None) -> Plan:
+    """Loads and checks. `data` replaces what the config's data section would load.
+
+    Of tables, a party reads its own only: the server's process the labels, a client's its features. The
+    models of the others are then empty. None reads all, for a simulation.
+
+    Raises:
+        ConfigError, DataError: before anything was trained or written.
+    """
+    if data is None:
+        data = load_data(config, party)
+    config.schedule.check_rows(data.rows)
+    config.rule.check_clients(len(data.parties))
+    config.delays.check_clients(len(data.parties))
+    config.privacy.check_clients(len(data.parties))
+    config.labels.check_classes(len(data.classes or ()))
+    task = Task.of(config, data)
+    if config.privacy.kind == "frozen" and config.model.head == "bias":
+        raise ConfigError(
+            'privacy.mode "frozen" trains the head alone, and model.head = "bias" has next to nothing to '
+            'train. Use model.head = "linear" or "mlp".'
+        )
+    if task.loss != "softmax":
+        data = replace(data, train_labels=data.train_labels.float(), test_labels=data.test_labels.float())
+    models, head = _models(config, data, task)
+    return Plan(config, data, task, models, head)
+
+
+def a_party(config: Config) -> str | None:
+    """Whose view of the data this configuration allows; None where it has everybody's."""
+    everyone = {LABEL_HOLDER, *config.data.parties}
+    return next(iter(config.tables)) if config.tables and everyone - set(config.tables) else None
+
+
+def load_data(config: Config, party: str | None = None) -> VerticalData:
+    """What a party knows of the data; None: all of it."""
+    if config.data.name == "tables":
+        _check_scale(config, is_table=True)
+        private = config.privacy.kind in GUARANTEED
+        return load_tables(config.data, config.tables, config.seed, party, public=private)
+    loaded = with_validation(load(config.data, config.seed), config.data.validation_fraction, config.seed)
+    _check_scale(config, is_table=loaded.is_table)
+    return partition(loaded, config.partition, config.data.scale)
+
+
+def _check_scale(config: Config, *, is_table: bool) -> None:
+    """Statistics of all records in every feature would carry each record past the noise."""
+    if config.privacy.kind in GUARANTEED and (
+        config.data.scale == "standard" or (config.data.scale == "auto" and is_table)
+    ):
+        raise ConfigError(
+            f"privacy.mode {config.privacy.kind} guarantees each record something, but data.scale = "
+            f'"{config.data.scale}" makes every feature depend on all records. Scale the columns by public '
+            'constants beforehand, and set data.scale = "none".'
+        )
+
+
+def _models(config: Config, data: VerticalData, task: Task) -> tuple[list[nn.Module], nn.Module]:
+    """Initial parameters come from the run's seed, and torch's global generator is left as it was.
+
+    Parties that know their own table only draw from streams of their own, whatever the others' shapes.
+    """
+    alone = config.data.name == "tables"
+    models: list[nn.Module] = []
+    with torch.random.fork_rng():
+        torch.manual_seed(config.seed)
+        for index, party in enumerate(data.parties):
+            if alone:
+                torch.manual_seed(config.seed + (index + 1) * _MODEL_STREAMS)
+            known = party.train.numel() > 0
+            models.append(
+                make_embedding(config.model, party.train.shape[1:], task.outputs) if known else nn.Identity()
+            )
+        if alone:
+            torch.manual_seed(config.seed)
+        return models, make_head(config.model, len(models), task.outputs)
