@@ -6,7 +6,8 @@ import pytest
 
 from tests.test_federation_processes import PARTIES, Machine
 from vafl.cli import main
-from vafl.privacy.ledger import KINDS, read_ledger
+from vafl.privacy.accounts import KINDS
+from vafl.privacy.ledger import read_ledger
 
 CONFIG = """
 seed = 0

@@ -12,6 +12,7 @@ from torch import nn
 
 from vafl.config import Config
 from vafl.data.partition import VerticalData
+from vafl.ledgers import open_ledger
 from vafl.models.losses import LOSSES
 from vafl.plan import Plan, Task, make_plan
 from vafl.privacy.fixed_point import decode
@@ -171,19 +172,20 @@ def widths(plan: Plan) -> list[int]:
     return [plan.config.model.embedding_width(plan.task.outputs)] * len(plan.data.parties)
 
 
-def make_guard(plan: Plan, index: int, ledgers: Path | None = None) -> Guard | None:
-    """What makes client `index` private, if it is to be; its ledger is kept in `ledgers`."""
+def make_guard(plan: Plan, index: int, run: Path | None = None) -> Guard | None:
+    """What makes client `index` private, if it is to be, in the run of this folder; None simulates one."""
     settings, data = plan.config.privacy, plan.data
     if settings.kind == "none":
         return None
-    party, records = data.parties[index], data.record_numbers
-    path = None if ledgers is None else ledgers / f"{party.name}.ledger"
+    party = data.parties[index]
+    names = [own.name for own in data.parties]
+    ledger, accounts = open_ledger(plan.config, party.name, data.ids_of(party), data.source, names, run=run)
     return guard(
         settings,
         plan.models[index],
         torch.cat([party.train, party.test]),
-        Ledger(path, int(records.max()) + 1, f"{data.source}: {party.name}"),
-        records,
+        ledger,
+        accounts,
         plan.config.rule.local_steps,
     )
 

@@ -23,7 +23,10 @@ from vafl.protocol.settings import OptimiserSettings, RuleSettings
 from vafl.runtime.delays import DelaySettings
 from vafl.runtime.settings import EvaluationSettings, NetworkSettings, PredictionSettings, StopSettings
 
-_FILES = (("data", "path"), ("delays", "trace"), ("network", "certificates"), ("labels", "file"))
+_FILES = (
+    *(("data", "path"), ("delays", "trace"), ("network", "certificates")),
+    *(("labels", "file"), ("privacy", "ledger")),
+)
 
 
 @dataclass(frozen=True)

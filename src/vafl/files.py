@@ -4,10 +4,16 @@ import os
 from pathlib import Path
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """The file is the old one or the new one, on disk, whatever happens meanwhile."""
+def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
+    """The file is the old one or the new one, on disk, whatever happens meanwhile.
+
+    Args:
+        private: its owner alone may read it.
+    """
     temporary = path.with_name(path.name + ".part")
     with temporary.open("wb") as file:
+        if private:
+            os.fchmod(file.fileno(), 0o600)
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vafl.config import Config
-from vafl.data.aligned import find_alignments
+from vafl.data.aligned import find_alignments, ids_by_position
 from vafl.data.dataset import Records
 from vafl.data.encoding import Encoder
 from vafl.data.tables import POSITION, open_table
@@ -23,15 +23,13 @@ class Subjects:
 
     Attributes:
         digest: tells sets of records apart; parties compare it before anything is asked.
-        numbers: [rows], which record of the party's privacy ledger each row is.
-        source: what these records are a part of, for that ledger.
+        source: what these records are a part of.
         chosen: the rows that a batch is about, ascending: all, or those held out of training.
-        ids: [rows], what each record is called; only the server needs them.
+        ids: [rows], what each record is called at this party; null where it has none.
         features: [rows, ...], the party's own; the server has none.
     """
 
     digest: str
-    numbers: Records
     source: str
     chosen: Records
     ids: pl.Series
@@ -39,7 +37,7 @@ class Subjects:
 
     @property
     def rows(self) -> int:
-        return len(self.numbers)
+        return len(self.ids)
 
 
 def load_subjects(config: Config, party: str, model: StoredModel) -> Subjects:
@@ -53,24 +51,24 @@ def load_subjects(config: Config, party: str, model: StoredModel) -> Subjects:
     if config.data.name == "tables":
         return _from_tables(config, party, model)
     data = load_data(config)
-    rows, numbers = data.rows + len(data.test_labels), data.record_numbers
+    rows = data.rows + len(data.test_labels)
     features = torch.empty(rows, 0)
     for own in data.parties:
         if own.name == party:
             features = torch.cat([own.train, own.test])
             model.require({"features": list(features.shape[1:])})
     chosen = np.arange(data.rows + data.validation, rows)
-    ids = pl.Series(numbers).cast(pl.String)
-    return Subjects(data.record_digest, numbers, data.source, chosen, ids, features)
+    ids = pl.Series(data.record_numbers).cast(pl.String)
+    return Subjects(data.record_digest, data.source, chosen, ids, features)
 
 
 def _from_tables(config: Config, party: str, model: StoredModel) -> Subjects:
     alignment = find_alignments(config.data, config.tables, party, labelled=False)[party]
-    every = np.arange(alignment.rows)
-    features, ids = torch.empty(alignment.rows, 0), alignment.ids
+    wanted = pl.DataFrame({"id": alignment.ids, POSITION: alignment.numbers})
+    features = torch.empty(alignment.rows, 0)
     if party != SERVER:
         encoder = Encoder.from_dict(model.manifest.schema)
-        wanted = pl.DataFrame({"id": alignment.ids, POSITION: alignment.numbers})
         features = torch.from_numpy(encoder.read(open_table(config.tables, party), wanted, alignment.rows))
         model.require({"features": list(features.shape[1:])})
-    return Subjects(alignment.token, every, f"tables {alignment.token}", every, ids, features)
+    ids = ids_by_position(wanted, alignment.rows)
+    return Subjects(alignment.token, "tables", np.arange(alignment.rows), ids, features)

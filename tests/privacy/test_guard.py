@@ -8,10 +8,11 @@ from torch import nn
 from tests.federation import run_of, vertical_data
 from vafl.build import build
 from vafl.config import from_document
-from vafl.errors import BudgetExhausted, ConfigError, RunFolderError
+from vafl.errors import ConfigError
 from vafl.models.embeddings import mlp
+from vafl.privacy.accounts import KINDS
 from vafl.privacy.guard import guard
-from vafl.privacy.ledger import KINDS, Ledger
+from vafl.privacy.ledger import Ledger
 from vafl.privacy.settings import PrivacySettings
 from vafl.protocol.messages import Decline, Finished, Gradient, Request, Upload
 
@@ -57,39 +58,6 @@ def test_released_once_is_paid_once():
     run = private_run(ONCE, stop={"updates": 50})
     run.train()
     assert np.allclose(run.ledgers[0].spent, 0.25)
-
-
-def test_what_was_released_is_used_again_by_the_next_run_and_costs_nothing(tmp_path):
-    features, records = torch.randn(6, 3), np.arange(6)
-    settings, path = PrivacySettings(**ONCE), tmp_path / "own.ledger"
-    released = []
-    for _ in range(2):
-        ledger = Ledger(path, 6, "set")
-        released.append(guard(settings, nn.Linear(3, 2), features, ledger, records).features)
-        assert np.allclose(ledger.spent, 0.25)
-        ledger.close()
-    assert torch.equal(*released)
-    assert not torch.equal(released[0], features)
-    other = PrivacySettings(**{**ONCE, "noise": 1.0})
-    ledger = Ledger(path, 6, "set")
-    assert not torch.equal(guard(other, nn.Linear(3, 2), features, ledger, records).features, released[0])
-    assert np.allclose(ledger.spent, 0.25 + 1.0)
-
-
-def test_a_release_beyond_the_budget_is_refused_before_anything_is_written(tmp_path):
-    settings = PrivacySettings(**ONCE, mu_max=0.4)
-    with pytest.raises(BudgetExhausted, match=r"it costs mu 0.5"):
-        guard(
-            settings, nn.Linear(3, 2), torch.randn(6, 3), Ledger(tmp_path / "a.ledger", 6, ""), np.arange(6)
-        )
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a.ledger"]
-
-
-def test_damaged_released_features_are_not_silently_released_again(tmp_path):
-    path = tmp_path / "own.ledger"
-    path.with_suffix(".released").write_bytes(b"junk")
-    with pytest.raises(RunFolderError, match="which is charged again"):
-        guard(PrivacySettings(**ONCE), nn.Linear(3, 2), torch.randn(6, 3), Ledger(path, 6, ""), np.arange(6))
 
 
 def test_the_run_ends_when_the_budgets_are_spent():
@@ -163,7 +131,7 @@ def test_released_gradients_leave_other_records_embeddings_within_the_declared_n
         features[0] = value
         settings = PrivacySettings(**{**TRAINED, "gradient_noise": 1e-9, "noise": 1e-9})
         torch.manual_seed(0)
-        own = guard(settings, nn.Linear(3, 2, bias=False), features, Ledger(None, 8, ""), np.arange(8))
+        own = guard(settings, nn.Linear(3, 2, bias=False), features, Ledger.in_memory(8), np.arange(8))
         _, pull_back = own.updates(features)
         shift.append(pull_back(torch.full((8, 2), 1e3))[0] * 8)
     assert (shift[1] - shift[0]).norm() <= 1.0 + 1e-3
@@ -171,7 +139,7 @@ def test_released_gradients_leave_other_records_embeddings_within_the_declared_n
 
 def test_hidden_noise_and_placement_reach_the_model():
     settings = PrivacySettings(mode="embed_only", noise=0.5, layers=(0.3,), placement="output")
-    own = guard(settings, mlp((3,), 2, (4,)), torch.randn(6, 3), Ledger(None, 6, ""), np.arange(6))
+    own = guard(settings, mlp((3,), 2, (4,)), torch.randn(6, 3), Ledger.in_memory(6), np.arange(6))
     features = torch.randn(5, 3)
     assert not torch.equal(own.model(features), own.model(features))
 
@@ -179,7 +147,7 @@ def test_hidden_noise_and_placement_reach_the_model():
 def test_a_private_client_with_batch_normalisation_is_refused():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     with pytest.raises(ConfigError, match="BatchNorm1d"):
-        guard(PrivacySettings(**TRAINED), model, torch.randn(6, 3), Ledger(None, 6, ""), np.arange(6))
+        guard(PrivacySettings(**TRAINED), model, torch.randn(6, 3), Ledger.in_memory(6), np.arange(6))
 
 
 def test_scaling_by_all_records_is_refused_for_a_guarantee():

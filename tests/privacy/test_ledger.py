@@ -7,32 +7,94 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.privacy.people import FIVE, opened
 from vafl.errors import BudgetExhausted, RunFolderError
-from vafl.privacy.ledger import KINDS, Ledger, read_ledger
+from vafl.privacy.accounts import KINDS
+from vafl.privacy.ledger import Ledger, read_history, read_ledger
 
 
 def rows(*numbers):
     return np.array(numbers, dtype=np.int64)
 
 
+def of_person(ledger):
+    """Whatever order the accounts are in."""
+    return dict(zip(ledger.ids.to_list(), ledger.spent.tolist(), strict=True))
+
+
 def test_charges_add_up_by_record_and_kind(tmp_path):
-    ledger = Ledger(tmp_path / "own.ledger", 5, "set")
+    ledger, _ = opened(tmp_path / "own.ledger")
     assert ledger.charge(rows(0, 2), "batch", 0.5).all()
     assert ledger.charge(rows(2, 4), "refresh", 0.25).all()
     assert ledger.spent.tolist() == [0.5, 0, 0.75, 0, 0.25]
     assert ledger.counts[KINDS.index("batch")].tolist() == [1, 0, 1, 0, 0]
     assert ledger.counts[KINDS.index("refresh")].tolist() == [0, 0, 1, 0, 1]
-    assert ledger.vectors == 4
 
 
-def test_the_next_process_goes_on_with_it(tmp_path):
+def test_the_account_follows_the_person_into_the_next_alignment(tmp_path):
     path = tmp_path / "deep" / "own.ledger"
-    first = Ledger(path, 5, "set")
-    first.charge(rows(1), "batch", 1.0)
-    first.close()
-    second = Ledger(path, 5, "set")
-    second.charge(rows(1), "batch", 1.0)
-    assert read_ledger(path).spent.tolist() == [0, 2.0, 0, 0, 0]
+    ledger, accounts = opened(path)
+    ledger.charge(accounts[rows(1, 3)], "batch", 1.0)
+    ledger.close()
+    ledger, accounts = opened(path, ("fay", "dan", None, "bob"), "next")
+    assert ledger.spent[accounts[rows(0, 1, 3)]].tolist() == [0, 1, 1]
+    assert ledger.charge(accounts, "batch", 1.0, limit=2**0.5).tolist() == [True, True, True, True]
+    assert ledger.charge(accounts, "batch", 1.0, limit=2**0.5).tolist() == [True, False, True, False]
+    assert of_person(read_ledger(path)) == {"ann": 0, "bob": 2, "cleo": 0, "dan": 2, "eve": 0, "fay": 2}
+
+
+def test_rows_of_nobody_cost_nothing_and_are_never_refused():
+    ledger, accounts = opened(None, ("ann", None, "bob", None))
+    for cost in (1.0, np.inf, 1.0):
+        assert ledger.charge(accounts, "batch", cost, carried=cost).all()
+    ledger, accounts = opened(None, ("ann", None, "bob", None))
+    for _ in range(3):
+        charged = ledger.charge(accounts, "batch", 1.0, limit=1.0)
+    assert charged.tolist() == [False, True, False, True]
+
+
+@pytest.mark.parametrize("longest", [0, 1 << 30])
+@given(
+    runs=st.lists(
+        st.tuples(
+            st.permutations([*FIVE, None, None]).flatmap(
+                lambda people: st.integers(1, 7).map(lambda count: people[:count])
+            ),
+            st.lists(st.tuples(st.sets(st.integers(0, 6), min_size=1), st.sampled_from([0.25, 0.5, 3.0]))),
+            st.sampled_from(["first", "second"]),
+        ),
+        max_size=6,
+    )
+)
+def test_through_any_alignments_everyone_has_spent_what_was_charged(tmp_path_factory, longest, runs):
+    """Whether charges are kept one by one (a large _LONGEST) or as sums; and each run's share is known."""
+    path = tmp_path_factory.mktemp("people") / "own.ledger"
+    spent, shares = dict.fromkeys(FIVE, 0.0), {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vafl.privacy.ledger._LONGEST", longest)
+        patch.setattr("os.fsync", lambda file: None)  # about sums, not about disks
+        patch.setattr("os.fdatasync", lambda file: None)
+        for people, uploads, run in runs:
+            ledger, accounts = opened(path, people, run)
+            for chosen, cost in uploads:
+                sent = rows(*sorted(row for row in chosen if row < len(people)))
+                charged = ledger.charge(accounts[sent], "batch", cost, limit=2.0)
+                for row, paid in zip(sent, charged, strict=True):
+                    person = people[row]
+                    assert paid == (person is None or spent[person] + cost <= 4.0)
+                    if paid and person is not None:
+                        spent[person] += cost
+                        shares[person, run] = shares.get((person, run), 0.0) + cost
+            ledger.close()
+    if runs:
+        known = of_person(read_ledger(path))
+        assert known == {person: spent[person] for person in known}
+        assert all(person in known for person in FIVE if spent[person])
+    for person in FIVE if runs else ():
+        found = {}
+        for share in read_history(path, person):
+            found[share.spender.run] = found.get(share.spender.run, 0.0) + share.spent
+        assert found == {run: cost for (own, run), cost in shares.items() if own == person}
 
 
 @given(
@@ -40,7 +102,7 @@ def test_the_next_process_goes_on_with_it(tmp_path):
     st.floats(0.1, 2.0),
 )
 def test_no_history_of_charges_passes_the_limit(charges, limit):
-    ledger, sent = Ledger(None, 5, "set"), np.zeros(5)
+    ledger, sent = Ledger.in_memory(5), np.zeros(5)
     for wanted, whole, cost in charges:
         chosen = rows(*sorted(wanted))
         charged = ledger.charge(chosen, "batch", cost, limit=limit, whole=whole)
@@ -54,7 +116,7 @@ def test_no_history_of_charges_passes_the_limit(charges, limit):
 
 
 def test_what_cannot_be_afforded_whole_is_refused_and_not_charged():
-    ledger = Ledger(None, 3, "set")
+    ledger = Ledger.in_memory(3)
     ledger.charge(rows(1), "batch", 0.9)
     with pytest.raises(
         BudgetExhausted, match=r"privacy.mu_max = 1 does not allow this release: it costs mu 0.5"
@@ -63,58 +125,110 @@ def test_what_cannot_be_afforded_whole_is_refused_and_not_charged():
     assert ledger.spent.tolist() == [0, 0.9, 0]
 
 
-def test_the_first_use_in_training_is_noted_once():
-    ledger = Ledger(None, 4, "set")
-    ledger.charge(rows(0, 1), "refresh", 0.1)
-    ledger.charge(rows(1, 2), "batch", 0.1, trains=True)
-    ledger.charge(rows(1, 3), "batch", 0.1, trains=True)
-    assert ledger.first_use.tolist() == [0, 4, 4, 6]
+def test_what_others_uploads_carry_is_counted_from_the_first_use_at_the_price_of_each(tmp_path):
+    """mu^2 1 for each vector of the first run that came after a record was trained on; then 4."""
+    path = tmp_path / "own.ledger"
+    ledger, accounts = opened(path)
+    ledger.charge(accounts[rows(0, 1)], "refresh", 0.0, carried=1.0)
+    ledger.charge(accounts[rows(1, 2)], "batch", 0.0, carried=1.0, trains=True)
+    ledger.charge(accounts[rows(1, 3)], "batch", 0.0, carried=1.0, trains=True)
+    assert ledger.accounts.total.tolist() == [0, 2, 2, 0, 0]
+    ledger.close()
+    ledger, accounts = opened(path, FIVE[::-1], "next")
+    assert of_person(ledger)["bob"] == 2, "a limit sees what was carried before"
+    ledger.charge(accounts, "prediction", 0.0, carried=4.0)
+    for read in (ledger, read_ledger(path)):
+        assert read.accounts.total.tolist() == [0, 22, 22, 20, 0]
+    assert [share.spent for share in read_history(path, "bob")] == [2, 20]
+
+
+def test_a_limit_counts_what_an_earlier_unbounded_run_has_spent(tmp_path):
+    path = tmp_path / "own.ledger"
+    ledger, accounts = opened(path)
+    ledger.charge(accounts[rows(0)], "batch", np.inf, carried=np.inf, trains=True)
+    ledger.charge(accounts[rows(1)], "batch", np.inf, carried=np.inf, trains=True)
+    ledger.close()
+    ledger, accounts = opened(path, run="next")
+    assert ledger.charge(accounts, "batch", 1.0, limit=9.0).tolist() == [False, False, True, True, True]
 
 
 def test_two_processes_cannot_spend_one_budget(tmp_path):
     path = tmp_path / "own.ledger"
-    held = Ledger(path, 5, "set")
+    held, _ = opened(path)
     with pytest.raises(RunFolderError, match="in use by another process"):
-        Ledger(path, 5, "set")
+        Ledger(path, "set")
     held.close()
-    Ledger(path, 5, "set")
+    Ledger(path, "set")
 
 
-@pytest.mark.parametrize(("records", "identity"), [(6, "set"), (5, "other")])
-def test_a_ledger_of_other_records_is_refused(tmp_path, records, identity):
+def test_a_ledger_that_was_replaced_before_it_was_locked_is_in_use(tmp_path, monkeypatch):
+    """The other process replaced the file by its sums, and so let go of the one that was opened here."""
     path = tmp_path / "own.ledger"
-    Ledger(path, 5, "set").close()
-    with pytest.raises(RunFolderError, match="is for other records"):
-        Ledger(path, records, identity)
+    opened(path)[0].close()
+
+    def replaced_first(file, operation):
+        path.rename(tmp_path / "old")
+        path.write_bytes((tmp_path / "old").read_bytes())
+
+    monkeypatch.setattr("vafl.privacy.journal.fcntl.flock", replaced_first)
+    with pytest.raises(RunFolderError, match="in use by another process"):
+        Ledger(path, "set")
 
 
-@pytest.mark.parametrize("content", [b"", b"junk", b'{"format": "vafl ledger", "version": 9}', b"\0" * 9000])
+def test_a_ledger_of_other_records_is_refused(tmp_path):
+    path = tmp_path / "own.ledger"
+    Ledger(path, "set").close()
+    with pytest.raises(RunFolderError, match="is for other records: it counts set; here are other"):
+        Ledger(path, "other")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"junk", b'{"format": "vafl ledger", "version": 9} 00000000\n', b"\0" * 9000]
+)
 def test_a_file_that_is_no_ledger_is_refused_and_left_alone(tmp_path, content):
     path = tmp_path / "own.ledger"
     path.write_bytes(content)
-    for use in (lambda: Ledger(path, 5, "set"), lambda: read_ledger(path)):
+    for use in (lambda: Ledger(path, "set"), lambda: read_ledger(path)):
         with pytest.raises(RunFolderError, match="must be a privacy ledger"):
             use()
     assert path.read_bytes() == content
 
 
-def test_a_cut_file_is_refused(tmp_path):
+def test_a_ledger_of_rows_is_refused_with_the_way_out(tmp_path):
     path = tmp_path / "own.ledger"
-    Ledger(path, 5, "set").close()
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(RunFolderError, match="damaged"):
-        Ledger(path, 5, "set")
-    with pytest.raises(RunFolderError, match="damaged"):
-        read_ledger(path)
+    path.write_bytes(b'{"format": "vafl ledger", "version": 1, "records": 5, "identity": "set"}\n')
+    with pytest.raises(RunFolderError, match=r"counted the rows of one alignment.*lower mu_max\^2"):
+        Ledger(path, "set")
+
+
+def test_a_folder_that_cannot_be_written_is_refused_with_the_way_out(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFolderError, match=r"Name another folder in privacy\.ledger"):
+        Ledger(tmp_path / "file" / "own.ledger", "set")
+
+
+def test_its_owner_alone_may_read_it(tmp_path):
+    opened(tmp_path / "own.ledger")
+    assert oct((tmp_path / "own.ledger").stat().st_mode)[-3:] == "600"
 
 
 def test_a_copy_reads_back(tmp_path):
-    ledger = Ledger(None, 5, "set")
+    ledger = Ledger.in_memory(5)
     ledger.charge(rows(3), "batch", 0.5)
     ledger.save_copy(tmp_path / "copies" / "own.ledger")
     copy = read_ledger(tmp_path / "copies" / "own.ledger")
     assert copy.spent.tolist() == ledger.spent.tolist()
-    assert copy.vectors == 1
+    assert copy.counts.sum() == 1
+
+
+def test_a_copy_cut_short_is_refused(tmp_path):
+    path = tmp_path / "own.ledger"
+    ledger = Ledger.in_memory(5)
+    ledger.charge(rows(3), "batch", 0.5)
+    ledger.save_copy(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(RunFolderError, match="damaged"):
+        read_ledger(path)
 
 
 def test_killed_at_any_instant_it_never_shows_less_than_was_sent(tmp_path):
@@ -125,14 +239,14 @@ def test_killed_at_any_instant_it_never_shows_less_than_was_sent(tmp_path):
 
 
 def charged(path, times=3):
-    ledger = Ledger(path, 5, "set")
+    ledger, _ = opened(path)
     for _ in range(times):
         ledger.charge(rows(1, 3), "batch", 0.5, trains=True)
     ledger.close()
     return path.read_bytes()
 
 
-@given(cut=st.integers(1, 31))
+@given(cut=st.integers(1, 43))
 def test_an_entry_cut_short_paid_for_nothing_and_the_next_follows_the_last_whole_one(tmp_path_factory, cut):
     path = tmp_path_factory.mktemp("cut") / "own.ledger"
     whole = charged(path)
@@ -152,33 +266,34 @@ def test_zeros_that_a_crashed_machine_left_at_the_end_are_no_entry(tmp_path):
 def test_a_flipped_bit_before_the_last_entry_is_never_overlooked(tmp_path_factory, place, bit):
     path = tmp_path_factory.mktemp("flip") / "own.ledger"
     content = bytearray(charged(path))
-    place %= len(content) - 32  # not in the last entry
+    place %= len(content) - 44  # not in the last entry
     content[place] ^= 1 << bit
     path.write_bytes(content)
     with pytest.raises(RunFolderError, match=r"damaged|must be a privacy ledger"):
         read_ledger(path)
 
 
-def test_entries_are_replaced_by_their_balance(tmp_path, monkeypatch):
+def test_charges_are_replaced_by_their_sums(tmp_path, monkeypatch):
     monkeypatch.setattr("vafl.privacy.ledger._LONGEST", 1000)
     path, sizes = tmp_path / "own.ledger", []
-    ledger = Ledger(path, 5, "set")
+    ledger, _ = opened(path)
     for _ in range(200):
-        ledger.charge(rows(1, 3), "batch", 0.5, trains=True)
+        ledger.charge(rows(1, 3), "batch", 0.5, carried=0.25, trains=True)
         sizes.append(path.stat().st_size)
-    assert max(sizes) < 1500
+    assert max(sizes) < 2 * sizes[0] + 1000
     with pytest.raises(RunFolderError, match="in use by another process"):
-        Ledger(path, 5, "set")
+        Ledger(path, "set")
     ledger.close()
-    again = Ledger(path, 5, "set")
-    assert (again.spent[1], again.vectors, again.first_use[3]) == (100.0, 400, 2)
+    again, _ = opened(path)
+    assert again.spent[1] == 100.0
+    assert again.accounts.total[1] == 100.0 + 0.5 * 199
     assert [entry.name for entry in tmp_path.iterdir()] == ["own.ledger"]
 
 
 def test_what_cannot_be_written_is_not_charged(tmp_path):
-    ledger = Ledger(tmp_path / "own.ledger", 5, "set")
+    ledger, _ = opened(tmp_path / "own.ledger")
     ledger.close()
-    ledger._file = os.open("/dev/full", os.O_WRONLY)
+    ledger._journal._file = os.open("/dev/full", os.O_WRONLY)
     with pytest.raises(RunFolderError, match="cannot be written, so nothing may be uploaded"):
         ledger.charge(rows(1), "batch", 0.5)
     assert ledger.spent[1] == 0

@@ -14,8 +14,9 @@ from scipy.special import ndtri
 from scipy.stats import beta
 from torch import Tensor, nn
 
+from vafl.privacy.accounts import KINDS
 from vafl.privacy.guard import Guard, guard
-from vafl.privacy.ledger import KINDS, Ledger
+from vafl.privacy.ledger import Ledger
 from vafl.privacy.settings import PrivacySettings
 from vafl.protocol.client import Client
 from vafl.protocol.descent import Descent
@@ -91,7 +92,7 @@ def _score_release(claimed: PrivacySettings, used: PrivacySettings, coins: Tenso
     features = torch.zeros(len(coins), 2)
     features[:, 0] = _LOUD * _presence(used, coins)
     records = np.arange(len(coins))
-    own = guard(used, nn.Linear(2, 2), features, Ledger(None, len(coins), ""), records)
+    own = guard(used, nn.Linear(2, 2), features, Ledger.in_memory(len(coins)), records)
     return own.features[:, 0] - _middle(claimed, claimed.clip), claimed.upload_cost**0.5
 
 
@@ -132,7 +133,7 @@ def _client(
         model.weight.zero_()
         model.weight[0] = _LOUD
     limits = replace(settings, mu_max=0.0, ledger="")
-    own = guard(limits, model, features, Ledger(None, rows, ""), np.arange(rows))
+    own = guard(limits, model, features, Ledger.in_memory(rows), np.arange(rows))
     client = Client(
         0,
         own.features,

@@ -1,4 +1,4 @@
-"""`vafl privacy`: what has been spent on every record of a run, what is left, and how we know."""
+"""`vafl privacy`: what has been spent on every record of a party, what is left, and how we know."""
 
 import argparse
 import json
@@ -12,13 +12,15 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from vafl.config import read_config
-from vafl.errors import RunFolderError
+from vafl.config import Config, read_config
+from vafl.errors import DataError, RunFolderError
+from vafl.ledgers import find_ledgers
 from vafl.observe.plots import COLOURS, STYLE, save
-from vafl.observe.record import LEDGERS, SIMULATED_LEDGERS
-from vafl.privacy.ledger import read_ledger
+from vafl.observe.record import SIMULATED_LEDGERS
+from vafl.privacy.ledger import read_history, read_ledger
 from vafl.privacy.statement import Statement
 
 _GUARANTEES = {
@@ -31,24 +33,27 @@ _GUARANTEES = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Those of `vafl privacy`."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder of private clients")
-    parser.add_argument("--record", type=int, metavar="N", help="one record's account")
+    parser.add_argument("path", type=Path, metavar="RUN", help="a run folder of private clients, or a ledger")
+    parser.add_argument("--record", metavar="ID", help="one record's account, and what each run has spent")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.add_argument("--out", type=Path, help="where the plot goes, without ending (default: RUN/privacy)")
+    parser.add_argument("--out", type=Path, help="where the plot goes, without ending (RUN/privacy-spent)")
     parser.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
-    """Prints the account of every ledger of the run."""
-    statements, simulated = read_statements(options.run)
+    """Prints the account of every ledger that is meant."""
+    paths, config = _find(options.path)
+    simulated = paths[0].parent.name == SIMULATED_LEDGERS
+    statements = [_statement(path, config) for path in paths]
     if options.record is not None:
-        accounts = {statement.party: statement.record(options.record) for statement in statements}
+        accounts = _record(options.record, paths, statements)
         if options.json:
             sys.stdout.write(json.dumps(accounts, indent=2) + "\n")
         else:
-            _show_record(accounts, statements[0].settings.delta, console)
+            _show_record(options.record, accounts, console)
         return
-    plots = _plot(statements, options.out or options.run / "privacy-spent")
+    folder = options.path if options.path.is_dir() else options.path.parent
+    plots = _plot(statements, options.out or folder / "privacy-spent")
     if options.json:
         report = {"simulated": simulated, "parties": [statement.as_json() for statement in statements]}
         sys.stdout.write(json.dumps(report, indent=2) + "\n")
@@ -57,24 +62,60 @@ def run(options: argparse.Namespace, console: Console) -> None:
         console.print(f"plots: {', '.join(map(str, plots))}")
 
 
-def read_statements(run: Path) -> tuple[list[Statement], bool]:
-    """The statements of a run's ledgers, and whether nothing really left a machine."""
-    if not (run / "config.toml").is_file():
-        raise RunFolderError(f'"{run}" must be the folder of a run. Found no config.toml there.')
-    config = read_config(run / "config.toml")
-    folders = [run / LEDGERS, run / SIMULATED_LEDGERS]
-    if config.privacy.ledger:
-        folders.insert(0, Path(config.privacy.ledger))
-    found = [(folder, sorted(folder.glob("*.ledger"))) for folder in folders]
-    folder, paths = next((entry for entry in found if entry[1]), (run, []))
-    if not paths:
+def _find(path: Path) -> tuple[list[Path], Config | None]:
+    """The ledgers that a run's clients wrote, and its configuration; or this ledger itself."""
+    if path.is_file():
+        return [path], None
+    if not (path / "config.toml").is_file():
+        raise RunFolderError(f'"{path}" must be a ledger or the folder of a run. Found no config.toml there.')
+    config = read_config(path / "config.toml")
+    if found := sorted((path / SIMULATED_LEDGERS).glob("*.ledger")):
+        return found, config
+    if not (found := find_ledgers(config, path)):
         raise RunFolderError(
-            f'"{run}" has no privacy ledgers. Its clients were not private (privacy.mode '
+            f'"{path}" has no privacy ledgers. Its clients were not private (privacy.mode '
             f"{config.privacy.kind}), or have their ledgers on their own machines."
         )
-    batch, steps = config.schedule.batch_size, config.rule.local_steps
-    statements = [Statement(path.stem, read_ledger(path), config.privacy, batch, steps) for path in paths]
-    return statements, folder.name == SIMULATED_LEDGERS
+    return found, config
+
+
+def _statement(path: Path, config: Config | None) -> Statement:
+    """By the settings of the run that is asked about; without one, of the last that used the ledger."""
+    ledger = read_ledger(path)
+    if not ledger.spenders:
+        raise RunFolderError(f'"{path}" counts nothing yet: no run has begun with it.')
+    if config is None:
+        last = ledger.spenders[-1]
+        return Statement(path.stem, ledger, last.settings, last.batch, last.local_steps)
+    return Statement(path.stem, ledger, config.privacy, config.schedule.batch_size, config.rule.local_steps)
+
+
+def _record(record: str, paths: Sequence[Path], statements: Sequence[Statement]) -> dict[str, dict[str, Any]]:
+    """One record's account with every party that has one."""
+    accounts = {}
+    for path, statement in zip(paths, statements, strict=True):
+        account = statement.record(record)
+        if account is not None:
+            shares = [
+                {
+                    "run": share.spender.run,
+                    "purpose": share.spender.purpose,
+                    "parties": share.spender.parties,
+                    "mode": share.spender.settings.kind,
+                    "began": share.spender.began,
+                    "mu": math.sqrt(share.spent),
+                    "uploads": share.uploads,
+                }
+                for share in read_history(path, record)
+            ]
+            accounts[statement.party] = account | {"ledger": str(path), "runs": shares}
+    if not accounts:
+        example = next((str(statement.ledger.ids[0]) for statement in statements), "")
+        raise DataError(
+            f'a record must have an account: its id, as in the table. Found none for "{record}" in '
+            f'{", ".join(map(str, paths))}. Ids there look like "{example}".'
+        )
+    return accounts
 
 
 def _show(statements: Sequence[Statement], simulated: bool, console: Console) -> None:
@@ -104,6 +145,7 @@ def _lines(accounts: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
     left = [account["minibatches_left"] for account in accounts]
     lines = {
         "records": [f"{account['records']:,}" for account in accounts],
+        "runs": [f"{len(account['runs']):,}" for account in accounts],
         "mu, any record": [_number(account["mu_any_record"]) for account in accounts],
         f"epsilon at delta {first['delta']:g}": [
             _number(account["epsilon_any_record"]) for account in accounts
@@ -121,22 +163,40 @@ def _lines(accounts: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
     return lines
 
 
-def _show_record(accounts: dict[str, dict[str, Any]], delta: float, console: Console) -> None:
-    number = next(iter(accounts.values()))["record"]
-    table = Table(title=f"record {number}")
-    for column in ("party", "mu spent", f"epsilon (delta {delta:g})", "uploads", "batches left"):
-        table.add_column(column)
+def _show_record(record: str, accounts: dict[str, dict[str, Any]], console: Console) -> None:
     for party, account in accounts.items():
-        uploads = ", ".join(f"{count} {kind}" for kind, count in account["uploads"].items() if count)
-        left = account["minibatches_left"]
-        table.add_row(
-            party,
-            _number(account["mu"]),
-            _number(account["epsilon"]),
-            uploads or "none",
-            "no limit" if left is None else str(left),
+        limit, left = account["mu_max"], account["minibatches_left"]
+        console.print(
+            f"[bold]record {escape(record)} at {party}[/]: mu {_number(account['mu'])} is spent, epsilon "
+            f"{_number(account['epsilon'])} at delta {account['delta']:g}"
         )
-    console.print(table)
+        if limit is None:
+            console.print("left: no limit is set (privacy.mu_max)")
+        else:
+            batches = "" if left is None else f", {left} minibatches"
+            console.print(f"left: mu {_number(account['mu_left'])} of {limit:g}{batches}")
+        table = Table("run", "began", "for", "with", "mode", "mu", "uploads")
+        for share in account["runs"]:
+            others = [name for name in share["parties"] if name != party]
+            table.add_row(
+                escape(share["run"] or "a simulation"),
+                share["began"],
+                share["purpose"],
+                ", ".join(others),
+                share["mode"],
+                _number(share["mu"]),
+                _uploads(share["uploads"]),
+            )
+        table.add_row("all", "", "", "", "", _number(account["mu"]), _uploads(account["uploads"]))
+        console.print(table)
+        console.print(
+            f"mu^2 adds up over runs; every upload was entered in {account['ledger']} before it left.",
+            style="dim",
+        )
+
+
+def _uploads(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) or "none"
 
 
 def _number(value: float) -> str:
@@ -149,8 +209,7 @@ def _plot(statements: Sequence[Statement], stem: Path) -> list[Path]:
         figure = Figure(figsize=(7.5, 4), layout="constrained")
         axis = figure.subplots()
         for number, statement in enumerate(statements):
-            mu = statement.valid_mu
-            mu = np.sort(mu[np.isfinite(mu)])
+            mu = np.sort(statement.mu[np.isfinite(statement.mu)])
             if len(mu):
                 share = np.arange(1, len(mu) + 1) / len(mu)
                 axis.plot(

@@ -97,7 +97,7 @@ def load_tables(
         own.classes,
         hashlib.sha256(together.encode()).hexdigest()[:16],
         split.order,
-        f"tables {own.token}",
+        "tables",
         split.validation,
     )
 
@@ -129,7 +129,14 @@ def load_party(
 
 def _encoded(table: Table, encoder: Encoder, wanted: pl.DataFrame, split: Split) -> Party:
     features = torch.from_numpy(encoder.read(table, wanted, len(split.order)))
-    return Party(table.party, features[: split.train], features[split.train :], encoder)
+    ids = ids_by_position(wanted, len(split.order))
+    return Party(table.party, features[: split.train], features[split.train :], encoder, ids)
+
+
+def ids_by_position(wanted: pl.DataFrame, rows: int) -> pl.Series:
+    """[rows], the `id` at each POSITION; null where there is none."""
+    every = pl.DataFrame({POSITION: np.arange(rows)})
+    return every.join(wanted, on=POSITION, how="left", maintain_order="left")["id"]
 
 
 def _labels(

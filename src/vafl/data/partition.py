@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 import torch
 from torch import Tensor
 
@@ -22,12 +23,14 @@ class Party:
 
     Attributes:
         encoder: how they were made from the party's table, if they were.
+        ids: [rows], training rows first: what the records are called in that table, null for those it lacks.
     """
 
     name: str
     train: Tensor
     test: Tensor
     encoder: "Encoder | None" = None
+    ids: pl.Series | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,10 @@ class VerticalData:
         if self.records is not None:
             return self.records
         return np.arange(len(self.train_labels) + len(self.test_labels))
+
+    def ids_of(self, party: Party) -> pl.Series:
+        """[rows], training rows first: the party's own ids, or the records' numbers where there are none."""
+        return pl.Series(self.record_numbers).cast(pl.String) if party.ids is None else party.ids
 
     @property
     def rows(self) -> int:

@@ -12,7 +12,6 @@ from vafl.federation.best import BestEmbedding
 from vafl.federation.credentials import load_credentials
 from vafl.federation.terms import STATE, make_terms, over_network
 from vafl.files import write_atomically
-from vafl.observe.record import LEDGERS
 from vafl.plan import make_plan
 from vafl.protocol.client import Client
 from vafl.runtime.checkpoint import flatten, has_checkpoint, load_checkpoint, save_checkpoint, unflatten
@@ -83,7 +82,7 @@ def run_client(
         raise DataError(f'"{party}" is no party of this run. Its parties: {", ".join(names)}.')
     index = names.index(party)
     credentials = load_credentials(config, party)
-    own = make_guard(plan, index, Path(config.privacy.ledger or path / LEDGERS))
+    own = make_guard(plan, index, path)
     client = make_client(plan, index, own=own, with_held_out=True, witness=_witness(config, credentials))
     state = ClientState(client, folder, config.network.checkpoint_every, resume=resume)
     best = BestEmbedding(client, folder, resume=resume)

@@ -13,18 +13,17 @@ from rich.console import Console
 from torch import Tensor
 
 from vafl.build import torch_threads
-from vafl.config import Config
+from vafl.config import Config, read_config
 from vafl.errors import ConfigError
 from vafl.federation.client import run_until_over
 from vafl.federation.credentials import load_credentials
+from vafl.ledgers import ledger_path, open_ledger
 from vafl.models.folder import StoredModel
 from vafl.models.losses import probabilities
 from vafl.observe.counting import CountProgress
-from vafl.observe.record import LEDGERS
 from vafl.observe.scores import ScoreFile, missing_column
 from vafl.plan import loss_of
 from vafl.privacy.guard import guard
-from vafl.privacy.ledger import Ledger
 from vafl.protocol.messages import ServerMessage
 from vafl.protocol.respondent import Respondent
 from vafl.protocol.scoring import ANSWERED, STATES, Rows, Scorer
@@ -91,21 +90,26 @@ class Deployed:
         )
 
     def respondent(self, run: Path) -> Respondent:
-        """The client, private if it was so in training: its ledger counts on."""
+        """The client, private if it was so in training: the ledger of that counts on, unless
+        privacy.ledger names another."""
         config, subjects = self.config, self.subjects
         index, module = self.parties.index(self.party), rebuild(self.model)
         if config.privacy.kind == "none":
             return Respondent(index, subjects.features, module)
-        path = Path(config.privacy.ledger or run / LEDGERS) / f"{self.party}.ledger"
-        records, identity = int(subjects.numbers.max()) + 1, f"{subjects.source}: {self.party}"
-        own = guard(
-            config.privacy,
-            module,
-            subjects.features,
-            Ledger(path, records, identity),
-            subjects.numbers,
-            config.rule.local_steps,
+        then = run / "config.toml"
+        trained = config if config.privacy.ledger or not then.is_file() else read_config(then)
+        ledger, accounts = open_ledger(
+            config,
+            self.party,
+            subjects.ids,
+            subjects.source,
+            self.parties,
+            run=run,
+            path=ledger_path(trained, self.party, run),
+            purpose="prediction",
         )
+        steps = config.rule.local_steps
+        own = guard(config.privacy, module, subjects.features, ledger, accounts, steps)
         return Respondent(index, own.features, own.model, perturb=own.release, budget=own.budget)
 
     def scorer(self, *, cached: bool) -> Scorer:

@@ -42,7 +42,8 @@ class PrivacySettings:
             layers' outputs, as in its appendix.
         mu_max: the budget of any record: an upload beyond it is not made; 0 means no limit.
         delta: for which mu is also given as (epsilon, delta).
-        ledger: a folder for the ledgers, to go on with in the next run; empty means in the run's folder.
+        ledger: a folder for the ledgers, to go on with in every run; a relative path is taken from the config
+            file's folder. Empty means beside the party's table; in the run's folder where there is none.
         secure_sum: uploads are masked, and the server learns the sum over all clients of each row only,
             never one client's embedding. For linear embeddings, the bias head and the sync rule, and at
             least 3 clients. The sum, the gradients and the final models are as without it.
@@ -124,6 +125,11 @@ class PrivacySettings:
     def update_cost(self) -> float:
         """mu^2 that one local update with a record costs it, where updates are noised."""
         return _cost(self._sensitivity(self.gradient_clip), self.gradient_noise)
+
+    @property
+    def carried_cost(self) -> float:
+        """mu^2 that one upload costs every other record that the embedding was trained on without noise."""
+        return _cost(2 * self.clip or math.inf, self.noise) if self.kind == "embed_only" else 0.0
 
     def batch_cost(self, local_steps: int = 1) -> float:
         """mu^2 that being in one minibatch costs a record: an upload, and the updates that follow."""

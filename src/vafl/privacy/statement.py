@@ -1,16 +1,16 @@
 """What a ledger says, in the words a privacy officer asks in."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vafl.errors import DataError
 from vafl.privacy.accountant import epsilon
+from vafl.privacy.accounts import KINDS
 from vafl.privacy.calibration import NOT_VALID, PaperCalibration
-from vafl.privacy.ledger import KINDS, Ledger
+from vafl.privacy.ledger import Ledger
 from vafl.privacy.settings import PrivacySettings
 
 _BINS = 20
@@ -35,18 +35,8 @@ class Statement:
 
     @property
     def mu(self) -> npt.NDArray[np.float64]:
-        """[records]: what each record has spent, as the ledger has it."""
-        return np.sqrt(self.ledger.spent)
-
-    @property
-    def valid_mu(self) -> npt.NDArray[np.float64]:
-        """[records]: the same, with what `embed_only` spends on a record by uploading others."""
-        if self.settings.kind != "embed_only":
-            return self.mu
-        later = np.where(self.ledger.first_use > 0, self.ledger.vectors - self.ledger.first_use, 0.0)
-        clip, noise = self.settings.clip, self.settings.noise
-        through_others = later * (2 * clip / noise) ** 2 if clip and noise else np.where(later > 0, np.inf, 0)
-        return np.sqrt(self.ledger.spent + through_others)
+        """[records]: what each has spent, with what `embed_only` spends on a record by uploading others."""
+        return np.sqrt(self.ledger.accounts.total)
 
     def left(self, spent: float) -> int | None:
         """Minibatches a record that has spent so much mu may still be in; None if there is no limit."""
@@ -58,29 +48,33 @@ class Statement:
         cost = settings.batch_cost(self.local_steps)
         return max(0, math.floor((settings.mu_max**2 - spent**2) / cost * (1 + 1e-12)))
 
-    def record(self, number: int) -> dict[str, Any]:
-        """What was spent on one record, by what, and what is left."""
-        if not 0 <= number < self.ledger.records:
-            raise DataError(f"a record must be in 0..{self.ledger.records - 1}. Found {number}.")
-        mu = float(self.valid_mu[number])
-        uploads = {kind: int(self.ledger.counts[place, number]) for place, kind in enumerate(KINDS)}
+    def record(self, record: str) -> dict[str, Any] | None:
+        """What was spent on one record, by what, and what is left; None if it has no account."""
+        account, limit = self.ledger.account(record), self.settings.mu_max
+        if account is None:
+            return None
+        mu = float(self.mu[account])
         return {
-            "record": number,
+            "record": record,
             "mu": mu,
             "epsilon": epsilon(mu, self.settings.delta),
-            "uploads": uploads,
+            "delta": self.settings.delta,
+            "mu_max": limit or None,
+            "mu_left": math.sqrt(max(0.0, limit**2 - mu**2)) if limit else None,
             "minibatches_left": self.left(mu),
+            "uploads": dict(zip(KINDS, self.ledger.counts[:, account].tolist(), strict=True)),
         }
 
     def as_json(self) -> dict[str, Any]:
-        mu, settings = self.valid_mu, self.settings
+        mu, settings = self.mu, self.settings
         most = float(mu.max())
         finite = mu[np.isfinite(mu)]
         counts, edges = np.histogram(finite, bins=_BINS)
         return {
             "party": self.party,
             "mode": settings.kind,
-            "records": self.ledger.records,
+            "records": len(self.ledger.ids),
+            "runs": [asdict(spender) for spender in self.ledger.spenders],
             "mu_any_record": most,
             "mu_median": float(np.median(mu)),
             "epsilon_any_record": epsilon(most, settings.delta),
@@ -101,5 +95,5 @@ class Statement:
         ):
             return None
         sensitivity = settings.noise * math.sqrt(settings.upload_cost)
-        paper = PaperCalibration(sensitivity, self.batch, self.ledger.records, batches)
+        paper = PaperCalibration(sensitivity, self.batch, len(self.ledger.ids), batches)
         return {"mu": paper.first_order_mu(settings.noise), "valid": False, "why": NOT_VALID}

@@ -18,7 +18,8 @@ from vafl.federation.prediction import Deployed
 from vafl.launch import launch
 from vafl.models.losses import probabilities
 from vafl.observe.scores import ScoreFile
-from vafl.privacy.ledger import KINDS, read_ledger
+from vafl.privacy.accounts import KINDS
+from vafl.privacy.ledger import read_ledger
 from vafl.protocol.messages import Join, Refresh
 from vafl.protocol.scoring import ANSWERED, Scorer
 from vafl.runtime.grpc.client import FederationClient

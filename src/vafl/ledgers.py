@@ -1,0 +1,85 @@
+"""Where each party's privacy ledger lies, and which of its accounts the rows of a run are."""
+
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import polars as pl
+
+from vafl.config import Config
+from vafl.observe.record import LEDGERS
+from vafl.privacy.accounts import NOBODY, Numbers
+from vafl.privacy.ledger import Ledger
+from vafl.privacy.spender import Spender
+
+log = logging.getLogger(__name__)
+
+
+def ledger_path(config: Config, party: str, run: Path) -> Path:
+    """Accounts of people lie beside the table they are in: they outlive any run and any alignment."""
+    name = f"{party}.ledger"
+    if config.privacy.ledger:
+        return Path(config.privacy.ledger) / name
+    if party in config.tables:
+        return Path(config.tables[party].path).parent / name
+    return run / LEDGERS / name
+
+
+def find_ledgers(config: Config, run: Path) -> list[Path]:
+    """Those that a run's parties have on this machine."""
+    if config.tables:
+        paths = [ledger_path(config, party, run) for party in config.tables]
+    else:
+        paths = list(Path(config.privacy.ledger or run / LEDGERS).glob("*.ledger"))
+    return sorted(path for path in paths if path.is_file())
+
+
+def open_ledger(
+    config: Config,
+    party: str,
+    ids: pl.Series,
+    source: str,
+    parties: Sequence[str],
+    *,
+    run: Path | None = None,
+    path: Path | None = None,
+    purpose: Literal["training", "prediction"] = "training",
+) -> tuple[Ledger, Numbers]:
+    """A party's ledger, and [rows] the account of each row.
+
+    Args:
+        ids: [rows], the party's own; null for records it lacks.
+        source: what the records are a part of, if numbers are all they are called.
+        run: the folder of the run that will spend; None is a simulation, which sends nothing and whose
+            ledger is kept in memory.
+        path: the ledger's file, if not where `ledger_path` says.
+    """
+    if run is not None:
+        path = path or ledger_path(config, party, run)
+    ledger = Ledger(path, _identity(config, party, source, len(ids)))
+    begins = not ledger.spenders
+    folder = "" if run is None else str(run.resolve())
+    batch, steps = config.schedule.batch_size, config.rule.local_steps
+    spender = Spender(folder, purpose, tuple(parties), config.privacy, batch, steps)
+    accounts = ledger.begin(spender, ids)
+    if path is not None:
+        people = accounts[accounts != NOBODY]
+        most = math.sqrt(float(ledger.spent[people].max(initial=0.0)))
+        log.info(
+            'privacy ledger "%s" %s: up to mu %.4g is spent on the %d people of this run',
+            path,
+            "begins" if begins else "goes on",
+            most,
+            len(people),
+        )
+    return ledger, accounts
+
+
+def _identity(config: Config, party: str, source: str, records: int) -> str:
+    """What ids are ids of. People are who they are by the table's id column; numbers mean a record only
+    within one data set, and only as long as none comes or goes."""
+    if party in config.tables:
+        return f'people by "{config.tables[party].id}"'
+    return f"{records} records of {source} at {party}"

@@ -1,0 +1,45 @@
+"""Who spends: one run of a party, as its ledger remembers it."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from vafl.privacy.settings import PrivacySettings
+
+
+@dataclass(frozen=True)
+class Spender:
+    """A run of this party.
+
+    Attributes:
+        run: its folder; empty for a simulation.
+        purpose: what the uploads are for.
+        parties: whose federation it is.
+        settings: what the uploads are protected by.
+        batch, local_steps: rows of a minibatch, and updates it is used for.
+        began: when, as ISO 8601.
+    """
+
+    run: str
+    purpose: Literal["training", "prediction"]
+    parties: tuple[str, ...]
+    settings: PrivacySettings
+    batch: int = 1
+    local_steps: int = 1
+    began: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"), compare=False)
+
+    def as_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def of(cls, content: bytes) -> "Spender":
+        facts = json.loads(content)
+        settings = {name: _frozen(value) for name, value in facts.pop("settings").items()}
+        return cls(
+            settings=PrivacySettings(**settings), **{name: _frozen(value) for name, value in facts.items()}
+        )
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,120 @@
+"""A client's ledger follows its people: through alignments, row orders, runs, partners and predictions."""
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from rich.console import Console
+
+from tests.companies import configuration
+from vafl.build import make_guard, make_plan
+from vafl.cli import main
+from vafl.config import read_config
+from vafl.errors import RunFolderError
+from vafl.federation.prediction import Deployed
+from vafl.launch import launch
+from vafl.privacy.ledger import read_ledger
+
+FROZEN = {"mode": "frozen", "clip": 1.0, "noise": 2.0, "mu_max": 1.0}  # mu^2 1/4 an upload, four of them
+
+
+def write_tables(folder, labelled, banked=range(40)):
+    """Who is in the label holder's table, and who, in which order, in the bank's; the shop has everyone."""
+    folder.mkdir(exist_ok=True)
+    values = np.random.default_rng(0).normal(size=60)
+
+    def table(people, column, content):
+        return pl.DataFrame({"person": [f"P{each}" for each in people], column: content[list(people)]})
+
+    table(labelled, "repaid", np.where(values > 0, "yes", "no")).write_csv(folder / "labels.csv")
+    table(banked, "income", values).write_csv(folder / "bank.csv")
+    table(range(60), "spent", values).write_parquet(folder / "shop.parquet")
+
+
+def settings(folder, **sections):
+    data = {"scale": "none", **sections.pop("data", {})}
+    model = {"head": "linear", "width": 2}
+    return configuration(folder, data=data, model=model, privacy=FROZEN, **sections)
+
+
+def upload_all(config, run, times=1):
+    """The bank's client tries to upload every row, so often; gives its people, and how many rows it could."""
+    plan = make_plan(config, party="bank")
+    index = config.data.parties.index("bank")
+    own = make_guard(plan, index, run)
+    rows = torch.arange(len(own.features))
+    uploaded = [len(own.budget.spend(rows, "request")) for _ in range(times)]
+    own.budget.ledger.close()
+    return plan.data.parties[index].ids, uploaded
+
+
+def spent(folder):
+    ledger = read_ledger(folder / "bank.ledger")
+    return dict(zip(ledger.ids, ledger.spent.tolist(), strict=True))
+
+
+def test_a_new_alignment_goes_on_with_everyones_account(tmp_path, capsys):
+    folder = tmp_path / "tables"
+    write_tables(folder, range(30))
+    first, uploaded = upload_all(settings(folder), tmp_path / "first", 3)
+    assert uploaded == [30, 30, 30]
+    write_tables(folder, range(20, 50), np.random.default_rng(1).permutation(50))
+    others = settings(folder, data={"parties": ["shop", "bank"]})
+    second, uploaded = upload_all(others, tmp_path / "second", 2)
+    assert uploaded == [30, 20], "ten of these people had been uploaded three times"
+    both = set(first) & set(second)
+    assert len(both) == 10
+    assert spent(folder) == {
+        **dict.fromkeys(first, 0.75),
+        **dict.fromkeys(second, 0.5),
+        **dict.fromkeys(both, 1.0),
+    }
+    assert main(["privacy", str(folder / "bank.ledger"), "--record", next(iter(both))]) == 0
+    told = capsys.readouterr().out
+    assert "mu 1 is spent" in told
+    assert "left: mu 0 of 1, 0 minibatches" in told
+    assert "3 request" in told
+    assert "4 request" in told
+
+
+def test_people_whom_a_client_lacks_have_no_account_and_no_limit(tmp_path):
+    folder = tmp_path / "tables"
+    write_tables(folder, range(60))
+    people, uploaded = upload_all(settings(folder, data={"records": "labelled"}), tmp_path / "run", 5)
+    assert people.null_count() == 20
+    assert uploaded == [60, 60, 60, 60, 20]
+    assert spent(folder) == {f"P{each}": 1.0 for each in range(40)}
+
+
+def test_another_id_column_is_refused(tmp_path):
+    folder = tmp_path / "tables"
+    write_tables(folder, range(30))
+    upload_all(settings(folder), tmp_path / "first")
+    bank = pl.read_csv(folder / "bank.csv")
+    bank.rename({"person": "customer"}).write_csv(folder / "bank.csv")
+    config = settings(folder)
+    tables = {**config.tables, "bank": replace(config.tables["bank"], id="customer")}
+    with pytest.raises(RunFolderError, match='it counts people by "person"; here are people by "customer"'):
+        upload_all(replace(config, tables=tables), tmp_path / "second")
+
+
+def test_predictions_go_on_with_the_ledger_of_the_training_wherever_the_new_table_lies(tmp_path):
+    then, now, run = tmp_path / "then", tmp_path / "now", tmp_path / "run"
+    write_tables(then, range(30))
+    launch(settings(then), run, Console(file=io.StringIO()))
+    upload_all(settings(then), run, 3)
+    write_tables(now, range(20, 40))
+    client = Deployed.load(settings(now), "bank", run).respondent(run)
+    assert len(client._budget.spend(torch.arange(20), "prediction")) == 20
+    assert len(client._budget.spend(torch.arange(20), "prediction")) == 10
+    client._budget.ledger.close()
+    assert not (now / "bank.ledger").exists()
+
+
+def test_a_relative_ledger_folder_is_taken_from_the_config_file(tmp_path, monkeypatch):
+    (tmp_path / "own.toml").write_text('[privacy]\nledger = "accounts"\n')
+    monkeypatch.chdir("/")
+    assert read_config(tmp_path / "own.toml").privacy.ledger == str(tmp_path / "accounts")
