@@ -65,15 +65,15 @@ class Journal:
                     f"{identity}. Name another folder in privacy.ledger for these."
                 )
             os.ftruncate(self._file, found.end)  # an entry cut short counts for nothing
+        except RunFolderError:
+            self.close()
+            raise
         except OSError as error:
             self.close()
             raise RunFolderError(
                 f'the ledger "{path}" must be a file that this process may write. {error}. Name another '
                 "folder in privacy.ledger."
             ) from error
-        except RunFolderError:
-            self.close()
-            raise
         self.number, self._identity, self._found = found.number, identity, found.entries
 
     def take_entries(self) -> list[Entry]:

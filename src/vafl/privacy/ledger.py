@@ -234,6 +234,8 @@ def read_history(path: Path, record: str) -> list[Share]:
 def _found(path: Path) -> tuple[Ledger, list[Entry]]:
     try:
         content = read_journal(path)
+    except RunFolderError:
+        raise
     except OSError as error:
         raise RunFolderError(f'"{path}" must be a privacy ledger. {error}.') from error
     return Ledger(None, content.identity), content.entries
