@@ -8,6 +8,14 @@ def scaled(shape, width):
     return nn.Sequential(nn.Flatten(), nn.Linear(int(torch.Size(shape).numel()), width), nn.Tanh())
 
 
+def on_frozen(shape, width):
+    """A public encoder, as from a pretrained model, and a layer to train on it."""
+    encoder = nn.Linear(int(torch.Size(shape).numel()), 2)
+    nn.init.constant_(encoder.weight, 0.5)
+    nn.init.zeros_(encoder.bias)
+    return nn.Sequential(nn.Flatten(), encoder.requires_grad_(False), nn.Tanh(), nn.Linear(2, width))
+
+
 def too_wide(shape, width):
     return nn.Linear(shape[0], width + 1)
 

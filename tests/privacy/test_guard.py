@@ -60,6 +60,17 @@ def test_released_once_is_paid_once():
     assert np.allclose(run.ledgers[0].spent, 0.25)
 
 
+def test_of_a_model_that_begins_with_frozen_layers_their_output_is_released_and_the_rest_is_trained():
+    model = {"head": "linear", "width": 3, "embedding": "tests.models.factories:on_frozen"}
+    run = run_of(vertical_data(20), privacy=ONCE, model=model, stop={"updates": 50})
+    before = [parameter.clone() for parameter in run.models[0].parameters()]
+    run.train()
+    same = [torch.equal(a, b) for a, b in zip(before, run.models[0].parameters(), strict=True)]
+    assert same == [True, True, False, False]
+    assert run.runtime.clients[0]._features.shape[1:] == (2,)
+    assert np.allclose(run.ledgers[0].spent, 0.25)
+
+
 def test_the_run_ends_when_the_budgets_are_spent():
     run = private_run({**TRAINED, "mu_max": 1.5}, stop={"updates": 1000})  # 2.25 / 0.5: four batches a record
     end = run.train()[-1]

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from tests.privacy.people import FIVE, opened
 from vafl.errors import BudgetExhausted, RunFolderError
@@ -9,13 +10,14 @@ from vafl.privacy.released import release_once
 from vafl.privacy.settings import PrivacySettings
 
 ONCE = PrivacySettings(mode="release_once", clip=1.0, noise=2.0)  # mu^2: 1/4
+PLAIN = nn.Identity()
 
 
-def release(path, features, people=FIVE, settings=ONCE):
+def release(path, features, people=FIVE, settings=ONCE, encoder=PLAIN):
     """What one run releases, and mu^2 of its people then."""
     ledger, accounts = opened(path, people)
     try:
-        released = release_once(settings, features, ledger, accounts, Noise())
+        released = release_once(settings, features, ledger, accounts, Noise(), encoder)
         return released, ledger.spent[accounts].tolist()
     finally:
         ledger.close()
@@ -51,6 +53,16 @@ def test_equal_features_of_two_people_are_two_releases(tmp_path):
     features = torch.ones(5, 3)
     released, _ = release(tmp_path / "own.ledger", features)
     assert len(np.unique(released.numpy(), axis=0)) == 5
+
+
+def test_what_a_frozen_encoder_makes_of_the_features_is_released_and_another_encoder_s_anew(tmp_path):
+    exact = PrivacySettings(mode="release_once", clip=100.0, noise=1e-6)
+    features, encoder = torch.randn(5, 3), nn.Sequential(nn.Linear(3, 2), nn.Tanh())
+    other = nn.Sequential(nn.Linear(3, 2), nn.Tanh())
+    for own, releases in ((encoder, 1), (encoder, 1), (other, 2), (encoder, 2)):
+        released, spent = release(tmp_path / "own.ledger", features, settings=exact, encoder=own)
+        torch.testing.assert_close(released, own(features).detach(), atol=1e-4, rtol=1e-4)
+        assert spent == pytest.approx([releases * exact.upload_cost] * 5)
 
 
 def test_a_release_beyond_the_budget_is_refused_before_anything_is_written(tmp_path):

@@ -12,7 +12,7 @@ from vafl.privacy.layers import HiddenNoise, require_separate_records
 from vafl.privacy.ledger import Ledger
 from vafl.privacy.noise import Noise
 from vafl.privacy.records import NoisyUpdates
-from vafl.privacy.release import Release, split_last
+from vafl.privacy.release import Release, split_frozen, split_last
 from vafl.privacy.released import release_once
 from vafl.privacy.settings import PrivacySettings
 
@@ -100,7 +100,9 @@ def guard(
         require_separate_records(model, noise.gaussian((4, *features.shape[1:]), 1.0))
     budget = Budget(ledger, settings, accounts, local_steps)
     if settings.kind == "release_once":
-        return Guard(release_once(settings, features, ledger, accounts, noise), model, None, None, budget)
+        encoder, rest = split_frozen(model)
+        released = release_once(settings, features, ledger, accounts, noise, encoder)
+        return Guard(released, rest, None, None, budget)
     if settings.kind == "frozen":
         model.requires_grad_(False)
     body, rest = split_last(model) if settings.placement == "pre-activation" else (model, nn.Identity())

@@ -46,6 +46,19 @@ def split_last(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     return (model, nn.Identity()) if last < 0 else (model[: last + 1], model[last + 1 :])
 
 
+def split_frozen(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """(the frozen layers that a model begins with, what follows them); the former may be none.
+
+    A model that is no chain is frozen as a whole or not at all.
+    """
+    layers = list(model) if isinstance(model, nn.Sequential) else [model]
+    trained = (i for i, layer in enumerate(layers) if any(own.requires_grad for own in layer.parameters()))
+    count = next(trained, len(layers))
+    if not any(True for layer in layers[:count] for _ in layer.parameters()):
+        return nn.Identity(), model
+    return nn.Sequential(*layers[:count]), nn.Sequential(*layers[count:])
+
+
 class Release(nn.Module):
     """[batch, ...] outputs of the last layer -> embeddings [batch, width] that may leave.
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from vafl.errors import RunFolderError
 from vafl.files import write_atomically
@@ -26,31 +26,46 @@ from vafl.privacy.release import clip_rows
 from vafl.privacy.settings import PrivacySettings
 
 _DIGEST = 16  # bytes
+_ROWS = 4096  # encoded at once
 
 
 def release_once(
-    settings: PrivacySettings, features: Tensor, ledger: Ledger, accounts: Numbers, noise: Noise
+    settings: PrivacySettings,
+    features: Tensor,
+    ledger: Ledger,
+    accounts: Numbers,
+    noise: Noise,
+    encoder: nn.Module,
 ) -> Tensor:
-    """The features, clipped and noised: as released before, or anew for a new charge.
+    """What the encoder makes of the features, clipped and noised: as released before, or anew for a charge.
 
     Args:
         features: [rows, ...].
         accounts: [rows], which account of the ledger each row is.
+        encoder: frozen, and of no record here; nn.Identity() releases the features themselves.
     """
-    facts = {"ledger": ledger.number, "clip": settings.clip, "noise": settings.noise}
-    facts["shape"] = list(features.shape[1:])
+    facts = {
+        "ledger": ledger.number,
+        "clip": settings.clip,
+        "noise": settings.noise,
+        "shape": list(features.shape[1:]),
+        "encoder": _digest_of(encoder),
+    }
     path = None
     if ledger.path is not None:
         name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:8]
         path = ledger.path.with_name(f"{ledger.path.stem}-{name}.released")
     digests = _digests(features, ledger.number)
-    kept = _read(path, facts) if path is not None and path.exists() else _Releases.none(features)
+    kept = _read(path, facts) if path is not None and path.exists() else None
+    kept = kept or _Releases.none(_encoded(encoder, features[:1]))
     places = kept.find(accounts, digests)
     new = np.flatnonzero(places < 0)
     if not len(new):
         return kept.features[torch.from_numpy(places)]
     ledger.require(accounts[new], "release", settings.upload_cost, settings.mu_max or math.inf)
-    released = clip_rows(features, settings.clip) + noise.gaussian(features.shape, settings.noise)
+    fresh = clip_rows(_encoded(encoder, features[torch.from_numpy(new)]), settings.clip)
+    released = torch.empty(len(features), *fresh.shape[1:])
+    released[torch.from_numpy(new)] = fresh + noise.gaussian(fresh.shape, settings.noise)
     old = np.flatnonzero(places >= 0)
     released[torch.from_numpy(old)] = kept.features[torch.from_numpy(places[old])]
     if path is not None:
@@ -76,6 +91,7 @@ class _Releases:
 
     @classmethod
     def none(cls, features: Tensor) -> "_Releases":
+        """None yet, of features such as these."""
         return cls(np.empty(0, dtype=np.int64), np.empty((0, _DIGEST), dtype=np.uint8), features[:0])
 
     def find(self, accounts: Numbers, digests: npt.NDArray[np.uint8]) -> Numbers:
@@ -103,6 +119,18 @@ class _Releases:
             "features": self.features,
         }
         return save(tensors, {"facts": json.dumps(facts)})
+
+
+@torch.no_grad()
+def _encoded(encoder: nn.Module, features: Tensor) -> Tensor:
+    return torch.cat([encoder.eval()(part) for part in torch.split(features, _ROWS)])
+
+
+def _digest_of(encoder: nn.Module) -> str:
+    content = hashlib.sha256(repr(encoder).encode())
+    for tensor in encoder.state_dict().values():
+        content.update(tensor.numpy().tobytes())
+    return content.hexdigest()
 
 
 def _digests(features: Tensor, key: str) -> npt.NDArray[np.uint8]:

@@ -25,10 +25,11 @@ class PrivacySettings:
     """How every client protects its records.
 
     Attributes:
-        mode: `release_once` clips and noises the features once and trains on that; `frozen` noises every
-            upload of an embedding that is not trained; `dp_train` noises every upload and every local
-            update; `embed_only` (the paper) noises uploads only, which guarantees a trained client next
-            to nothing; `none`. `auto` is dp_train if `noise` is set, else none.
+        mode: `release_once` clips and noises the features once (of a model that begins with frozen layers:
+            what those make of them) and trains on that; `frozen` noises every upload of an embedding that
+            is not trained; `dp_train` noises every upload and every local update; `embed_only` (the paper)
+            noises uploads only, which guarantees a trained client next to nothing; `none`. `auto` is
+            dp_train if `noise` is set, else none.
         clip: C, the largest norm of what is noised, for one record.
         noise: c, the standard deviation of the Gaussian noise on it.
         gradient_clip: G, the largest norm of one record's gradient in a local update.

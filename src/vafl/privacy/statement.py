@@ -41,10 +41,8 @@ class Statement:
     def left(self, spent: float) -> int | None:
         """Minibatches a record that has spent so much mu may still be in; None if there is no limit."""
         settings = self.settings
-        if not settings.mu_max:
+        if not settings.mu_max or settings.kind == "release_once":
             return None
-        if settings.kind == "release_once":
-            return 0 if spent else 1
         cost = settings.batch_cost(self.local_steps)
         return max(0, math.floor((settings.mu_max**2 - spent**2) / cost * (1 + 1e-12)))
 
