@@ -55,7 +55,9 @@ class Deployed:
         if config.privacy.secure_sum:
             raise ConfigError(
                 "a model trained under privacy.secure_sum cannot be asked yet: predictions are not masked, "
-                "and would show the server what training hid from it."
+                "and would show the server each client's scores, which training hid from it. Let each client "
+                "apply its own model (`vafl export`) and add the scores where all of them agree to, or train "
+                "without privacy.secure_sum."
             )
         model = open_model(config, run, party)
         return cls(config, party, model, load_subjects(config, party, model))
