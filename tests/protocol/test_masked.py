@@ -146,7 +146,7 @@ def joined(exchange):
 def test_a_drop_out_aborts_the_round_and_begins_an_epoch():
     exchange = Exchange(run())
     server = joined(exchange)
-    epoch = server.epoch
+    epoch = server.epochs.number
     for index in (0, 1):
         exchange.play(("wake", index))
     exchange.deliver()
@@ -233,7 +233,7 @@ WORDS = np.zeros((4, 3), dtype=np.uint64)
 
 def _upload(server, client=0, **changes):
     rows = torch.from_numpy(_batch())
-    fields = {"client": client, "sequence": 50, "epoch": server.epoch, "activation": 0, "rows": rows}
+    fields = {"client": client, "sequence": 50, "epoch": server.epochs.number, "activation": 0, "rows": rows}
     return MaskedUpload(**{**fields, "words": WORDS, **changes})
 
 
@@ -293,7 +293,9 @@ def test_what_was_said_in_an_older_epoch_is_passed_over():
 def test_keys_of_another_epoch_are_refused_by_the_client():
     exchange = Exchange(run())
     server = joined(exchange)
-    with pytest.raises(InvalidMessage, match=f"must be of epoch {server.epoch}. Found keys of epoch 9"):
+    with pytest.raises(
+        InvalidMessage, match=f"must be of epoch {server.epochs.number}. Found keys of epoch 9"
+    ):
         exchange.clients[0].receive(Keys(0, 9, (b"a", b"b", b"c")))
 
 

@@ -83,7 +83,7 @@ def run_client(
     index = names.index(party)
     credentials = load_credentials(config, party)
     own = make_guard(plan, index, path)
-    client = make_client(plan, index, own=own, with_held_out=True, witness=_witness(config, credentials))
+    client = make_client(plan, index, own=own, with_held_out=True, witness=witness_of(config, credentials))
     state = ClientState(client, folder, config.network.checkpoint_every, resume=resume)
     best = BestEmbedding(client, folder, resume=resume)
     if not (path / "config.toml").exists():
@@ -103,7 +103,7 @@ def run_client(
     return reason
 
 
-def _witness(config: Config, credentials: Credentials | None) -> CertificateWitness | None:
+def witness_of(config: Config, credentials: Credentials | None) -> CertificateWitness | None:
     """Who vouches for the keys of a secure sum: this party's certificate, if it has one."""
     if credentials is not None:
         return CertificateWitness(credentials)

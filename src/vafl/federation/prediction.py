@@ -4,6 +4,7 @@ import asyncio
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,7 @@ from torch import Tensor
 
 from vafl.build import torch_threads
 from vafl.config import Config, read_config
-from vafl.errors import ConfigError
-from vafl.federation.client import run_until_over
+from vafl.federation.client import run_until_over, witness_of
 from vafl.federation.credentials import load_credentials
 from vafl.ledgers import ledger_path, open_ledger
 from vafl.models.folder import StoredModel
@@ -23,7 +23,10 @@ from vafl.models.losses import probabilities
 from vafl.observe.counting import CountProgress
 from vafl.observe.scores import ScoreFile, missing_column
 from vafl.plan import loss_of
+from vafl.privacy.fixed_point import decode
 from vafl.privacy.guard import guard
+from vafl.privacy.secure_sum import KeyAgreement, NoWitness, Witness
+from vafl.protocol.masked_scoring import MaskedRespondent, MaskedScorer
 from vafl.protocol.messages import ServerMessage
 from vafl.protocol.respondent import Respondent
 from vafl.protocol.scoring import ANSWERED, STATES, Rows, Scorer
@@ -52,14 +55,8 @@ class Deployed:
         Raises:
             ConfigError, DataError, RunFolderError: before anybody was asked anything.
         """
-        if config.privacy.secure_sum:
-            raise ConfigError(
-                "a model trained under privacy.secure_sum cannot be asked yet: predictions are not masked, "
-                "and would show the server each client's scores, which training hid from it. Let each client "
-                "apply its own model (`vafl export`) and add the scores where all of them agree to, or train "
-                "without privacy.secure_sum."
-            )
         model = open_model(config, run, party)
+        config.privacy.check_clients(len(model.manifest.parties))
         return cls(config, party, model, load_subjects(config, party, model))
 
     @property
@@ -87,17 +84,22 @@ class Deployed:
             clients=len(manifest.parties),
             schedule_digest="prediction",
             encoding=config.network.encoding,
-            secure_sum=False,
+            secure_sum=config.privacy.secure_sum,
             model=f"{manifest.config_digest} of run {manifest.run}",
         )
 
-    def respondent(self, run: Path) -> Respondent:
+    def respondent(self, run: Path, witness: Witness | None = None) -> Respondent:
         """The client, private if it was so in training: the ledger of that counts on, unless
-        privacy.ledger names another."""
+        privacy.ledger names another. `witness` vouches for the keys of a secure sum."""
         config, subjects = self.config, self.subjects
         index, module = self.parties.index(self.party), rebuild(self.model)
+        make: Callable[..., Respondent] = Respondent
+        if config.privacy.secure_sum:
+            purpose = f"{config.network.run_id}: prediction"
+            keys = KeyAgreement(purpose, self.parties, index, witness or NoWitness())
+            make = partial(MaskedRespondent, keys=keys)
         if config.privacy.kind == "none":
-            return Respondent(index, subjects.features, module)
+            return make(index, subjects.features, module)
         then = run / "config.toml"
         trained = config if config.privacy.ledger or not then.is_file() else read_config(then)
         ledger, accounts = open_ledger(
@@ -112,15 +114,17 @@ class Deployed:
         )
         steps = config.rule.local_steps
         own = guard(config.privacy, module, subjects.features, ledger, accounts, steps)
-        return Respondent(index, own.features, own.model, perturb=own.release, budget=own.budget)
+        return make(index, own.features, own.model, perturb=own.release, budget=own.budget)
 
     def scorer(self, *, cached: bool) -> Scorer:
         """The server's part; where the model has no default for a client, zero stands in."""
-        width = self.config.model.embedding_width(self.model.manifest.outputs)
+        width, head = self.config.model.embedding_width(self.model.manifest.outputs), rebuild(self.model)
+        if self.config.privacy.secure_sum:
+            return MaskedScorer(self.subjects.rows, head, len(self.parties), width, decode)
         known, zero = self.model.defaults, torch.zeros(width)
         defaults = torch.stack([known.get(party, zero) for party in self.parties])
         summed = self.config.model.combine == "sum"
-        return Scorer(self.subjects.rows, rebuild(self.model), defaults, summed=summed, cached=cached)
+        return Scorer(self.subjects.rows, head, defaults, summed=summed, cached=cached)
 
     def serve(self, scorer: Scorer, drive: Callable[[Served], list[ServerMessage]]) -> Served:
         """The server's end of the network."""
@@ -144,7 +148,7 @@ def answer(config: Config, party: str, run: Path) -> str:
     """A client's part: answers whatever it is asked until the server ends it; gives the server's reason."""
     deployed = Deployed.load(config, party, run)
     credentials = load_credentials(config, party)
-    client = deployed.respondent(run)
+    client = deployed.respondent(run, witness_of(config, credentials))
     federation = FederationClient(client, party, deployed.terms(), config.network, credentials)
     with torch_threads(config.threads):
         return run_until_over(federation)

@@ -23,6 +23,7 @@ from vafl.protocol.messages import (
     ServerMessage,
     Words,
 )
+from vafl.protocol.respondent import Respondent
 
 
 class Masks(Protocol):
@@ -42,8 +43,8 @@ class KeyAgreement(Protocol):
         """The masks that follow from everybody's offers; checks whose they are."""
 
 
-class MaskedClient(Client):
-    """A client that says no score but under masks.
+class Masking(Respondent):
+    """A client that answers no request but under masks.
 
     Args:
         keys: makes and checks keys.
@@ -59,11 +60,6 @@ class MaskedClient(Client):
         """Another connection: what was agreed on the last one is void."""
         self._epoch, self._masks = -1, None
         return super().join()
-
-    def wake(self) -> list[ClientMessage]:
-        """Nobody has to ask for the first key."""
-        first = self._offer(0) if self._epoch < 0 else []
-        return [*first, *super().wake()]
 
     def _take(self, message: ServerMessage) -> list[ClientMessage]:
         if isinstance(message, Rekey):
@@ -84,6 +80,25 @@ class MaskedClient(Client):
         if keys.epoch != self._epoch:
             raise InvalidMessage(f"keys must be of epoch {self._epoch}. Found keys of epoch {keys.epoch}.")
         self._masks = self._keys.agree(keys.epoch, keys.offers)
+        return []
+
+    def _say_rows(self, rows: Tensor, embeddings: Tensor, request: int | None) -> list[ClientMessage]:
+        if self._masks is None or request is None:
+            return []
+        words = self._masks.hide("evaluation", request, rows, embeddings)
+        return [MaskedRefresh(self.index, self._next(), self._epoch, request, rows, words)]
+
+
+class MaskedClient(Masking, Client):
+    """A client that says no score but under masks."""
+
+    def wake(self) -> list[ClientMessage]:
+        """Nobody has to ask for the first key."""
+        first = self._offer(0) if self._epoch < 0 else []
+        return [*first, *super().wake()]
+
+    def _agree(self, keys: Keys) -> list[ClientMessage]:
+        super()._agree(keys)
         return [said for number, flight in self._flights.items() for said in self._say(number, flight)]
 
     def _check_rows(self, rows: Tensor) -> None:
@@ -99,9 +114,3 @@ class MaskedClient(Client):
             return []
         words = self._masks.hide("batch", activation, flight.rows, flight.embeddings)
         return [MaskedUpload(self.index, self._next(), self._epoch, activation, flight.rows, words)]
-
-    def _say_rows(self, rows: Tensor, embeddings: Tensor, request: int | None) -> list[ClientMessage]:
-        if self._masks is None or request is None:
-            return []
-        words = self._masks.hide("evaluation", request, rows, embeddings)
-        return [MaskedRefresh(self.index, self._next(), self._epoch, request, rows, words)]

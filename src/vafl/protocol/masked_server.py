@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from vafl.errors import InvalidMessage
+from vafl.protocol.epochs import Epochs
 from vafl.protocol.messages import (
     ClientMessage,
     Decline,
     Join,
-    Keys,
     Leave,
     MaskedRefresh,
     MaskedUpload,
@@ -68,16 +68,15 @@ class MaskedServer(Server):
         decode: the sum [rows, width] that added words stand for.
 
     Attributes:
-        epoch: which keys are in use, or being agreed on.
+        epochs: which keys are in use, or being agreed on.
     """
 
     table: SumTable
 
     def __init__(self, table: SumTable, *others: Any, decode: Callable[[Words], Tensor]) -> None:
         super().__init__(table, *others)
-        self.epoch = 0
+        self.epochs = Epochs(table.clients)
         self._decode = decode
-        self._offers: dict[int, bytes] = {}
         self._words: dict[int, Words] = {}
         self._asked: Request | None = None
         self._sums_asked = 0
@@ -85,7 +84,7 @@ class MaskedServer(Server):
 
     def ask_everyone(self, rows: Tensor, best: int = -1, *, back: bool = False) -> list[Request]:
         """Asks all clients for one sum, if all are here; none is asked alone."""
-        if not self._agreed:
+        if self.epochs.missing:
             return []
         self._asked = Request(0, self._sums_asked, rows, best, back)
         self._sums_asked += 1
@@ -95,15 +94,11 @@ class MaskedServer(Server):
         return self._asked is None or all(request.number != self._asked.number for request in asked)
 
     def waiting_for(self, names: Sequence[str] = ()) -> str:
-        missing = set(range(self.table.clients)) - self._offers.keys()
+        missing = self.epochs.missing
         if not missing:
             return super().waiting_for(names)
         who, gone = "" if names else "clients ", listed(self.absent, names)
-        return f"keys of {who}{listed(missing, names)} for epoch {self.epoch} of masks; gone: {gone}"
-
-    @property
-    def _agreed(self) -> bool:
-        return len(self._offers) == self.table.clients
+        return f"keys of {who}{listed(missing, names)} for epoch {self.epochs.number} of masks; gone: {gone}"
 
     # --- each kind of message ---
 
@@ -124,21 +119,15 @@ class MaskedServer(Server):
     def _take_offer(self, offer: Offer) -> list[ServerMessage]:
         if self._is_void(offer):
             return []
-        if offer.client in self._offers:
-            raise InvalidMessage(f"a client has one key an epoch. Found another of client {offer.client}.")
+        keys = self.epochs.take(offer)
         self._sequences[offer.client] = offer.sequence
-        self._offers[offer.client] = offer.offer
-        if not self._agreed:
-            return []
-        offers = tuple(content for _, content in sorted(self._offers.items()))
-        keys = [Keys(client, self.epoch, offers) for client in range(self.table.clients)]
-        return [*keys, *self._ask_again()]
+        return [*keys, *self._ask_again()] if keys else []
 
     def _take_masked_upload(self, upload: MaskedUpload) -> list[ServerMessage]:
         if self._is_void(upload):
             return []
         client = upload.client
-        self._require_keys(client)
+        self.epochs.require_keys(client)
         self._check_words(upload)
         self._check_turn(client, upload.activation, upload.rows)
         self._sequences[client] = upload.sequence
@@ -151,7 +140,7 @@ class MaskedServer(Server):
     def _take_masked_refresh(self, refresh: MaskedRefresh) -> list[ServerMessage]:
         if self._is_void(refresh):
             return []
-        self._require_keys(refresh.client)
+        self.epochs.require_keys(refresh.client)
         asked = self._check_asked(refresh.client, refresh.request)
         if not torch.equal(asked.rows, refresh.rows):
             raise InvalidMessage(f"the answer to request {asked.number} must hold exactly its rows.")
@@ -178,20 +167,16 @@ class MaskedServer(Server):
     def _take_join(self, join: Join) -> list[ServerMessage]:
         rekeyed = self._change(join.client, f"client {join.client} came")
         welcomed = super()._take_join(join)
-        return [*welcomed, Rekey(join.client, self.epoch, "welcome"), *rekeyed]
+        return [*welcomed, Rekey(join.client, self.epochs.number, "welcome"), *rekeyed]
 
     # --- epochs ---
 
     def _change(self, client: int, why: str) -> list[ServerMessage]:
-        """A client came or went: keys it has offered are worth nothing any more, and so are all masks."""
-        if client not in self._offers:
+        rekeyed = self.epochs.end(client, why, self.absent)
+        if rekeyed is None:
             return []
-        self.epoch += 1
-        self._offers.clear()
         self._abort_round()
-        present = [other for other in range(self.table.clients) if other not in self.absent | {client}]
-        reason = f"{why}: what was under way is said again under the masks of epoch {self.epoch}"
-        return [Rekey(other, self.epoch, reason) for other in present]
+        return [*rekeyed]
 
     def _abort_round(self) -> None:
         """Words of the epoch before can never be summed; their clients say them again."""
@@ -211,15 +196,7 @@ class MaskedServer(Server):
     def _is_void(self, message: Offer | MaskedUpload | MaskedRefresh) -> bool:
         """Whether it was said before its client knew of this epoch: no fault, and of no use."""
         self._check_sequence(message.client, message.sequence)
-        if message.epoch > self.epoch:
-            raise InvalidMessage(f"masks are in epoch {self.epoch}. Found epoch {message.epoch}.")
-        return message.epoch < self.epoch
-
-    def _require_keys(self, client: int) -> None:
-        if not self._agreed:
-            raise InvalidMessage(
-                f"client {client} cannot have masks for epoch {self.epoch}: not all keys are there."
-            )
+        return self.epochs.is_void(message.epoch)
 
     # --- checks and sums ---
 

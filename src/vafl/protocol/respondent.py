@@ -55,7 +55,10 @@ class Respondent:
 
     Attributes:
         finished: why the client makes no more uploads; empty while it does.
+        whole: whether it answers for all rows asked for, or for none.
     """
+
+    whole = False
 
     def __init__(
         self,
@@ -107,7 +110,7 @@ class Respondent:
         """Embeddings of the rows that may be uploaded; the others are left out."""
         rows = request.rows
         if self._budget is not None:
-            rows = self._budget.spend(rows, "prediction")
+            rows = self._budget.spend(rows, "prediction", whole=self.whole)
             if not len(rows):
                 return [self._decline(request.number)]
         embeddings = self._embedded(self._features, rows, evaluating=True)

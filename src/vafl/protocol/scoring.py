@@ -172,11 +172,7 @@ class Scorer:
     def _take_answer(self, message: Refresh | Decline) -> None:
         client = message.client
         request = self._requests.find(client, message.request)
-        if message.sequence <= self._sequences[client]:
-            raise InvalidMessage(
-                f"sequence of client {client} must grow beyond {self._sequences[client]}. "
-                f"Found {message.sequence}."
-            )
+        self._check_sequence(client, message.sequence)
         if isinstance(message, Refresh):
             self._check_answer(message, request)
         self._sequences[client] = message.sequence
@@ -190,6 +186,12 @@ class Scorer:
                 inquiry.take(client, rows, message.embeddings)
         for inquiry in self.inquiries:
             inquiry.mark(client, DECLINED, request.rows.numpy())
+
+    def _check_sequence(self, client: int, sequence: int) -> None:
+        if sequence <= self._sequences[client]:
+            raise InvalidMessage(
+                f"sequence of client {client} must grow beyond {self._sequences[client]}. Found {sequence}."
+            )
 
     def _check_answer(self, answer: Refresh, request: Request) -> None:
         rows = answer.rows.numpy()

@@ -20,7 +20,8 @@ from vafl.models.losses import probabilities
 from vafl.observe.scores import ScoreFile
 from vafl.privacy.accounts import KINDS
 from vafl.privacy.ledger import read_ledger
-from vafl.protocol.messages import Join, Refresh
+from vafl.protocol.masked_scoring import MaskedScorer
+from vafl.protocol.messages import Join, Leave, MaskedRefresh, Offer, Refresh
 from vafl.protocol.scoring import ANSWERED, Scorer
 from vafl.runtime.grpc.client import FederationClient
 from vafl.runtime.grpc.prediction import Batch
@@ -66,10 +67,10 @@ async def _run(config, run, server, present):
                 budget.ledger.close()  # a process would end here
 
 
-def expected(config, run):
+def expected(config, run, parties=PARTIES):
     """What the whole model says of the held-out rows, all in one place."""
     made = build(config)
-    models = [rebuild(open_model(config, run, name)) for name in PARTIES]
+    models = [rebuild(open_model(config, run, name)) for name in parties]
     for model, own in zip(made.models, models, strict=True):
         model.load_state_dict(own.state_dict())
     made.head.load_state_dict(rebuild(open_model(config, run, "server")).state_dict())
@@ -142,6 +143,29 @@ def test_predictions_of_private_clients_are_charged_and_end_at_the_cap(tmp_path)
     ledger = read_ledger(tmp_path / "run" / "privacy" / "client-1.ledger")
     assert ledger.counts[KINDS.index("prediction")].sum() == 2 * 38
     assert ledger.spent.max() == pytest.approx(0.5)
+
+
+def test_of_a_secure_sum_the_server_gets_masked_words_only_and_scores_their_sum(tmp_path, monkeypatch):
+    config = trained(
+        tmp_path / "run",
+        partition={"clients": 3},
+        rule={"name": "sync"},
+        schedule={"batch_size": 16, "refresh": "none"},
+        privacy={"secure_sum": True},
+    )
+    received, receive = set(), MaskedScorer.receive
+
+    def remember(scorer, message):
+        received.add(type(message))
+        return receive(scorer, message)
+
+    monkeypatch.setattr(MaskedScorer, "receive", remember)
+    scores = batch_of(config, tmp_path / "run", tmp_path / "scores.csv", [*PARTIES, "client-3"])
+    shares, records = expected(config, tmp_path / "run", [*PARTIES, "client-3"])
+    assert scores["id"].cast(pl.Int64).to_list() == records.tolist()
+    found = torch.tensor(scores.select("p(0)", "p(1)", "p(2)").to_numpy(), dtype=torch.float32)
+    torch.testing.assert_close(found, shares, atol=1e-5, rtol=1e-4)
+    assert received - {Leave} == {Join, Offer, MaskedRefresh}
 
 
 def test_other_settings_and_others_models_are_refused(tmp_path):
