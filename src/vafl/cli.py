@@ -32,7 +32,7 @@ _LARGER = {
     "inspect": "what a run's models are and what they were trained for",
     "export": "write one party's trained model as ONNX",
     "audit": "attack a configuration: does more leak than is claimed?",
-    "privacy": "what a run has spent on every record, and what is left",
+    "privacy": "what was spent on every record, and what is left",
     "calibrate": "what noise a budget needs, and what noise is worth",
     "smoothness": "smoothness constants and the step sizes that follow",
 }
