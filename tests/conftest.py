@@ -17,6 +17,13 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+def pytest_collection_modifyitems(items):
+    """Properties run again and again what examples run once: to trace them takes a minute and finds no line."""
+    for item in items:
+        if item.get_closest_marker("hypothesis"):
+            item.add_marker("no_cover")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
     before = torch.get_num_threads()

@@ -1,16 +1,15 @@
 """The command as a user starts it: real processes, real files, and what they see when they err."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 
 import pytest
 from safetensors.torch import load_file
 
+from tests.waiting import LIMIT, until
 from vafl.cli import main
 
 SMALL = """
@@ -33,13 +32,11 @@ def config(tmp_path):
     return path
 
 
-def vafl(*arguments, **options):
-    command = [sys.executable, "-m", "vafl.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
-
-
-def test_run_writes_the_whole_folder(config, tmp_path):
-    result = vafl("run", config, "--out", tmp_path / "run", "--set", "rule.name=t-sync", "--set", "rule.t=2")
+def test_run_writes_the_whole_folder_and_says_what_protects_the_labels(config, tmp_path):
+    settings = ("rule.name=t-sync", "rule.t=2", "labels.epsilon=2.0", "labels.gradient_clip=0.01")
+    chosen = [word for setting in (*settings, "labels.file=drawn.safetensors") for word in ("--set", setting)]
+    command = [sys.executable, "-m", "vafl.cli", "run", str(config), "--out", str(tmp_path / "run"), *chosen]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert result.returncode == 0, result.stderr
     folder = tmp_path / "run"
     resolved = tomllib.loads((folder / "config.toml").read_text())
@@ -57,26 +54,37 @@ def test_run_writes_the_whole_folder(config, tmp_path):
         assert load_file(folder / "models" / name / "model.safetensors")
     for ending in ("png", "svg"):
         assert (folder / f"progress.{ending}").stat().st_size > 1000
+    assert "labels: epsilon 2 by randomised response, each kept with probability 0.787" in result.stdout
+    assert "a heuristic, no guarantee" in result.stdout
+    assert summary["labels"]["epsilon"] == 2.0
+    assert (tmp_path / "drawn.safetensors").is_file()  # from where the config lies
 
 
-def test_the_same_seed_gives_the_same_bytes(config, tmp_path):
-    for name in ("one", "two"):
-        assert main(["run", str(config), "--out", str(tmp_path / name)]) == 0
-    for file in ("history.jsonl", "models/client-1/model.safetensors", "models/server/model.safetensors"):
-        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+def results(folder):
+    """The bytes that a run's seed decides."""
+    files = ("history.jsonl", "models/client-1/model.safetensors", "models/server/model.safetensors")
+    return [(folder / file).read_bytes() for file in files]
 
 
-def test_the_resolved_config_runs_again_to_the_same_result(config, tmp_path):
-    main(["run", str(config), "--out", str(tmp_path / "one")])
-    main(["run", str(tmp_path / "one" / "config.toml"), "--out", str(tmp_path / "two")])
-    assert (tmp_path / "one/history.jsonl").read_bytes() == (tmp_path / "two/history.jsonl").read_bytes()
-
-
-def test_without_out_runs_are_numbered(config, tmp_path, monkeypatch):
+def test_without_out_runs_are_numbered_and_the_same_seed_gives_the_same_bytes(config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         assert main(["run", str(config)]) == 0
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["small", "small-2"]
+    assert results(tmp_path / "runs" / "small") == results(tmp_path / "runs" / "small-2")
+
+
+def test_a_taken_folder_is_left_alone_and_its_config_runs_again_to_the_same_result(config, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(["run", str(config), "--out", str(out)]) == 0
+    summary, before = (out / "summary.json").read_bytes(), results(out)
+    assert main(["run", str(config), "--out", str(out)]) == 5
+    assert "--overwrite" in capsys.readouterr().err
+    assert (out / "summary.json").read_bytes() == summary
+    resolved = (out / "config.toml").rename(tmp_path / "resolved.toml")
+    assert main(["run", str(resolved), "--out", str(out), "--overwrite"]) == 0
+    assert results(out) == before
+    assert (out / "config.toml").exists()
 
 
 BAD = {
@@ -123,16 +131,6 @@ def test_what_was_found_is_shown_as_it_is_even_if_it_looks_like_markup(tmp_path,
         assert name in capsys.readouterr().err
 
 
-def test_a_taken_folder_is_left_alone(config, tmp_path, capsys):
-    out = tmp_path / "run"
-    assert main(["run", str(config), "--out", str(out)]) == 0
-    before = (out / "summary.json").read_bytes()
-    assert main(["run", str(config), "--out", str(out)]) == 5
-    assert "--overwrite" in capsys.readouterr().err
-    assert (out / "summary.json").read_bytes() == before
-    assert main(["run", str(config), "--out", str(out), "--overwrite"]) == 0
-
-
 def test_overwrite_refuses_a_folder_that_is_no_run(config, tmp_path, capsys):
     (tmp_path / "thesis.tex").write_text("years of work")
     assert main(["run", str(config), "--out", str(tmp_path), "--overwrite"]) == 5
@@ -163,22 +161,20 @@ def test_a_signal_ends_a_run_orderly_though_nobody_reads_what_it_prints(config, 
         text=True,
     )
     process.stdout.close()
-    deadline = time.monotonic() + 60
-    while not (out / "history.jsonl").exists() or (out / "history.jsonl").stat().st_size == 0:
-        assert time.monotonic() < deadline, "the run never began"
-        os.sched_yield()
+    history = out / "history.jsonl"
+    until(lambda: history.exists() and history.stat().st_size, "the run's first point")
     process.send_signal(signal.SIGTERM)
     with process.stderr as words:
         errors = words.read()
-    assert process.wait(timeout=60) == 130
+    assert process.wait(timeout=LIMIT) == 130
     assert "interrupted" in errors
     assert json.loads((out / "summary.json").read_text())["interrupted"] is True
 
 
 def test_compare_shows_table_json_and_plots(config, tmp_path, capsys):
-    for rule in ("async", "sync", "centralised"):
+    for rule in ("async", "centralised"):
         main(["run", str(config), "--out", str(tmp_path / rule), "--set", f"rule.name={rule}"])
-    runs = [str(tmp_path / rule) for rule in ("async", "sync", "centralised")]
+    runs = [str(tmp_path / rule) for rule in ("async", "centralised")]
     capsys.readouterr()
     assert main(["compare", *runs, "--out", str(tmp_path / "plots" / "all")]) == 0
     shown = capsys.readouterr().out
@@ -187,7 +183,7 @@ def test_compare_shows_table_json_and_plots(config, tmp_path, capsys):
     assert main(["compare", *runs, "--json", "--target", "0.5", "--out", str(tmp_path / "all")]) == 0
     lines = json.loads(capsys.readouterr().out)
     assert lines["target"] == 0.5
-    assert [line["run"] for line in lines["runs"]] == ["async", "sync", "centralised"]
+    assert [line["run"] for line in lines["runs"]] == ["async", "centralised"]
 
 
 def test_compare_names_what_is_missing(tmp_path, capsys):
@@ -219,29 +215,10 @@ def test_init_without_a_file_runs_digits(tmp_path):
     assert main(["run", str(out), "--out", str(tmp_path / "run"), "--set", "stop.updates=50"]) == 0
 
 
-def test_help_lists_commands_and_exit_codes():
-    result = vafl("--help")
-    assert result.returncode == 0
-    for word in ("run", "compare", "init", "demo", "exit codes", "130"):
-        assert word in result.stdout
-
-
-def test_run_says_what_protects_the_labels(config, tmp_path):
-    settings = ("labels.epsilon=2.0", "labels.gradient_clip=0.01", "labels.file=drawn.safetensors")
-    chosen = [word for setting in settings for word in ("--set", setting)]
-    result = vafl("run", config, "--out", tmp_path / "run", *chosen)
-    assert result.returncode == 0, result.stderr
-    assert "labels: epsilon 2 by randomised response, each kept with probability 0.787" in result.stdout
-    assert "a heuristic, no guarantee" in result.stdout
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["labels"]["epsilon"] == 2.0
-    assert (tmp_path / "drawn.safetensors").is_file()  # from where the config lies
-
-
-def test_run_refuses_label_privacy_for_a_regression(config):
-    result = vafl("run", config, "--set", "data.name=diabetes", "--set", "labels.epsilon=1")
-    assert result.returncode == 2
-    assert "labels.epsilon is for classes" in result.stderr
+def test_run_refuses_label_privacy_for_a_regression(config, capsys):
+    chosen = ["--set", "data.name=diabetes", "--set", "labels.epsilon=1"]
+    assert main(["run", str(config), *chosen]) == 2
+    assert "labels.epsilon is for classes" in " ".join(capsys.readouterr().err.split())
 
 
 LOADED = """
@@ -261,9 +238,12 @@ def test_a_process_loads_what_it_needs_and_no_more():
     assert found.stdout.split() == []
 
 
-def test_help_names_every_command(capsys):
-    with pytest.raises(SystemExit):
+def test_help_names_every_command_and_exit_code(capsys):
+    with pytest.raises(SystemExit) as ended:
         main(["--help"])
+    assert ended.value.code == 0
     shown = capsys.readouterr().out
     for command in ("run", "server", "client", "up", "compare", "init", "demo", "certs", "audit", "privacy"):
         assert f"  {command} " in shown
+    assert "exit codes" in shown
+    assert "130" in shown
