@@ -18,7 +18,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_collection_modifyitems(items):
-    """Properties run again and again what examples run once: to trace them takes a minute and finds no line."""
+    """Properties run often what examples run once: tracing them takes a minute and finds no other line."""
     for item in items:
         if item.get_closest_marker("hypothesis"):
             item.add_marker("no_cover")

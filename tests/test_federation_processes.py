@@ -5,14 +5,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 from safetensors.torch import load_file
 
+from tests.waiting import LIMIT, until
 from vafl.runtime.identity import issue, make_authority
 
-LIMIT = 120.0  # seconds any wait may take on a busy machine
 PARTIES = ("client-1", "client-2")
 
 CONFIG = """
@@ -87,12 +86,12 @@ class Machine:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def until(self, condition, what):
-        deadline = time.monotonic() + LIMIT
-        while not condition():
-            dead = [party for party, process in self.processes.items() if process.poll() not in (None, 0, -9)]
-            assert not dead, f"{dead} died: {[self.log(party)[-2000:] for party in dead]}"
-            assert time.monotonic() < deadline, f"never saw {what}: {self.log('server')[-2000:]}"
-            time.sleep(0.05)
+        until(condition, what, self._check)
+
+    def _check(self):
+        dead = [party for party, process in self.processes.items() if process.poll() not in (None, 0, -9)]
+        assert not dead, f"{dead} died: {[self.log(party)[-2000:] for party in dead]}"
+        return self.log("server")[-2000:]
 
     def drawn_labels(self):
         return (self.folder / "run" / "state" / "server" / "labels.safetensors").read_bytes()

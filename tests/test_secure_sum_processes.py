@@ -1,13 +1,13 @@
 """The secure sum between real processes over mutual TLS, with keys signed by certificates."""
 
-import subprocess
-import sys
+import json
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.test_federation_processes import CONFIG, LIMIT, Machine
+from tests.test_federation_processes import CONFIG, Machine
+from vafl.cli import main
 
 PARTIES = ("client-1", "client-2", "client-3")
 SECURE = """
@@ -32,18 +32,14 @@ def machine(tmp_path):
         process.wait()
 
 
-def _vafl(command, out, secure):
-    options = ["run.toml", "--out", out, "--set", f"privacy.secure_sum={secure}"]
-    subprocess.run([sys.executable, "-m", "vafl.cli", command, *options], timeout=LIMIT, check=True)
-
-
 def test_up_ends_in_the_parameters_of_plain_sync(tmp_path, monkeypatch):
     """And its certificates are found where --out is relative."""
     monkeypatch.chdir(tmp_path)
     config = f'[data]\nname = "iris"\n[schedule]\nrefresh = "none"\n[stop]\nupdates = 100\n{SECURE}'
     (tmp_path / "run.toml").write_text(config + '[network]\naddress = "127.0.0.1:0"\n')
-    for command in (("up", "masked", "true"), ("run", "plain", "false")):
-        _vafl(*command)
+    for command, out, secure in (("up", "masked", "true"), ("run", "plain", "false")):
+        assert main([command, "run.toml", "--out", out, "--set", f"privacy.secure_sum={secure}"]) == 0
+        assert json.loads((tmp_path / out / "summary.json").read_text())["updates"] == 100
     for name in (*PARTIES, "server"):
         masked = load_file(tmp_path / "masked" / "models" / name / "model.safetensors")
         plain = load_file(tmp_path / "plain" / "models" / name / "model.safetensors")

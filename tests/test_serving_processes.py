@@ -1,5 +1,6 @@
 """A served model as real processes over mutual TLS: asked by many at once, and a client killed meanwhile."""
 
+import http.client
 import json
 import re
 import signal
@@ -13,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.test_federation_processes import LIMIT, PARTIES, Machine
+from tests.test_federation_processes import PARTIES, Machine
+from tests.waiting import LIMIT
 from vafl.cli import main
 
 CONFIG = """
@@ -57,6 +59,15 @@ class Serving(Machine):
                 return response.status, json.load(response)
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)
+
+    def is_closed(self):
+        """Whether nobody new is heard."""
+        host, port = self.address().removeprefix("http://").split(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=LIMIT).close()
+        except ConnectionRefusedError:
+            return True
+        return False
 
     def predict(self, *ids):
         return self.ask("/predict", json.dumps({"ids": ids}).encode())
@@ -104,13 +115,13 @@ def test_a_client_killed_in_the_middle_is_flagged_and_the_answers_go_on(serving,
     serving.until(lambda: serving.ask("/health")[1]["status"] == "ok", "the client back")
     assert serving.predict(140)[1]["complete"]
     serving.processes["client-2"].send_signal(signal.SIGSTOP)
-    with ThreadPoolExecutor(1) as pool:
-        last = pool.submit(serving.predict, 141)
-        time.sleep(0.5)  # until it is asked
-        serving.processes["server"].terminate()
-        time.sleep(0.5)
-        serving.processes["client-2"].send_signal(signal.SIGCONT)
-        assert last.result()[1]["complete"], "what was asked before the end is answered"
+    last = http.client.HTTPConnection(serving.address().removeprefix("http://"), timeout=LIMIT)
+    last.request("POST", "/predict", json.dumps({"ids": [141]}))
+    assert serving.ask("/health")[0] == 200, "so it has read what was asked before"
+    serving.processes["server"].terminate()
+    serving.until(serving.is_closed, "the doors closed")
+    serving.processes["client-2"].send_signal(signal.SIGCONT)
+    assert json.load(last.getresponse())["complete"], "what was asked before the end is answered"
     for party in ("server", *PARTIES):
         assert serving.wait(party) == 0, serving.log(party)[-2000:]
 

@@ -69,7 +69,12 @@ def test_a_centralised_run_has_nobody_to_attack():
 
 
 def test_of_a_secure_sum_the_server_has_nothing_to_invert_but_the_sum():
-    sections = {"rule": {"name": "sync"}, "schedule": {"refresh": "none"}, "partition": {"clients": 4}}
+    sections = {
+        "rule": {"name": "sync"},
+        "schedule": {"refresh": "none"},
+        "partition": {"clients": 4},
+        "stop": {"updates": 100},
+    }
     plain = audit(from_document(sections)).attacks[-1]
     summed = audit(from_document({**sections, "privacy": {"secure_sum": True}})).attacks[-1]
     assert summed.value < plain.value

@@ -24,7 +24,7 @@ def test_activations_are_shared_out_as_the_simulator_does(rule, delays):
         vertical_data(60, 3, (2,)),
         rule=rule,
         delays=delays,
-        stop={"updates": 600},
+        stop={"updates": 300},
         evaluation={"every": 10**6},
     )
     run.train()

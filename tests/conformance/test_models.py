@@ -11,6 +11,7 @@ from vafl.data.partition import partition
 from vafl.data.settings import DataSettings, PartitionSettings
 from vafl.data.sources import load
 
+pytestmark = pytest.mark.no_cover  # many runs of the same lines
 LAYOUTS = {"linear": "columns", "mlp": "columns", "cnn": "bands", "lstm": "sequence"}
 HEADS = [("bias", "sum"), ("linear", "sum"), ("linear", "concat"), ("mlp", "sum"), ("mlp", "concat")]
 SIZES = {"linear": [], "mlp": [32], "cnn": [8, 8], "lstm": [8]}

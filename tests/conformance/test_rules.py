@@ -9,6 +9,7 @@ from vafl.data.partition import partition
 from vafl.data.settings import DataSettings, PartitionSettings
 from vafl.data.sources import load
 
+pytestmark = pytest.mark.no_cover  # many runs of the same lines
 CLIENTS = 3
 GOOD = 0.85  # logistic regression on digits ends near 0.95; ten classes, so guessing gives 0.1
 DATA = partition(load(DataSettings("digits", test_fraction=0.5), 0), PartitionSettings(clients=CLIENTS))

@@ -9,26 +9,26 @@ from vafl.errors import DataError
 NAMES = ["id", "gender", *(f"f{n}" for n in range(752)), "class"]
 
 
-def write(folder, rows=756, group_row=False, packed=True, names=NAMES):
-    """A file of the original's shape: 252 people with three recordings each."""
-    random = np.random.default_rng(0)
-    people = np.repeat(np.arange(252), 3)[:rows]
-    values = np.column_stack([people, random.random((rows, 753)).round(3), people % 2])
-    lines = [",".join(f"{value:g}" for value in row) for row in values]
-    if group_row:
-        lines.insert(0, ",".join(names))
-        names = ["Basic Info", "", *["Baseline Features"] * 752, ""]
-    content = "\n".join([",".join(names), *lines]).encode()
+@pytest.fixture(scope="module")
+def lines():
+    """The lines of a file of the original's shape: 252 people with three recordings each."""
+    features = (np.random.default_rng(0).integers(0, 1000, (756, 753)) / 1000).tolist()
+    return [f"{n // 3},{','.join(map(str, row))},{n // 3 % 2}" for n, row in enumerate(features)]
+
+
+def write(folder, lines, group_row=False, packed=False, names=NAMES):
+    groups = [",".join(["Basic Info", "", *["Baseline Features"] * 752, ""])] if group_row else []
+    content = "\n".join([*groups, ",".join(names), *lines]).encode()
     (folder / "parkinson").mkdir()
     path = folder / "parkinson" / ("pd_speech_features.csv.gz" if packed else "pd_speech_features.csv")
-    path.write_bytes(gzip.compress(content) if packed else content)
+    path.write_bytes(gzip.compress(content, compresslevel=1) if packed else content)
     return folder
 
 
 @pytest.mark.parametrize("group_row", [False, True])
 @pytest.mark.parametrize("packed", [False, True])
-def test_whole_people_are_held_out(tmp_path, group_row, packed):
-    data = load_parkinson(write(tmp_path, group_row=group_row, packed=packed), 0.25, seed=1)
+def test_whole_people_are_held_out(tmp_path, lines, group_row, packed):
+    data = load_parkinson(write(tmp_path, lines, group_row, packed), 0.25, seed=1)
     assert data.train.shape == (567, 753)
     assert data.test.shape == (189, 753)
     people = data.records // 3
@@ -38,8 +38,8 @@ def test_whole_people_are_held_out(tmp_path, group_row, packed):
     assert (data.train_labels == people[:567] % 2).all()
 
 
-def test_the_seed_decides_who_is_held_out(tmp_path):
-    folder = write(tmp_path)
+def test_the_seed_decides_who_is_held_out(tmp_path, lines):
+    folder = write(tmp_path, lines)
     one, again, other = (load_parkinson(folder, 0.25, seed).record_digest for seed in (1, 1, 2))
     assert one == again != other
 
@@ -49,14 +49,14 @@ def test_a_missing_file_says_where_to_get_it(tmp_path):
         load_parkinson(tmp_path, 0.25, 0)
 
 
-def test_a_cut_file_is_refused(tmp_path):
+def test_a_cut_file_is_refused(tmp_path, lines):
     with pytest.raises(DataError, match=r"must have 756 rows of 252 people and 755 columns. Found 700 rows"):
-        load_parkinson(write(tmp_path, rows=700), 0.25, 0)
+        load_parkinson(write(tmp_path, lines[:700]), 0.25, 0)
 
 
-def test_another_file_is_refused(tmp_path):
+def test_another_file_is_refused(tmp_path, lines):
     with pytest.raises(DataError, match="must have the columns id and class"):
-        load_parkinson(write(tmp_path, names=["id", *NAMES[1:-1], "label"]), 0.25, 0)
+        load_parkinson(write(tmp_path, lines, packed=True, names=["id", *NAMES[1:-1], "label"]), 0.25, 0)
     path = tmp_path / "parkinson" / "pd_speech_features.csv.gz"
     path.write_bytes(b"\x1f\x8bjunk")
     with pytest.raises(DataError, match="must be a CSV"):

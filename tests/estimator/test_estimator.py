@@ -16,18 +16,20 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from vafl import ConfigError, DataError, Run, VerticalClassifier, VerticalRegressor
 
 WINE = load_wine(return_X_y=True)
-ESTIMATORS = [VerticalClassifier(random_state=0), VerticalRegressor(random_state=0)]
+BRIEF = {"epochs": 5, "step_size": 0.2, "random_state": 0}
 
 
 def wine(**parameters):
     return VerticalClassifier(**{"epochs": 3, "random_state": 0, **parameters}).fit(*WINE)
 
 
-@parametrize_with_checks(ESTIMATORS)
+@pytest.mark.no_cover  # some hundred fits
+@parametrize_with_checks([VerticalClassifier(**BRIEF), VerticalRegressor(**BRIEF)])
 def test_scikit_learn_accepts_the_estimators(estimator, check):
     check(estimator)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("load", [load_breast_cancer, load_wine])
 def test_the_default_classifier_is_about_as_good_as_logistic_regression(load):
     train, test, y_train, y_test = train_test_split(*load(return_X_y=True), random_state=0)
@@ -35,12 +37,14 @@ def test_the_default_classifier_is_about_as_good_as_logistic_regression(load):
     assert VerticalClassifier(random_state=0).fit(train, y_train).score(test, y_test) > ceiling - 0.03
 
 
+@pytest.mark.no_cover
 def test_the_default_regressor_is_about_as_good_as_ridge_regression():
     train, test, y_train, y_test = train_test_split(*load_diabetes(return_X_y=True), random_state=0)
     ceiling = make_pipeline(StandardScaler(), Ridge()).fit(train, y_train).score(test, y_test)
     assert VerticalRegressor(random_state=0).fit(train, y_train).score(test, y_test) > ceiling - 0.05
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("rule", ["async", "t-sync", "sync", "centralised"])
 def test_every_rule_learns(rule):
     model = wine(rule=rule, epochs=30)
@@ -48,6 +52,7 @@ def test_every_rule_learns(rule):
     assert model.n_iter_ == model.run_.runtime.updates == model.run_.config.stop.updates
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     "parameters",
     [
@@ -156,7 +161,7 @@ def test_copies_predict_alike_and_carry_no_training_rows(copied):
 
 def test_a_saved_model_does_not_grow_with_the_training_rows():
     X, y = WINE
-    many = VerticalClassifier(epochs=1, random_state=0).fit(np.tile(X, (50, 1)), np.tile(y, 50))
+    many = VerticalClassifier(epochs=0.1, random_state=0).fit(np.tile(X, (50, 1)), np.tile(y, 50))
     assert len(pickle.dumps(many)) < 1.1 * len(pickle.dumps(wine(epochs=1)))
 
 

@@ -16,6 +16,8 @@ from experiments.rates import slope
 from experiments.runs import make_run, point_of, visit
 from experiments.strongly_convex import TOML as CONVEX
 
+pytestmark = pytest.mark.no_cover  # what they use of vafl has tests of its own
+
 
 def read(folder):
     return json.loads((folder / "results.json").read_text(encoding="utf-8"))

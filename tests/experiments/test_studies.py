@@ -13,6 +13,8 @@ from vafl.data.dataset import Dataset
 from vafl.observe.record import RecordedRun
 from vafl.runtime.training import Point
 
+pytestmark = pytest.mark.no_cover  # what they use of vafl has tests of its own
+
 
 def run(step_size, metrics, seed=0, diverged=False):
     points = [Point(2.0 * i, i, 10**6 * i, 0, 0.5, value) for i, value in enumerate(metrics)]

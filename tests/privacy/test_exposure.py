@@ -13,7 +13,7 @@ from vafl.protocol.messages import Refresh, Upload
 ROWS, BATCH, CLIENTS = 200, 20, 3
 
 
-def counted(refresh="none", kind="epochs", delays=None, rule=None, updates=300):
+def counted(refresh="none", kind="epochs", delays=None, rule=None, updates=150):
     """A run's uploads of every record, [client, kind, row]: batches, refreshes, requests."""
     run = run_of(
         vertical_data(ROWS, CLIENTS, (2,)),
