@@ -9,6 +9,7 @@ from vafl.errors import ConfigError
 from vafl.plan import make_plan
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("rule", [{"name": "async"}, {"name": "t-sync", "t": 2}, {"name": "sync"}])
 @pytest.mark.parametrize(
     "delays",

@@ -19,6 +19,7 @@ def kept(path, shape, **model):
     return run
 
 
+@pytest.mark.no_cover  # most of it is torch's
 @pytest.mark.parametrize(
     ("embedding", "shape"), [("linear", (3,)), ("mlp", (2, 3)), ("cnn", (1, 4, 6)), ("lstm", (5, 3))]
 )

@@ -248,10 +248,13 @@ async def write_all(stream, frames):
 
 def test_a_client_that_does_not_read_its_answers_is_not_heard_either():
     async def story():
-        federation = Federation(configuration(network={"join_timeout": 0.1}, stop={"updates": 10**9}))
+        wide = {"head": "linear", "width": 300}  # 120 kB a message: what lies between is soon full
+        federation = Federation(
+            configuration(model=wide, network={"join_timeout": 0.1}, stop={"updates": 10**9})
+        )
         serving = asyncio.create_task(federation.serve())
         await federation.listening.wait()
-        codec, rows, embeddings = Codec(), torch.arange(100), torch.zeros(100, 3)
+        codec, rows, embeddings = Codec(), torch.arange(100), torch.zeros(100, 300)
         uploads = (Upload(0, number + 1, number, rows, embeddings) for number in range(10_000))
         async with grpc.aio.insecure_channel(federation.address) as channel:
             stream = channel.stream_stream(PATH)(metadata=(("vafl-party", federation.names[0]),))
