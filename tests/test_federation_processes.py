@@ -1,25 +1,25 @@
-"""Server and clients as real processes over mutual TLS: killed, resumed, refused, interrupted."""
+"""Private clients and their server as real processes over mutual TLS: killed, resumed, spent."""
 
 import json
-import signal
 import socket
 import subprocess
 import sys
 
 import pytest
-from safetensors.torch import load_file
 
 from tests.waiting import LIMIT, until
+from vafl.cli import main
+from vafl.privacy.accounts import KINDS
+from vafl.privacy.ledger import read_ledger
 from vafl.runtime.identity import issue, make_authority
 
 PARTIES = ("client-1", "client-2")
 
 CONFIG = """
 seed = 0
-[data]
-name = "iris"
 [schedule]
 batch_size = 16
+refresh = "none"
 [stop]
 updates = 1000000
 [evaluation]
@@ -33,16 +33,27 @@ join_timeout = 100.0
 real_delays = true
 [delays]
 kind = "fixed"
-seconds = [0.02, 0.02]
+seconds = {seconds}
+"""
+PRIVATE = """
+[data]
+name = "iris"
+scale = "none"
 [labels]
 epsilon = 5.0
+[privacy]
+clip = 1.0
+noise = 1.0
+gradient_clip = 1.0
+gradient_noise = 1.0
+mu_max = 6.0
 """
 
 
 class Machine:
     """A folder, certificates, and the processes a test starts; none outlives the test."""
 
-    def __init__(self, folder, config=CONFIG, parties=PARTIES):
+    def __init__(self, folder, config, parties=PARTIES):
         self.folder, self.processes = folder, {}
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -50,7 +61,8 @@ class Machine:
         make_authority(folder / "certs")
         for party in ("server", *parties):
             issue(folder / "certs", party)
-        (folder / "run.toml").write_text(config.format(port=port))
+        seconds = [0.02] * len(parties)
+        (folder / "run.toml").write_text(config.format(port=port, seconds=seconds))
 
     def start(self, party, *options):
         role = ["server"] if party == "server" else ["client", "--party", party]
@@ -93,51 +105,67 @@ class Machine:
         assert not dead, f"{dead} died: {[self.log(party)[-2000:] for party in dead]}"
         return self.log("server")[-2000:]
 
-    def drawn_labels(self):
-        return (self.folder / "run" / "state" / "server" / "labels.safetensors").read_bytes()
-
     def updates(self):
         return self.history()[-1]["updates"] if self.history() else 0
+
+    def progress(self, updates):
+        """Waits until so many updates more are recorded."""
+        enough = self.updates() + updates
+        self.until(lambda: self.updates() >= enough, f"{updates} updates more")
+
+    def summary(self):
+        return json.loads((self.folder / "run" / "summary.json").read_text())
+
+    def end(self):
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture
 def machine(tmp_path):
-    made = Machine(tmp_path)
+    made = Machine(tmp_path, CONFIG + PRIVATE)
     yield made
-    for process in made.processes.values():
-        process.kill()
-        process.wait()
+    made.end()
 
 
-def test_kill_and_resume_on_both_sides_and_an_orderly_end(machine):
+def test_killed_on_both_sides_they_count_on_until_their_limits_end_the_run(machine, capsys):
     for party in ("server", *PARTIES):
         machine.start(party)
-    machine.until(lambda: machine.updates() >= 50, "50 updates")
+    machine.progress(50)
     machine.kill("client-1")
     machine.until(lambda: "client-1 is gone" in machine.log("server"), "the client's death noticed")
+    own = machine.folder / "client-1" / "privacy" / "client-1.ledger"
+    before = read_ledger(own).counts
     machine.start("client-1", "--resume")
     machine.until(lambda: machine.log("server").count("client-1 is here") == 2, "the client back")
     machine.kill("server")
-    before, drawn = machine.updates(), machine.drawn_labels()
+    labels = machine.folder / "run" / "state" / "server" / "labels.safetensors"
+    drawn = labels.read_bytes()
     machine.start("server", "--resume")
-    machine.until(lambda: machine.updates() >= before + 50, "progress after the server's death")
-    machine.processes["server"].send_signal(signal.SIGTERM)
-    assert machine.wait("server") == 130
-    for party in PARTIES:
+    for party in ("server", *PARTIES):
         assert machine.wait(party) == 0, machine.log(party)[-2000:]
-        assert "told to stop" in machine.log(party)
-        assert load_file(machine.folder / party / "models" / party / "model.safetensors")
-    summary = json.loads((machine.folder / "run" / "summary.json").read_text())
-    assert summary["interrupted"] is True
-    assert summary["metric"]["value"] > 0.7
-    assert summary["violations"] == {}
+    assert labels.read_bytes() == drawn  # drawing again would spend epsilon again
+    summary = machine.summary()
     assert summary["labels"]["epsilon"] == 5.0
-    assert machine.drawn_labels() == drawn  # drawing again would spend epsilon again
+    assert summary["violations"] == {}
     for what in ("seconds", "updates", "bytes_up", "bytes_down"):
         values = [point[what] for point in machine.history()]
         assert values == sorted(values), what
     used = sum(delays["uses"] + delays["never"] for delays in summary["delays"].values())
-    assert used == 16 * summary["updates"]  # of every life: each step uses the other client's 16 cells
+    steps = 16 * summary["updates"]  # of every life; each uses the other client's cells
+    assert 0.9 * steps < used <= steps, "the last batches lack the rows that are spent"
+    sent = 0
+    for party in PARTIES:
+        assert "too few clients may still upload" in machine.log(party)
+        ledger = read_ledger(machine.folder / party / "privacy" / f"{party}.ledger")
+        sent += int(ledger.counts[KINDS.index("batch")].sum())
+        assert ledger.spent.max() <= 36.0 * (1 + 1e-9)
+    assert sent >= used, "no row is stepped on that was not charged"
+    assert (read_ledger(own).counts >= before).all()
+    assert (machine.folder / "client-1" / "config.toml").is_file()
+    assert main(["privacy", str(machine.folder / "client-1")]) == 0
+    assert "mu, any record" in capsys.readouterr().out
 
 
 def test_a_forked_process_with_a_live_stream_ends_at_once():

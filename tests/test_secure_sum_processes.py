@@ -1,6 +1,7 @@
 """The secure sum between real processes over mutual TLS, with keys signed by certificates."""
 
 import json
+import signal
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from vafl.cli import main
 
 PARTIES = ("client-1", "client-2", "client-3")
 SECURE = """
+[data]
+name = "iris"
 [partition]
 clients = 3
 [rule]
@@ -18,25 +21,20 @@ name = "sync"
 [privacy]
 secure_sum = true
 """
-KILLED = CONFIG.replace("batch_size = 16", 'batch_size = 16\nrefresh = "none"').replace(
-    "seconds = [0.02, 0.02]", "seconds = [0.02, 0.02, 0.02]"
-)
 
 
 @pytest.fixture
 def machine(tmp_path):
-    made = Machine(tmp_path, KILLED.replace("updates = 1000000", "updates = 400") + SECURE, PARTIES)
+    made = Machine(tmp_path, CONFIG + SECURE, PARTIES)
     yield made
-    for process in made.processes.values():
-        process.kill()
-        process.wait()
+    made.end()
 
 
 def test_up_ends_in_the_parameters_of_plain_sync(tmp_path, monkeypatch):
     """And its certificates are found where --out is relative."""
     monkeypatch.chdir(tmp_path)
-    config = f'[data]\nname = "iris"\n[schedule]\nrefresh = "none"\n[stop]\nupdates = 100\n{SECURE}'
-    (tmp_path / "run.toml").write_text(config + '[network]\naddress = "127.0.0.1:0"\n')
+    config = '[schedule]\nrefresh = "none"\n[stop]\nupdates = 100\n[network]\naddress = "127.0.0.1:0"\n'
+    (tmp_path / "run.toml").write_text(config + SECURE)
     for command, out, secure in (("up", "masked", "true"), ("run", "plain", "false")):
         assert main([command, "run.toml", "--out", out, "--set", f"privacy.secure_sum={secure}"]) == 0
         assert json.loads((tmp_path / out / "summary.json").read_text())["updates"] == 100
@@ -49,18 +47,25 @@ def test_up_ends_in_the_parameters_of_plain_sync(tmp_path, monkeypatch):
     assert kept == {"checkpoint.safetensors"}, "no table of embeddings"
 
 
-def test_a_killed_client_aborts_the_round_and_the_run_ends_once_it_is_back(machine):
+def test_killed_on_both_sides_rounds_begin_anew_and_a_signal_ends_the_run_orderly(machine):
     for party in ("server", *PARTIES):
         machine.start(party)
-    machine.until(lambda: machine.updates() >= 50, "50 updates")
+    machine.progress(50)
     machine.kill("client-2")
     machine.until(lambda: "client 1 left: what was under way" in machine.log("client-1"), "a new epoch")
     machine.start("client-2", "--resume")
-    machine.until(lambda: machine.updates() >= 100, "updates after the client's return")
+    machine.progress(50)
     machine.kill("server")
     machine.start("server", "--resume")
-    for party in ("server", *PARTIES):
+    machine.progress(100)
+    machine.processes["server"].send_signal(signal.SIGTERM)
+    assert machine.wait("server") == 130
+    for party in PARTIES:
         assert machine.wait(party) == 0, machine.log(party)[-2000:]
-    assert machine.history()[-1]["updates"] == 400
-    assert machine.history()[-1]["metric"] > 0.7
+        assert "told to stop" in machine.log(party)
+        assert load_file(machine.folder / party / "models" / party / "model.safetensors")
+    summary = machine.summary()
+    assert summary["interrupted"] is True
+    assert summary["metric"]["value"] > 0.7
+    assert summary["violations"] == {}
     assert "nobody vouches" not in machine.log("client-1")

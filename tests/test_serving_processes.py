@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 
@@ -77,9 +78,7 @@ class Serving(Machine):
 def serving(tmp_path):
     made = Serving(tmp_path)
     yield made
-    for process in made.processes.values():
-        process.kill()
-        process.wait()
+    made.end()
 
 
 def test_a_client_killed_in_the_middle_is_flagged_and_the_answers_go_on(serving, capsys):
@@ -115,13 +114,15 @@ def test_a_client_killed_in_the_middle_is_flagged_and_the_answers_go_on(serving,
     serving.until(lambda: serving.ask("/health")[1]["status"] == "ok", "the client back")
     assert serving.predict(140)[1]["complete"]
     serving.processes["client-2"].send_signal(signal.SIGSTOP)
-    last = http.client.HTTPConnection(serving.address().removeprefix("http://"), timeout=LIMIT)
-    last.request("POST", "/predict", json.dumps({"ids": [141]}))
-    assert serving.ask("/health")[0] == 200, "so it has read what was asked before"
-    serving.processes["server"].terminate()
-    serving.until(serving.is_closed, "the doors closed")
-    serving.processes["client-2"].send_signal(signal.SIGCONT)
-    assert json.load(last.getresponse())["complete"], "what was asked before the end is answered"
+    with closing(
+        http.client.HTTPConnection(serving.address().removeprefix("http://"), timeout=LIMIT)
+    ) as last:
+        last.request("POST", "/predict", json.dumps({"ids": [141]}))
+        assert serving.ask("/health")[0] == 200, "so it has read what was asked before"
+        serving.processes["server"].terminate()
+        serving.until(serving.is_closed, "the doors closed")
+        serving.processes["client-2"].send_signal(signal.SIGCONT)
+        assert json.load(last.getresponse())["complete"], "what was asked before the end is answered"
     for party in ("server", *PARTIES):
         assert serving.wait(party) == 0, serving.log(party)[-2000:]
 
