@@ -1,12 +1,13 @@
 # Two commands do all the set-up: `make demo` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
+export PYTHONDONTWRITEBYTECODE :=  # what is imported is compiled once, not in every process
 
 .PHONY: demo test slow lint bench soak chaos theory experiments clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $@
 
 demo: .venv/installed

@@ -61,11 +61,14 @@ class Serving(Machine):
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)
 
+    def door(self):
+        host, port = self.address().removeprefix("http://").split(":")
+        return host, int(port)
+
     def is_closed(self):
         """Whether nobody new is heard."""
-        host, port = self.address().removeprefix("http://").split(":")
         try:
-            socket.create_connection((host, int(port)), timeout=LIMIT).close()
+            socket.create_connection(self.door(), timeout=LIMIT).close()
         except ConnectionRefusedError:
             return True
         return False
