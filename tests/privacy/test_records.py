@@ -60,9 +60,10 @@ def test_clipped_sums_are_those_of_each_record_by_itself(name, clip):
     torch.manual_seed(0)
     make, shape, _ = MODELS[name]
     model = make()
-    inputs = torch.randn(70, *shape)
-    updates = NoisyUpdates(model, list(model.parameters()), clip, 1e-9, Noise())
-    outputs, pull_back = updates(inputs)
+    features, rows = torch.randn(100, *shape), torch.randperm(100)[:70]
+    inputs = features[rows]
+    updates = NoisyUpdates(model, list(model.parameters()), clip, 1e-9, Noise(), features=features)
+    outputs, pull_back = updates(inputs, rows)
     slopes = torch.randn_like(outputs) / len(inputs)
     expected = sums_by_hand(model, inputs, slopes, clip)
     for found, total in zip(pull_back(slopes), expected, strict=True):

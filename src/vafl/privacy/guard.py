@@ -111,5 +111,5 @@ def guard(
     if settings.kind == "dp_train":
         trained = [parameter for parameter in body.parameters() if parameter.requires_grad]
         clip, deviation = settings.gradient_clip, settings.gradient_noise
-        updates = NoisyUpdates(body, trained, clip, deviation, noise, hidden)
+        updates = NoisyUpdates(body, trained, clip, deviation, noise, hidden, features)
     return Guard(features, body, Release(settings.clip, settings.noise, rest, noise), updates, budget)

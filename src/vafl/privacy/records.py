@@ -19,7 +19,7 @@ Noted = dict[int, list[tuple[Tensor, Tensor]]]  # by layer: what went in and cam
 
 
 class NoisyUpdates:
-    """(inputs) -> (the last layer's outputs, the map from their slopes to noised gradients).
+    """(inputs, their rows) -> (the last layer's outputs, the map from their slopes to noised gradients).
 
     The gradient of one record is that of its own loss, not of its share of the batch's mean: so `clip`
     and `deviation` mean the same for batches of any size.
@@ -30,6 +30,7 @@ class NoisyUpdates:
         clip: G.
         deviation: s, of the noise on the sum over the batch.
         hidden: the model's hidden noise, if it has any.
+        features: [rows, ...], all that ever goes in: a linear model needs their norms, and finds them once.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class NoisyUpdates:
         deviation: float,
         noise: Noise,
         hidden: HiddenNoise | None = None,
+        features: Tensor | None = None,
     ) -> None:
         self._model, self._parameters = model, list(parameters)
         self._clip, self._deviation, self._noise, self._hidden = clip, deviation, noise, hidden
@@ -56,11 +58,16 @@ class NoisyUpdates:
             for end, parameter in zip(ends, self._parameters, strict=True)
         ]
         self._noting: Noted | None = None
+        self._reaches: Lengths | None = None
         if not isinstance(model, nn.Linear):
             for number, layer in enumerate(self._layers):
                 layer.register_forward_hook(partial(self._note, number))
+        elif features is not None and self._layers:
+            self._reaches = _reach(self._trains[0], features)
 
-    def __call__(self, inputs: Tensor) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
+    def __call__(
+        self, inputs: Tensor, rows: Tensor | None = None
+    ) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
         drawn: list[Tensor] = []
         if isinstance(self._model, nn.Linear):  # its slopes are those of the outputs: no graph
             with torch.no_grad():
@@ -76,7 +83,7 @@ class NoisyUpdates:
 
         def pull_back(slopes: Tensor) -> list[Tensor]:
             if passes:
-                means = self._mean_linear(outputs, passes, slopes)
+                means = self._mean_linear(outputs, passes, slopes, rows)
             else:
                 means = self._mean_any(inputs, drawn, slopes)
             share = 1 / len(slopes)
@@ -102,16 +109,26 @@ class NoisyUpdates:
         return passes if whole else []
 
     def _mean_linear(
-        self, outputs: Tensor, passes: Sequence[tuple[Tensor, Tensor]], slopes: Tensor
+        self,
+        outputs: Tensor,
+        passes: Sequence[tuple[Tensor, Tensor]],
+        slopes: Tensor,
+        rows: Tensor | None,
     ) -> list[Tensor]:
         """The clipped gradients' mean. Those of linear layers are outer products: their norms follow without
         making them."""
         slopes_of: Sequence[Tensor] = [slopes]
         if not isinstance(self._model, nn.Linear):
             slopes_of = torch.autograd.grad(outputs, [own for _, own in passes], slopes)
+        if self._reaches is None or rows is None:
+            reaches = [
+                _reach(trains, inputs) for trains, (inputs, _) in zip(self._trains, passes, strict=True)
+            ]
+        else:
+            reaches = [self._reaches.take(rows.numpy())]
         norms = [
-            np.maximum(torch.linalg.vector_norm(own, dim=1).numpy(), _TINY) * _reach(trains, inputs)
-            for trains, (inputs, _), own in zip(self._trains, passes, slopes_of, strict=True)
+            np.maximum(torch.linalg.vector_norm(own, dim=1).numpy(), _TINY) * reach
+            for own, reach in zip(slopes_of, reaches, strict=True)
         ]
         whole = norms[0] if len(norms) == 1 else np.hypot.reduce(norms)
         factors = torch.from_numpy(scaling(whole * np.float32(len(slopes)), self._clip))[:, None]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vafl.errors import InvalidMessage
 from vafl.protocol.descent import Descent
-from vafl.protocol.gradients import ModelPass, PullBack, ages, followed_by, model_with_way_back
+from vafl.protocol.gradients import BatchPass, PullBack, ages, followed_by, model_with_way_back
 from vafl.protocol.messages import (
     ClientMessage,
     Finished,
@@ -65,8 +65,8 @@ class Client(Respondent):
         refresh: which other rows to upload.
         rule: the order of Algorithm 1, local steps, start.
         l2: coefficient of the regulariser l2/2 |theta_m|^2.
-        embed_batch: how a batch is embedded and slopes are taken back to the parameters' gradients, if
-            not by plain differentiation.
+        embed_batch: how a batch (its features, its rows) is embedded and slopes are taken back to the
+            parameters' gradients, if not by plain differentiation.
         perturb: makes embeddings of what the model gives before they leave, or None.
         budget: limits what may be uploaded, or None.
 
@@ -88,7 +88,7 @@ class Client(Respondent):
         rule: RuleSettings,
         *,
         l2: float = 0.0,
-        embed_batch: ModelPass | None = None,
+        embed_batch: BatchPass | None = None,
         perturb: Perturb | None = None,
         budget: Budget | None = None,
     ) -> None:
@@ -99,7 +99,8 @@ class Client(Respondent):
         self.at_evaluation: AtEvaluation | None = None
         self.descent = descent
         self._schedule, self._refresh, self._rule, self._l2 = schedule, refresh, rule, l2
-        self._embed = embed_batch or model_with_way_back(model, descent.parameters)
+        plainly = model_with_way_back(model, descent.parameters)
+        self._embed = embed_batch or (lambda inputs, rows: plainly(inputs))
         self._version = 0
         self._flights: dict[int, Flight] = {}
         self._queried = -1
@@ -210,7 +211,7 @@ class Client(Respondent):
         return [upload]
 
     def _embed_batch(self, rows: Tensor) -> tuple[Tensor, PullBack]:
-        embedded = self._embed(take_rows(self._features, rows))
+        embedded = self._embed(take_rows(self._features, rows), rows)
         return embedded if self._perturb is None else followed_by(self._perturb, embedded)
 
     def _apply(self, flight: Flight, answer: Gradient) -> None:

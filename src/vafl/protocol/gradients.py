@@ -20,6 +20,7 @@ PullBack = Callable[[Tensor], list[Tensor]]
 HeadPullBack = Callable[[Tensor], tuple[Tensor, list[Tensor]]]
 ModelPass = Callable[[Tensor], tuple[Tensor, PullBack]]
 Array = npt.NDArray[np.float32]
+BatchPass = Callable[[Tensor, Tensor], tuple[Tensor, PullBack]]
 HeadPass = Callable[[Tensor], tuple[Tensor, HeadPullBack]]
 _BY_TORCH = 1_000_000  # multiplications of a product from which on torch is faster
 
