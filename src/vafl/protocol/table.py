@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vafl.errors import ConfigError, InvalidMessage
+from vafl.protocol.rows import sum_of_squares
 
 FOREVER = 2**30  # a delay at or above this means: never uploaded, or lost
 _LOST = -FOREVER - 1  # stands for when a cell was stored, if a crash made it worthless
@@ -118,7 +119,7 @@ class EmbeddingTable:
 
     def _changed(self, sums: Sums, numbers: Numbers, old: Embeddings, fresh: Embeddings) -> Sums:
         """S[row] - old + fresh; summed anew where something huge came or went and took digits with it."""
-        if not np.vdot(fresh, fresh) + np.vdot(old, old) < _EXACT_CHANGE**2:
+        if not sum_of_squares(fresh) + sum_of_squares(old) < _EXACT_CHANGE**2:
             anew: Sums = self._held.take(numbers, 1).sum(0, dtype=np.float64)
             return anew
         changed = sums.take(numbers, 0)
