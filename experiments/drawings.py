@@ -172,8 +172,11 @@ def _sweep(left: Axes, right: Axes, outcome: Outcome) -> None:
             )
         reached = any(value is not None for points in series.values() for _, value, _ in points)
         axes.set(xlabel=outcome.study.axis, xscale="log", yscale="log" if reached else "linear")
-        _plain(axes, "x", sorted({x for points in series.values() for x, _, _ in points}))
         _plain(axes, "y")
+        places = {variant.x: variant.tick or f"{variant.x:,g}" for variant in variants}
+        axes.xaxis.set_ticks(list(places), list(places.values()))
+        axes.xaxis.set_ticks([], minor=True)
+        axes.set_xlim(min(places) / 1.3, max(places) * 1.3)
     metric = _named(outcome.study.metric)
     left.set(ylabel=f"simulated seconds to {metric} {outcome.level:.3g}", title="(a) time")
     right.set(ylabel=f"megabytes to {metric} {outcome.level:.3g}", title="(b) communication")
@@ -205,15 +208,12 @@ def _bars(axes: Axes, outcome: Outcome) -> None:
     axes.grid(visible=False, axis="y")
 
 
-def _plain(axes: Axes, which: str, ticks: Sequence[float] | None = None) -> None:
+def _plain(axes: Axes, which: str) -> None:
     """Numbers as people write them, on an axis of powers."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
-    if ticks is not None:
-        axis.set_ticks(ticks)
-        axis.set_ticks([], minor=True)
-    elif which == "y":
+    if which == "y":
         low, high = axes.get_ylim()
         if high / max(low, 1e-12) < 20:
             axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))

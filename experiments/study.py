@@ -23,7 +23,7 @@ class Variant:
         like: takes the step size found for that variant; empty: the grid decides.
         step_size: fixed beforehand; 0: the grid decides.
         seeds: how many, if fewer than the study's others.
-        series, x: its line and its place on the axis, in a sweep.
+        series, x, tick: its line and its place on the axis, in a sweep, and what is written there if not x.
         colour, line: of its curve.
     """
 
@@ -34,6 +34,7 @@ class Variant:
     seeds: int = 0
     series: str = ""
     x: float = 0.0
+    tick: str = ""
     colour: str = "BLUE"
     line: str = "-"
 
