@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from experiments import figures
 from experiments.figures import Values
@@ -172,6 +172,7 @@ def _sweep(left: Axes, right: Axes, outcome: Outcome) -> None:
             )
         reached = any(value is not None for points in series.values() for _, value, _ in points)
         axes.set(xlabel=outcome.study.axis, xscale="log", yscale="log" if reached else "linear")
+        _no_magnifying(axes)
         _plain(axes, "y")
         places = {variant.x: variant.tick or f"{variant.x:,g}" for variant in variants}
         axes.xaxis.set_ticks(list(places), list(places.values()))
@@ -208,6 +209,14 @@ def _bars(axes: Axes, outcome: Outcome) -> None:
     axes.grid(visible=False, axis="y")
 
 
+def _no_magnifying(axes: Axes) -> None:
+    """Values that are nearly the same look so: the axis spans a factor of two at least."""
+    low, high = axes.get_ylim()
+    if 0 < low < high < 2 * low:
+        centre = math.sqrt(low * high)
+        axes.set_ylim(centre / math.sqrt(2), centre * math.sqrt(2))
+
+
 def _plain(axes: Axes, which: str) -> None:
     """Numbers as people write them, on an axis of powers."""
     axis = axes.xaxis if which == "x" else axes.yaxis
@@ -215,8 +224,8 @@ def _plain(axes: Axes, which: str) -> None:
     axis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
     if which == "y":
         low, high = axes.get_ylim()
-        if high / max(low, 1e-12) < 20:
-            axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+        near = high < 5 * low
+        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]) if near else LogLocator(subs=[1, 2, 5]))
 
 
 def _named(metric: str) -> str:
