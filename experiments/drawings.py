@@ -160,11 +160,10 @@ def _sweep(left: Axes, right: Axes, outcome: Outcome) -> None:
             value = getattr(rows[variant.name], reading)
             series.setdefault(variant.series, []).append((variant.x, value, variant.colour))
         for name, points in series.items():
-            known = [(x, value) for x, value, _ in points if value is not None]
             colour = getattr(figures, points[0][2])
             axes.plot(
-                [x for x, _ in known],
-                [value for _, value in known],
+                [x for x, _, _ in points],
+                [math.nan if value is None else value for _, value, _ in points],  # a gap
                 color=colour,
                 marker="o",
                 markersize=4,
