@@ -221,7 +221,7 @@ def _plain(axes: Axes, which: str) -> None:
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
-    if which == "y":
+    if which == "y" and axes.get_yscale() == "log":
         low, high = axes.get_ylim()
         near = high < 5 * low
         axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]) if near else LogLocator(subs=[1, 2, 5]))
