@@ -71,6 +71,25 @@ def test_state_is_what_the_optimiser_remembers():
     assert adam.state()["state"][0]["step"] == 1
 
 
+@pytest.mark.parametrize("strided", ["parameter", "gradient"])
+def test_strides_change_no_step_and_what_is_remembered_is_restored(strided):
+    settings = OptimiserSettings(step_size=0.1, options={"momentum": 0.9})
+    start, slope = torch.arange(6.0).reshape(2, 3), torch.arange(6.0, 12.0).reshape(2, 3)
+    plain, other = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    if strided == "parameter":
+        other = torch.nn.Parameter(start.t().contiguous().t())
+    own = slope.t().contiguous().t() if strided == "gradient" else slope
+    ours, theirs = Descent.of(settings, [plain]), Descent.of(settings, [other])
+    for iteration in range(2):
+        ours.step([slope], iteration)
+        theirs.step([own], iteration)
+    again = Descent.of(settings, [other])
+    again.restore(theirs.state())
+    ours.step([slope], 2)
+    again.step([own], 2)
+    torch.testing.assert_close(other.detach(), plain.detach())
+
+
 def test_momentum_goes_on_from_where_it_was():
     settings = OptimiserSettings(step_size=0.1, options={"momentum": 0.9})
     (whole, broken), gradient = [[parameter(1.0)] for _ in range(2)], [torch.ones(1)]

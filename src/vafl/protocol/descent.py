@@ -41,7 +41,8 @@ class Descent:
             optimiser = partial(torch.optim.SGD, lr=1.0, momentum=momentum)  # the fused step cannot see that
         self._optimiser = optimiser(self.parameters) if optimiser and self.parameters else None
         self._momentum = momentum
-        self._velocities = [torch.zeros_like(value) for value in self._values] if momentum else []
+        plain = self._optimiser is None  # else it keeps its own
+        self._velocities = [torch.zeros_like(value) for value in self._values] if momentum and plain else []
 
     @classmethod
     def of(cls, settings: OptimiserSettings, parameters: Iterable[Tensor], *, server: bool = False) -> Self:
