@@ -38,8 +38,32 @@ class Offer:
         return HEADER_BYTES + len(self.offer)
 
 
+class Masked:
+    """Words of some rows, under the masks of an epoch."""
+
+    __slots__ = ()
+    sequence: int
+    epoch: int
+    rows: Tensor
+    words: Words
+
+    def require(self, own: str | None) -> None:
+        """Raises InvalidMessage with the first fault; `own` is that of what this kind has beside."""
+        require(
+            count_fault("sequence", self.sequence),
+            count_fault("epoch", self.epoch),
+            own,
+            rows_fault(self.rows),
+            words_fault(self.words, self.rows.numel()),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + ROW_BYTES * self.rows.numel() + self.words.nbytes
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class MaskedUpload:
+class MaskedUpload(Masked):
     """As `Upload`, but each word is a score under masks that cancel only in the sum over all clients.
 
     Attributes:
@@ -55,22 +79,12 @@ class MaskedUpload:
     words: Words
 
     def __post_init__(self) -> None:
-        require(
-            count_fault("sequence", self.sequence),
-            count_fault("epoch", self.epoch),
-            count_fault("activation", self.activation),
-            rows_fault(self.rows),
-            words_fault(self.words, self.rows.numel()),
-            None if self.rows.numel() else "an upload needs at least one row. Found none.",
-        )
-
-    @property
-    def nbytes(self) -> int:
-        return HEADER_BYTES + ROW_BYTES * self.rows.numel() + self.words.nbytes
+        self.require(count_fault("activation", self.activation))
+        require(None if self.rows.numel() else "an upload needs at least one row. Found none.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MaskedRefresh:
+class MaskedRefresh(Masked):
     """As `Refresh`, in answer to `request`, under masks as `MaskedUpload` is."""
 
     client: int
@@ -81,17 +95,7 @@ class MaskedRefresh:
     words: Words
 
     def __post_init__(self) -> None:
-        require(
-            count_fault("sequence", self.sequence),
-            count_fault("epoch", self.epoch),
-            count_fault("request", self.request),
-            rows_fault(self.rows),
-            words_fault(self.words, self.rows.numel()),
-        )
-
-    @property
-    def nbytes(self) -> int:
-        return HEADER_BYTES + ROW_BYTES * self.rows.numel() + self.words.nbytes
+        self.require(count_fault("request", self.request))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
