@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vafl.errors import InvalidMessage
 from vafl.protocol.descent import Descent
-from vafl.protocol.gradients import BatchPass, PullBack, ages, followed_by, model_with_way_back
+from vafl.protocol.gradients import BatchPass, PullBack, ages, followed_by, model_with_way_back, of_any_rows
 from vafl.protocol.messages import (
     ClientMessage,
     Finished,
@@ -99,8 +99,7 @@ class Client(Respondent):
         self.at_evaluation: AtEvaluation | None = None
         self.descent = descent
         self._schedule, self._refresh, self._rule, self._l2 = schedule, refresh, rule, l2
-        plainly = model_with_way_back(model, descent.parameters)
-        self._embed = embed_batch or (lambda inputs, rows: plainly(inputs))
+        self._embed = embed_batch or of_any_rows(model_with_way_back(model, descent.parameters))
         self._version = 0
         self._flights: dict[int, Flight] = {}
         self._queried = -1

@@ -80,6 +80,11 @@ def model_with_way_back(model: nn.Module, parameters: Sequence[Tensor]) -> Model
     return by_a_graph
 
 
+def of_any_rows(through: ModelPass) -> BatchPass:
+    """The same for a batch, whichever rows it is of."""
+    return lambda inputs, rows: through(inputs)
+
+
 def followed_by(
     perturb: Callable[[Tensor], Tensor], embedded: tuple[Tensor, PullBack]
 ) -> tuple[Tensor, PullBack]:
