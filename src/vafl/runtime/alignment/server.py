@@ -101,9 +101,8 @@ class AlignmentServer:
             DataError: too few records are common.
         """
         self._failure: asyncio.Future[Alignment] = asyncio.get_running_loop().create_future()
-        self._failure.add_done_callback(
-            asyncio.Future.exception
-        )  # it may come when all is over: no complaint
+        # It may come when all is over: then it is read, and nobody complains that it never was.
+        self._failure.add_done_callback(asyncio.Future.exception)
         settings = replace(self._settings, largest_message=LARGEST_FRAME)
         server = grpc.aio.server(options=channel_options(settings))
         handler = grpc.stream_stream_rpc_method_handler(self._stream)
