@@ -21,6 +21,7 @@ from vafl.protocol.messages import (
     Request,
     ServerMessage,
     Welcome,
+    require_growth,
 )
 from vafl.protocol.requests import Requests
 from vafl.protocol.table import EmbeddingTable
@@ -188,10 +189,7 @@ class Scorer:
             inquiry.mark(client, DECLINED, request.rows.numpy())
 
     def _check_sequence(self, client: int, sequence: int) -> None:
-        if sequence <= self._sequences[client]:
-            raise InvalidMessage(
-                f"sequence of client {client} must grow beyond {self._sequences[client]}. Found {sequence}."
-            )
+        require_growth(client, sequence, self._sequences[client])
 
     def _check_answer(self, answer: Refresh, request: Request) -> None:
         rows = answer.rows.numpy()

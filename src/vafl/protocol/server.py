@@ -36,6 +36,7 @@ from vafl.protocol.messages import (
     Upload,
     Welcome,
     made_here,
+    require_growth,
 )
 from vafl.protocol.requests import Requests
 from vafl.protocol.rows import take_rows
@@ -333,10 +334,7 @@ class Server:
         self.table.store(client, message.rows, message.embeddings, iteration)
 
     def _check_sequence(self, client: int, sequence: int) -> None:
-        if sequence <= self._sequences[client]:
-            raise InvalidMessage(
-                f"sequence of client {client} must grow beyond {self._sequences[client]}. Found {sequence}."
-            )
+        require_growth(client, sequence, self._sequences[client])
 
     def _check_turn(self, client: int, activation: int, rows: Tensor) -> None:
         """Whether an upload is the client's next, and of rows it may be of."""

@@ -24,6 +24,7 @@ from vafl.protocol.messages.checks import (
     ROW_BYTES,
     Words,
     made_here,
+    require_growth,
 )
 from vafl.protocol.messages.joining import Durable, Join, Leave, Refused, Stop, Welcome
 from vafl.protocol.messages.masking import Keys, MaskedRefresh, MaskedUpload, Offer, Rekey
@@ -42,7 +43,7 @@ MaskingMessage = Offer | MaskedUpload | MaskedRefresh
 ClientMessage = Join | Leave | Upload | Refresh | Query | Decline | Finished | MaskingMessage
 ServerMessage = Welcome | Gradient | Skipped | Request | Rekey | Keys | Durable | Stop | Refused
 
-__all__ = ["HEADER_BYTES", "LARGEST_OFFER", "ROW_BYTES", "Words", "made_here"]
+__all__ = ["HEADER_BYTES", "LARGEST_OFFER", "ROW_BYTES", "Words", "made_here", "require_growth"]
 __all__ += ["ClientMessage", "Durable", "Join", "Leave", "Refused", "ServerMessage", "Stop", "Welcome"]
 __all__ += ["Decline", "Finished", "Gradient", "Query", "Refresh", "Request", "Skipped", "Upload"]
 __all__ += ["Keys", "MaskedRefresh", "MaskedUpload", "MaskingMessage", "Offer", "Rekey"]

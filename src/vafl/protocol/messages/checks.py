@@ -72,6 +72,12 @@ def require(*faults: str | None) -> None:
             raise InvalidMessage(fault)
 
 
+def require_growth(client: int, sequence: int, before: int) -> None:
+    """Raises InvalidMessage unless a message comes after all others of its client."""
+    if sequence <= before:
+        raise InvalidMessage(f"sequence of client {client} must grow beyond {before}. Found {sequence}.")
+
+
 class made_here:  # noqa: N801 - read as: with made_here()
     """Around a message of our own making: what is not finite in it is no fault of the other party."""
 
