@@ -1,6 +1,7 @@
 """A model trained on companies' tables, used on tables that came later: no labels, other people."""
 
 import io
+from dataclasses import replace
 
 import polars as pl
 import pytest
@@ -9,9 +10,11 @@ from rich.console import Console
 
 from tests.companies import configuration, write_companies
 from tests.runtime.grpc.test_prediction import batch_of
+from vafl.data.aligned import join
 from vafl.errors import DataError, RunFolderError
 from vafl.federation.prediction import Deployed
 from vafl.launch import launch
+from vafl.plan import make_plan
 from vafl.subjects import load_subjects
 from vafl.trained import open_model, rebuild
 
@@ -66,6 +69,43 @@ def test_people_who_came_later_are_scored_as_the_training_encoded(tmp_path, cons
     assert torch.isfinite(embeddings).all()
     lacking = int((own[:, -1] == 1).sum()) if records == "labelled" else 0
     assert lacking == (12 if records == "labelled" else 0), "a fifth of 60 are no customers of the bank"
+
+
+@pytest.mark.parametrize("records", ["common", "labelled"])
+@pytest.mark.parametrize("rule", ["async", "centralised"])
+def test_what_was_learnt_for_people_it_does_not_know_stands_in_for_a_party(tmp_path, console, rule, records):
+    write_companies(tmp_path)
+    sections = {"data": {"records": records, "validation_fraction": 0.2}, "stop": {"patience": 3}, **LOOPBACK}
+    config = configuration(tmp_path, rule={"name": rule}, **sections)
+    launch(config, tmp_path / "run", console)
+    model = rebuild(open_model(config, tmp_path / "run", "bank"))
+    bank = make_plan(config).data.parties[0]
+    if records == "labelled":
+        learnt = model(torch.from_numpy(bank.encoder.absent_row())[None])[0]
+    else:
+        learnt = model(bank.test).mean(0)
+    head = open_model(config, tmp_path / "run", "server")
+    assert torch.allclose(head.defaults["bank"], learnt, atol=1e-6)
+
+    scores = batch_of(impatient(config), tmp_path / "run", tmp_path / "scores.parquet", ["shop"])
+    assert (scores["missing"] == "bank: absent").all()
+    shop = Deployed.load(config, "shop", tmp_path / "run")
+    said = rebuild(shop.model)(shop.subjects.features) + learnt
+    chances = torch.sigmoid(rebuild(head)(said))[:, 0]
+    number_of = dict(zip(_everyone(config), chances.tolist(), strict=True))
+    assert scores["p(yes)"].to_list() == pytest.approx(
+        [number_of[person] for person in scores["id"]], abs=1e-5
+    )
+
+
+def impatient(config):
+    """Waits a moment only for who is missing."""
+    return replace(config, prediction=replace(config.prediction, patience=0.5))
+
+
+def _everyone(config):
+    """The people of a join, in the order of its rows."""
+    return join(config.data, config.tables)["server"].ids
 
 
 def _people(config, name):

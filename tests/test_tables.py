@@ -150,6 +150,9 @@ def test_companies_that_share_no_folder_end_where_a_simulation_does(folder, tmp_
     for model, state in zip(run.models, models, strict=True):
         model.load_state_dict(state)
     assert (summary["metric"]["value"], summary["test"]) == (run.evaluator(), run.evaluator.test())
+    for model, party in zip(run.models, run.data.parties, strict=True):  # of the models that are kept
+        learnt = model(torch.from_numpy(party.encoder.absent_row())[None])[0]
+        assert torch.allclose(head[f"default.{party.name}"], learnt, atol=1e-6)
 
 
 def _simulated(config, updates):

@@ -1,17 +1,16 @@
 """Trained models, kept in folders and taken up again: between a run's plan and what lies on disk."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vafl.build import Run
 from vafl.config import Config
-from vafl.data.partition import VerticalData
+from vafl.data.partition import Party, VerticalData
 from vafl.errors import RunFolderError
 from vafl.models.embeddings import make_embedding
 from vafl.models.folder import StoredModel, read_model, write_model
@@ -19,10 +18,8 @@ from vafl.models.heads import make_head
 from vafl.models.settings import ModelSettings
 from vafl.plan import Plan
 from vafl.protocol.masked_server import SumTable
-from vafl.protocol.respondent import embed
 from vafl.protocol.table import FOREVER, EmbeddingTable
 from vafl.runtime.identity import SERVER
-from vafl.runtime.simulator import Simulator
 
 MODELS = "models"  # in a run folder: one folder for each party's model
 _SPLIT = ("test_fraction", "validation_fraction")
@@ -73,26 +70,50 @@ def keep_all(run: Run, path: Path) -> None:
     name = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()[:16]
     for index in range(len(run.models)):
         keep_embedding(run, index, path, name)
-    if isinstance(run.runtime, Simulator):
-        defaults = mean_embeddings(run.data, run.runtime.server.table)
-    else:
-        pairs = zip(run.data.parties, run.models, strict=True)
-        defaults = {party.name: embed(model, party.train).mean(0) for party, model in pairs}
+    masked = run.config.privacy.secure_sum
+    defaults = {} if masked else dict(_simulated(run))
     keep_head(run, defaults, path, name)
 
 
-def mean_embeddings(data: VerticalData, table: EmbeddingTable) -> dict[str, Tensor]:
-    """Each client's mean embedding of the training rows, as the server knows them: the best guess for a
-    client that cannot answer. There is none under a secure sum."""
-    if isinstance(table, SumTable):
-        return {}
-    means = {}
-    for client, party in enumerate(data.parties):
-        known = torch.from_numpy(np.flatnonzero(table.stored_at[: data.rows, client] > -FOREVER))
-        parts = torch.split(known, _ROWS)
-        total = sum(table.column(client).index_select(0, part).double().sum(0) for part in parts)
-        means[party.name] = torch.as_tensor(total).div(max(len(known), 1)).float()
-    return means
+def _simulated(run: Run) -> Iterator[tuple[str, Tensor]]:
+    """`stand_ins` of a run that was one process."""
+    held_out = torch.arange(run.data.rows, run.data.rows + len(run.data.test_labels))
+    for party, cells in zip(run.data.parties, run.evaluator.embeddings(), strict=True):
+        yield party.name, _mean(cells, _telling(party, held_out) - run.data.rows)
+
+
+def stand_ins(data: VerticalData, table: EmbeddingTable, measured: Tensor) -> dict[str, Tensor]:
+    """What stands in for each client that cannot answer, as the server's table knows it: the embedding
+    learnt for records that the client lacks, or its mean where none is lacking.
+
+    There is none under a secure sum.
+
+    Args:
+        measured: held-out rows whose embeddings are of the models as they are kept; a client that has none
+            of them in the table is judged by its training rows.
+    """
+    found = {}
+    for client, party in enumerate([] if isinstance(table, SumTable) else data.parties):
+        for rows in (measured, torch.arange(data.rows)):
+            known = rows[torch.from_numpy(table.stored_at[rows, client] > -FOREVER)]
+            if len(known):
+                found[party.name] = _mean(table.column(client), _telling(party, known))
+                break
+    return found
+
+
+def _telling(party: Party, rows: Tensor) -> Tensor:
+    """Those of the rows that the party lacks: its model says of all of them what it learnt to say of people
+    it does not know. All of them, if it lacks none."""
+    if party.ids is None:
+        return rows
+    lacked = torch.from_numpy(party.ids.is_null().to_numpy())[rows]
+    return rows[lacked] if lacked.any() else rows
+
+
+def _mean(cells: Tensor, rows: Tensor) -> Tensor:
+    parts = [cells.index_select(0, part).double().sum(0) for part in torch.split(rows, _ROWS)]
+    return torch.stack(parts).sum(0).div(len(rows)).float()
 
 
 def open_model(config: Config, run: Path, party: str) -> StoredModel:

@@ -66,6 +66,16 @@ def test_features_and_labels_are_those_of_the_same_person(folder, records):
     assert (records == "labelled") == any(person not in bank for person in people)
 
 
+@pytest.mark.parametrize("records", ["common", "labelled"])
+def test_the_label_holder_knows_whom_each_client_lacks_and_clients_know_themselves(folder, records):
+    config = configuration(folder, data={"records": records})
+    everybody, seen = load(config), load(config, "server")
+    for own, known in zip(everybody.parties, seen.parties, strict=True):
+        assert known.ids.to_list() == own.ids.to_list()
+        assert own.ids.has_nulls() == (records == "labelled")
+    assert [party.ids is None for party in load(config, "bank").parties] == [False, True]
+
+
 def test_a_party_reads_its_own_table_only_and_all_agree_on_the_records(folder):
     config = configuration(folder)
     align(config)

@@ -15,6 +15,7 @@ def alignment(**changes):
         "classes": ("no", "yes"),
         "ids": pl.Series("id", ["b", "007", "ü"]),
         "numbers": np.array([0, 3, 4]),
+        "holders": {"bank": pl.Series([True, False, True])},
     }
     return Alignment(**{**whole, **changes})
 
@@ -27,11 +28,14 @@ def test_it_reads_back_as_it_was_written(tmp_path, classes):
     assert (found.token, found.rows, found.classes) == (TOKEN, 5, classes)
     assert found.ids.to_list() == ["b", "007", "ü"]
     assert found.numbers.tolist() == [0, 3, 4]
+    assert {name: held.to_list() for name, held in found.holders.items()} == {"bank": [True, False, True]}
     assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"]
 
 
 def test_a_party_may_have_none_of_the_rows(tmp_path):
-    alignment(ids=pl.Series("id", [], pl.String), numbers=np.array([], np.int64)).write(tmp_path / "a")
+    alignment(ids=pl.Series("id", [], pl.String), numbers=np.array([], np.int64), holders={}).write(
+        tmp_path / "a"
+    )
     assert len(Alignment.read(tmp_path / "a").ids) == 0
 
 
@@ -50,6 +54,9 @@ def test_a_party_may_have_none_of_the_rows(tmp_path):
         ({"ids": pl.Series("id", ["a", None, "b"])}, "missing"),
         ({"ids": pl.Series("id", [1, 2, 3])}, "text"),
         ({"classes": ("one",)}, "two classes"),
+        ({"holders": {"bank": pl.Series([True, False])}}, "whether bank has"),
+        ({"holders": {"bank": pl.Series([1, 0, 1])}}, "whether bank has"),
+        ({"holders": {"bank": pl.Series([True, None, True])}}, "whether bank has"),
         ({"classes": ("one", "one")}, "each once"),
     ],
 )
@@ -70,7 +77,7 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     pl.DataFrame({"id": ["a"], "row": [0]}).write_parquet(tmp_path / "foreign.parquet")
     junk = [whole[:50], whole[:-10], b"", b"junk" * 100, (tmp_path / "foreign.parquet").read_bytes()]
     facts = '{"version": %s, "token": "%s", "rows": %s, "classes": null}'
-    for version, rows in ((2, 5), (1, '"5"'), (1, 1)):
+    for version, rows in ((1, 5), (2, '"5"'), (2, 1)):
         table = pl.DataFrame({"id": ["a", "b"], "row": [0, 1]})
         table.write_parquet(path, metadata={"vafl.alignment": facts % (version, TOKEN, rows)})
         junk.append(path.read_bytes())

@@ -6,7 +6,7 @@ splits them into training, validation and test rows the same way everywhere.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +74,7 @@ def load_tables(
 ) -> VerticalData:
     """What one party knows of the data: its own features, or the labels. None: all of it, for a simulation.
 
-    Of the others there are names only; a client has zeros for labels.
+    Of the others there are names only, and to the label holder their records; a client has zeros for labels.
 
     Args:
         public: encoders must not depend on the records, as where each is guaranteed privacy.
@@ -85,7 +85,7 @@ def load_tables(
     parties = [
         load_party(settings, tables, name, alignments[name], split, public=public)[0]
         if party in (None, name)
-        else Party(name, torch.empty(split.train, 0), torch.empty(own.rows - split.train, 0))
+        else _unseen(name, own, split)
         for name in settings.parties
     ]
     labels = _labels(settings, tables, alignments, split)
@@ -131,6 +131,13 @@ def _encoded(table: Table, encoder: Encoder, wanted: pl.DataFrame, split: Split)
     features = torch.from_numpy(encoder.read(table, wanted, len(split.order)))
     ids = ids_by_position(wanted, len(split.order))
     return Party(table.party, features[: split.train], features[split.train :], encoder, ids)
+
+
+def _unseen(name: str, own: Alignment, split: Split) -> Party:
+    """A client as another party knows it: without features; the label holder knows whom it has."""
+    rows, held = len(split.order), own.holders.get(name)
+    ids = None if held is None else ids_by_position(split.wanted(own).filter(held), rows)
+    return Party(name, torch.empty(split.train, 0), torch.empty(rows - split.train, 0), ids=ids)
 
 
 def ids_by_position(wanted: pl.DataFrame, rows: int) -> pl.Series:
@@ -220,7 +227,10 @@ def join(settings: DataSettings, tables: Mapping[str, TableSettings]) -> Alignme
     token = hashlib.sha256("\n".join(rows).encode()).hexdigest()[:32]
     order = np.random.Generator(np.random.Philox(int(token, 16))).permutation(len(rows))
     numbered = pl.DataFrame({"id": rows, "row": order})
-    return {name: _numbered(own, numbered, token, classes) for name, own in ids.items()}
+    aligned = {name: _numbered(own, numbered, token, classes) for name, own in ids.items()}
+    whole = aligned[LABEL_HOLDER]
+    holders = {name: whole.ids.is_in(ids[name].implode()) for name in settings.parties}
+    return aligned | {LABEL_HOLDER: replace(whole, holders=holders)}
 
 
 def _numbered(

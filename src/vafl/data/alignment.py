@@ -6,7 +6,8 @@ it, so it stays where the party's table lies.
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from vafl.errors import DataError
 from vafl.files import write_atomically
 
 _KEY = "vafl.alignment"
-_VERSION = 1
+_VERSION = 2
+_HELD = "held by "  # before a client's name: a column
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
 
@@ -32,6 +34,7 @@ class Alignment:
         classes: the names of the label's classes, which clients need for their width; None for regression.
         ids: this party's records that are rows, canonical text.
         numbers: int64, their row numbers, ascending.
+        holders: at the label holder, client -> [ids], which of these records it has too.
     """
 
     token: str
@@ -39,6 +42,7 @@ class Alignment:
     classes: tuple[str, ...] | None
     ids: pl.Series
     numbers: npt.NDArray[np.int64]
+    holders: Mapping[str, pl.Series] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not _TOKEN.fullmatch(self.token):
@@ -54,12 +58,18 @@ class Alignment:
             )
         if not _are_rows(self.numbers, self.rows):
             raise DataError(f"row numbers must be int64, ascending and from 0 to {self.rows - 1:,}.")
+        for name, held in self.holders.items():
+            if held.dtype != pl.Boolean or held.null_count() or len(held) != len(self.ids):
+                raise DataError(
+                    f"whether {name} has a record must be true or false for each. Found {held!r}."
+                )
 
     def write(self, path: Path) -> None:
         """As one Parquet file: the old one or the new one is there, whatever happens."""
         facts = {"version": _VERSION, "token": self.token, "rows": self.rows, "classes": self.classes}
         content = BytesIO()
-        table = pl.DataFrame({"id": self.ids, "row": self.numbers})
+        held = {_HELD + name: own for name, own in self.holders.items()}
+        table = pl.DataFrame({"id": self.ids, "row": self.numbers, **held})
         table.write_parquet(content, metadata={_KEY: json.dumps(facts)})
         write_atomically(path, content.getvalue())
 
@@ -80,9 +90,10 @@ class Alignment:
             version, token, rows, classes = (facts[name] for name in ("version", "token", "rows", "classes"))
             if version != _VERSION or type(token) is not str or type(rows) is not int:
                 raise DataError(f"version {_VERSION} with a token and rows is needed. Found {facts}.")
-            table = pl.read_parquet(path, columns=["id", "row"])
+            table = pl.read_parquet(path)
             names = None if classes is None else tuple(map(str, classes))
-            return cls(token, rows, names, table["id"], table["row"].to_numpy())
+            held = {name.removeprefix(_HELD): table[name] for name in table.columns if name.startswith(_HELD)}
+            return cls(token, rows, names, table["id"], table["row"].to_numpy(), held)
         except (pl.exceptions.PolarsError, OSError, KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f'"{path}" must be an alignment that `vafl align` wrote. {error} Run `vafl align` again.'

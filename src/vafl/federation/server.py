@@ -30,7 +30,7 @@ from vafl.runtime.grpc.server import FederationServer
 from vafl.runtime.grpc.wire import run
 from vafl.runtime.identity import SERVER, Credentials
 from vafl.runtime.training import Point, Watch
-from vafl.trained import keep_head, mean_embeddings, run_name
+from vafl.trained import keep_head, run_name, stand_ins
 
 _WATCHED_EVERY = 1.0
 
@@ -148,7 +148,7 @@ class ServerRun:
             with self._progress(plan, federation) as progress:
                 self._shown = progress
                 run(_serve(federation, conductor, listening, self.watch))
-            defaults = mean_embeddings(plan.data, state.server.table)
+            defaults = stand_ins(plan.data, state.server.table, conductor.measured)
             keep_head(plan, defaults, self.path, run_name(state.server.run))
             folder.finish(self._summary(plan, federation, points, conductor))
         recorded = read_run(self.path)

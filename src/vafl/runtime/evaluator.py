@@ -48,16 +48,25 @@ class Evaluator:
         """The head's outputs [rows, outputs] for one feature tensor a party."""
         return outputs(self._models, self._head, features, summed=self._summed)
 
+    def embeddings(self) -> list[Tensor]:
+        """Each party's embeddings of all rows held out."""
+        return _embeddings(self._models, self._features)
+
 
 @torch.no_grad()
 def outputs(
     models: Sequence[nn.Module], head: nn.Module, features: Sequence[Tensor], *, summed: bool
 ) -> Tensor:
     """What the whole model says, [rows, outputs], given every party's features."""
-    with _evaluating([*models, head]):
-        parts = [embed(model, own) for model, own in zip(models, features, strict=True)]
+    with _evaluating([head]):
+        parts = _embeddings(models, features)
         inputs = torch.stack(parts).sum(0) if summed else torch.cat(parts, dim=1)
         return head(inputs)  # type: ignore[no-any-return]
+
+
+def _embeddings(models: Sequence[nn.Module], features: Sequence[Tensor]) -> list[Tensor]:
+    with _evaluating(models):
+        return [embed(model, own) for model, own in zip(models, features, strict=True)]
 
 
 @contextmanager

@@ -31,6 +31,13 @@ def test_it_is_the_plain_intersection_for_two_to_five_parties(sets, records):
         assert (found.token, found.rows, found.classes) == (server.token, len(rows), ("no", "yes"))
         expected = {text: numbers[text] for text in own if text in rows}
         assert dict(zip(found.ids.to_list(), found.numbers.tolist(), strict=True)) == expected
+        if name == "server":
+            held = {other: server.ids.filter(has).to_list() for other, has in found.holders.items()}
+            assert held == {
+                other: [text for text in server.ids if text in parties[other]] for other in names[1:]
+            }
+        else:
+            assert not found.holders
 
 
 def test_row_numbers_and_tokens_are_drawn_anew():

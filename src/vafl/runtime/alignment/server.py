@@ -285,7 +285,9 @@ class AlignmentServer:
         order = chosen[np.argsort(numbers[chosen])]
         token = secrets.token_hex(16)
         rows = len(chosen)
-        return Alignment(token, rows, self._classes, self._ids.gather(order), np.arange(rows)), numbers
+        holders = {party: pl.Series(np.isin(order, places)) for party, (places, _) in matches.items()}
+        ids = self._ids.gather(order)
+        return Alignment(token, rows, self._classes, ids, np.arange(rows), holders), numbers
 
     async def _tell(
         self, alignment: Alignment, numbers: Places, party: str, match: tuple[Places, Places]

@@ -67,6 +67,11 @@ class Conductor:
     _testing: bool = False
     _done: bool = False
 
+    @property
+    def measured(self) -> Tensor:
+        """The rows measured last, by the models that the run ends with."""
+        return self.tests if self.tested is not None else self.held_out
+
     def __call__(self, federation: FederationServer[Server]) -> list[ServerMessage]:
         """Whatever is due now; gives messages to send."""
         if self._done or (federation.began is None and not self.interrupted):
