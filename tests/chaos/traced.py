@@ -39,7 +39,7 @@ def digest_of(server: Server) -> str:
     for tensor in server.head.state_dict().values():
         digest.update(tensor.numpy().tobytes())
     waiting = [(turn.client, turn.activation, turn.rows.tolist()) for turn in server._waiting]
-    answers = [[answer.activation for answer in kept] for kept in server._answers]
+    answers = [[answer.activation for answer in kept] for kept in server._answers.kept]
     facts = (server.iteration, server.activations, server.durable, waiting, answers)
     digest.update(json.dumps(facts).encode())
     digest.update(repr(server.descent.state()).encode())

@@ -68,7 +68,7 @@ def test_the_seed_does_not_decide_the_labels():
 def test_the_server_trains_on_drawn_labels_and_is_measured_on_true_ones():
     data = vertical_data(rows=500)
     run = run_of(data, labels={"epsilon": 1.0})
-    assert torch.equal(run.runtime.server._labels, run.data.train_labels)
+    assert torch.equal(run.runtime.server._evaluate._labels, run.data.train_labels)
     assert not torch.equal(run.data.train_labels, data.train_labels)
     assert torch.equal(run.data.test_labels, data.test_labels)
 

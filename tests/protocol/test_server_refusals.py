@@ -133,7 +133,7 @@ def test_every_kind_of_message_counts_for_the_sequence():
 def test_rows_that_are_held_out_are_refreshed_but_never_stepped_on():
     """The table has 6 rows; only the first 4 have labels at the server."""
     server = run_of(DATA).runtime.server
-    server._labels = server._labels[:4]
+    server._training_rows = 4
     message = "rows of an upload must be below 4: the others are held out"
     refuses(server, upload(activation=0, rows=(0, 4)), message)
     assert server.receive(refresh(client=0, rows=(4, 5))) == []

@@ -53,7 +53,7 @@ def test_a_resumed_server_trains_on_the_labels_it_began_with(tmp_path):
     first = server_state(tmp_path, resume=False)
     first.save(0.0)
     again = server_state(tmp_path, resume=True)
-    assert torch.equal(again.server._labels, first.server._labels)
+    assert torch.equal(again.server._evaluate._labels, first.server._evaluate._labels)
 
 
 def test_a_server_whose_labels_are_lost_does_not_resume(tmp_path):

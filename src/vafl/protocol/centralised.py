@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from vafl.protocol.descent import Descent
 from vafl.protocol.gradients import pull_back
+from vafl.protocol.head_step import Loss
 from vafl.protocol.losslog import LossLog
 from vafl.protocol.schedule import BatchSchedule
-from vafl.protocol.server import Loss
 
 
 class Centralised:

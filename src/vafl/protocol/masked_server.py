@@ -132,7 +132,7 @@ class MaskedServer(Server):
         self._check_turn(client, upload.activation, upload.rows)
         self._sequences[client] = upload.sequence
         self.activations[client] += 1
-        self._answers[client].clear()  # the client has them all, or it would not be here
+        self._answers.kept[client].clear()  # the client has them all, or it would not be here
         self._words[client] = upload.words
         self._waiting.append(Turn(client, upload.activation, upload.rows, True, True))
         return self._end_older_rounds()

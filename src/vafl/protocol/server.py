@@ -4,22 +4,19 @@ The whole life of an upload is here: `receive` -> checked -> stored -> the rule 
 bound may ask for fresh cells -> one evaluation of the loss -> the head steps, gradients go back.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from vafl.errors import InvalidMessage
+from vafl.protocol.answers import Answers
 from vafl.protocol.bound import DelayBound
 from vafl.protocol.delays import DelayLog
 from vafl.protocol.descent import Descent
-from vafl.protocol.gradients import head_with_way_back
-from vafl.protocol.losslog import LossLog
+from vafl.protocol.head_step import HeadStep, Loss, Mask
 from vafl.protocol.messages import (
     ClientMessage,
     Decline,
@@ -39,14 +36,11 @@ from vafl.protocol.messages import (
     require_growth,
 )
 from vafl.protocol.requests import Requests
-from vafl.protocol.rows import take_rows
 from vafl.protocol.rules import Rule, Turn
 from vafl.protocol.table import FOREVER, EmbeddingTable
 
 _COUNTED_CLIENTS = 8  # whose delays are counted cell by cell at full cost
 RECALL_ROWS = 65_536  # rows of one request for what a client lost
-Loss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-Mask = Callable[[Tensor], Tensor]
 
 
 class Server:
@@ -55,12 +49,9 @@ class Server:
     Args:
         table: the last embedding of every row and client.
         labels: [training rows], one label a row; rows of the table beyond are held out: no step uses them.
-        head: maps what `table.read` gives to outputs.
-        loss: (outputs, labels) -> the loss of each row, [batch], and its slopes, [batch, outputs].
-        descent: steps the head's parameters.
+        head, loss, descent, mask: as in `HeadStep`.
         rule: when to act.
         bound: the delay bound, if any.
-        mask: what gradients [batch, width] go through before they leave, or None.
 
     Attributes:
         iteration: the global counter k: how many steps were made.
@@ -87,7 +78,6 @@ class Server:
         self.table, self.head, self.rule, self.bound = table, head, rule, bound
         self.descent = descent
         self.delays = DelayLog(table.clients, bound.limit if bound else None)
-        self.losses = LossLog()
         self.iteration = 0
         self.last_iteration = FOREVER
         self.activations = [0] * table.clients
@@ -96,13 +86,13 @@ class Server:
         self.finished: set[int] = set()
         self.requests = Requests()
         self.run = 0
-        self._labels, self._loss, self._mask = labels.contiguous(), loss, mask
-        self._through_head = head_with_way_back(head, descent.parameters)
+        self._evaluate = HeadStep(labels, head, loss, descent, mask)
+        self.losses = self._evaluate.losses
+        self._training_rows = len(labels)
         self._sequences = [-1] * table.clients
         self._waiting: list[Turn] = []
         self._group: list[Turn] = []
-        self._answerable: dict[int, Upload] = {}
-        self._answers: list[list[Gradient]] = [[] for _ in range(table.clients)]
+        self._answers = Answers(table.clients)
 
     def receive(self, message: ClientMessage) -> list[ServerMessage]:
         """Takes one message and gives the replies that follow from it, in order.
@@ -210,7 +200,7 @@ class Server:
         self._store(upload)
         self.activations[client] += 1
         if not upload.answer:
-            self._answerable[client] = upload
+            self._answers.unasked[client] = upload
         self._waiting.append(Turn(client, upload.activation, upload.rows, True, upload.answer))
         return self._end_older_rounds() if self.rule.common_rows else []
 
@@ -232,7 +222,7 @@ class Server:
                 f"client {query.client} has no unanswered upload of activation {query.activation}."
             )
         self._sequences[query.client] = query.sequence
-        upload = self._answerable.get(query.client)
+        upload = self._answers.unasked.get(query.client)
         turn = Turn(query.client, query.activation, torch.empty(0), False, True)
         if upload is None or upload.activation != query.activation:
             return [self._skipped(turn, "this upload is not known any more")]
@@ -274,17 +264,11 @@ class Server:
 
     def _owed(self, client: int, flights: range) -> list[ServerMessage]:
         """Answers to uploads that were taken and whose answers may have been lost on the way."""
-        answers = {answer.activation: answer for answer in self._answers[client]}
         waiting = {turn.activation for turn in self._waiting if turn.client == client}
-        if client in self._answerable:
-            waiting.add(self._answerable[client].activation)
         owed: list[ServerMessage] = []
-        for activation in flights:
-            if activation in answers:
-                owed.append(answers[activation])
-            elif activation not in waiting:
-                turn = Turn(client, activation, torch.empty(0), False, True)
-                owed.append(self._skipped(turn, "the answer to this upload was lost"))
+        for activation, answer in self._answers.owed(client, flights, waiting):
+            turn = Turn(client, activation, torch.empty(0), False, True)
+            owed.append(answer or self._skipped(turn, "the answer to this upload was lost"))
         return owed
 
     def _recall(self, client: int, join: Join) -> list[ServerMessage]:
@@ -305,9 +289,7 @@ class Server:
             self._group = []
             if self.bound:
                 self.bound.begin_step()
-        self._answers[client] = [answer for answer in self._answers[client] if answer.activation < keep.stop]
-        if client in self._answerable and self._answerable[client].activation not in keep:
-            del self._answerable[client]
+        self._answers.rewind(client, keep)
 
     def _forget_requests(self, client: int) -> None:
         for request in self.requests.of(client):
@@ -327,10 +309,8 @@ class Server:
         iteration of the first of those.
         """
         client = message.client
-        missing = self.activations[client] - message.in_flight
-        self._answers[client] = [answer for answer in self._answers[client] if answer.activation >= missing]
-        unapplied = self._answers[client]
-        iteration = unapplied[0].iteration if unapplied else self.iteration
+        unapplied = self._answers.first_unapplied(client, self.activations[client] - message.in_flight)
+        iteration = unapplied.iteration if unapplied else self.iteration
         self.table.store(client, message.rows, message.embeddings, iteration)
 
     def _check_sequence(self, client: int, sequence: int) -> None:
@@ -343,9 +323,9 @@ class Server:
                 f"the next upload of client {client} must be activation {self.activations[client]}. "
                 f"Found {activation}."
             )
-        if self.table.rows > len(self._labels) and int(rows.max()) >= len(self._labels):
+        if self.table.rows > self._training_rows and int(rows.max()) >= self._training_rows:
             raise InvalidMessage(
-                f"rows of an upload must be below {len(self._labels)}: the others are held out."
+                f"rows of an upload must be below {self._training_rows}: the others are held out."
             )
         for turn in self._waiting if self.rule.common_rows else ():
             if turn.activation == activation and not torch.equal(turn.rows, rows):
@@ -398,34 +378,15 @@ class Server:
         self._waiting = [turn for turn in self._waiting if turn not in turns]
 
     def _skipped(self, turn: Turn, reason: str) -> Skipped:
-        self._close_query(turn.client, turn.activation)
+        self._answers.close(turn.client, turn.activation)
         return Skipped(turn.client, turn.activation, self.iteration, tuple(self.activations), reason)
-
-    def _close_query(self, client: int, activation: int) -> None:
-        """The upload was answered: it cannot be asked about again."""
-        if client in self._answerable and self._answerable[client].activation == activation:
-            del self._answerable[client]
 
     def _step(self, group: Sequence[Turn]) -> list[ServerMessage]:
         """One evaluation of the loss for all turns; the head moves by the mean over them."""
-        shared = self.rule.common_rows
-        turns = group[:1] if shared else group
-        rows = turns[0].rows if len(turns) == 1 else torch.cat([turn.rows for turn in turns])
-        self._record_delays(turns, shared)
-        outputs, pull_back = self._through_head(self.table.read(rows))
-        losses, slopes = self._loss(outputs, take_rows(self._labels, rows))
-        weights = _mean_weights(tuple([turn.rows.numel() for turn in turns]))
-        loss = float(losses.numpy() @ weights[:, 0])
-        self.losses.check(loss, self.iteration)
-        scaled = slopes.numpy()
-        scaled *= weights
-        gradient, steps = pull_back(slopes)
-        iteration = self.iteration
-        if group[0].steps:
-            self.losses.note(loss)
-            self.descent.step(steps, iteration)
-            self.iteration += 1
-        parts = self._masked(self._split(gradient, group, shared))
+        shared, iteration = self.rule.common_rows, self.iteration
+        self._record_delays(group[:1] if shared else group, shared)
+        parts = self._evaluate(self.table, group, iteration, shared=shared)
+        self.iteration += group[0].steps
         counts = tuple(self.activations)
         with made_here():
             answers = [
@@ -434,16 +395,8 @@ class Server:
                 if turn.answers
             ]
         for answer in answers:
-            self._answers[answer.client].append(answer)
-            self._close_query(answer.client, answer.activation)
+            self._answers.add(answer)
         return list(answers)
-
-    def _masked(self, parts: list[Tensor]) -> list[Tensor]:
-        """What clients share stays the same for all: noise drawn for each would average out."""
-        if self._mask is None:
-            return parts
-        masked = {id(part): self._mask(part) for part in parts}
-        return [masked[id(part)] for part in parts]
 
     def _record_delays(self, turns: Sequence[Turn], shared: bool) -> None:
         """Notes how stale the cells were. With many clients a share of the rows stands for all of them, so
@@ -453,28 +406,8 @@ class Server:
             rows = turn.rows if every == 1 else turn.rows[::every]
             self.delays.record(self.table.delays(rows, self.iteration), None if shared else turn.client)
 
-    def _split(self, gradient: Tensor, group: Sequence[Turn], shared: bool) -> list[Tensor]:
-        """Each client's own gradient of its own mean loss, [its batch, its width]."""
-        if shared:
-            blocks: Sequence[Tensor] = [gradient] * len(group)
-        elif len(group) == 1:
-            blocks = [gradient]
-        else:
-            blocks = torch.split(gradient * len(group), [len(turn.rows) for turn in group])
-        if self.table.sums is not None:
-            return list(blocks)
-        columns = [self.table.columns[turn.client] for turn in group]
-        return [block[:, column].contiguous() for block, column in zip(blocks, columns, strict=True)]
-
 
 def listed(clients: Iterable[int], names: Sequence[str]) -> str:
     """The clients by name; by number where they have none."""
     found = sorted(clients)
     return ", ".join(names[client] for client in found) or "nobody" if names else str(found)
-
-
-@lru_cache(maxsize=16)
-def _mean_weights(sizes: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """[rows, 1]: weights that make a sum over all rows the mean, over the turns, of each turn's mean."""
-    each = [np.full((size, 1), 1 / (size * len(sizes)), np.float32) for size in sizes]
-    return np.concatenate(each)

@@ -1,0 +1,100 @@
+"""The arithmetic of a server's step: the loss of the turns' rows, and its slopes for head and clients."""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from vafl.protocol.descent import Descent
+from vafl.protocol.gradients import head_with_way_back
+from vafl.protocol.losslog import LossLog
+from vafl.protocol.rows import take_rows
+from vafl.protocol.rules import Turn
+from vafl.protocol.table import EmbeddingTable
+
+Loss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Mask = Callable[[Tensor], Tensor]
+
+
+class HeadStep:
+    """Evaluates the loss once for a group of turns, and may move the head by the mean over them.
+
+    Args:
+        labels: [training rows], one label a row.
+        head: maps what `table.read` gives to outputs.
+        loss: (outputs, labels) -> the loss of each row, [batch], and its slopes, [batch, outputs].
+        descent: steps the head's parameters.
+        mask: what gradients [batch, width] go through before they leave, or None.
+
+    Attributes:
+        losses: those of the steps made.
+    """
+
+    def __init__(
+        self,
+        labels: Tensor,
+        head: nn.Module,
+        loss: Loss,
+        descent: Descent,
+        mask: Mask | None,
+    ) -> None:
+        self.losses = LossLog()
+        self._labels, self._loss, self._descent, self._mask = labels.contiguous(), loss, descent, mask
+        self._through_head = head_with_way_back(head, descent.parameters)
+
+    def __call__(
+        self, table: EmbeddingTable, group: Sequence[Turn], iteration: int, *, shared: bool
+    ) -> list[Tensor]:
+        """Each turn's own gradient of its own mean loss, [its batch, its width]; steps if the turns do.
+
+        Args:
+            shared: whether all turns are of the same rows.
+
+        Raises:
+            Diverged: the loss is not finite any more; nothing has changed.
+        """
+        turns = group[:1] if shared else group
+        rows = turns[0].rows if len(turns) == 1 else torch.cat([turn.rows for turn in turns])
+        outputs, pull_back = self._through_head(table.read(rows))
+        losses, slopes = self._loss(outputs, take_rows(self._labels, rows))
+        weights = _mean_weights(tuple([turn.rows.numel() for turn in turns]))
+        loss = float(losses.numpy() @ weights[:, 0])
+        self.losses.check(loss, iteration)
+        scaled = slopes.numpy()
+        scaled *= weights
+        gradient, steps = pull_back(slopes)
+        if group[0].steps:
+            self.losses.note(loss)
+            self._descent.step(steps, iteration)
+        return self._masked(_split(gradient, table, group, shared))
+
+    def _masked(self, parts: list[Tensor]) -> list[Tensor]:
+        """What clients share stays the same for all: noise drawn for each would average out."""
+        if self._mask is None:
+            return parts
+        masked = {id(part): self._mask(part) for part in parts}
+        return [masked[id(part)] for part in parts]
+
+
+def _split(gradient: Tensor, table: EmbeddingTable, group: Sequence[Turn], shared: bool) -> list[Tensor]:
+    """Each turn's own part."""
+    if shared:
+        blocks: Sequence[Tensor] = [gradient] * len(group)
+    elif len(group) == 1:
+        blocks = [gradient]
+    else:
+        blocks = torch.split(gradient * len(group), [len(turn.rows) for turn in group])
+    if table.sums is not None:
+        return list(blocks)
+    columns = [table.columns[turn.client] for turn in group]
+    return [block[:, column].contiguous() for block, column in zip(blocks, columns, strict=True)]
+
+
+@lru_cache(maxsize=16)
+def _mean_weights(sizes: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """[rows, 1]: weights that make a sum over all rows the mean, over the turns, of each turn's mean."""
+    each = [np.full((size, 1), 1 / (size * len(sizes)), np.float32) for size in sizes]
+    return np.concatenate(each)
