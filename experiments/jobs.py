@@ -1,9 +1,11 @@
 """Many independent runs of one experiment, spread over processes, with a progress bar."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from threading import Thread
 from typing import TypeVar
 
 import torch
@@ -53,12 +55,25 @@ def _one_by_one(
         yield from ((index, work(jobs[index])) for index in order)
         return
     # Started afresh, not forked: a fork of a process in which torch has threads may hang.
-    with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), _begin_worker) as pool:
         futures = {pool.submit(work, jobs[index]): index for index in order}
         try:
             yield from ((futures[future], future.result()) for future in as_completed(futures))
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _begin_worker() -> None:
+    """One thread for arithmetic; and one that ends the process, in the middle of a run too, if whoever
+    started it is killed."""
+    torch.set_num_threads(1)
+
+    def outlive_nobody() -> None:
+        if (parent := parent_process()) is not None:
+            parent.join()
+            os._exit(1)
+
+    Thread(target=outlive_nobody, daemon=True).start()
 
 
 def in_groups(results: Sequence[Result], size: int) -> list[list[Result]]:

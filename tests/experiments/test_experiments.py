@@ -4,6 +4,8 @@ import gzip
 import json
 import math
 import operator
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -135,3 +137,26 @@ def test_companies_are_compared_on_the_same_people(tmp_path):
     assert {result["test_people"] for result in found.values()} == {120}
     assert found["label holder alone"]["auc"] < found["federated"]["auc"] < 1
     assert found["federated"]["auc"] == pytest.approx(found["pooled"]["auc"], abs=0.05)
+
+
+ENDLESS = """
+import time
+from experiments.jobs import run_all
+
+def never_ends(job):
+    print("begun", flush=True)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    run_all("waiting", never_ends, [1, 2], workers=2)
+"""
+
+
+def test_workers_end_when_whoever_started_them_is_killed(tmp_path):
+    script = tmp_path / "endless.py"
+    script.write_text(ENDLESS)
+    whole = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
+    begun = (line for line in whole.stdout if "begun" in line)
+    assert [next(begun), next(begun)]
+    whole.kill()
+    whole.communicate(timeout=60)  # ends when nobody holds the pipe any more
