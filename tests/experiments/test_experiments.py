@@ -4,9 +4,12 @@ import gzip
 import json
 import math
 import operator
+import os
 import subprocess
 import sys
+from pathlib import Path
 
+import experiments
 import numpy as np
 import pytest
 import torch
@@ -155,8 +158,11 @@ if __name__ == "__main__":
 def test_workers_end_when_whoever_started_them_is_killed(tmp_path):
     script = tmp_path / "endless.py"
     script.write_text(ENDLESS)
-    whole = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
-    begun = (line for line in whole.stdout if "begun" in line)
-    assert [next(begun), next(begun)]
-    whole.kill()
-    whole.communicate(timeout=60)  # ends when nobody holds the pipe any more
+    found_here = {**os.environ, "PYTHONPATH": str(Path(experiments.__file__).parents[1])}
+    with subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, text=True, env=found_here
+    ) as whole:
+        begun = (line for line in whole.stdout if "begun" in line)
+        assert [next(begun), next(begun)]
+        whole.kill()
+        whole.communicate(timeout=60)  # ends when nobody holds the pipe any more
