@@ -229,7 +229,7 @@ def join(settings: DataSettings, tables: Mapping[str, TableSettings]) -> Alignme
     numbered = pl.DataFrame({"id": rows, "row": order})
     aligned = {name: _numbered(own, numbered, token, classes) for name, own in ids.items()}
     whole = aligned[LABEL_HOLDER]
-    holders = {name: whole.ids.is_in(ids[name].implode()) for name in settings.parties}
+    holders = {name: pl.Series(np.isin(whole.numbers, aligned[name].numbers)) for name in settings.parties}
     return aligned | {LABEL_HOLDER: replace(whole, holders=holders)}
 
 
