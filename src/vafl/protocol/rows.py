@@ -6,9 +6,12 @@ gradients.py asks it for more than it does in one thread.
 
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+_BY_TORCH = 10_000  # numbers of a product; numpy's BLAS would use several threads for more
 
 
 def take_rows(tensor: Tensor, rows: Tensor) -> Tensor:
@@ -18,5 +21,8 @@ def take_rows(tensor: Tensor, rows: Tensor) -> Tensor:
 
 def sum_of_squares(values: npt.NDArray[Any]) -> float:
     """Of all of them, whatever their order in memory; not finite if one of them is not."""
-    flat = torch.from_numpy(values.ravel("K"))
-    return float(torch.dot(flat, flat))
+    flat = values.ravel("K")
+    if flat.size < _BY_TORCH:
+        return float(np.vdot(flat, flat))  # which, other than dot, is silent where it overflows
+    one = torch.from_numpy(flat)
+    return float(torch.dot(one, one))
