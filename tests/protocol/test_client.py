@@ -299,6 +299,7 @@ REFUSED = {
         r"rows must be in 0\.\.6. Found 2\.\.7",
     ),
     "negative rows": (Request(1, 0, torch.tensor([-1])), r"Found -1\.\.-1"),
+    "a row twice": (Request(1, 0, torch.tensor([3, 2, 3])), "named twice"),
     "skipped another activation": (Skipped(1, 3, 1, (1, 1), "stale"), r"activation 3 is not waiting"),
 }
 

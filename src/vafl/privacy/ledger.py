@@ -133,6 +133,7 @@ class Ledger:
                 affordable[:] = False
             accounts, after = accounts[affordable], after[affordable]
         if len(accounts):
+            _require_distinct(accounts)
             number = KINDS.index(kind)
             if self._journal is not None:
                 charge = charge_as_bytes(accounts, cost, carried, trains)
@@ -280,3 +281,11 @@ def _ids_as_bytes(ids: pl.Series) -> bytes:
     content = BytesIO()
     pl.DataFrame({"id": ids}).write_ipc(content, compression="zstd")
     return content.getvalue()
+
+
+def _require_distinct(accounts: Numbers) -> None:
+    """A record named twice would be charged once."""
+    if not (accounts[1:] > accounts[:-1]).all():
+        own = np.sort(accounts[accounts != NOBODY])
+        if (own[1:] == own[:-1]).any():
+            raise ValueError("an upload names each record once at most")

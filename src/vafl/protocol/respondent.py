@@ -19,7 +19,7 @@ from vafl.protocol.messages import (
     ServerMessage,
     made_here,
 )
-from vafl.protocol.rows import take_rows
+from vafl.protocol.rows import check_rows, take_rows
 
 Perturb = Callable[[Tensor], Tensor]
 UploadKind = Literal["batch", "refresh", "request", "evaluation", "prediction"]
@@ -117,10 +117,8 @@ class Respondent:
         return self._say_rows(rows, embeddings, request.number)
 
     def _check_rows(self, rows: Tensor) -> None:
-        if len(rows) and not (rows.min() >= 0 and rows.max() < len(self._features)):
-            raise InvalidMessage(
-                f"rows must be in 0..{len(self._features) - 1}. Found {int(rows.min())}..{int(rows.max())}."
-            )
+        """One charge buys one embedding of a record, never several copies with noise of their own."""
+        check_rows(rows, len(self._features))
 
     def _embedded(self, features: Tensor, rows: Tensor | None, *, evaluating: bool) -> Tensor:
         if evaluating:

@@ -1,4 +1,4 @@
-"""Rows of numbers: some of them gathered, their squares summed.
+"""Rows of numbers: checked as a message names them, gathered, their squares summed.
 
 numpy's BLAS has threads of its own, whose waiting takes a core from the others: nothing here or in
 gradients.py asks it for more than it does in one thread.
@@ -11,7 +11,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vafl.errors import InvalidMessage
+
 _BY_TORCH = 10_000  # numbers of a product; numpy's BLAS would use several threads for more
+
+
+def check_rows(rows: Tensor, count: int) -> None:
+    """Raises InvalidMessage unless these are distinct rows of so many."""
+    numbers = rows.numpy()
+    if np.count_nonzero(numbers[1:] <= numbers[:-1]):  # our own parties name rows in order
+        numbers = np.sort(numbers)
+        if (numbers[1:] == numbers[:-1]).any():
+            raise InvalidMessage("rows must be distinct. Found a row named twice in one message.")
+    if len(numbers) and not (numbers[0] >= 0 and numbers[-1] < count):
+        raise InvalidMessage(f"rows must be in 0..{count - 1}. Found {numbers[0]}..{numbers[-1]}.")
 
 
 def take_rows(tensor: Tensor, rows: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vafl.errors import ConfigError, InvalidMessage
-from vafl.protocol.rows import sum_of_squares
+from vafl.protocol.rows import check_rows, sum_of_squares
 
 FOREVER = 2**30  # a delay at or above this means: never uploaded, or lost
 _LOST = -FOREVER - 1  # stands for when a cell was stored, if a crash made it worthless
@@ -93,13 +93,7 @@ class EmbeddingTable:
 
     def check(self, client: int, rows: Tensor, embeddings: Tensor) -> None:
         """Raises InvalidMessage unless `store` may take these; changes nothing."""
-        numbers = rows.numpy()
-        if np.count_nonzero(numbers[1:] <= numbers[:-1]):  # our own clients name rows in order
-            numbers = np.sort(numbers)
-            if (numbers[1:] == numbers[:-1]).any():
-                raise InvalidMessage("rows must be distinct. Found a row named twice in one message.")
-        if len(numbers) and not (numbers[0] >= 0 and numbers[-1] < self.rows):
-            raise InvalidMessage(f"rows must be in 0..{self.rows - 1}. Found {numbers[0]}..{numbers[-1]}.")
+        check_rows(rows, self.rows)
         if embeddings.shape[1] != self.widths[client]:
             raise InvalidMessage(
                 f"embeddings of client {client} must be {self.widths[client]} wide. "
