@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import kstest
@@ -40,3 +41,22 @@ def test_noise_does_not_come_from_the_runs_seed_nor_disturb_it():
 def test_one_generator_never_repeats_itself():
     noise = Noise()
     assert not torch.equal(noise.gaussian((4,), 1.0), noise.gaussian((4,), 1.0))
+
+
+@pytest.mark.parametrize("deviation", [0.3, 2.0, 10.0, 4096.0])
+def test_the_last_bits_of_a_noised_value_tell_nothing_of_it(deviation):
+    """Every sum is a multiple of one step, and small enough for float32 to hold it: the same sums for all."""
+    step = 2.0 ** math.floor(math.log2(deviation)) / 4096
+    for value in (0.1, -0.7234, 1 / 3):
+        found = Noise().added_to(np.full(10_000, value, np.float32), deviation).astype(np.float64) / step
+        assert (found == np.rint(found)).all()
+        assert np.abs(found).max() < 2**24
+
+
+def test_noise_added_has_its_deviation_and_values_lose_little_and_never_grow():
+    values = np.linspace(-1, 1, 100_001, dtype=np.float32)
+    added = Noise().added_to(values, 2.0) - values
+    assert kstest(added / 2.0, "norm").pvalue > 1e-6
+    truncated = Noise().added_to(np.array([0.75, -0.75, 0.1, -0.1], np.float32), 1e-9)
+    assert np.abs(truncated).max() < 0.75 + 1e-7
+    assert (Noise().added_to(values, 0.0) == values).all()

@@ -47,5 +47,5 @@ class GradientMask:
         if self._clip:
             gradients = clip_rows(gradients, self._clip)
         if self._deviation:
-            gradients = gradients + self._noise.gaussian(gradients.shape, self._deviation)
+            return torch.from_numpy(self._noise.added_to(gradients.numpy(), self._deviation))
         return gradients

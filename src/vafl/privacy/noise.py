@@ -16,10 +16,12 @@ from torch import Tensor
 
 _DRAWN_AT_ONCE = 1 << 15  # numbers, into memory that is used again and again: what is fresh comes slowly
 _NOTHING = bytes(8 * _DRAWN_AT_ONCE)  # what the cipher encrypts
+_STEP = 2.0**-13  # of the power of two above a deviation: fine beside it, and coarse beside float64
+Values = npt.NDArray[np.float32]
 
 
 class Noise:
-    """Draws float32 noise; one object for each client."""
+    """Draws noise; one object for each client."""
 
     def __init__(self) -> None:
         cipher = algorithms.AES(os.urandom(32))
@@ -27,24 +29,27 @@ class Noise:
         self._bytes = bytearray(len(_NOTHING) + cipher.block_size // 8 - 1)
         self._words = np.frombuffer(self._bytes, np.int64, _DRAWN_AT_ONCE)
         self._unit = np.empty(_DRAWN_AT_ONCE)
-        self._normals = np.empty(_DRAWN_AT_ONCE, np.float32)
-        self._used = _DRAWN_AT_ONCE  # of them
+        self._used = _DRAWN_AT_ONCE  # of them, once they are normal
+
+    def added_to(self, values: Values, deviation: float) -> Values:
+        """values + N(0, deviation^2), each of the two a multiple of the same step; as they are for 0.
+
+        The sum of any float32 numbers has last bits that tell which values it can be of, however large the
+        noise. Here every value can give every sum. Values go towards zero, so that no norm grows.
+        """
+        if not deviation:
+            return values.copy()
+        step = _STEP * 2.0 ** math.frexp(deviation)[1]
+        steps = self._normals(values.size, deviation / step).reshape(values.shape)
+        np.rint(steps, out=steps)
+        steps += np.trunc(np.divide(values, step, dtype=np.float64))
+        steps *= step
+        return steps.astype(np.float32)
 
     def gaussian(self, shape: Sequence[int], deviation: float) -> Tensor:
-        """N(0, deviation^2), by inverting the distribution function in float64."""
-        return torch.from_numpy(self.normals(shape, deviation))
-
-    def normals(self, shape: Sequence[int], deviation: float) -> npt.NDArray[np.float32]:
-        """The same, as numpy has it."""
-        drawn, filled = np.empty(math.prod(shape), np.float32), 0
-        while filled < len(drawn):
-            if self._used == _DRAWN_AT_ONCE:
-                self._draw_normals()
-            some = self._normals[self._used : self._used + len(drawn) - filled]
-            np.multiply(some, np.float32(deviation), out=drawn[filled : filled + len(some)])
-            filled += len(some)
-            self._used += len(some)
-        return drawn.reshape(shape)
+        """N(0, deviation^2), for what stays here: what leaves is `added_to`."""
+        drawn = self._normals(math.prod(shape), deviation).astype(np.float32)
+        return torch.from_numpy(drawn).view(*shape)
 
     def uniform(self, shape: Sequence[int], deviation: float) -> Tensor:
         """U[-sqrt(3) deviation, sqrt(3) deviation]."""
@@ -52,14 +57,23 @@ class Noise:
         for start in range(0, len(drawn), _DRAWN_AT_ONCE):
             part = drawn[start : start + _DRAWN_AT_ONCE]
             self._draw_unit()
+            self._used = _DRAWN_AT_ONCE
             np.multiply(self._unit[: len(part)], math.sqrt(3) * deviation, out=part, casting="same_kind")
         return torch.from_numpy(drawn).view(*shape)
 
-    def _draw_normals(self) -> None:
-        self._draw_unit()
-        torch.from_numpy(self._unit).erfinv_()
-        np.multiply(self._unit, math.sqrt(2), out=self._normals, casting="same_kind")
-        self._used = 0
+    def _normals(self, count: int, deviation: float) -> npt.NDArray[np.float64]:
+        """By inverting the distribution function."""
+        drawn, filled = np.empty(count), 0
+        while filled < count:
+            if self._used == _DRAWN_AT_ONCE:
+                self._draw_unit()
+                torch.from_numpy(self._unit).erfinv_()
+                self._used = 0
+            some = self._unit[self._used : self._used + count - filled]
+            np.multiply(some, math.sqrt(2) * deviation, out=drawn[filled : filled + len(some)])
+            filled += len(some)
+            self._used += len(some)
+        return drawn
 
     def _draw_unit(self) -> None:
         """Float64 in the open interval (-1, 1): odd multiples of 2^-53, which float64 holds exactly."""

@@ -13,26 +13,41 @@ from torch import Tensor, nn
 
 from vafl.privacy.noise import Noise
 
-Lengths = npt.NDArray[np.float32]
+Lengths = npt.NDArray[np.float64]
+Factors = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.float32]
 ROUNDING = 1 - 1e-5  # a clipped norm stays below C whatever float32 rounds
 
 
-def clip_rows(values: Tensor, norm: float) -> Tensor:
-    """Each [0, ...] of the batch, scaled down to that norm where it is longer.
+def with_lengths(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Each [0, ...] of the batch, zero where it is not finite, and its norm.
 
-    A norm that overflows float32 counts as infinite: such a row becomes zero, which is short enough.
+    Stopping there would tell of that record alone, without any noise. Norms are summed in float64: in
+    float32 they are too short where there are many numbers.
     """
-    lengths = torch.linalg.vector_norm(values.flatten(1), dim=1)
-    factors: Tensor = norm * ROUNDING / lengths.clamp_min(norm)
-    return values * factors.view(-1, *[1] * (values.ndim - 1))
+    lengths = torch.linalg.vector_norm(values.flatten(1), dim=1, dtype=torch.float64)
+    finite = lengths.isfinite()
+    if finite.all():
+        return values, lengths
+    zeros = torch.zeros(())
+    return torch.where(_beside(finite, values), values, zeros), lengths.where(finite, zeros.double())
 
 
-def scaling(lengths: Lengths, norm: float) -> Lengths:
+def clip_rows(values: Tensor, norm: float) -> Tensor:
+    """Each [0, ...] of the batch, scaled down to that norm where it is longer; zero if it is not finite."""
+    values, lengths = with_lengths(values)
+    factors = (norm * ROUNDING / lengths.clamp_min(norm)).float()
+    return values * _beside(factors, values)
+
+
+def scaling(lengths: Lengths, norm: float) -> Factors:
     """What shortens rows of these lengths to `norm`; all but rounding 1 for short ones."""
-    limit = np.float32(norm)
-    factors: Lengths = np.divide(limit * np.float32(ROUNDING), np.maximum(lengths, limit), dtype=np.float32)
-    return factors
+    return (norm * ROUNDING / np.maximum(lengths, norm)).astype(np.float32)
+
+
+def _beside(numbers: Tensor, values: Tensor) -> Tensor:
+    """One number for each [0, ...] of the batch."""
+    return numbers.view(-1, *[1] * (values.ndim - 1))
 
 
 def split_last(model: nn.Module) -> tuple[nn.Module, nn.Module]:
@@ -74,9 +89,7 @@ class Release(nn.Module):
         self._ends_here = isinstance(rest, nn.Identity)
 
     def forward(self, values: Tensor) -> Tensor:
-        clipped = clip_rows(values, self._clip) if self._clip else values
-        embeddings: Tensor = self.rest(clipped + self._noise.gaussian(clipped.shape, self._deviation))
-        return embeddings
+        return self.with_way_back(values)[0]
 
     def with_way_back(self, values: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """Embeddings, and the map from their slopes to those of the values."""
@@ -93,14 +106,14 @@ class Release(nn.Module):
 
     def _noised(self, values: Tensor) -> tuple[Rows, Callable[[Tensor], Tensor]]:
         """In numpy: for so few numbers most of an operation's cost in torch is the call."""
-        rows: Rows = values.numpy()
-        noised = self._noise.normals(rows.shape, self._deviation)
         if not self._clip:
-            noised += rows
-            return noised, lambda slopes: slopes
-        scale = scaling(torch.linalg.vector_norm(values, dim=1).numpy(), self._clip)
-        noised += rows * scale[:, None]
+            return self._noise.added_to(values.numpy(), self._deviation), lambda slopes: slopes
+        values, lengths = with_lengths(values)
+        rows: Rows = values.numpy()
+        scale = scaling(lengths.numpy(), self._clip)
+        noised = self._noise.added_to(rows * scale[:, None], self._deviation)
 
+        @np.errstate(over="ignore", invalid="ignore")
         def through_clip(slopes: Tensor) -> Tensor:
             """A row that was clipped moves on a sphere: along itself nothing changes."""
             own: Rows = slopes.flatten(1).numpy()

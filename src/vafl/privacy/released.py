@@ -65,7 +65,7 @@ def release_once(
     ledger.require(accounts[new], "release", settings.upload_cost, settings.mu_max or math.inf)
     fresh = clip_rows(_encoded(encoder, features[torch.from_numpy(new)]), settings.clip)
     released = torch.empty(len(features), *fresh.shape[1:])
-    released[torch.from_numpy(new)] = fresh + noise.gaussian(fresh.shape, settings.noise)
+    released[torch.from_numpy(new)] = torch.from_numpy(noise.added_to(fresh.numpy(), settings.noise))
     old = np.flatnonzero(places >= 0)
     released[torch.from_numpy(old)] = kept.features[torch.from_numpy(places[old])]
     if path is not None:
