@@ -33,6 +33,17 @@ class Backwards(nn.Module):
         return self.last(self.first(values).tanh())
 
 
+class EachStep(nn.Module):
+    """The same layers for every step of a record, all steps of all records in one matrix."""
+
+    def __init__(self):
+        super().__init__()
+        self.each = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2))
+
+    def forward(self, series):
+        return self.each(series.flatten(0, 1)).view(*series.shape[:2], 2).sum(1)
+
+
 MODELS = {
     "linear": (lambda: nn.Linear(4, 2), (4,), 2),
     "mlp": (lambda: mlp((4,), 3, (5, 6)), (4,), 3),
@@ -40,6 +51,7 @@ MODELS = {
     "lstm": (lambda: SequenceEncoder(3, 4, 2), (5, 3), 2),
     "used twice": (Skips, (3,), 3),
     "backwards": (Backwards, (4,), 4),
+    "each step": (EachStep, (5, 2), 2),
 }
 
 
@@ -92,6 +104,31 @@ def test_a_record_beyond_all_numbers_is_clipped_to_nothing():
     inputs = torch.full((2, 3), 1e30)
     for slopes in (torch.zeros(2, 2), torch.ones(2, 2)):
         assert all(each.isfinite().all() and each.norm() <= 1 for each in updates(inputs)[1](slopes))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("name", MODELS)
+def test_slopes_that_overflow_stop_nobody_and_pass_no_clip(name):
+    """A server that could make a client fail or not, by one record, would learn of it without noise."""
+    torch.manual_seed(0)
+    make, shape, _ = MODELS[name]
+    model = make()
+    updates = NoisyUpdates(model, list(model.parameters()), 1.0, 1e-9, Noise())
+    outputs, pull_back = updates(1 + torch.rand(4, *shape))
+    slopes = torch.full_like(outputs, 3e38)
+    slopes[1:] = 1e-3
+    found = torch.cat([each.flatten() for each in pull_back(slopes)])
+    assert found.isfinite().all()
+    assert found.norm() <= 1
+
+
+def test_a_bias_may_be_trained_where_its_weight_is_frozen():
+    model = nn.Linear(3, 2)
+    model.weight.requires_grad_(False)
+    inputs = torch.randn(5, 3)
+    updates = NoisyUpdates(model, [model.bias], 1e6, 1e-9, Noise(), features=inputs)
+    (gradient,) = updates(inputs, torch.arange(5))[1](torch.ones(5, 2))
+    torch.testing.assert_close(gradient, torch.full((2,), 5.0), rtol=1e-4, atol=0)
 
 
 def test_the_sum_has_the_noise_asked_for_whatever_the_batch():

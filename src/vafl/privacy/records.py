@@ -13,9 +13,9 @@ from vafl.privacy.layers import HiddenNoise, trained_layers
 from vafl.privacy.noise import Noise
 from vafl.privacy.release import Lengths, clip_rows, scaling
 
-_TINY = np.float32(1e-30)  # in the place of 0, whose product with infinity is no number
 _RECORDS_AT_ONCE = 64  # whose whole gradients are in memory together
-Noted = dict[int, list[tuple[Tensor, Tensor]]]  # by layer: what went in and came out
+Passes = list[tuple[Tensor, Tensor]]  # what went into a layer and came out
+Noted = dict[int, Passes]  # by layer
 
 
 class NoisyUpdates:
@@ -78,7 +78,7 @@ class NoisyUpdates:
             self._noting = noted
             outputs = self._model(inputs)
             self._noting = None
-            passes = self._through_each_once(noted)
+            passes = self._through_each_once(noted, len(inputs))
             drawn = list(self._hidden.drawn) if self._hidden else []
 
         def pull_back(slopes: Tensor) -> list[Tensor]:
@@ -93,47 +93,42 @@ class NoisyUpdates:
 
     def _draw(self) -> list[Tensor]:
         """Noise of the shape of each parameter."""
-        drawn = self._noise.normals((self._size,), self._deviation)
-        return [torch.from_numpy(drawn[place].reshape(shape)) for place, shape in self._places]
+        drawn = self._noise.gaussian((self._size,), self._deviation)
+        return [drawn[place].view(shape) for place, shape in self._places]
 
     def _note(self, number: int, _: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
         if self._noting is not None:
             self._noting.setdefault(number, []).append((inputs[0].detach(), outputs))
 
-    def _through_each_once(
-        self, noted: dict[int, list[tuple[Tensor, Tensor]]]
-    ) -> list[tuple[Tensor, Tensor]]:
+    def _through_each_once(self, noted: Noted, records: int) -> Passes:
         """What went into each layer and came out, if that was one vector a record, once; else nothing."""
         passes = [noted[number][0] for number in range(len(self._layers)) if len(noted.get(number, ())) == 1]
-        whole = len(passes) == len(self._layers) and all(inputs.ndim == 2 for inputs, _ in passes)
-        return passes if whole else []
+        one_each = all(inputs.ndim == 2 and len(inputs) == records for inputs, _ in passes)
+        return passes if one_each and len(passes) == len(self._layers) else []
 
     def _mean_linear(
-        self,
-        outputs: Tensor,
-        passes: Sequence[tuple[Tensor, Tensor]],
-        slopes: Tensor,
-        rows: Tensor | None,
+        self, outputs: Tensor, passes: Passes, slopes: Tensor, rows: Tensor | None
     ) -> list[Tensor]:
         """The clipped gradients' mean. Those of linear layers are outer products: their norms follow without
         making them."""
         slopes_of: Sequence[Tensor] = [slopes]
         if not isinstance(self._model, nn.Linear):
             slopes_of = torch.autograd.grad(outputs, [own for _, own in passes], slopes)
+        ins = [inputs for inputs, _ in passes]
         if self._reaches is None or rows is None:
-            reaches = [
-                _reach(trains, inputs) for trains, (inputs, _) in zip(self._trains, passes, strict=True)
-            ]
+            reaches = [_reach(trains, inputs) for trains, inputs in zip(self._trains, ins, strict=True)]
         else:
             reaches = [self._reaches.take(rows.numpy())]
-        norms = [
-            np.maximum(torch.linalg.vector_norm(own, dim=1).numpy(), _TINY) * reach
-            for own, reach in zip(slopes_of, reaches, strict=True)
-        ]
-        whole = norms[0] if len(norms) == 1 else np.hypot.reduce(norms)
-        factors = torch.from_numpy(scaling(whole * np.float32(len(slopes)), self._clip))[:, None]
+        lengths = _norms(slopes_of, reaches)
+        finite = np.isfinite(lengths)
+        if not finite.all():  # such a record counts as zero: an error would tell of it alone
+            kept, zero = torch.from_numpy(finite)[:, None], torch.zeros(())
+            ins = [inputs.where(kept, zero) for inputs in ins]
+            slopes_of = [own.where(kept, zero) for own in slopes_of]
+            lengths[~finite] = 0
+        factors = torch.from_numpy(scaling(lengths * len(slopes), self._clip))[:, None]
         means: list[Tensor] = []
-        for (weight, bias), (inputs, _), own in zip(self._trains, passes, slopes_of, strict=True):
+        for (weight, bias), inputs, own in zip(self._trains, ins, slopes_of, strict=True):
             scaled = own * factors
             means += ([scaled.t() @ inputs] if weight else []) + ([scaled.sum(0)] if bias else [])
         return means
@@ -170,14 +165,27 @@ class NoisyUpdates:
 
 
 def _reach(trains: tuple[bool, bool], inputs: Tensor) -> Lengths:
-    """[batch]: the norm of a linear layer's gradient for a slope of norm 1; infinite where that overflows.
+    """[batch]: the norm of a linear layer's gradient for a slope of norm 1.
 
     Args:
         trains: whether its weight is trained, and its bias.
     """
     weight, bias = trains
-    lengths: Lengths = torch.linalg.vector_norm(inputs, dim=1).numpy() if weight else np.zeros(1, np.float32)
-    return np.hypot(lengths, np.float32(1)) if bias else lengths
+    lengths: Lengths = _lengths(inputs) if weight else np.zeros(len(inputs))
+    return np.hypot(lengths, 1) if bias else lengths
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _norms(slopes_of: Sequence[Tensor], reaches: Sequence[Lengths]) -> Lengths:
+    """[batch]: those of whole gradients, from slopes and reach at each layer."""
+    norms = [_lengths(own) * reach for own, reach in zip(slopes_of, reaches, strict=True)]
+    whole: Lengths = norms[0] if len(norms) == 1 else np.hypot.reduce(norms)
+    return whole
+
+
+def _lengths(lines: Tensor) -> Lengths:
+    lengths: Lengths = torch.linalg.vector_norm(lines, dim=1, dtype=torch.float64).numpy()
+    return lengths
 
 
 def _is_trained(layer: nn.Module, name: str) -> bool:
