@@ -263,6 +263,10 @@ SECURE = {
     "schedule": {"refresh": "none"},
 }
 REFUSED_WITH_SECURE_SUM = {
+    "records that all but one may lack": (
+        {"data": {"records": "labelled"}},
+        'data.records = "common": where all clients but one lack a record',
+    ),
     "async": (
         {"rule": {"name": "async"}},
         'rule.name = "sync": asynchronous release would reveal differences between a client\'s embeddings',

@@ -68,22 +68,6 @@ def test_records_that_some_parties_lack_are_trained_on(folder, sections):
             assert not torch.equal(model(absent[None]), fresh(absent[None]))
 
 
-def test_a_secure_sum_covers_absent_records(folder):
-    shutil.copy(folder / "bank.csv", folder / "third.csv")
-    third = {"path": str(folder / "third.csv"), "id": "person", "features": ["age"]}
-    run = build(
-        configuration(
-            folder,
-            data={"records": "labelled", "parties": ["bank", "shop", "third"]},
-            tables={**document(folder)["tables"], "third": third},
-            rule={"name": "sync"},
-            schedule={"refresh": "none"},
-            privacy={"secure_sum": True},
-        )
-    )
-    assert run.train()[-1].metric > 0.7
-
-
 def test_a_guaranteed_mode_refuses_what_would_pass_by_the_noise(folder):
     private = {"privacy": {"mode": "frozen", **DP}, "model": {"head": "mlp"}}
     with pytest.raises(ConfigError, match=r'data.scale = "auto" makes every feature depend on all records'):

@@ -90,7 +90,9 @@ class Config:
         model, rule, network = self.model, self.rule, self.network
         asynchronous = "asynchronous release would reveal differences between a client's embeddings"
         fresh = "every round sums its rows anew"
+        alone = "where all clients but one lack a record, the sum is that client's score and constants"
         needs = (
+            ("data.records", self.data.records, "common", alone),
             ("rule.name", rule.name, "sync", asynchronous),
             ("rule.order", rule.order, "upload-first", "a round is summed and answered at once"),
             ("rule.start", rule.start, "zeros", fresh),

@@ -46,8 +46,9 @@ class PrivacySettings:
         ledger: a folder for the ledgers, to go on with in every run; a relative path is taken from the config
             file's folder. Empty means beside the party's table; in the run's folder where there is none.
         secure_sum: uploads are masked, and the server learns the sum over all clients of each row only,
-            never one client's embedding. For linear embeddings, the bias head and the sync rule, and at
-            least 3 clients. The sum, the gradients and the final models are as without it.
+            never one client's embedding. For linear embeddings, the bias head and the sync rule, at least 3
+            clients, and records that all of them have. The sum, the gradients and the final models are as
+            without it.
     """
 
     mode: Literal["auto", "none", "release_once", "frozen", "dp_train", "embed_only"] = "auto"
