@@ -1,6 +1,7 @@
 """A client's ledger follows its people: through alignments, row orders, runs, partners and predictions."""
 
 import io
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -13,10 +14,11 @@ from tests.companies import configuration
 from vafl.build import make_guard, make_plan
 from vafl.cli import main
 from vafl.config import read_config
-from vafl.errors import RunFolderError
+from vafl.errors import ConfigError, RunFolderError
 from vafl.federation.prediction import Deployed
 from vafl.launch import launch
 from vafl.privacy.ledger import read_ledger
+from vafl.privacy.settings import PrivacySettings
 
 FROZEN = {"mode": "frozen", "clip": 1.0, "noise": 2.0, "mu_max": 1.0}  # mu^2 1/4 an upload, four of them
 
@@ -112,6 +114,41 @@ def test_predictions_go_on_with_the_ledger_of_the_training_wherever_the_new_tabl
     assert len(client._budget.spend(torch.arange(20), "prediction")) == 10
     client._budget.ledger.close()
     assert not (now / "bank.ledger").exists()
+
+
+def unprotected(folder, **privacy):
+    config = settings(folder)
+    return replace(config, privacy=PrivacySettings(**privacy))
+
+
+def test_where_a_ledger_is_a_run_without_noise_must_say_so_and_is_entered(tmp_path, capsys):
+    folder = tmp_path / "tables"
+    write_tables(folder, range(30))
+    assert make_guard(make_plan(unprotected(folder), party="bank"), 0, tmp_path / "run") is None
+    first, _ = upload_all(settings(folder), tmp_path / "first")
+    with pytest.raises(ConfigError, match=r'bank have a privacy ledger, ".*bank.ledger".*mode = "none"'):
+        upload_all(unprotected(folder), tmp_path / "second")
+    assert set(spent(folder).values()) == {0.25}
+    _, uploaded = upload_all(unprotected(folder, mode="none"), tmp_path / "second")
+    assert uploaded == [30]
+    assert spent(folder) == dict.fromkeys(first, math.inf)
+    assert upload_all(settings(folder), tmp_path / "third")[1] == [0]
+    assert main(["privacy", str(folder / "bank.ledger"), "--record", first[0]]) == 0
+    assert "unbounded" in capsys.readouterr().out
+
+
+def test_predictions_without_noise_are_entered_too(tmp_path):
+    then, now, run = tmp_path / "then", tmp_path / "now", tmp_path / "run"
+    write_tables(then, range(30))
+    launch(unprotected(then), run, Console(file=io.StringIO()))
+    write_tables(now, range(10, 40))
+    upload_all(settings(now), tmp_path / "other")
+    with pytest.raises(ConfigError, match="have a privacy ledger"):
+        Deployed.load(unprotected(now), "bank", run).respondent(run)
+    client = Deployed.load(unprotected(now, mode="none"), "bank", run).respondent(run)
+    assert len(client._budget.spend(torch.arange(5), "prediction")) == 5
+    client._budget.ledger.close()
+    assert sorted(spent(now).values()) == [0.25] * 25 + [math.inf] * 5
 
 
 def test_a_relative_ledger_folder_is_taken_from_the_config_file(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from torch import nn
 
 from vafl.config import Config
 from vafl.data.partition import VerticalData
-from vafl.ledgers import open_ledger
+from vafl.ledgers import is_entered, ledger_path, open_ledger
 from vafl.models.losses import LOSSES
 from vafl.plan import Plan, Task, make_plan
 from vafl.privacy.fixed_point import decode
@@ -173,20 +173,23 @@ def widths(plan: Plan) -> list[int]:
 
 
 def make_guard(plan: Plan, index: int, run: Path | None = None) -> Guard | None:
-    """What makes client `index` private, if it is to be, in the run of this folder; None simulates one."""
-    settings, data = plan.config.privacy, plan.data
-    if settings.kind == "none":
-        return None
+    """What makes client `index` private, or accountable, if it is to be, in the run of this folder; None
+    simulates one."""
+    config, data = plan.config, plan.data
     party = data.parties[index]
+    path = None if run is None else ledger_path(config, party.name, run)
+    if not is_entered(config, party.name, path):
+        return None
     names = [own.name for own in data.parties]
-    ledger, accounts = open_ledger(plan.config, party.name, data.ids_of(party), data.source, names, run=run)
+    ids = data.ids_of(party)
+    ledger, accounts = open_ledger(config, party.name, ids, data.source, names, run=run, path=path)
     return guard(
-        settings,
+        config.privacy,
         plan.models[index],
         torch.cat([party.train, party.test]),
         ledger,
         accounts,
-        plan.config.rule.local_steps,
+        config.rule.local_steps,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 import polars as pl
 
 from vafl.config import Config
+from vafl.errors import ConfigError
 from vafl.observe.record import LEDGERS
 from vafl.privacy.accounts import NOBODY, Numbers
 from vafl.privacy.ledger import Ledger
@@ -34,6 +35,30 @@ def find_ledgers(config: Config, run: Path) -> list[Path]:
     else:
         paths = list(Path(config.privacy.ledger or run / LEDGERS).glob("*.ledger"))
     return sorted(path for path in paths if path.is_file())
+
+
+def is_entered(config: Config, party: str, path: Path | None) -> bool:
+    """Whether what a party sends is entered in its ledger: if the mode has costs, and in any mode where
+    there is a ledger already, for one that showed less than was sent would be believed.
+
+    Args:
+        path: where the ledger is, if it is there; None in a simulation.
+
+    Raises:
+        ConfigError: people whom a ledger counts would go without protection, and nobody has said so.
+    """
+    if config.privacy.kind != "none":
+        return True
+    if path is None or not path.is_file():
+        return False
+    if config.privacy.mode == "auto":
+        raise ConfigError(
+            f'the people of {party} have a privacy ledger, "{path}", so a run must say how it protects them. '
+            f'Found privacy.mode = "auto" and no noise. Name a mode; privacy.mode = "none" sends their '
+            "embeddings as they are, and the ledger will show each of those people as unbounded, for ever."
+        )
+    log.warning('privacy.mode none: everybody whose embedding leaves is entered in "%s" as unbounded', path)
+    return True
 
 
 def open_ledger(

@@ -152,6 +152,7 @@ def shared_settings(config: Config) -> dict[str, Any]:
     for section in ("data", "partition", "model", "privacy"):
         own = _OWN_WAYS[section] + (_SPLIT if tables else ())
         shared[section] = {key: value for key, value in document[section].items() if key not in own}
+    shared["privacy"]["mode"] = config.privacy.kind
     return shared
 
 

@@ -24,6 +24,7 @@ from vafl.privacy.ledger import read_history, read_ledger
 from vafl.privacy.statement import Statement
 
 _GUARANTEES = {
+    "none": "nothing: embeddings leave as they are",
     "release_once": "per record, whatever is done with what was released",
     "frozen": "per record: every upload is noised, the embedding is not trained",
     "dp_train": "per record: every upload and every local update is noised",

@@ -17,7 +17,7 @@ from vafl.build import torch_threads
 from vafl.config import Config, read_config
 from vafl.federation.client import run_until_over, witness_of
 from vafl.federation.credentials import load_credentials
-from vafl.ledgers import ledger_path, open_ledger
+from vafl.ledgers import is_entered, ledger_path, open_ledger
 from vafl.models.folder import StoredModel
 from vafl.models.losses import probabilities
 from vafl.observe.counting import CountProgress
@@ -98,10 +98,9 @@ class Deployed:
             purpose = f"{config.network.run_id}: prediction"
             keys = KeyAgreement(purpose, self.parties, index, witness or NoWitness())
             make = partial(MaskedRespondent, keys=keys)
-        if config.privacy.kind == "none":
+        path = self._ledger(run)
+        if not is_entered(config, self.party, path):
             return make(index, subjects.features, module)
-        then = run / "config.toml"
-        trained = config if config.privacy.ledger or not then.is_file() else read_config(then)
         ledger, accounts = open_ledger(
             config,
             self.party,
@@ -109,12 +108,20 @@ class Deployed:
             subjects.source,
             self.parties,
             run=run,
-            path=ledger_path(trained, self.party, run),
+            path=path,
             purpose="prediction",
         )
         steps = config.rule.local_steps
         own = guard(config.privacy, module, subjects.features, ledger, accounts, steps)
         return make(index, own.features, own.model, perturb=own.release, budget=own.budget)
+
+    def _ledger(self, run: Path) -> Path:
+        """Of the training; of a model that had none, the one beside the new table."""
+        now, then = ledger_path(self.config, self.party, run), run / "config.toml"
+        if self.config.privacy.ledger or not then.is_file():
+            return now
+        trained = ledger_path(read_config(then), self.party, run)
+        return trained if self.config.privacy.kind != "none" or trained.is_file() else now
 
     def scorer(self, *, cached: bool) -> Scorer:
         """The server's part; where the model has no default for a client, zero stands in."""

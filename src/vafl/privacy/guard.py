@@ -14,7 +14,7 @@ from vafl.privacy.noise import Noise
 from vafl.privacy.records import NoisyUpdates
 from vafl.privacy.release import Release, split_frozen, split_last
 from vafl.privacy.released import release_once
-from vafl.privacy.settings import PrivacySettings
+from vafl.privacy.settings import GUARANTEED, PrivacySettings
 
 
 class Budget:
@@ -85,7 +85,7 @@ def guard(
     accounts: Numbers,
     local_steps: int = 1,
 ) -> Guard:
-    """Makes a client private.
+    """Makes a client private; of mode `none`, accountable only: every upload costs infinitely much.
 
     Args:
         features: [rows, ...] of all rows that may ever be uploaded.
@@ -96,9 +96,11 @@ def guard(
         BudgetExhausted: the features cannot be released any more.
     """
     noise = Noise()
-    if settings.kind != "embed_only":
+    if settings.kind in GUARANTEED:
         require_separate_records(model, noise.gaussian((4, *features.shape[1:]), 1.0))
     budget = Budget(ledger, settings, accounts, local_steps)
+    if settings.kind == "none":
+        return Guard(features, model, None, None, budget)
     if settings.kind == "release_once":
         encoder, rest = split_frozen(model)
         released = release_once(settings, features, ledger, accounts, noise, encoder)

@@ -44,7 +44,7 @@ class Statement:
         if not settings.mu_max or settings.kind == "release_once":
             return None
         cost = settings.batch_cost(self.local_steps)
-        return max(0, math.floor((settings.mu_max**2 - spent**2) / cost * (1 + 1e-12)))
+        return math.floor(max(0.0, settings.mu_max**2 - spent**2) / cost * (1 + 1e-12))
 
     def record(self, record: str) -> dict[str, Any] | None:
         """What was spent on one record, by what, and what is left; None if it has no account."""
