@@ -255,6 +255,12 @@ def test_a_saved_config_holds_every_setting_and_is_found_again(tmp_path):
     assert read(tmp_path, saved).stop.metric is None
 
 
+def test_batches_that_all_clients_share_are_no_clients_secret():
+    schedule = {"seed": "private", "refresh": "none"}
+    refused('seed = "private" keeps a client.s batches to itself', schedule=schedule, rule={"name": "sync"})
+    assert from_document({"schedule": schedule, "rule": {"name": "async"}}).schedule.seed == "private"
+
+
 # --- the secure sum ---
 
 SECURE = {

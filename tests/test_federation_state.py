@@ -20,7 +20,8 @@ from vafl.runtime.checkpoint import load_checkpoint
 from vafl.runtime.simulator import Traffic
 from vafl.runtime.training import Point
 
-CONFIG = from_document({"data": {"name": "iris"}, "network": {"security": "plaintext"}})
+LOOPBACK = {"security": "plaintext"}
+CONFIG = from_document({"data": {"name": "iris"}, "network": LOOPBACK})
 
 
 def test_a_client_killed_before_its_first_checkpoint_can_be_resumed(tmp_path):
@@ -50,6 +51,32 @@ def test_a_clients_checkpoint_is_not_replaced_by_accident(tmp_path):
     ClientState(make_client(make_plan(CONFIG), 0), tmp_path / "state" / "client-1", 100, resume=False)
     with pytest.raises(RunFolderError, match="--resume to go on from it, or --overwrite"):
         run_client(CONFIG, "client-1", tmp_path)
+
+
+@pytest.mark.parametrize("refresh", ["none", "random:20"])
+def test_nobody_can_compute_a_private_schedule_and_a_client_that_goes_on_keeps_it(
+    tmp_path, monkeypatch, refresh
+):
+    schedule = {"seed": "private", "refresh": refresh}
+    config = from_document({"data": {"name": "iris"}, "schedule": schedule, "network": LOOPBACK})
+
+    def drawn(client):
+        return [client._schedule.batch(3).tolist(), client._refresh.rows([0, 0]).tolist()]
+
+    def over(federation):
+        seen.append(drawn(federation.client))
+        return "over"
+
+    seen = []
+    monkeypatch.setattr("vafl.federation.client.run_until_over", over)
+    run_client(config, "client-1", tmp_path / "one")
+    run_client(config, "client-1", tmp_path / "one", resume=True)
+    run_client(config, "client-1", tmp_path / "other")
+    assert seen[0] == seen[1]
+    by_seed = drawn(make_client(make_plan(config), 0))
+    for mine, others in ((seen[0], seen[2]), (seen[0], by_seed), (seen[2], by_seed)):
+        assert mine[0] != others[0]
+        assert refresh == "none" or mine[1] != others[1]
 
 
 def test_a_client_saves_itself_when_the_server_has_gone_back(tmp_path):

@@ -201,15 +201,17 @@ def make_client(
     *,
     with_held_out: bool = False,
     witness: Witness | None = None,
+    own_seed: int | None = None,
 ) -> Client:
     """One client of a run, with its own features only; of the held-out rows too if it is asked for those.
 
     Clients in one process may share all `schedules`. `own` makes the client private. `witness` vouches for
-    the keys of a secure sum; parties on one machine may do without.
+    the keys of a secure sum; parties on one machine may do without. `own_seed` is what a private schedule
+    is drawn from, if not the run's seed.
     """
     config, party = plan.config, plan.data.parties[index]
     rows, clients = plan.data.rows, len(plan.data.parties)
-    schedules = schedules or [make_schedule(config, rows, client) for client in range(clients)]
+    schedules = schedules or [make_schedule(config, rows, client, own_seed) for client in range(clients)]
     model = plan.models[index] if own is None else own.model
     features = torch.cat([party.train, party.test]) if with_held_out else party.train
     kind: Callable[..., Client] = Client
@@ -223,7 +225,7 @@ def make_client(
         model,
         Descent.of(config.optimiser, model.parameters()),
         schedules[index],
-        make_refresh(config, index, schedules),
+        make_refresh(config, index, schedules, own_seed),
         config.rule,
         l2=config.optimiser.l2,
         embed_batch=own.updates if own else None,
@@ -232,17 +234,20 @@ def make_client(
     )
 
 
-def make_schedule(config: Config, rows: int, index: int) -> BatchSchedule:
+def make_schedule(config: Config, rows: int, index: int, own_seed: int | None = None) -> BatchSchedule:
     """The minibatches of client `index`; all clients have the same ones under the sync rule."""
     settings = config.schedule
     if config.rule.name in ("sync", "centralised"):
         stream = _COMMON_STREAM
     else:
         stream = index + 1 + (_PRIVATE_STREAMS if settings.seed == "private" else 0)
-    return BatchSchedule(settings.kind, rows, settings.batch_size, config.seed, stream)
+    seed = config.seed if own_seed is None else own_seed
+    return BatchSchedule(settings.kind, rows, settings.batch_size, seed, stream)
 
 
-def make_refresh(config: Config, index: int, schedules: Sequence[BatchSchedule]) -> Refresh:
+def make_refresh(
+    config: Config, index: int, schedules: Sequence[BatchSchedule], own_seed: int | None = None
+) -> Refresh:
     """Which rows client `index` refreshes; nothing is ever stale under the sync rule."""
     name, count = parse_refresh(config.schedule.refresh)
     if name == "none" or config.rule.name == "sync":
@@ -251,8 +256,9 @@ def make_refresh(config: Config, index: int, schedules: Sequence[BatchSchedule])
         return RefreshAll()
     if name == "lookahead":
         return Lookahead(index, schedules)
-    seed = np.random.SeedSequence((config.seed, _REFRESH_STREAMS + index))
-    return RandomRefresh(schedules[index].rows, count, np.random.Generator(np.random.Philox(seed)))
+    seed = config.seed if own_seed is None else own_seed
+    key = np.random.SeedSequence((seed, _REFRESH_STREAMS + index))
+    return RandomRefresh(schedules[index].rows, count, np.random.Generator(np.random.Philox(key)))
 
 
 def _centralised(plan: Plan) -> Centralised:

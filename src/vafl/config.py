@@ -66,6 +66,11 @@ class Config:
                 "stop.patience needs data.validation_fraction above 0: a run that ends when the test rows "
                 "like it best says nothing about other rows. Found 0."
             )
+        if self.rule.name == "sync" and self.schedule.seed == "private":
+            raise ConfigError(
+                'schedule.seed = "private" keeps a client\'s batches to itself, and rule.name = "sync" gives '
+                'all clients the same. Set schedule.seed = "shared", or another rule.'
+            )
         if self.tables:
             self._check_tables()
         if self.privacy.secure_sum:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 import signal
 from pathlib import Path
 
@@ -28,10 +29,13 @@ class ClientState:
 
     Args:
         every: activations between two checkpoints.
+        own_seed: what its schedule is drawn from, if that is its own.
     """
 
-    def __init__(self, client: Client, folder: Path, every: int, *, resume: bool) -> None:
-        self._client, self._folder, self._every = client, folder, every
+    def __init__(
+        self, client: Client, folder: Path, every: int, *, resume: bool, own_seed: int | None = None
+    ) -> None:
+        self._client, self._folder, self._every, self._own_seed = client, folder, every, own_seed
         if resume:
             self._restore()
         else:
@@ -57,8 +61,23 @@ class ClientState:
         self._saved, self._iteration = client.activation, client.iteration
         tensors, optimiser = flatten("optimiser", client.descent.state())
         tensors |= {f"model.{name}": tensor for name, tensor in client.model.state_dict().items()}
-        facts = {"activation": client.applied, "iteration": client.iteration, "optimiser": optimiser}
+        facts = {
+            "activation": client.applied,
+            "iteration": client.iteration,
+            "optimiser": optimiser,
+            "own_seed": self._own_seed,
+        }
         save_checkpoint(self._folder, tensors, facts)
+
+
+def draw_seed(config: Config, folder: Path, *, resume: bool) -> int | None:
+    """A seed that this client alone knows, for a private schedule; one that goes on has the one it had."""
+    if config.schedule.seed == "shared":
+        return None
+    if resume:
+        own_seed: int = load_checkpoint(folder)[1]["own_seed"]
+        return own_seed
+    return secrets.randbits(128)
 
 
 def run_client(
@@ -83,8 +102,9 @@ def run_client(
     index = names.index(party)
     credentials = load_credentials(config, party)
     own = make_guard(plan, index, path)
-    client = make_client(plan, index, own=own, with_held_out=True, witness=witness_of(config, credentials))
-    state = ClientState(client, folder, config.network.checkpoint_every, resume=resume)
+    own_seed, witness = draw_seed(config, folder, resume=resume), witness_of(config, credentials)
+    client = make_client(plan, index, own=own, with_held_out=True, witness=witness, own_seed=own_seed)
+    state = ClientState(client, folder, config.network.checkpoint_every, resume=resume, own_seed=own_seed)
     best = BestEmbedding(client, folder, resume=resume)
     if not (path / "config.toml").exists():
         write_atomically(path / "config.toml", config.to_toml().encode())

@@ -1,7 +1,8 @@
 """Which rows a client picks at its i-th activation, and which other rows it refreshes.
 
 A schedule is a pure function of (seed, stream, activation), so every party that knows the seed can
-compute what any client will pick next. Look-ahead refresh rests on that.
+compute what any client will pick next. Look-ahead refresh rests on that. A client that is to keep its
+schedule to itself has a seed of its own.
 """
 
 from collections import OrderedDict
@@ -26,7 +27,10 @@ class ScheduleSettings:
         kind: `epochs` deals every row once per reshuffled epoch; `iid` draws each batch afresh.
         batch_size: rows in a minibatch; 1 is the single-record algorithm.
         seed: `shared` lets every party compute every client's batches (look-ahead needs it);
-            `private` keeps each client's schedule to itself until it uploads.
+            `private` draws each client's batches and random refreshes from a seed that the client has from
+            its operating system and keeps with its checkpoint, so that they are known when they are uploaded
+            and not before. Not for the sync rule, whose batches are everybody's. A simulation has no
+            secrets: all of its batches follow from the run's seed.
         refresh: which other rows a client uploads: `none`, `random:R`, `all` or `lookahead`.
     """
 
@@ -69,7 +73,7 @@ class BatchSchedule:
     Args:
         rows: number of records N.
         batch_size: rows in a minibatch; the last one of an epoch may be smaller.
-        seed: the run's seed.
+        seed: the run's, or the client's own.
         stream: tells the clients' schedules apart; equal streams give equal batches.
     """
 
