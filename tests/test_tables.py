@@ -121,7 +121,7 @@ def test_companies_that_share_no_folder_end_where_a_simulation_does(folder, tmp_
         for process in processes.values():
             process.kill()
     assert {process.returncode for process in processes.values()} == {0}, said
-    assert "accuracy has not been better than" in " ".join(said["bank"].split())
+    assert "accuracy has not been better for 3 evaluations" in " ".join(said["bank"].split())
     summary = json.loads((tmp_path / "server" / "out" / "summary.json").read_text())
     kept = summary["kept"]["updates"]
     assert kept + 60 <= summary["updates"] < 5000

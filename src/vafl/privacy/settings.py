@@ -149,7 +149,9 @@ class LabelSettings:
 
     Attributes:
         epsilon: of randomised response: each label is kept with probability e^epsilon/(e^epsilon + k - 1),
-            else replaced by another of the k classes; 0 uses the labels as they are.
+            else replaced by another of the k classes; 0 uses the labels as they are. Labels of held-out rows
+            are never drawn: evaluations use them as they are. Clients are told no figure of those, but notice
+            when a run ends and, with stop.patience, which evaluations were the best so far.
         file: where the drawn labels are kept; runs that share it spend epsilon once, all others once each.
             Empty means the server's state in the run folder, and nowhere for a simulation.
         gradient_clip: largest norm of a row of the gradients the server returns; 0 leaves them as they are.

@@ -78,7 +78,8 @@ class Watch:
         self.best = best
 
     def sees(self, point: Point) -> str:
-        """Takes an evaluation of the models as they are; gives why it is the last, or nothing."""
+        """Takes an evaluation of the models as they are; gives why it is the last, or nothing. Clients are
+        told that: it has no figures, which would be of labels that are not theirs."""
         reason = self.recalls(point.metric)
         if self.best is not None and not self._since:
             self.best.keep(point)
@@ -92,9 +93,9 @@ class Watch:
         else:
             self._since += 1
         if stop.metric is not None and metric.reaches(value, stop.metric):
-            return f"{metric.name} reached {value:.4f}"
+            return f"{metric.name} is what stop.metric asks for"
         if stop.patience and self._since >= stop.patience:
-            return f"{metric.name} has not been better than {self._best:.4f} for {self._since} evaluations"
+            return f"{metric.name} has not been better for {self._since} evaluations"
         return ""
 
 

@@ -77,7 +77,8 @@ class Kept:
         self.restored += 1
 
 
-def test_patience_ends_a_run_and_only_then_are_the_test_rows_asked_for_by_the_best_models():
+def test_patience_ends_a_run_and_only_then_are_the_test_rows_asked_for_by_the_best_models(caplog):
+    caplog.set_level("INFO")
     points, best, federation = [], Kept(), Federation([-1.0, 1.0, 1.0, -1.0, 1.0])
     conduct = conductor(points, StopSettings(updates=100, patience=2), EvaluationSettings(every=10), best)
     for updates in (0, 10, 20, 30):
@@ -91,4 +92,16 @@ def test_patience_ends_a_run_and_only_then_are_the_test_rows_asked_for_by_the_be
     assert (best.point, best.restored) == (points[1], 1)
     assert federation.server.last_iteration == 30
     assert conduct.tested == 1.0
-    assert federation.reason == "accuracy has not been better than 1.0000 for 2 evaluations"
+    assert federation.reason == "accuracy has not been better for 2 evaluations"
+    assert "the run ends with accuracy 0.0000" in caplog.text
+
+
+def test_clients_are_told_no_figure_of_the_held_out_labels(caplog):
+    caplog.set_level("INFO")
+    points, federation = [], Federation([1.0, 1.0])
+    conduct = conductor(points, StopSettings(updates=100, metric=0.3), EvaluationSettings(every=10))
+    for _ in range(3):
+        conduct(federation)
+    assert points[-1].metric == 1.0
+    assert federation.reason == "accuracy is what stop.metric asks for"
+    assert "the run ends with accuracy 1.0000" in caplog.text

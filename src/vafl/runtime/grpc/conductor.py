@@ -147,7 +147,8 @@ class Conductor:
             train_loss=federation.server.losses.take_mean(),
             metric=self._measure(federation, self.held_out, self.labels),
         )
-        reason = self.watch.sees(point)
+        if (reason := self.watch.sees(point)) and not self._ending:
+            log.info("the run ends with %s %.4f: %s", self.metric.name, point.metric, reason)
         self._ending = self._ending or reason
         self.observe(point)
 
