@@ -101,19 +101,26 @@ def a_party(config: Config) -> str | None:
 def load_data(config: Config, party: str | None = None) -> VerticalData:
     """What a party knows of the data; None: all of it."""
     if config.data.name == "tables":
-        _check_scale(config, is_table=True)
+        _check_public(config, is_table=True)
         private = config.privacy.kind in GUARANTEED
         return load_tables(config.data, config.tables, config.seed, party, public=private)
     loaded = with_validation(load(config.data, config.seed), config.data.validation_fraction, config.seed)
-    _check_scale(config, is_table=loaded.is_table)
+    _check_public(config, is_table=loaded.is_table, fitted=loaded.fitted)
     return partition(loaded, config.partition, config.data.scale)
 
 
-def _check_scale(config: Config, *, is_table: bool) -> None:
+def _check_public(config: Config, *, is_table: bool, fitted: bool = False) -> None:
     """Statistics of all records in every feature would carry each record past the noise."""
-    if config.privacy.kind in GUARANTEED and (
-        config.data.scale == "standard" or (config.data.scale == "auto" and is_table)
-    ):
+    if config.privacy.kind not in GUARANTEED:
+        return
+    if fitted:
+        raise ConfigError(
+            f"privacy.mode {config.privacy.kind} guarantees each record something, but {config.data.name} is "
+            "clipped or filled by statistics of all its training records. Prepare the data by public "
+            'constants, as data.name = "csv" or "tables", or use a mode that promises nothing, embed_only or '
+            "none."
+        )
+    if config.data.scale == "standard" or (config.data.scale == "auto" and is_table):
         raise ConfigError(
             f"privacy.mode {config.privacy.kind} guarantees each record something, but data.scale = "
             f'"{config.data.scale}" makes every feature depend on all records. Scale the columns by public '

@@ -5,13 +5,16 @@ import lzma
 import numpy as np
 import pytest
 
+from vafl.config import from_document
 from vafl.data.mimic3 import FEATURES as MIMIC_FEATURES
 from vafl.data.mimic3 import load_mimic3
 from vafl.data.partition import partition
 from vafl.data.physionet2012 import load_physionet2012
 from vafl.data.series import HOURS, Measurements, by_hour, filled
 from vafl.data.settings import PartitionSettings
-from vafl.errors import DataError
+from vafl.data.sources import _PUBLIC
+from vafl.errors import ConfigError, DataError
+from vafl.plan import load_data
 
 DEATHS = {"a": (3, 1), "b": (2, 1)}
 RECORDS = {"a": (101, 102, 103), "b": (201, 202)}
@@ -52,6 +55,19 @@ def write_physionet(folder, form):
                 own = [f"{time},{what},{value}" for time, what, value in lines(record)]
                 text = "\n".join(["Time,Parameter,Value", f"00:00,RecordID,{record}", *own])
                 (folder / f"set-{name}" / f"{record}.txt").write_text(text)
+
+
+@pytest.mark.parametrize("mode", ["release_once", "embed_only"])
+def test_statistics_of_all_stays_are_refused_where_each_is_promised_something(tmp_path, monkeypatch, mode):
+    write_physionet(tmp_path / "physionet2012", "csv")
+    monkeypatch.setitem(_PUBLIC, "physionet2012", lambda folder, *_: load_physionet2012(folder, DEATHS))
+    data = {"name": "physionet2012", "folder": str(tmp_path), "scale": "none"}
+    config = from_document({"data": data, "privacy": {"mode": mode, "clip": 1.0, "noise": 1.0}})
+    if mode == "embed_only":
+        assert load_data(config).rows == 3
+    else:
+        with pytest.raises(ConfigError, match="but physionet2012 is clipped or filled by statistics of all"):
+            load_data(config)
 
 
 @pytest.mark.parametrize("form", ["xz", "csv", "folder"])
@@ -107,6 +123,7 @@ def test_mimic_as_its_benchmark_lays_it_out(tmp_path):
     folder = tmp_path / "mimic3" / "in-hospital-mortality"
     write_mimic(folder)
     data = load_mimic3(tmp_path)
+    assert data.fitted
     assert data.train.shape == (2, HOURS, 2 * len(MIMIC_FEATURES))
     assert data.train_labels.tolist() == [0, 1]
     eyes = data.train[1, :, data.columns.index("Glascow coma scale eye opening")]

@@ -37,6 +37,7 @@ def test_adult_words_become_columns(tmp_path):
     assert data.train[:, data.columns.index("workclass=?")].tolist() == [0, 1, 0, 0]
     assert data.test[:, data.columns.index("workclass=State-gov")].tolist() == [1, 1]
     assert (data.train[:, data.columns.index("capital-gain")] == 2174).all()
+    assert len(data.columns) == 107, "whoever is in the file"
 
 
 def test_adult_is_checked(tmp_path):
@@ -45,6 +46,10 @@ def test_adult_is_checked(tmp_path):
     write_adult(tmp_path / "adult")
     with pytest.raises(DataError, match=r"must hold 32,561 records. Found 4"):
         load_adult(tmp_path)
+    alien = PERSON.format(work="Martian", income=">50K")
+    (tmp_path / "adult" / "adult.data").write_text("\n".join([alien] * 4))
+    with pytest.raises(DataError, match=r'workclass is one of \?, Federal-gov, .*Found "Martian"'):
+        load_adult(tmp_path, ROWS)
     (tmp_path / "adult" / "adult.data").write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match=r"must have 15 columns"):
         load_adult(tmp_path, ROWS)

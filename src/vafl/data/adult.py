@@ -15,10 +15,25 @@ _COLUMNS = (
     *("relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country"),
     "income",
 )
-_WORDS = (
-    *("workclass", "education", "marital-status", "occupation", "relationship", "race", "sex"),
-    "native-country",
-)
+# As the data set's documentation has them, so that no column says that somebody is in the file; ? is unknown.
+_WORDS = {
+    "workclass": "? Federal-gov Local-gov Never-worked Private Self-emp-inc Self-emp-not-inc State-gov "
+    "Without-pay",
+    "education": "10th 11th 12th 1st-4th 5th-6th 7th-8th 9th Assoc-acdm Assoc-voc Bachelors Doctorate "
+    "HS-grad Masters Preschool Prof-school Some-college",
+    "marital-status": "Divorced Married-AF-spouse Married-civ-spouse Married-spouse-absent Never-married "
+    "Separated Widowed",
+    "occupation": "? Adm-clerical Armed-Forces Craft-repair Exec-managerial Farming-fishing "
+    "Handlers-cleaners Machine-op-inspct Other-service Priv-house-serv Prof-specialty Protective-serv Sales "
+    "Tech-support Transport-moving",
+    "relationship": "Husband Not-in-family Other-relative Own-child Unmarried Wife",
+    "race": "Amer-Indian-Eskimo Asian-Pac-Islander Black Other White",
+    "sex": "Female Male",
+    "native-country": "? Cambodia Canada China Columbia Cuba Dominican-Republic Ecuador El-Salvador England "
+    "France Germany Greece Guatemala Haiti Holand-Netherlands Honduras Hong Hungary India Iran Ireland Italy "
+    "Jamaica Japan Laos Mexico Nicaragua Outlying-US(Guam-USVI-etc) Peru Philippines Poland Portugal "
+    "Puerto-Rico Scotland South Taiwan Thailand Trinadad&Tobago United-States Vietnam Yugoslavia",
+}
 ROWS = {"adult.data": 32_561, "adult.test": 16_281}
 _SOURCE = "the UCI Machine Learning Repository (data set 2, adult.data and adult.test)"
 
@@ -32,8 +47,9 @@ def load_adult(folder: Path, rows: Mapping[str, int] = ROWS) -> Dataset:
     """
     parts = read_adult(folder, rows)
     both = pl.concat(parts)
-    encoded = both.drop("income", "fnlwgt").to_dummies(_WORDS, separator="=")
-    features = encoded.cast(pl.Float32).to_numpy()
+    columns = both.drop("income", "fnlwgt")
+    encoded = pl.DataFrame([feature for column in columns for feature in _features(column)])
+    features = encoded.to_numpy()
     labels = (both["income"].str.strip_chars(".") == ">50K").to_numpy().astype(np.int64)
     cut = parts[0].height
     return Dataset(
@@ -46,6 +62,18 @@ def load_adult(folder: Path, rows: Mapping[str, int] = ROWS) -> Dataset:
         classes=("<=50K", ">50K"),
         record_digest=digest_records(range(cut), range(len(labels) - cut)),
     )
+
+
+def _features(column: pl.Series) -> list[pl.Series]:
+    """A number as it is; of words, one column for each that there may be."""
+    if column.name not in _WORDS:
+        return [column]
+    words = _WORDS[column.name].split()
+    if unknown := sorted(set(column) - set(words)):
+        raise DataError(
+            f'Adult\'s {column.name} is one of {", ".join(words)}. Found "{unknown[0]}". Download it again.'
+        )
+    return [(column == word).cast(pl.Float32).alias(f"{column.name}={word}") for word in words]
 
 
 def read_adult(folder: Path, rows: Mapping[str, int] = ROWS) -> list[pl.DataFrame]:

@@ -29,6 +29,8 @@ class Dataset:
         records: [rows], each row's number among all records of the source, training rows first; None if
             they are counted as they come.
         validation: so many of the test rows, the first, are to watch the training by.
+        fitted: whether features were made by statistics of all training rows: then one row's features say
+            something of the others.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Dataset:
     record_digest: str = ""
     records: Records | None = None
     validation: int = 0
+    fitted: bool = False
 
     def __post_init__(self) -> None:
         if len(self.train) == 0 or len(self.test) == 0:

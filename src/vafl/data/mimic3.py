@@ -58,6 +58,7 @@ def load_mimic3(folder: Path) -> Dataset:
         test_labels=died,
         columns=names(FEATURES),
         classes=("survived", "died"),
+        fitted=True,
         record_digest=digest_records([*map(_number, stays)], [*map(_number, others)]),
     )
 

@@ -44,6 +44,7 @@ def load_physionet2012(folder: Path, deaths: dict[str, tuple[int, int]] = _DEATH
         test_labels=parts[1][1],
         columns=names(FEATURES),
         classes=("survived", "died"),
+        fitted=True,
         record_digest=digest_records(*(ids.tolist() for _, _, ids in parts)),
     )
 
