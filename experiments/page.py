@@ -40,7 +40,8 @@ rule's step size is the best of one grid, the same for all rules, by runs that a
 the training rows, held out (a third for the two smallest sets): of the step sizes that end within a quarter
 of a point of the best (more for those two), the one that is fastest to the level. Only the final runs see
 the test rows. Lines are means over the seeds, and bands reach from the lowest to the highest seed; private
-variants (dashed) use the step size of their rule. The end of a run is the mean of the last tenth of its
+variants (dashed) add the paper's noise (mode embed_only), which guarantees no record anything, and use the
+step size of their rule. The end of a run is the mean of the last tenth of its
 evaluations. The level that is timed is what sync ends at, less half a point, unless another is named; the
 time is when the mean over the seeds first is there. A pass is as many uploads of a client as there are
 minibatches in the training rows; the loss is that of the minibatches as the server sees it, with embeddings

@@ -1,7 +1,8 @@
 """The simulator: the protocol's own objects, moved by discrete events on a virtual clock.
 
-Simulated seconds cost nothing, and the seed fixes the whole history, byte for byte. Nothing of the
-algorithm is here: the simulator decides only when a message arrives.
+Simulated seconds cost nothing, and the seed fixes the whole history, byte for byte, but for noise that
+protects records or labels, which is never seeded. Nothing of the algorithm is here: the simulator decides
+only when a message arrives.
 """
 
 import heapq
