@@ -83,7 +83,7 @@ def test_rows_without_budget_are_left_out_of_a_batch():
     run = private_run({**TRAINED, "mu_max": 1.5})
     client, ledger = run.runtime.clients[0], run.ledgers[0]
     batch = client._schedule.batch(0)
-    ledger.spent[batch[:3]] = 2.0
+    ledger.accounts.spent[batch[:3]] = 2.0
     (upload,) = client.wake()
     assert isinstance(upload, Upload)
     assert upload.rows.tolist() == batch[3:].tolist()
@@ -92,7 +92,7 @@ def test_rows_without_budget_are_left_out_of_a_batch():
 def test_under_sync_a_batch_is_uploaded_whole_or_not_at_all():
     run = private_run({**TRAINED, "mu_max": 1.5}, rule={"name": "sync"})
     client, ledger = run.runtime.clients[0], run.ledgers[0]
-    ledger.spent[client._schedule.batch(0)[:1]] = 2.0
+    ledger.accounts.spent[client._schedule.batch(0)[:1]] = 2.0
     (said,) = client.wake()
     assert isinstance(said, Finished)
     assert client.waiting
@@ -101,7 +101,7 @@ def test_under_sync_a_batch_is_uploaded_whole_or_not_at_all():
 def test_the_cap_wins_over_the_delay_bound_and_the_client_says_so():
     run = private_run({**TRAINED, "mu_max": 1.5})
     client, ledger = run.runtime.clients[0], run.ledgers[0]
-    ledger.spent[3] = 2.2
+    ledger.accounts.spent[3] = 2.2
     (said,) = client.receive(Request(0, 7, torch.tensor([2, 3])))
     assert isinstance(said, Decline)
     assert "privacy budget" in said.reason

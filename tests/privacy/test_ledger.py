@@ -11,6 +11,7 @@ from tests.privacy.people import FIVE, opened
 from vafl.errors import BudgetExhausted, RunFolderError
 from vafl.privacy.accounts import KINDS
 from vafl.privacy.ledger import Ledger, read_history, read_ledger
+from vafl.privacy.settings import PrivacySettings
 
 
 def rows(*numbers):
@@ -41,6 +42,28 @@ def test_the_account_follows_the_person_into_the_next_alignment(tmp_path):
     assert ledger.charge(accounts, "batch", 1.0, limit=2**0.5).tolist() == [True, True, True, True]
     assert ledger.charge(accounts, "batch", 1.0, limit=2**0.5).tolist() == [True, False, True, False]
     assert of_person(read_ledger(path)) == {"ann": 0, "bob": 2, "cleo": 0, "dan": 2, "eve": 0, "fay": 2}
+
+
+@pytest.mark.parametrize("longest", [0, 1 << 30])
+def test_runs_that_differ_in_their_neighbours_add_up_to_what_each_would_count(tmp_path, monkeypatch, longest):
+    """By `replace` everything is twice as far apart: four times the mu^2, whichever run has spent it."""
+    monkeypatch.setattr("vafl.privacy.ledger._LONGEST", longest)
+    path, replaced = tmp_path / "own.ledger", PrivacySettings(neighbours="replace")
+    ledger, _ = opened(path)
+    ledger.charge(rows(0, 1), "batch", 1.0)
+    ledger.close()
+    ledger, _ = opened(path, settings=replaced)
+    assert ledger.charge(rows(1, 2), "batch", 2.0, limit=5**0.5).tolist() == [False, True]
+    assert ledger.charge(rows(1, 2), "batch", 2.0, limit=6**0.5).all()
+    assert ledger.spent.tolist() == [4, 6, 4, 0, 0]
+    ledger.close()
+    assert read_ledger(path).spent.tolist() == [4, 6, 4, 0, 0]
+    assert [share.spent for share in read_history(path, "bob")] == [1.0, 0.5]
+    assert opened(path)[0].spent.tolist() == [1, 1.5, 1, 0, 0]
+    ledger, _ = opened(None, settings=replaced)
+    ledger.charge(rows(3), "batch", 2.0)
+    ledger.save_copy(tmp_path / "copy.ledger")
+    assert read_ledger(tmp_path / "copy.ledger").spent.tolist() == [0, 0, 0, 2, 0]
 
 
 def test_rows_of_nobody_cost_nothing_and_are_never_refused():

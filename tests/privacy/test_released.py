@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,7 @@ PLAIN = nn.Identity()
 
 def release(path, features, people=FIVE, settings=ONCE, encoder=PLAIN):
     """What one run releases, and mu^2 of its people then."""
-    ledger, accounts = opened(path, people)
+    ledger, accounts = opened(path, people, settings=settings)
     try:
         released = release_once(settings, features, ledger, accounts, Noise(), encoder)
         return released, ledger.spent[accounts].tolist()
@@ -70,6 +72,17 @@ def test_a_release_beyond_the_budget_is_refused_before_anything_is_written(tmp_p
     with pytest.raises(BudgetExhausted, match=r"it costs mu 0.5"):
         release(tmp_path / "own.ledger", torch.randn(5, 3), settings=capped)
     assert [entry.name for entry in tmp_path.iterdir()] == ["own.ledger"]
+
+
+def test_a_release_counts_for_later_runs_by_their_own_neighbours(tmp_path):
+    """What tells a record from nothing by mu 1/2 tells two values of it apart by mu 1."""
+    features, path = torch.randn(5, 3), tmp_path / "own.ledger"
+    first, _ = release(path, features)
+    with pytest.raises(BudgetExhausted, match=r"up to mu 1 is spent on them already"):
+        release(path, features, settings=replace(ONCE, neighbours="replace", mu_max=0.9))
+    again, spent = release(path, features, settings=replace(ONCE, neighbours="replace", mu_max=1.0))
+    assert torch.equal(again, first)
+    assert spent == [1.0] * 5
 
 
 def test_damaged_releases_are_not_silently_released_again(tmp_path):

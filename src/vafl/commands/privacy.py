@@ -104,7 +104,7 @@ def _record(record: str, paths: Sequence[Path], statements: Sequence[Statement])
                     "parties": share.spender.parties,
                     "mode": share.spender.settings.kind,
                     "began": share.spender.began,
-                    "mu": math.sqrt(share.spent),
+                    "mu": statement.settings.clips_apart * math.sqrt(share.spent),
                     "uploads": share.uploads,
                 }
                 for share in read_history(path, record)

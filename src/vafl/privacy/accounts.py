@@ -21,6 +21,10 @@ _BALANCE = struct.Struct("<Id")  # accounts, carried in all
 class Accounts:
     """Numbered from 0; one more place, the last and so also place NOBODY, can never be spent up.
 
+    They count what tells a record from nothing (`zero_out`), whatever the neighbours of a run are: what tells
+    it from any other record (`replace`) is twice that mu, four times that mu^2. Bytes have the unit of their
+    run: so many times the mu^2 here.
+
     Attributes:
         carried: mu^2 that uploads of others have cost, up to now, whoever was trained on at the very
             beginning: a trained model takes its records along. Only `embed_only` lets that happen.
@@ -90,36 +94,36 @@ class Accounts:
 
     # --- as bytes ---
 
-    def balance(self) -> bytes:
+    def balance(self, unit: int = 1) -> bytes:
         """All of it, as `book_balance` takes it."""
         used = np.flatnonzero(self.counts.any(0))
         return b"".join(
             (
                 _BALANCE.pack(len(used), self.carried),
                 used.astype(_INT32).tobytes(),
-                self._spent[used].astype(_FLOAT64).tobytes(),
+                (self._spent[used] * unit).astype(_FLOAT64).tobytes(),
                 self._first_use[used].astype(_FLOAT64).tobytes(),
                 self._counts[:, used].astype(_UINT32).tobytes(),
             )
         )
 
-    def book_balance(self, content: bytes | memoryview) -> None:
+    def book_balance(self, content: bytes | memoryview, unit: int = 1) -> None:
         """Adds the sums of a run, which had begun to count at nothing."""
         size, carried = _BALANCE.unpack_from(content)
         places = np.cumsum([_BALANCE.size, 4 * size, 8 * size, 8 * size])
         used = np.frombuffer(content, _INT32, size, places[0]).astype(np.int64)
         first = np.frombuffer(content, _FLOAT64, size, places[2])
-        self._spent[used] += np.frombuffer(content, _FLOAT64, size, places[1])
+        self._spent[used] += np.frombuffer(content, _FLOAT64, size, places[1]) / unit
         self._counts[:, used] += np.frombuffer(content, _UINT32, offset=places[3]).reshape(len(KINDS), size)
         new = (first > 0) & (self._first_use[used] == 0)
         self._first_use[used[new]] = self.carried + first[new]
         self.carried += carried
 
-    def book_charge(self, kind: int, content: bytes | memoryview) -> None:
+    def book_charge(self, kind: int, content: bytes | memoryview, unit: int = 1) -> None:
         """Books an upload as `charge_as_bytes` has it."""
         cost, carried, trains = _CHARGE.unpack_from(content)
         numbers = np.frombuffer(content, _INT32, offset=_CHARGE.size).astype(np.int64)
-        self.book(kind, numbers, self.after(numbers, cost), carried, bool(trains))
+        self.book(kind, numbers, self.after(numbers, cost / unit), carried, bool(trains))
 
 
 def charge_as_bytes(numbers: Numbers, cost: float, carried: float, trains: bool) -> bytes:

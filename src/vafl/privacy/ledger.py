@@ -4,6 +4,9 @@ A ledger belongs to a table's people, not to a run: accounts are found by record
 the order of rows and the partners are this time. Its file (a journal) says, in order: people for whom
 accounts are opened, runs that begin, and their charges; of a run with many charges, in the end, their
 sums. The ids stay in this file, which is the party's own.
+
+Runs may differ in their neighbours. Each charges, limits and is shown mu^2 by its own; the accounts count all
+of them by one (see `Accounts`).
 """
 
 import math
@@ -28,7 +31,7 @@ _LONGEST = 64 << 20  # bytes of charges before runs are replaced by their sums
 
 @dataclass(frozen=True)
 class Share:
-    """What one run has spent on one record: mu^2, and uploads by kind."""
+    """What one run has spent on one record: mu^2 as of `zero_out`, and uploads by kind."""
 
     spender: Spender
     spent: float
@@ -54,6 +57,7 @@ class Ledger:
         self.spenders: list[Spender] = []
         self.accounts = Accounts()
         self._journal: Journal | None = None
+        self._unit = 1  # of the run that spends: so many times the accounts' mu^2
         self._loose = self._firm = 0  # bytes of charges in the file, and of all else
         if path is not None:
             self._journal = Journal(path, identity)
@@ -74,8 +78,8 @@ class Ledger:
 
     @property
     def spent(self) -> Floats:
-        """[accounts], the sum of mu^2."""
-        return self.accounts.spent
+        """[accounts], the sum of mu^2, by the neighbours of the run that spends."""
+        return self.accounts.spent * self._unit
 
     @property
     def counts(self) -> npt.NDArray[np.uint32]:
@@ -117,8 +121,8 @@ class Ledger:
         """Charges an upload of distinct records, durably.
 
         Args:
-            cost: mu^2 for each of them.
-            limit: the largest mu any record may have spent.
+            cost: mu^2 for each of them, by the neighbours of the run that spends.
+            limit: the largest mu any record may have spent, by those.
             whole: charge all of them or none.
             carried: mu^2 that each of them costs whoever was trained on before.
             trains: a local update will use them, unnoised.
@@ -126,8 +130,8 @@ class Ledger:
         Returns:
             [accounts], which ones were charged: only those may be uploaded.
         """
-        after = self.accounts.after(accounts, cost)
-        affordable: npt.NDArray[np.bool_] = after <= limit**2 * (1 + 1e-12)
+        after = self.accounts.after(accounts, cost / self._unit)
+        affordable: npt.NDArray[np.bool_] = after <= self._most(limit)
         if not affordable.all():
             if whole:
                 affordable[:] = False
@@ -146,10 +150,18 @@ class Ledger:
     def require(self, accounts: Numbers, kind: Kind, cost: float, limit: float) -> None:
         """Charges all of these records, or raises BudgetExhausted and charges none."""
         if not self.charge(accounts, kind, cost, limit=limit, whole=True).all():
-            spent = math.sqrt(float(self.spent[accounts[accounts != NOBODY]].max()))
             raise BudgetExhausted(
                 f"privacy.mu_max = {limit:g} does not allow this {kind}: it costs mu {math.sqrt(cost):.4g}, "
-                f"and up to {spent:.4g} are spent already. Raise mu_max, or add noise."
+                f"and up to {self._most_spent(accounts):.4g} are spent already. Raise mu_max, or add noise."
+            )
+
+    def require_within(self, accounts: Numbers, limit: float) -> None:
+        """Raises BudgetExhausted if more than the limit is spent on any of these records already."""
+        if (self.accounts.after(accounts, 0.0) > self._most(limit)).any():
+            raise BudgetExhausted(
+                f"privacy.mu_max = {limit:g} does not allow to use these records: up to mu "
+                f"{self._most_spent(accounts):.4g} is spent on them already, as this run's "
+                "privacy.neighbours count. Raise mu_max."
             )
 
     def account(self, record: str) -> int | None:
@@ -162,7 +174,7 @@ class Ledger:
         entries: list[Entry] = [
             (_PEOPLE, _ids_as_bytes(self.ids)),
             *((_SPENDER, spender.as_bytes()) for spender in self.spenders),
-            (_BALANCE, self.accounts.balance()),
+            (_BALANCE, self.accounts.balance(self._unit)),
         ]
         write_journal(path, self.identity, entries)
 
@@ -170,6 +182,13 @@ class Ledger:
         """Lets others use the file."""
         if self._journal is not None:
             self._journal.close()
+
+    def _most(self, limit: float) -> float:
+        """mu^2 of an account at which the limit is reached."""
+        return limit**2 / self._unit * (1 + 1e-12)
+
+    def _most_spent(self, accounts: Numbers) -> float:
+        return math.sqrt(float(self.spent[accounts[accounts != NOBODY]].max()))
 
     # --- the entries ---
 
@@ -183,6 +202,7 @@ class Ledger:
 
     def _start(self, spender: Spender) -> None:
         self.spenders.append(spender)
+        self._unit = spender.settings.clips_apart**2
         self.accounts.settle()
 
     def _book_all(self, entries: Iterable[Entry]) -> None:
@@ -199,7 +219,7 @@ class Ledger:
             elif kind == _PEOPLE:
                 self._open_accounts(pl.read_ipc(bytes(payload))["id"])
             else:
-                _book(self.accounts, kind, payload)
+                _book(self.accounts, kind, payload, self._unit)
                 self._loose += len(payload) if kind < _PEOPLE else 0
         yield
 
@@ -242,11 +262,11 @@ def _found(path: Path) -> tuple[Ledger, list[Entry]]:
     return Ledger(None, content.identity), content.entries
 
 
-def _book(accounts: Accounts, kind: int, payload: Payload) -> None:
+def _book(accounts: Accounts, kind: int, payload: Payload, unit: int = 1) -> None:
     if kind == _BALANCE:
-        accounts.book_balance(payload)
+        accounts.book_balance(payload, unit)
     else:
-        accounts.book_charge(kind, payload)
+        accounts.book_charge(kind, payload, unit)
 
 
 def _squeezed(entries: Iterable[Entry]) -> Iterator[Entry]:

@@ -59,10 +59,11 @@ def release_once(
     kept = _read(path, facts) if path is not None and path.exists() else None
     kept = kept or _Releases.none(_encoded(encoder, features[:1]))
     places = kept.find(accounts, digests)
-    new = np.flatnonzero(places < 0)
+    new, limit = np.flatnonzero(places < 0), settings.mu_max or math.inf
+    ledger.require_within(accounts[places >= 0], limit)
     if not len(new):
         return kept.features[torch.from_numpy(places)]
-    ledger.require(accounts[new], "release", settings.upload_cost, settings.mu_max or math.inf)
+    ledger.require(accounts[new], "release", settings.upload_cost, limit)
     fresh = clip_rows(_encoded(encoder, features[torch.from_numpy(new)]), settings.clip)
     released = torch.empty(len(features), *fresh.shape[1:])
     released[torch.from_numpy(new)] = torch.from_numpy(noise.added_to(fresh.numpy(), settings.noise))

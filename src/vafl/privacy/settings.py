@@ -130,17 +130,23 @@ class PrivacySettings:
 
     @property
     def carried_cost(self) -> float:
-        """mu^2 that one upload costs every other record that the embedding was trained on without noise."""
+        """mu^2 that one upload costs every other record that the embedding was trained on without noise.
+
+        Whoever the neighbours are: that is exact by `zero_out`, and by `replace`, where all a ledger holds
+        counts four times, more than need be."""
         return _cost(2 * self.clip or math.inf, self.noise) if self.kind == "embed_only" else 0.0
 
     def batch_cost(self, local_steps: int = 1) -> float:
         """mu^2 that being in one minibatch costs a record: an upload, and the updates that follow."""
         return self.upload_cost + (local_steps * self.update_cost if self.kind == "dp_train" else 0.0)
 
+    @property
+    def clips_apart(self) -> int:
+        """How far apart what neighbours send may be, in clips; of one and the same noise, so is mu."""
+        return 1 if self.neighbours == "zero_out" else 2
+
     def _sensitivity(self, norm: float) -> float:
-        if not norm:
-            return math.inf
-        return norm if self.neighbours == "zero_out" else 2 * norm
+        return self.clips_apart * norm if norm else math.inf
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,9 @@ class Statement:
 
     @property
     def mu(self) -> npt.NDArray[np.float64]:
-        """[records]: what each has spent, with what `embed_only` spends on a record by uploading others."""
-        return np.sqrt(self.ledger.accounts.total)
+        """[records]: what each has spent, by the settings' neighbours, with what `embed_only` spends on a
+        record by uploading others."""
+        return self.settings.clips_apart * np.sqrt(self.ledger.accounts.total)
 
     def left(self, spent: float) -> int | None:
         """Minibatches a record that has spent so much mu may still be in; None if there is no limit."""
