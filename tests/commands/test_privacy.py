@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from tests.privacy.people import opened
 
 from vafl.cli import main
 from vafl.privacy.accountant import epsilon
@@ -92,6 +93,24 @@ def test_embed_only_is_charged_for_what_others_carry():
     expected = np.sqrt([0.5 + 4 * 1.0, 0.5 + 4 * 1.0, 0.25 + 2 * 1.0, 0.25 + 2 * 1.0])
     assert np.allclose(statement.mu, expected)
     assert (ledger.spent < statement.mu**2).all()
+
+
+def test_what_mu_means_is_said_by_the_neighbours(tmp_path, capsys):
+    """Where mu tells a record from nothing, two values of it are told apart by twice that."""
+    for neighbours, mu in (("zero_out", 0.5), ("replace", 1.0)):
+        settings = PrivacySettings(mode="frozen", clip=1.0, noise=2.0, neighbours=neighbours)
+        ledger, _ = opened(tmp_path / f"{neighbours}.ledger", settings=settings)
+        ledger.charge(np.arange(5), "batch", settings.upload_cost)
+        ledger.close()
+        for asked in ([], ["--record", "bob"]):
+            assert main(["privacy", str(ledger.path), *asked]) == 0
+            assert f"privacy.neighbours {neighbours}" in " ".join(capsys.readouterr().out.split())
+        assert main(["privacy", str(ledger.path), "--json"]) == 0
+        (party,) = json.loads(capsys.readouterr().out)["parties"]
+        assert (party["neighbours"], party["mu_any_record"], party["mu_two_values"]) == (neighbours, mu, 1.0)
+        assert main(["privacy", str(ledger.path), "--record", "bob", "--json"]) == 0
+        account = json.loads(capsys.readouterr().out)[neighbours]
+        assert (account["mu"], account["mu_two_values"], account["runs"][0]["mu"]) == (mu, 1.0, mu)
 
 
 def test_local_steps_leave_fewer_minibatches():

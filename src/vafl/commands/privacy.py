@@ -30,6 +30,11 @@ _GUARANTEES = {
     "dp_train": "per record: every upload and every local update is noised",
     "embed_only": "valid bound only: the trained model carries records past the noise",
 }
+_MEANINGS = {
+    "zero_out": "no test tells a record from nothing in its place better than N(0, 1) from N(mu, 1), nor any "
+    "two values of one record apart better than N(0, 1) from N(2 mu, 1)",
+    "replace": "no test tells any two values of one record apart better than N(0, 1) from N(mu, 1)",
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -129,7 +134,7 @@ def _show(statements: Sequence[Statement], simulated: bool, console: Console) ->
         table.add_row(label, *texts, style="dim" if label.startswith("paper") else None)
     console.print(table)
     console.print(
-        "Any record: no test tells one record's values apart better than N(0, 1) from N(mu, 1). "
+        f"Any record (privacy.neighbours {settings.neighbours}): {_MEANINGS[settings.neighbours]}. "
         "All together: the same for all of a party's records at once. The paper's mu is not valid against "
         "the server, which knows who is in a batch.",
         style="dim",
@@ -148,6 +153,7 @@ def _lines(accounts: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
         "records": [f"{account['records']:,}" for account in accounts],
         "runs": [f"{len(account['runs']):,}" for account in accounts],
         "mu, any record": [_number(account["mu_any_record"]) for account in accounts],
+        "mu, any two values of one": [_number(account["mu_two_values"]) for account in accounts],
         f"epsilon at delta {first['delta']:g}": [
             _number(account["epsilon_any_record"]) for account in accounts
         ],
@@ -168,8 +174,9 @@ def _show_record(record: str, accounts: dict[str, dict[str, Any]], console: Cons
     for party, account in accounts.items():
         limit, left = account["mu_max"], account["minibatches_left"]
         console.print(
-            f"[bold]record {escape(record)} at {party}[/]: mu {_number(account['mu'])} is spent, epsilon "
-            f"{_number(account['epsilon'])} at delta {account['delta']:g}"
+            f"[bold]record {escape(record)} at {party}[/]: mu {_number(account['mu'])} is spent "
+            f"(privacy.neighbours {account['neighbours']}; {_number(account['mu_two_values'])} between any "
+            f"two values of it), epsilon {_number(account['epsilon'])} at delta {account['delta']:g}"
         )
         if limit is None:
             console.print("left: no limit is set (privacy.mu_max)")

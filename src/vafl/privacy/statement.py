@@ -39,6 +39,10 @@ class Statement:
         record by uploading others."""
         return self.settings.clips_apart * np.sqrt(self.ledger.accounts.total)
 
+    def two_values(self, mu: float) -> float:
+        """mu between any two values of a record on which so much is spent."""
+        return 2 / self.settings.clips_apart * mu
+
     def left(self, spent: float) -> int | None:
         """Minibatches a record that has spent so much mu may still be in; None if there is no limit."""
         settings = self.settings
@@ -55,7 +59,9 @@ class Statement:
         mu = float(self.mu[account])
         return {
             "record": record,
+            "neighbours": self.settings.neighbours,
             "mu": mu,
+            "mu_two_values": self.two_values(mu),
             "epsilon": epsilon(mu, self.settings.delta),
             "delta": self.settings.delta,
             "mu_max": limit or None,
@@ -72,9 +78,11 @@ class Statement:
         return {
             "party": self.party,
             "mode": settings.kind,
+            "neighbours": settings.neighbours,
             "records": len(self.ledger.ids),
             "runs": [asdict(spender) for spender in self.ledger.spenders],
             "mu_any_record": most,
+            "mu_two_values": self.two_values(most),
             "mu_median": float(np.median(mu)),
             "epsilon_any_record": epsilon(most, settings.delta),
             "delta": settings.delta,
