@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ from tests.privacy.people import opened
 
 from vafl.cli import main
 from vafl.privacy.accountant import epsilon
-from vafl.privacy.ledger import Ledger
+from vafl.privacy.ledger import Ledger, numbered
 from vafl.privacy.settings import PrivacySettings
+from vafl.privacy.spender import Spender
 from vafl.privacy.statement import Statement
 
 CONFIG = """
@@ -111,6 +113,19 @@ def test_what_mu_means_is_said_by_the_neighbours(tmp_path, capsys):
         assert main(["privacy", str(ledger.path), "--record", "bob", "--json"]) == 0
         account = json.loads(capsys.readouterr().out)[neighbours]
         assert (account["mu"], account["mu_two_values"], account["runs"][0]["mu"]) == (mu, 1.0, mu)
+
+
+def test_records_of_one_batch_share_the_noise_on_their_gradients_so_all_together_cost_more():
+    """Three moves of a sum of two clipped gradients by 2 clips each, and six uploads, by any neighbours."""
+    settings = PrivacySettings(clip=1.0, noise=2.0, gradient_clip=3.0, gradient_noise=4.0)
+    ledger = Ledger(None, "set")
+    for run in (settings, replace(settings, neighbours="replace")):
+        ledger.begin(Spender("", "training", (), run, batch=2, local_steps=3), numbered(4))
+        ledger.charge(np.array([0, 1]), "batch", run.batch_cost(3))
+        ledger.charge(np.array([2]), "evaluation", run.upload_cost)
+    expected = 2 * (2 * 1 / 4 + 3 * (2 * 3 / 4) ** 2 + 1 / 4)
+    assert Statement("own", ledger, settings, 2).mu_together == pytest.approx(math.sqrt(expected))
+    assert Statement("own", ledger, run, 2).mu_together == pytest.approx(2 * math.sqrt(expected))
 
 
 def test_local_steps_leave_fewer_minibatches():

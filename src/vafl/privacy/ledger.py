@@ -56,6 +56,7 @@ class Ledger:
         self.ids = pl.Series("id", [], pl.String)
         self.spenders: list[Spender] = []
         self.accounts = Accounts()
+        self._began_at: list[int] = []  # rows that minibatches had uploaded by then
         self._journal: Journal | None = None
         self._unit = 1  # of the run that spends: so many times the accounts' mu^2
         self._loose = self._firm = 0  # bytes of charges in the file, and of all else
@@ -85,6 +86,12 @@ class Ledger:
     def counts(self) -> npt.NDArray[np.uint32]:
         """[kinds, accounts], uploads."""
         return self.accounts.counts
+
+    @property
+    def batch_rows(self) -> list[int]:
+        """[runs], how many rows of minibatches each has uploaded."""
+        ends = [*self._began_at[1:], self._batch_rows()]
+        return [end - start for start, end in zip(self._began_at, ends, strict=True)]
 
     def begin(self, spender: Spender, ids: pl.Series) -> Numbers:
         """Begins a run, or goes on with the last one.
@@ -183,6 +190,9 @@ class Ledger:
         if self._journal is not None:
             self._journal.close()
 
+    def _batch_rows(self) -> int:
+        return int(self.counts[KINDS.index("batch")].sum())
+
     def _most(self, limit: float) -> float:
         """mu^2 of an account at which the limit is reached."""
         return limit**2 / self._unit * (1 + 1e-12)
@@ -202,6 +212,7 @@ class Ledger:
 
     def _start(self, spender: Spender) -> None:
         self.spenders.append(spender)
+        self._began_at.append(self._batch_rows())
         self._unit = spender.settings.clips_apart**2
         self.accounts.settle()
 

@@ -39,6 +39,21 @@ class Statement:
         record by uploading others."""
         return self.settings.clips_apart * np.sqrt(self.ledger.accounts.total)
 
+    @property
+    def mu_together(self) -> float:
+        """At most this tells all records at once from their neighbours.
+
+        Each upload has noise of its own, so that mu^2 adds up. A sum of gradients has one noise for a whole
+        batch, whose B records together move it by B clips.
+        """
+        ledger, shared = self.ledger, 0.0
+        for run, rows in zip(ledger.spenders, ledger.batch_rows, strict=True):
+            if run.settings.kind == "dp_train":
+                others = min(run.batch, len(ledger.ids)) - 1
+                update = run.settings.update_cost / run.settings.clips_apart**2
+                shared += rows * others * run.local_steps * update
+        return self.settings.clips_apart * math.sqrt(float(ledger.accounts.total.sum()) + shared)
+
     def two_values(self, mu: float) -> float:
         """mu between any two values of a record on which so much is spent."""
         return 2 / self.settings.clips_apart * mu
@@ -86,7 +101,7 @@ class Statement:
             "mu_median": float(np.median(mu)),
             "epsilon_any_record": epsilon(most, settings.delta),
             "delta": settings.delta,
-            "mu_all_records_together": float(np.sqrt((mu**2).sum())),
+            "mu_all_records_together": self.mu_together,
             "mu_max": settings.mu_max or None,
             "minibatches_left": self.left(most),
             "uploads": {kind: int(self.ledger.counts[place].sum()) for place, kind in enumerate(KINDS)},
