@@ -111,6 +111,8 @@ def build(config: Config, data: VerticalData | None = None) -> Run:
         plan.task.metric,
         summed=config.model.combine == "sum",
         validation=plan.data.validation,
+        budgets=[own.budget for own in guards if own is not None],
+        first=plan.data.rows,
     )
     runtime = CentralisedRuntime(_centralised(plan)) if centralised else _simulator(plan, guards)
     ledgers = [own.budget.ledger for own in guards if own is not None]

@@ -31,19 +31,29 @@ def counts(ledger, kind):
 
 def test_every_use_of_a_record_is_charged():
     run = private_run(TRAINED, schedule={"refresh": "lookahead"}, stop={"updates": 30})
-    run.train()
+    points = run.train()
     for ledger, client in zip(run.ledgers, run.runtime.clients, strict=True):
         batches, refreshes = counts(ledger, "batch"), counts(ledger, "refresh")
+        evaluations = counts(ledger, "evaluation")
+        assert evaluations.tolist() == [0] * 20 + [len(points)] * 10  # held out: as in a federation
         assert batches.sum() == 4 * client.activation
         assert refreshes.sum() > 0
-        assert np.allclose(ledger.spent, batches * 0.5 + refreshes * 0.25)
+        assert np.allclose(ledger.spent, batches * 0.5 + (refreshes + evaluations) * 0.25)
+
+
+def test_of_a_client_that_may_not_answer_an_evaluation_the_last_answer_counts():
+    run = private_run({**FROZEN, "mu_max": 0.5})
+    first, seen = run.evaluator(), [run.evaluator() for _ in range(5)]
+    assert seen == [first] * 5, "no new noise"
+    assert [counts(ledger, "evaluation").sum() for ledger in run.ledgers] == [10, 10]
 
 
 def test_local_steps_cost_each_time():
     run = private_run(TRAINED, rule={"local_steps": 3}, stop={"updates": 5})
     run.train()
     ledger = run.ledgers[0]
-    assert np.allclose(ledger.spent, counts(ledger, "batch") * (0.25 + 3 * 0.25))
+    uploads, evaluations = counts(ledger, "batch"), counts(ledger, "evaluation")
+    assert np.allclose(ledger.spent, uploads * (0.25 + 3 * 0.25) + evaluations * 0.25)
 
 
 def test_a_frozen_client_pays_for_uploads_only_and_learns_nothing():
@@ -51,7 +61,7 @@ def test_a_frozen_client_pays_for_uploads_only_and_learns_nothing():
     before = [parameter.clone() for parameter in run.models[0].parameters()]
     run.train()
     assert all(torch.equal(a, b) for a, b in zip(before, run.models[0].parameters(), strict=True))
-    assert np.allclose(run.ledgers[0].spent, counts(run.ledgers[0], "batch") * 0.25)
+    assert np.allclose(run.ledgers[0].spent, run.ledgers[0].counts.sum(0) * 0.25)
 
 
 def test_released_once_is_paid_once():

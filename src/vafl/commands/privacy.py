@@ -141,7 +141,8 @@ def _show(statements: Sequence[Statement], simulated: bool, console: Console) ->
     )
     if simulated:
         console.print(
-            "[yellow]A simulation:[/] nothing left this machine; this is what a federation would have spent."
+            "[yellow]A simulation:[/] nothing left this machine; a federation that uploads and evaluates as "
+            "often would have spent this."
         )
 
 

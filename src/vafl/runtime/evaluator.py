@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vafl.models.losses import Metric
-from vafl.protocol.respondent import embed
+from vafl.protocol.respondent import Budget, embed
 
 
 class Evaluator:
@@ -17,6 +17,9 @@ class Evaluator:
         models, features: of each party; features are [test rows, ...].
         summed: whether the head sees the sum or the concatenation of the embeddings.
         validation: so many rows, the first, are to watch the training by, and not to test it.
+        budgets: of each party, if they are private: an evaluation is charged as in a federation, and of a
+            party that may not answer the last embeddings said are used, or zeros.
+        first: the number of the first test row, to them.
     """
 
     def __init__(
@@ -29,10 +32,14 @@ class Evaluator:
         *,
         summed: bool,
         validation: int = 0,
+        budgets: Sequence[Budget] = (),
+        first: int = 0,
     ) -> None:
         self._models, self._features = list(models), list(features)
         self._head, self._labels, self._metric, self._summed = head, labels, metric, summed
-        self._validation = validation
+        self._validation, self._budgets = validation, budgets
+        self._numbers = torch.arange(first, first + len(labels))
+        self._said: dict[tuple[int, int], Tensor] = {}  # by party and first row
 
     def __call__(self) -> float:
         return self._measure(slice(0, self._validation or None))
@@ -42,7 +49,13 @@ class Evaluator:
         return self._measure(slice(self._validation, None)) if self._validation else None
 
     def _measure(self, rows: slice) -> float:
-        return self._metric.measure(self.outputs([own[rows] for own in self._features]), self._labels[rows])
+        parts = _embeddings(self._models, [own[rows] for own in self._features])
+        for party, budget in enumerate(self._budgets):
+            place = (party, rows.start)
+            if len(budget.spend(self._numbers[rows], "evaluation", whole=True)):
+                self._said[place] = parts[party]
+            parts[party] = self._said.get(place, torch.zeros_like(parts[party]))
+        return self._metric.measure(_outputs(self._head, parts, summed=self._summed), self._labels[rows])
 
     def outputs(self, features: Sequence[Tensor]) -> Tensor:
         """The head's outputs [rows, outputs] for one feature tensor a party."""
@@ -53,13 +66,16 @@ class Evaluator:
         return _embeddings(self._models, self._features)
 
 
-@torch.no_grad()
 def outputs(
     models: Sequence[nn.Module], head: nn.Module, features: Sequence[Tensor], *, summed: bool
 ) -> Tensor:
     """What the whole model says, [rows, outputs], given every party's features."""
+    return _outputs(head, _embeddings(models, features), summed=summed)
+
+
+@torch.no_grad()
+def _outputs(head: nn.Module, parts: list[Tensor], *, summed: bool) -> Tensor:
     with _evaluating([head]):
-        parts = _embeddings(models, features)
         inputs = torch.stack(parts).sum(0) if summed else torch.cat(parts, dim=1)
         return head(inputs)  # type: ignore[no-any-return]
 
