@@ -12,7 +12,6 @@ of them by one (see `Accounts`).
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +20,11 @@ import polars as pl
 
 from vafl.errors import BudgetExhausted, RunFolderError
 from vafl.privacy.accounts import KINDS, NOBODY, Accounts, Floats, Kind, Numbers, charge_as_bytes
-from vafl.privacy.journal import Entry, Journal, Payload, read_journal, write_journal
+from vafl.privacy.entries import BALANCE, PEOPLE, SPENDER, book, ids_as_bytes, ids_of, squeezed
+from vafl.privacy.journal import Entry, Journal, read_journal, write_journal
 from vafl.privacy.settings import PrivacySettings
 from vafl.privacy.spender import Spender
 
-_PEOPLE, _SPENDER, _BALANCE = 253, 254, 255  # kinds of entries; those below are charges, numbered as KINDS
 _LONGEST = 64 << 20  # bytes of charges before runs are replaced by their sums
 
 
@@ -105,10 +104,10 @@ class Ledger:
         new = ids.drop_nulls()
         new = new.filter(~new.is_in(self.ids.implode()))
         if len(new):
-            self._write(_PEOPLE, _ids_as_bytes(new))
+            self._write(PEOPLE, ids_as_bytes(new))
             self._open_accounts(new)
         if self.spenders[-1:] != [spender]:
-            self._write(_SPENDER, spender.as_bytes())
+            self._write(SPENDER, spender.as_bytes())
             self._start(spender)
         known = pl.DataFrame({"id": self.ids}).with_row_index("account")
         rows = pl.DataFrame({"id": ids}).join(known, on="id", how="left", maintain_order="left")
@@ -179,9 +178,9 @@ class Ledger:
         """Writes the one run of a ledger in memory into a file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         entries: list[Entry] = [
-            (_PEOPLE, _ids_as_bytes(self.ids)),
-            *((_SPENDER, spender.as_bytes()) for spender in self.spenders),
-            (_BALANCE, self.accounts.balance(self._unit)),
+            (PEOPLE, ids_as_bytes(self.ids)),
+            *((SPENDER, spender.as_bytes()) for spender in self.spenders),
+            (BALANCE, self.accounts.balance(self._unit)),
         ]
         write_journal(path, self.identity, entries)
 
@@ -223,19 +222,19 @@ class Ledger:
     def _book_by_run(self, entries: Iterable[Entry]) -> Iterator[None]:
         """Books what the entries say, and stops wherever a run is over."""
         for kind, payload in entries:
-            if kind == _SPENDER:
+            if kind == SPENDER:
                 if self.spenders:
                     yield
                 self._start(Spender.of(bytes(payload)))
-            elif kind == _PEOPLE:
-                self._open_accounts(pl.read_ipc(bytes(payload))["id"])
+            elif kind == PEOPLE:
+                self._open_accounts(ids_of(payload))
             else:
-                _book(self.accounts, kind, payload, self._unit)
-                self._loose += len(payload) if kind < _PEOPLE else 0
+                book(self.accounts, kind, payload, self._unit)
+                self._loose += len(payload) if kind < PEOPLE else 0
         yield
 
     def _squeeze(self, journal: Journal) -> None:
-        self._firm, self._loose = journal.replace(_squeezed(read_journal(journal.path).entries)), 0
+        self._firm, self._loose = journal.replace(squeezed(read_journal(journal.path).entries)), 0
 
 
 def read_ledger(path: Path) -> Ledger:
@@ -273,45 +272,9 @@ def _found(path: Path) -> tuple[Ledger, list[Entry]]:
     return Ledger(None, content.identity), content.entries
 
 
-def _book(accounts: Accounts, kind: int, payload: Payload, unit: int = 1) -> None:
-    if kind == _BALANCE:
-        accounts.book_balance(payload, unit)
-    else:
-        accounts.book_charge(kind, payload, unit)
-
-
-def _squeezed(entries: Iterable[Entry]) -> Iterator[Entry]:
-    """The same in fewer bytes: the sums of each run, where its charges are longer."""
-    people, charges = 0, list[Entry]()
-    for kind, payload in entries:
-        if kind not in (_PEOPLE, _SPENDER):
-            charges.append((kind, payload))
-            continue
-        yield from _summed(charges, people)
-        charges = []
-        if kind == _PEOPLE:
-            people += len(pl.read_ipc(bytes(payload)))
-        yield kind, payload
-    yield from _summed(charges, people)
-
-
-def _summed(charges: list[Entry], people: int) -> list[Entry]:
-    own = Accounts(people)
-    for kind, payload in charges:
-        _book(own, kind, payload)
-    balance = own.balance()
-    return [(_BALANCE, balance)] if len(balance) < sum(len(payload) for _, payload in charges) else charges
-
-
 def numbered(records: int) -> pl.Series:
     """Ids of records that have numbers only."""
     return pl.Series("id", np.arange(records)).cast(pl.String)
-
-
-def _ids_as_bytes(ids: pl.Series) -> bytes:
-    content = BytesIO()
-    pl.DataFrame({"id": ids}).write_ipc(content, compression="zstd")
-    return content.getvalue()
 
 
 def _require_distinct(accounts: Numbers) -> None:
