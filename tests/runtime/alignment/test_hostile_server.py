@@ -74,6 +74,7 @@ def told(*script):
         ((BEGIN, POINTS, result(), rows([0, 1], [0, 2])), "from 0 to 1"),
         ((BEGIN, POINTS, result(token="mine"), rows([0, 1], [0, 1])), "32 hex digits"),
         ((BEGIN, POINTS, AGAIN, BEGIN, POINTS, AGAIN), "RESULT comes next. Found AGAIN"),
+        ((BEGIN, POINTS, pack_facts(Kind.AGAIN, {"ids": 3})), "2 ids cannot become more"),
     ],
 )
 def test_what_a_server_must_not_say(script, message):
@@ -81,6 +82,13 @@ def test_what_a_server_must_not_say(script, message):
     assert isinstance(error, InvalidMessage), error
     assert "the server broke the protocol" in str(error)
     assert message in str(error)
+
+
+def test_a_second_exchange_is_in_the_clients_log(caplog):
+    with caplog.at_level("INFO", "vafl.client"):
+        told(BEGIN, POINTS, AGAIN, BEGIN, POINTS, pack(Kind.FAILED, b"enough"))
+    assert "the server has 2 ids" in caplog.messages
+    assert "the server asks once more: it has 2 ids when forms are loosened" in caplog.messages
 
 
 def test_a_server_that_says_why_it_stops_before_and_after_it_began():

@@ -103,6 +103,13 @@ def test_tags_that_are_all_alike_are_refused():
     assert "sent once" in str(error)
 
 
+def test_a_client_has_no_more_loosened_ids_than_it_announced():
+    tags, points = (pack(Kind.TAGS, bytes(range(32))), pack(Kind.POINTS, GOOD))
+    error, _ = story(tags, points, pack_facts(Kind.COUNT, {"ids": 3}))  # none is common, so it is asked again
+    assert isinstance(error, InvalidMessage)
+    assert "2 ids cannot become more" in str(error)
+
+
 def test_a_client_that_goes_away_ends_it_for_all():
     async def play():
         made = Alignments(server=["a", "b"], bank=["b", "c"], shop=["b"])

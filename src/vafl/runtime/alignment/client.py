@@ -25,11 +25,12 @@ from vafl.runtime.alignment.frames import (
     ROW,
     Kind,
     Terms,
-    checked_count,
     pack,
     pack_facts,
     pack_hello,
+    unpack_count,
     unpack_facts,
+    unpack_loosened,
     unpack_rows,
 )
 from vafl.runtime.alignment.line import Line, blaming
@@ -125,13 +126,13 @@ class AlignmentClient:
         await line.say(pack_hello(self._terms, len(self._ids)))
         _, body = await line.hear(Kind.BEGIN)
         self._begun = True
-        theirs = _count(body)
+        theirs = unpack_count(body)
         log.info("the server has %s ids", f"{theirs:,}")
         crew.expect(theirs)
         order = await self._answer(line, crew, self._ids, theirs)
         kind, body = await line.hear(Kind.RESULT, Kind.AGAIN)
         if kind is Kind.AGAIN:
-            await self._answer_loosely(line, crew, _count(body))
+            await self._answer_loosely(line, crew, unpack_loosened(body, theirs))
             _, body = await line.hear(Kind.RESULT)
         alignment = await self._receive(line, body, order)
         await line.say(pack(Kind.RECEIVED))
@@ -145,6 +146,7 @@ class AlignmentClient:
 
     async def _answer_loosely(self, line: Line, crew: Crew, theirs: int) -> None:
         """Once more with ids in a form that forgets how they are written, for the server's advice."""
+        log.info("the server asks once more: it has %s ids when forms are loosened", f"{theirs:,}")
         loose = loosened(self._ids).unique()
         await line.say(pack_facts(Kind.COUNT, {"ids": len(loose)}))
         await line.hear(Kind.BEGIN)
@@ -174,7 +176,3 @@ class AlignmentClient:
 def _printable(content: bytes) -> str:
     """The server's words, fit for a terminal."""
     return "".join(filter(str.isprintable, content[:LONGEST_REASON].decode("utf-8", "replace")))
-
-
-def _count(body: bytes) -> int:
-    return checked_count(unpack_facts(body, ids=int)["ids"])

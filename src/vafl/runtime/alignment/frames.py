@@ -97,6 +97,23 @@ def checked_count(count: int) -> int:
     return count
 
 
+def unpack_count(body: bytes) -> int:
+    """How many ids the other party says it has."""
+    return checked_count(unpack_facts(body, ids=int)["ids"])
+
+
+def unpack_loosened(body: bytes, announced: int) -> int:
+    """How many ids it has when their forms are loosened, which merges some and makes none.
+
+    Args:
+        announced: how many it said it has: so that nobody asks about more ids than its log shows.
+    """
+    count = unpack_count(body)
+    if count > announced:
+        raise InvalidMessage(f"{announced:,} ids cannot become more by loosening them. Found {count:,}.")
+    return count
+
+
 def pack_rows(places: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> list[bytes]:
     """Places in the order a client sent its points, and their row numbers, as messages."""
     pairs = np.empty(len(places), _PAIR)

@@ -25,12 +25,11 @@ from vafl.runtime.alignment.frames import (
     METHOD,
     Kind,
     Terms,
-    checked_count,
     pack,
     pack_facts,
     pack_rows,
-    unpack_facts,
     unpack_hello,
+    unpack_loosened,
 )
 from vafl.runtime.alignment.line import Line, blaming, together
 from vafl.runtime.grpc.connection import identify, listen
@@ -269,7 +268,7 @@ class AlignmentServer:
         """How many ids a client has in the loosened form."""
         with blaming(party):
             _, body = await self._clients[party].line.hear(Kind.COUNT)
-            return checked_count(unpack_facts(body, ids=int)["ids"])
+            return unpack_loosened(body, self._clients[party].ids)
 
     def _number(self, matches: Matches) -> tuple[Alignment, Places]:
         """Chooses the rows; gives the server's own alignment and the row number of each of its ids."""
