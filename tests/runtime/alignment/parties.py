@@ -45,10 +45,12 @@ class Alignments:
             lambda found: self.kept.__setitem__("server", found),
         )
 
-    patience = 20.0
+    patience, heartbeat = 20.0, 1.0
 
     def settings(self, address):
-        return NetworkSettings(address=address, security="plaintext", heartbeat=1.0, patience=self.patience)
+        return NetworkSettings(
+            address=address, security="plaintext", heartbeat=self.heartbeat, patience=self.patience
+        )
 
     async def serve(self):
         def listens(address):

@@ -27,14 +27,15 @@ def rows(places, numbers):
     return pack_rows(np.array(places), np.array(numbers))[0]
 
 
-def told(*script):
-    """What comes of a client with three ids whose server says this."""
+def told(*script, beats=False):
+    """What comes of a client with three ids whose server says this, and then nothing or signs of life."""
 
     async def stream(_, context):
         for content in script:
             await context.write(content)
         while isinstance(await context.read(), bytes):
-            pass
+            if beats:
+                await context.write(pack(Kind.BEAT))
 
     async def play():
         made = Alignments(server=["x"], bank=["a", "b", "c"])
@@ -104,3 +105,12 @@ def test_a_server_that_never_says_that_everybody_is_done_leaves_no_file():
     error = told(BEGIN, POINTS, result(), rows([0, 1], [0, 1]))
     assert isinstance(error, Stalled)
     assert "silent" in str(error)
+
+
+def test_a_server_that_shows_nothing_but_life_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(Alignments, "patience", 0.5)
+    monkeypatch.setattr(Alignments, "heartbeat", 0.2)
+    for script in ((), (BEGIN, POINTS)):
+        error = told(*script, beats=True)
+        assert isinstance(error, Stalled)
+        assert "the server has sent nothing but signs of life for 1 s" in str(error)

@@ -1,7 +1,7 @@
 """Parties that differ, lie, break the protocol or go away: everybody hears why, and nothing is kept."""
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import grpc.aio
@@ -10,7 +10,7 @@ import pytest
 from tests.runtime.alignment.parties import LIMIT, Alignments
 from vafl.data.psi.curve import POINT, blind_ids, new_secret
 from vafl.errors import InvalidMessage, RemoteFault, RunError, Stalled
-from vafl.runtime.alignment.frames import CHUNK, PATH, Kind, pack, pack_facts, pack_hello
+from vafl.runtime.alignment.frames import CHUNK, PATH, PROTOCOL, Kind, pack, pack_facts, pack_hello
 from vafl.runtime.grpc.wire import CLAIM
 
 GOOD = blind_ids(new_secret(), ["a", "b"])
@@ -24,7 +24,7 @@ async def stream(made, party="bank"):
         yield channel.stream_stream(PATH)(metadata=((CLAIM, party),))
 
 
-async def said_by_server(call):
+async def said_by_server(call, unheard=(Kind.BEAT, Kind.BUSY)):
     """The next message but signs of life; the reason if the server has ended the stream."""
     while True:
         try:
@@ -36,7 +36,7 @@ async def said_by_server(call):
         if content[:1] == pack(Kind.FAILED):
             call.cancel()
             return content[1:].decode()
-        if content != pack(Kind.BEAT):
+        if content[0] not in unheard:
             return content
 
 
@@ -71,7 +71,9 @@ def story(*said, **changes):
         (pack(Kind.POINTS, GOOD + GOOD), "no more"),
         (pack(Kind.TAGS, bytes(16 * 3)), "no more"),
         (pack(Kind.TAGS, bytes(17)), "items of 16 bytes"),
+        (pack(Kind.POINTS, GOOD[:POINT]), "POINTS of 2 ids come next, no more and no fewer. Found 1"),
         (pack(Kind.ROWS, bytes(8)), "POINTS or TAGS comes next. Found ROWS"),
+        (pack(Kind.BUSY), "POINTS or TAGS comes next. Found BUSY"),
         (b"\xff", "begins with its kind"),
         (b"", "begins with its kind"),
     ],
@@ -132,6 +134,50 @@ def test_a_client_that_is_silent_is_not_waited_for():
     assert "bank has been silent for 3 s" in heard
 
 
+def test_a_client_that_shows_nothing_but_life_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(Alignments, "patience", 1.0)
+
+    async def play():
+        made = Alignments(server=["a", "b"], bank=["b", "c"], shop=["b"])
+        work = asyncio.gather(made.serve(), made.join("shop"), return_exceptions=True)
+        async with stream(made) as call:
+            await call.write(pack_hello(made.terms, 2))
+            while not work.done():
+                with suppress(asyncio.InvalidStateError):  # the stream has ended
+                    await call.write(pack(Kind.BEAT))
+                await asyncio.wait([work], timeout=0.1)
+        return await work
+
+    server, shop = asyncio.run(asyncio.wait_for(play(), LIMIT))
+    assert isinstance(server, Stalled)
+    for error in (server, shop):
+        assert "bank has sent nothing but signs of life for 1 s" in str(error)
+
+
+def test_a_server_shows_each_client_whether_it_hears_from_others(monkeypatch):
+    monkeypatch.setattr(Alignments, "heartbeat", 0.2)
+
+    async def play():
+        made = Alignments(server=["a", "b"], bank=["b", "c"], shop=["b"])
+        serving = asyncio.create_task(made.serve())
+        async with stream(made) as bank, stream(made, "shop") as shop:
+
+            async def shop_hears(kind):
+                while (await said_by_server(shop, unheard=()))[0] != kind:
+                    for call in (bank, shop):
+                        await call.write(pack(Kind.BEAT))
+
+            for call, count in ((bank, 2), (shop, 1)):
+                await call.write(pack_hello(made.terms, count))
+            await shop_hears(Kind.BEGIN)
+            await shop_hears(Kind.BEAT)
+            await bank.write(pack(Kind.TAGS, bytes(range(32))))
+            await shop_hears(Kind.BUSY)
+        await asyncio.gather(serving, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(play(), LIMIT))
+
+
 def test_a_client_that_does_not_come_is_not_waited_for_for_ever(monkeypatch):
     monkeypatch.setattr(Alignments, "patience", 0.3)
 
@@ -155,6 +201,7 @@ def test_parties_that_differ_and_strangers_are_refused_and_the_others_go_on():
             for party, terms in (
                 ("bank", replace(made.terms, records="labelled")),
                 ("bank", replace(made.terms, parties=["bank", "shop"])),
+                ("bank", replace(made.terms, protocol=2)),
                 ("thief", made.terms),
             )
         ]
@@ -168,11 +215,12 @@ def test_parties_that_differ_and_strangers_are_refused_and_the_others_go_on():
         await asyncio.gather(serving, made.join("bank"))
         return [error for (error,) in refused], junk, made.kept
 
-    (records, parties, thief), junk, kept = asyncio.run(asyncio.wait_for(play(), LIMIT))
-    for error in (records, parties, thief):
+    (records, parties, old, thief), junk, kept = asyncio.run(asyncio.wait_for(play(), LIMIT))
+    for error in (records, parties, old, thief):
         assert isinstance(error, RemoteFault)
     assert "Different: records 'common' here, 'labelled' there" in str(records)
     assert "Different: parties ['bank'] here, ['bank', 'shop'] there" in str(parties)
+    assert f"Different: protocol {PROTOCOL} here, 2 there" in str(old)
     assert '"thief" is no client of this run. Its clients: bank' in str(thief)
     assert "facts needed" in junk
     assert kept["bank"].ids.to_list() == ["b"]

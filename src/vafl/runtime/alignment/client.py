@@ -33,7 +33,7 @@ from vafl.runtime.alignment.frames import (
     unpack_loosened,
     unpack_rows,
 )
-from vafl.runtime.alignment.line import Line, blaming
+from vafl.runtime.alignment.line import SILENT_BEATS, Line, blaming
 from vafl.runtime.grpc.reach import Reach, open_channel
 from vafl.runtime.grpc.session import status_of
 from vafl.runtime.grpc.wire import CLAIM
@@ -70,7 +70,9 @@ class AlignmentClient:
         keep: Callable[[Alignment], None],
     ) -> None:
         self._party, self._ids, self._terms = party, ids, terms
-        self._settings = replace(settings, largest_message=LARGEST_FRAME)
+        # A little more patience than the server has, who tells for whom everybody waits.
+        patience = settings.patience + SILENT_BEATS * settings.heartbeat
+        self._settings = replace(settings, largest_message=LARGEST_FRAME, patience=patience)
         self._credentials, self._workers, self._progress = credentials, workers, progress
         self._keep = keep
         self._reach = Reach(party, settings)
@@ -113,10 +115,14 @@ class AlignmentClient:
                 self._reach.heard = time.monotonic()
                 if content[:1] == pack(Kind.FAILED):
                     raise Ended(_printable(content[1:]))
+                if content == pack(Kind.BUSY):
+                    line.excuse()
+                    return pack(Kind.BEAT)
                 return content
 
+            line = Line(f"the {SERVER}", read, call.write, self._settings)
             try:
-                async with Line(f"the {SERVER}", read, call.write, self._settings) as line:
+                async with line:
                     with blaming(line.other):
                         return await self._align(line, crew)
             finally:

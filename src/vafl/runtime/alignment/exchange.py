@@ -14,7 +14,7 @@ from vafl.data.psi.curve import POINT, TAG, blind_ids, new_secret, tag_points
 from vafl.data.psi.matching import Places, match, shuffled
 from vafl.errors import InvalidMessage
 from vafl.runtime.alignment.crew import Crew
-from vafl.runtime.alignment.frames import CHUNK, Kind, pack
+from vafl.runtime.alignment.frames import CHUNK, ITEM, Kind, pack
 from vafl.runtime.alignment.line import Line, together
 
 
@@ -93,14 +93,10 @@ async def find(
         while missing_points or missing_tags:
             kind, body = await line.hear(Kind.POINTS, Kind.TAGS)
             if kind is Kind.POINTS:
-                missing_points -= len(body) // POINT
-            else:
-                missing_tags -= len(body) // TAG
-            if min(missing_points, missing_tags) < 0:
-                raise InvalidMessage(f"{kind.name} of as many ids as there are, no more.")
-            if kind is Kind.POINTS:
+                missing_points -= _items(kind, body, missing_points)
                 yield body
             else:
+                missing_tags -= _items(kind, body, missing_tags)
                 own_tags.extend(body)
                 progress.advance(len(body) // TAG)
 
@@ -117,11 +113,19 @@ async def find(
 async def _points(line: Line, count: int) -> AsyncIterator[bytes]:
     """The server's points, as many as it said."""
     while count > 0:
-        _, body = await line.hear(Kind.POINTS)
-        count -= len(body) // POINT
-        if count < 0:
-            raise InvalidMessage("POINTS of as many ids as there are, no more.")
+        kind, body = await line.hear(Kind.POINTS)
+        count -= _items(kind, body, count)
         yield body
+
+
+def _items(kind: Kind, body: bytes, missing: int) -> int:
+    """How many points or tags: a full message or all that are missing, so that each brings the end nearer."""
+    count, expected = len(body) // ITEM[kind], min(missing, CHUNK)
+    if count != expected:
+        raise InvalidMessage(
+            f"{kind.name} of {expected:,} ids come next, no more and no fewer. Found {count:,}."
+        )
+    return count
 
 
 async def _chunks(ids: pl.Series, order: Places) -> AsyncIterator[list[str]]:

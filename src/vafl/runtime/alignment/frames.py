@@ -15,7 +15,7 @@ from vafl.runtime.grpc.wire import SERVICE
 
 METHOD = "Align"
 PATH = f"/{SERVICE}/{METHOD}"
-PROTOCOL = 2
+PROTOCOL = 3
 CHUNK = 2048  # points or tags in a message: less than 0.1 s of arithmetic
 LARGEST_FRAME = 1 << 20
 LONGEST_REASON = 1000
@@ -39,9 +39,10 @@ class Kind(IntEnum):
     RECEIVED = 9  # a client has all that it needs
     DONE = 10  # the server: so has everybody
     FAILED = 11  # the server goes no further, and why
+    BUSY = 12  # a sign of life of a server that has heard from somebody since the last one
 
 
-_ITEM = {Kind.POINTS: POINT, Kind.TAGS: TAG, Kind.ROWS: ROW}
+ITEM = {Kind.POINTS: POINT, Kind.TAGS: TAG, Kind.ROWS: ROW}
 _FACTS = 8192
 _LARGEST = {
     **dict.fromkeys((Kind.HELLO, Kind.BEGIN, Kind.AGAIN, Kind.COUNT), _FACTS),
@@ -64,7 +65,7 @@ def unpack(content: bytes) -> tuple[Kind, bytes]:
     if not content or content[0] >= len(Kind):
         raise InvalidMessage(f"a message begins with its kind. Found {content[:1].hex() or 'nothing'}.")
     kind, body = Kind(content[0]), content[1:]
-    size = _ITEM.get(kind)
+    size = ITEM.get(kind)
     if size and (not body or len(body) % size or len(body) > size * CHUNK):
         raise InvalidMessage(
             f"{kind.name} holds 1 to {CHUNK} items of {size} bytes. Found {len(body):,} bytes."

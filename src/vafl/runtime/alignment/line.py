@@ -4,6 +4,8 @@ Two tasks own the stream, so that whoever says or hears may be cancelled at any 
 """
 
 import asyncio
+import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Self
@@ -15,7 +17,10 @@ from vafl.errors import InvalidMessage, RunError, Stalled
 from vafl.runtime.alignment.frames import LONGEST_REASON, Kind, pack, unpack
 from vafl.runtime.settings import NetworkSettings
 
-_SILENT_BEATS = 3
+log = logging.getLogger("vafl.alignment")
+
+TOLD_EVERY = 15.0  # seconds: whom a party waits for
+SILENT_BEATS = 3
 _WAITING = 2  # messages, either way
 _BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 
@@ -27,6 +32,10 @@ class Line:
         other: who is at the other end, for messages.
         read: gives the next message, or anything but bytes at the stream's end.
         write: sends one.
+        got_on: a number that changes whenever this party gets on with anybody: signs of life show it.
+
+    Attributes:
+        heard: how many messages were.
     """
 
     def __init__(
@@ -35,8 +44,10 @@ class Line:
         read: Callable[[], Awaitable[Any]],
         write: Callable[[bytes], Awaitable[None]],
         settings: NetworkSettings,
+        got_on: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.other = other
+        self.other, self.heard = other, 0
+        self._got_on, self._excused = got_on, 0.0
         self._read, self._write, self._settings = read, write, settings
         self._inbox: asyncio.Queue[bytes | Exception] = asyncio.Queue(_WAITING)
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue(_WAITING)
@@ -64,31 +75,48 @@ class Line:
         """Says why it goes no further, and hears the other end out until that hangs up, for a while: if the
         stream ended while it is speaking, gRPC would lose the reason."""
         await self.say(pack(Kind.FAILED, reason.encode()[:LONGEST_REASON]))
-        with suppress(TimeoutError, RunError, *_BROKEN):
+        with suppress(TimeoutError):
             async with asyncio.timeout(grace):
-                while True:
-                    with suppress(InvalidMessage):
-                        await self.hear()
+                while isinstance(await self._inbox.get(), bytes):
+                    pass
+
+    def excuse(self) -> None:
+        """The other end gets on, if not with this one: it has all its time again for what it has to say."""
+        self._excused = time.monotonic()
 
     async def hear(self, *expected: Kind) -> tuple[Kind, bytes]:
         """The next message that is more than a sign of life; it must be of an expected kind.
 
         Raises:
             InvalidMessage: it said something else.
+            Stalled: it said nothing for `patience` seconds, alive as it was.
             RunError, grpc.aio.AioRpcError: it cannot be heard any more.
         """
-        content = await self._inbox.get()
+        content = await self._next()
         if isinstance(content, Exception):
             self._inbox.put_nowait(content)  # it stays so
             raise content
+        self.heard += 1
         kind, body = unpack(content)
         if kind not in expected:
             names = " or ".join(each.name for each in expected)
             raise InvalidMessage(f"{names} comes next. Found {kind.name}.")
         return kind, body
 
+    async def _next(self) -> bytes | Exception:
+        begun, patience = time.monotonic(), self._settings.patience
+        while (left := max(begun, self._excused) + patience - time.monotonic()) > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left, TOLD_EVERY)):
+                    return await self._inbox.get()
+            log.info("waiting for %s, for %.0f s so far", self.other, time.monotonic() - begun)
+        raise Stalled(
+            f"{self.other} has sent nothing but signs of life for {patience:.0f} s. network.patience sets "
+            "how long to wait."
+        )
+
     async def _take(self) -> None:
-        silence = _SILENT_BEATS * self._settings.heartbeat
+        silence = SILENT_BEATS * self._settings.heartbeat
         try:
             while isinstance(content := await _within(silence, self._read()), bytes):
                 if content != pack(Kind.BEAT):
@@ -110,15 +138,20 @@ class Line:
             except TimeoutError:
                 broken = True
                 self._reader.cancel()
-                await self._inbox.put(Stalled(f"{self.other} takes nothing any more."))
+                while not self._inbox.empty():  # whoever says may not be hearing: nothing must wait for room
+                    self._inbox.get_nowait()
+                self._inbox.put_nowait(Stalled(f"{self.other} takes nothing any more."))
             except _BROKEN:
                 broken = True
             finally:
                 self._outbox.task_done()
 
     async def _beat(self) -> None:
+        before = self._got_on()
         while True:
-            await self.say(pack(Kind.BEAT))
+            now = self._got_on()
+            await self.say(pack(Kind.BEAT if now == before else Kind.BUSY))
+            before = now
             await asyncio.sleep(self._settings.heartbeat)
 
 

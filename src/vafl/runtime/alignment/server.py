@@ -31,7 +31,7 @@ from vafl.runtime.alignment.frames import (
     unpack_hello,
     unpack_loosened,
 )
-from vafl.runtime.alignment.line import Line, blaming, together
+from vafl.runtime.alignment.line import TOLD_EVERY, Line, blaming, together
 from vafl.runtime.grpc.connection import identify, listen
 from vafl.runtime.grpc.wire import SERVICE, channel_options
 from vafl.runtime.identity import SERVER, Credentials
@@ -131,7 +131,7 @@ class AlignmentServer:
         if (task := asyncio.current_task()) is not None:
             self._streams.add(task)
             task.add_done_callback(self._streams.discard)
-        async with Line("a client", context.read, context.write, self._settings) as line:
+        async with Line("a client", context.read, context.write, self._settings, self._heard) as line:
             try:
                 line.other = party = self._identify(context)
                 count = await self._agree(line)
@@ -150,6 +150,10 @@ class AlignmentServer:
             if self._reason:
                 await line.refuse(self._reason, _GRACE)
             await line.flush()
+
+    def _heard(self) -> int:
+        """How many messages of clients, so that each knows whether the server gets on with the others."""
+        return sum(client.line.heard for client in self._clients.values())
 
     def _identify(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> str:
         party = identify(context, self._credentials)
@@ -200,7 +204,7 @@ class AlignmentServer:
         return await self._exchange(crew, offer, sizes)
 
     async def _wait_for_clients(self, watch: Callable[[], None]) -> None:
-        deadline, told = time.monotonic() + self._settings.patience, ""
+        deadline, told, again = time.monotonic() + self._settings.patience, "", 0.0
         while missing := [party for party in self._terms.parties if party not in self._clients]:
             watch()
             left, names = deadline - time.monotonic(), ", ".join(missing)
@@ -209,9 +213,9 @@ class AlignmentServer:
                     f"every party must take part. Not here within {self._settings.patience:.0f} s "
                     f"(network.patience): {names}. Start `vafl align` at every party."
                 )
-            if names != told:
+            if names != told or left <= again:
                 log.info("waiting for %s, %.0f s at most", names, left)
-                told = names
+                told, again = names, left - TOLD_EVERY
             self._arrival.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left, _WATCHED_EVERY)):
