@@ -85,12 +85,35 @@ def test_ids_in_other_formats_are_told_apart_from_ids_of_others():
     kept, results = align(server=numbers, bank=padded, shop=numbers)
     assert not kept
     assert isinstance(results["server"], DataError)
-    for party in ("server", "bank", "shop"):
+    for party in ("server", "bank"):
         assert "written the same way at every party. Those of bank" in str(results[party])
+    assert "bank" not in str(results["shop"])
     kept, results = align(server=numbers, bank=[f"x{n}" for n in range(1, 30)])
     assert not kept
     assert "bank has none of them" in str(results["server"])
     assert "bank has none of them" in str(results["bank"])
+
+
+def test_what_fails_at_one_party_is_not_told_to_the_others():
+    """Neither that the bank knows none of the server's people, nor what the server's disk is called."""
+    people = [f"p{n}" for n in range(30)]
+    _, results = align(server=people, bank=["x", "y"], shop=people)
+    assert "bank has none of them" in str(results["bank"])
+
+    def full(_):
+        raise OSError(28, "No space left on device", "/srv/lender/secret-project/labels.parquet")
+
+    async def story():
+        made = Alignments(server=people, bank=people, shop=people)
+        made.server._keep = full
+        return await made.all()
+
+    server, bank, shop = asyncio.run(story())
+    assert isinstance(server, OSError)
+    for error in (results["shop"], bank, shop):
+        assert str(error).startswith("the server ended the alignment: the reason is not this party's.")
+        assert "bank" not in str(error)
+        assert "secret" not in str(error)
 
 
 def test_few_common_ids_are_enough_where_no_format_explains_it():

@@ -28,7 +28,7 @@ def rows(places, numbers):
 
 
 def told(*script, beats=False):
-    """What comes of a client with three ids whose server says this, and then nothing or signs of life."""
+    """What comes of a client whose server says this, and then nothing or signs of life."""
 
     async def stream(_, context):
         for content in script:
@@ -36,6 +36,12 @@ def told(*script, beats=False):
         while isinstance(await context.read(), bytes):
             if beats:
                 await context.write(pack(Kind.BEAT))
+
+    return served(stream)
+
+
+def served(stream):
+    """What comes of a client with three ids whose server answers by this."""
 
     async def play():
         made = Alignments(server=["x"], bank=["a", "b", "c"])
@@ -96,9 +102,19 @@ def test_a_server_that_says_why_it_stops_before_and_after_it_began():
     before = told(pack(Kind.FAILED, b"not\x1b[31m today"))
     assert isinstance(before, RemoteFault)
     assert str(before) == "the server refused bank: not[31m today"
+    assert "\x1b" not in str(told(pack(Kind.BEGIN, b'"\\u001b[2J"')))
     after = told(BEGIN, pack(Kind.FAILED, b"later"))
     assert isinstance(after, RunError)
     assert str(after) == "the server ended the alignment: later"
+
+
+def test_a_status_is_shown_without_what_would_steer_a_terminal():
+    async def refuse(_, context):
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, "no\x1b[2J")
+
+    error = served(refuse)
+    assert isinstance(error, RemoteFault)
+    assert str(error) == "the server refused bank: no[2J"
 
 
 def test_a_server_that_never_says_that_everybody_is_done_leaves_no_file():

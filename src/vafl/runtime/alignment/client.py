@@ -20,7 +20,6 @@ from vafl.runtime.alignment.crew import Crew
 from vafl.runtime.alignment.exchange import Progress, answer
 from vafl.runtime.alignment.frames import (
     LARGEST_FRAME,
-    LONGEST_REASON,
     PATH,
     ROW,
     Kind,
@@ -33,7 +32,8 @@ from vafl.runtime.alignment.frames import (
     unpack_loosened,
     unpack_rows,
 )
-from vafl.runtime.alignment.line import SILENT_BEATS, Line, blaming
+from vafl.runtime.alignment.line import SILENT_BEATS, Line
+from vafl.runtime.alignment.reasons import blaming, printable
 from vafl.runtime.grpc.reach import Reach, open_channel
 from vafl.runtime.grpc.session import status_of
 from vafl.runtime.grpc.wire import CLAIM
@@ -95,7 +95,8 @@ class AlignmentClient:
                     if self._begun:
                         raise RunError(f"the server ended the alignment: {ended}") from ended
                     raise RemoteFault(f"the server refused {self._party}: {ended}") from ended
-                except grpc.aio.AioRpcError as error:
+                except grpc.aio.AioRpcError as raw:
+                    error = _plain(raw)
                     if self._begun:
                         raise Stalled(
                             f"the connection to the server was lost: {error.details()}. Start every party "
@@ -114,7 +115,7 @@ class AlignmentClient:
                     raise await status_of(call)
                 self._reach.heard = time.monotonic()
                 if content[:1] == pack(Kind.FAILED):
-                    raise Ended(_printable(content[1:]))
+                    raise Ended(printable(content[1:].decode("utf-8", "replace")))
                 if content == pack(Kind.BUSY):
                     line.excuse()
                     return pack(Kind.BEAT)
@@ -179,6 +180,7 @@ class AlignmentClient:
             raise InvalidMessage(str(error)) from error
 
 
-def _printable(content: bytes) -> str:
-    """The server's words, fit for a terminal."""
-    return "".join(filter(str.isprintable, content[:LONGEST_REASON].decode("utf-8", "replace")))
+def _plain(error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
+    """The same, with details that may have come from the other end fit for a terminal."""
+    metadata = error.initial_metadata(), error.trailing_metadata()
+    return grpc.aio.AioRpcError(error.code(), *metadata, details=printable(error.details() or ""))

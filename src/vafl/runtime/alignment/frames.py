@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from vafl.data.psi.curve import POINT, TAG
 from vafl.errors import InvalidMessage
+from vafl.runtime.alignment.reasons import LONGEST_REASON
 from vafl.runtime.grpc.wire import SERVICE
 
 METHOD = "Align"
@@ -18,7 +19,6 @@ PATH = f"/{SERVICE}/{METHOD}"
 PROTOCOL = 3
 CHUNK = 2048  # points or tags in a message: less than 0.1 s of arithmetic
 LARGEST_FRAME = 1 << 20
-LONGEST_REASON = 1000
 LARGEST_SET = 1 << 27  # ids of one party
 _PAIR = np.dtype([("place", "<u4"), ("row", "<u4")])
 ROW = _PAIR.itemsize
@@ -87,7 +87,7 @@ def unpack_facts(body: bytes, **kinds: type) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InvalidMessage("facts travel as JSON. Found something else.") from error
     if not isinstance(facts, dict) or {name: type(value) for name, value in facts.items()} != kinds:
-        raise InvalidMessage(f"facts needed: {', '.join(kinds)}. Found {str(facts)[:200]}.")
+        raise InvalidMessage(f"facts needed: {', '.join(kinds)}. Found {facts!r:.200}.")
     return facts
 
 

@@ -6,15 +6,16 @@ Two tasks own the stream, so that whoever says or hears may be cancelled at any 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Self
 
 import grpc
 import grpc.aio
 
 from vafl.errors import InvalidMessage, RunError, Stalled
-from vafl.runtime.alignment.frames import LONGEST_REASON, Kind, pack, unpack
+from vafl.runtime.alignment.frames import Kind, pack, unpack
+from vafl.runtime.alignment.reasons import LONGEST_REASON
 from vafl.runtime.settings import NetworkSettings
 
 log = logging.getLogger("vafl.alignment")
@@ -169,12 +170,3 @@ async def together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
     finally:
         for task in tasks:
             task.cancel()
-
-
-@contextmanager
-def blaming(other: str) -> Iterator[None]:
-    """Whoever sent what was refused is named."""
-    try:
-        yield
-    except InvalidMessage as fault:
-        raise InvalidMessage(f"{other} broke the protocol: {fault}") from fault

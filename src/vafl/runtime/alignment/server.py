@@ -17,7 +17,7 @@ import polars as pl
 from vafl.data.alignment import Alignment
 from vafl.data.ids import loosened
 from vafl.data.psi.matching import Places, common, number
-from vafl.errors import DataError, InvalidMessage, RemoteFault, Stalled
+from vafl.errors import InvalidMessage, RemoteFault, Stalled
 from vafl.runtime.alignment.crew import Crew
 from vafl.runtime.alignment.exchange import Offer, Progress, find
 from vafl.runtime.alignment.frames import (
@@ -31,10 +31,11 @@ from vafl.runtime.alignment.frames import (
     unpack_hello,
     unpack_loosened,
 )
-from vafl.runtime.alignment.line import TOLD_EVERY, Line, blaming, together
+from vafl.runtime.alignment.line import TOLD_EVERY, Line, together
+from vafl.runtime.alignment.reasons import Unlike, advice, blaming, reason_for
 from vafl.runtime.grpc.connection import identify, listen
 from vafl.runtime.grpc.wire import SERVICE, channel_options
-from vafl.runtime.identity import SERVER, Credentials
+from vafl.runtime.identity import Credentials
 from vafl.runtime.settings import NetworkSettings
 
 log = logging.getLogger("vafl.server")
@@ -81,7 +82,7 @@ class AlignmentServer:
         self._arrival = asyncio.Event()
         self._begun = self._kept = False
         self._over = asyncio.Event()
-        self._reason = ""
+        self._reasons: dict[str, str] = {}
 
     async def serve(
         self,
@@ -114,7 +115,7 @@ class AlignmentServer:
             await asyncio.wait((work, self._failure), return_when=asyncio.FIRST_COMPLETED)
             return await (self._failure if self._failure.done() else work)
         except BaseException as error:
-            self._reason = str(error) or "the server was ended."
+            self._reasons = {party: reason_for(party, error) for party in self._terms.parties}
             raise
         finally:
             work.cancel()
@@ -147,8 +148,8 @@ class AlignmentServer:
             except asyncio.CancelledError:
                 self._lose(party, mine)
                 raise
-            if self._reason:
-                await line.refuse(self._reason, _GRACE)
+            if self._reasons:
+                await line.refuse(self._reasons[party], _GRACE)
             await line.flush()
 
     def _heard(self) -> int:
@@ -254,19 +255,9 @@ class AlignmentServer:
             await self._clients[party].line.say(pack_facts(Kind.AGAIN, {"ids": len(loose.ids)}))
         sizes = dict(zip(poor, await together(*map(self._count, poor)), strict=True))
         _, again = await together(loose.compute(crew), self._exchange(crew, loose, sizes))
-        for party in poor:
-            exact, without = len(matches[party][0]), len(again[party][0])
-            if without > 10 * exact:
-                raise DataError(
-                    f"ids must be written the same way at every party. Those of {party} and of the "
-                    f"{SERVER} are not: far more would be the same without leading zeros, blanks around "
-                    'them and case ("007" is not 7). Write them alike, and align again.'
-                )
-            if not exact:
-                raise DataError(
-                    f"a client must have some of the {SERVER}'s records. {party} has none of them. Are "
-                    "these the right files and id columns?"
-                )
+        advised = {party: advice(party, len(matches[party][0]), len(again[party][0])) for party in poor}
+        if words := {party: text for party, text in advised.items() if text}:
+            raise Unlike(words)
 
     async def _count(self, party: str) -> int:
         """How many ids a client has in the loosened form."""
@@ -280,10 +271,11 @@ class AlignmentServer:
         own = [places for places, _ in matches.values()]
         chosen = np.arange(count) if self._terms.records == "labelled" else common(count, own)
         if not len(chosen):
-            raise DataError(
+            text = (
                 'data.records = "common" needs records that every party has. There are none, though each '
                 'client has some of the server\'s. Leave out a party, or set data.records = "labelled".'
             )
+            raise Unlike(dict.fromkeys(self._terms.parties, text))
         numbers = number(count, chosen)
         order = chosen[np.argsort(numbers[chosen])]
         token = secrets.token_hex(16)
