@@ -3,7 +3,7 @@ import hashlib
 import pytest
 from coincurve import PublicKey
 
-from vafl.data.psi.curve import POINT, TAG, blind_ids, new_secret, tag_points
+from vafl.data.psi.curve import POINT, TAG, blind_ids, bound, new_salt, new_secret, tag_points
 from vafl.errors import InvalidMessage
 
 FIELD = 2**256 - 2**32 - 977
@@ -25,10 +25,22 @@ def split(content, size):
 def test_both_orders_of_the_secrets_end_in_the_same_tags_and_only_for_the_same_ids():
     one, other = new_secret(), new_secret()
     ids, others = ["a", "007", "ü"], ["7", "a", "ü", "A"]
-    ours = split(tag_points(other, blind_ids(one, ids)), TAG)
-    theirs = split(tag_points(one, blind_ids(other, others)), TAG)
+    salt = new_salt()
+    ours = split(tag_points(other, blind_ids(one, ids), salt), TAG)
+    theirs = split(tag_points(one, blind_ids(other, others), salt), TAG)
     assert [text for text, tag in zip(ids, ours, strict=True) if tag in theirs] == ["a", "ü"]
     assert len({*ours, *theirs}) == 5
+
+
+def test_tags_of_other_clients_cannot_be_compared():
+    one, other = new_secret(), new_secret()
+    salt = new_salt()
+    tags = [
+        tag_points(other, blind_ids(one, ["a"]), bound(drawn, client))
+        for drawn, client in ((salt, "bank"), (salt, "shop"), (new_salt(), "bank"))
+    ]
+    assert len(set(tags)) == 3
+    assert tag_points(one, blind_ids(other, ["a"]), bound(salt, "bank")) == tags[0]
 
 
 def test_nothing_that_is_sent_is_the_same_twice():
@@ -84,4 +96,4 @@ def test_the_hash_is_the_same_for_every_version(text, point):
 def test_what_is_not_on_the_curve_is_refused(x, y):
     good = blind_ids(new_secret(), ["a"])
     with pytest.raises(InvalidMessage, match="on the curve"):
-        tag_points(new_secret(), good + x.to_bytes(32, "big") + y.to_bytes(32, "big"))
+        tag_points(new_secret(), good + x.to_bytes(32, "big") + y.to_bytes(32, "big"), new_salt())

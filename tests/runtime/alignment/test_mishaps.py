@@ -8,11 +8,12 @@ import grpc.aio
 import pytest
 
 from tests.runtime.alignment.parties import LIMIT, Alignments
-from vafl.data.psi.curve import POINT, blind_ids, new_secret
+from vafl.data.psi.curve import POINT, blind_ids, new_salt, new_secret
 from vafl.errors import InvalidMessage, RemoteFault, RunError, Stalled
 from vafl.runtime.alignment.frames import CHUNK, PATH, PROTOCOL, Kind, pack, pack_facts, pack_hello
 from vafl.runtime.grpc.wire import CLAIM
 
+SALT = pack(Kind.SALT, new_salt())
 GOOD = blind_ids(new_secret(), ["a", "b"])
 
 
@@ -40,8 +41,8 @@ async def said_by_server(call, unheard=(Kind.BEAT, Kind.BUSY)):
             return content
 
 
-def story(*said, **changes):
-    """A client that says this after an honest hello; gives the server's error and what the client hears."""
+def story(*said, salt=SALT, **changes):
+    """A client that says this after an honest hello and salt; gives the server's error and what it hears."""
 
     async def play():
         made = Alignments(server=["a", "b"], bank=["b", "c"], **changes)
@@ -52,7 +53,7 @@ def story(*said, **changes):
             assert begin == pack_facts(Kind.BEGIN, {"ids": 2})
             points = await said_by_server(call)
             assert len(points) == 1 + 2 * POINT
-            for content in said:
+            for content in (salt, *said):
                 await call.write(content)
             heard = await said_by_server(call)
         (error,) = await asyncio.gather(serving, return_exceptions=True)
@@ -103,6 +104,19 @@ def test_points_are_checked(points, message):
 def test_tags_that_are_all_alike_are_refused():
     error, _ = story(pack(Kind.TAGS, bytes(32)), pack(Kind.POINTS, GOOD))
     assert "sent once" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("salt", "message"),
+    [
+        (pack(Kind.POINTS, GOOD), "SALT comes next. Found POINTS"),
+        (pack(Kind.SALT, bytes(32)), "SALT holds 1 to 1 items of 16 bytes. Found 32"),
+    ],
+)
+def test_tags_need_a_salt(salt, message):
+    error, _ = story(salt=salt)
+    assert isinstance(error, InvalidMessage)
+    assert message in str(error)
 
 
 def test_a_client_has_no_more_loosened_ids_than_it_announced():
@@ -171,7 +185,7 @@ def test_a_server_shows_each_client_whether_it_hears_from_others(monkeypatch):
                 await call.write(pack_hello(made.terms, count))
             await shop_hears(Kind.BEGIN)
             await shop_hears(Kind.BEAT)
-            await bank.write(pack(Kind.TAGS, bytes(range(32))))
+            await bank.write(SALT)
             await shop_hears(Kind.BUSY)
         await asyncio.gather(serving, return_exceptions=True)
 

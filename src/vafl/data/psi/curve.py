@@ -7,6 +7,7 @@ Worker processes load this module, so it imports little.
 """
 
 import hashlib
+import secrets
 from typing import Self
 
 from coincurve import GLOBAL_CONTEXT, PrivateKey
@@ -14,8 +15,8 @@ from coincurve._libsecp256k1 import ffi, lib
 
 from vafl.errors import InvalidMessage
 
-POINT, TAG = 64, 16  # bytes
-_HASH, _MATCH = b"vafl psi hash 2", b"vafl psi match 2"  # one hash function for each purpose
+POINT, TAG, SALT = 64, 16, 16  # bytes
+_HASH, _MATCH, _BIND = b"vafl psi hash 2", b"vafl psi match 3", b"vafl psi bind 3"  # one for each purpose
 _BOTH = b"\x04"  # before two coordinates
 _WRITTEN = len(_BOTH) + POINT
 
@@ -25,25 +26,38 @@ def new_secret() -> bytes:
     return PrivateKey().secret
 
 
+def new_salt() -> bytes:
+    """A client's, for its tags in one exchange."""
+    return secrets.token_bytes(SALT)
+
+
+def bound(salt: bytes, client: str) -> bytes:
+    """The salt in this client's name: whoever passes points on, its tags compare with no other client's."""
+    return hashlib.blake2b(salt + client.encode(), digest_size=SALT, person=_BIND).digest()
+
+
 def blind_ids(secret: bytes, ids: list[str]) -> bytes:
     """Each id hashed to a point, multiplied by the secret."""
     point = _Point()
     return b"".join([point.hash(text).multiply(secret).coordinates() for text in ids])
 
 
-def tag_points(secret: bytes, points: bytes) -> bytes:
+def tag_points(secret: bytes, points: bytes, salt: bytes) -> bytes:
     """Each point multiplied by the secret, as a short digest: enough to compare, nothing to go on with.
+
+    Args:
+        salt: the client's, bound to its name.
 
     Raises:
         InvalidMessage: what came from the other party are no points.
     """
     point = _Point()
     theirs = (points[at : at + POINT] for at in range(0, len(points), POINT))
-    return b"".join([_tag(point.read(each).multiply(secret).coordinates()) for each in theirs])
+    return b"".join([_tag(point.read(each).multiply(secret).coordinates(), salt) for each in theirs])
 
 
-def _tag(point: bytes) -> bytes:
-    return hashlib.blake2b(point, digest_size=TAG, person=_MATCH).digest()
+def _tag(point: bytes, salt: bytes) -> bytes:
+    return hashlib.blake2b(point, digest_size=TAG, person=_MATCH, salt=salt).digest()
 
 
 class _Point:

@@ -149,7 +149,7 @@ class AlignmentClient:
 
     async def _answer(self, line: Line, crew: Crew, ids: pl.Series, theirs: int) -> Places:
         self._progress.begin(len(ids) + theirs)
-        return await answer(line, crew, ids, theirs, self._progress)
+        return await answer(line, crew, self._party, ids, theirs, self._progress)
 
     async def _answer_loosely(self, line: Line, crew: Crew, theirs: int) -> None:
         """Once more with ids in a form that forgets how they are written, for the server's advice."""

@@ -6,11 +6,12 @@ client learns nothing but how many ids the server has. Secrets and orders are ma
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Protocol
 
 import polars as pl
 
-from vafl.data.psi.curve import POINT, TAG, blind_ids, new_secret, tag_points
+from vafl.data.psi.curve import POINT, TAG, blind_ids, bound, new_salt, new_secret, tag_points
 from vafl.data.psi.matching import Places, match, shuffled
 from vafl.errors import InvalidMessage
 from vafl.runtime.alignment.crew import Crew
@@ -28,13 +29,17 @@ class Progress(Protocol):
         """So many more are."""
 
 
-async def answer(line: Line, crew: Crew, ids: pl.Series, theirs: int, progress: Progress) -> Places:
+async def answer(
+    line: Line, crew: Crew, party: str, ids: pl.Series, theirs: int, progress: Progress
+) -> Places:
     """A client's side; gives the order in which its ids were sent.
 
     Args:
+        party: the client.
         theirs: how many ids the server says it has.
     """
-    secret, order = new_secret(), shuffled(len(ids))
+    secret, salt, order = new_secret(), new_salt(), shuffled(len(ids))
+    await line.say(pack(Kind.SALT, salt))
 
     async def offer() -> None:
         async for points in crew.work(blind_ids, secret, _chunks(ids, order)):
@@ -42,7 +47,8 @@ async def answer(line: Line, crew: Crew, ids: pl.Series, theirs: int, progress: 
             progress.advance(len(points) // POINT)
 
     async def tag() -> None:
-        async for tags in crew.work(tag_points, secret, _points(line, theirs)):
+        make = partial(tag_points, salt=bound(salt, party))
+        async for tags in crew.work(make, secret, _points(line, theirs)):
             await line.say(pack(Kind.TAGS, tags))
             progress.advance(len(tags) // TAG)
 
@@ -78,11 +84,12 @@ class Offer:
 
 
 async def find(
-    line: Line, crew: Crew, offer: Offer, theirs: int, progress: Progress
+    line: Line, crew: Crew, party: str, offer: Offer, theirs: int, progress: Progress
 ) -> tuple[Places, Places]:
     """The server's side with one client; gives its own ids that are common, and their places there.
 
     Args:
+        party: the client.
         theirs: how many ids the client says it has.
     """
     own_tags, their_tags = bytearray(), bytearray()
@@ -101,7 +108,9 @@ async def find(
                 progress.advance(len(body) // TAG)
 
     async def listen() -> None:
-        async for tags in crew.work(tag_points, offer.secret, points()):
+        _, salt = await line.hear(Kind.SALT)
+        make = partial(tag_points, salt=bound(salt, party))
+        async for tags in crew.work(make, offer.secret, points()):
             their_tags.extend(tags)
             progress.advance(len(tags) // TAG)
 

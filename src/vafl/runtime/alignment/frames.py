@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vafl.data.psi.curve import POINT, TAG
+from vafl.data.psi.curve import POINT, SALT, TAG
 from vafl.errors import InvalidMessage
 from vafl.runtime.alignment.reasons import LONGEST_REASON
 from vafl.runtime.grpc.wire import SERVICE
@@ -40,9 +40,10 @@ class Kind(IntEnum):
     DONE = 10  # the server: so has everybody
     FAILED = 11  # the server goes no further, and why
     BUSY = 12  # a sign of life of a server that has heard from somebody since the last one
+    SALT = 13  # a client's, of the tags of one exchange
 
 
-ITEM = {Kind.POINTS: POINT, Kind.TAGS: TAG, Kind.ROWS: ROW}
+ITEM = {Kind.POINTS: POINT, Kind.TAGS: TAG, Kind.ROWS: ROW, Kind.SALT: SALT}
 _FACTS = 8192
 _LARGEST = {
     **dict.fromkeys((Kind.HELLO, Kind.BEGIN, Kind.AGAIN, Kind.COUNT), _FACTS),
@@ -65,10 +66,10 @@ def unpack(content: bytes) -> tuple[Kind, bytes]:
     if not content or content[0] >= len(Kind):
         raise InvalidMessage(f"a message begins with its kind. Found {content[:1].hex() or 'nothing'}.")
     kind, body = Kind(content[0]), content[1:]
-    size = ITEM.get(kind)
-    if size and (not body or len(body) % size or len(body) > size * CHUNK):
+    size, most = ITEM.get(kind), 1 if kind is Kind.SALT else CHUNK
+    if size and (not body or len(body) % size or len(body) > size * most):
         raise InvalidMessage(
-            f"{kind.name} holds 1 to {CHUNK} items of {size} bytes. Found {len(body):,} bytes."
+            f"{kind.name} holds 1 to {most} items of {size} bytes. Found {len(body):,} bytes."
         )
     if not size and len(body) > _LARGEST.get(kind, 0):
         raise InvalidMessage(f"{kind.name} is shorter than that. Found {len(body):,} bytes.")

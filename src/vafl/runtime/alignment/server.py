@@ -229,7 +229,7 @@ class AlignmentServer:
 
         async def with_one(party: str) -> tuple[Places, Places]:
             with blaming(party):
-                return await find(lines[party], crew, offer, sizes[party], self._progress)
+                return await find(lines[party], crew, party, offer, sizes[party], self._progress)
 
         for line in lines.values():
             await line.say(pack_facts(Kind.BEGIN, {"ids": count}))
