@@ -63,6 +63,18 @@ def test_a_schedule_follows_the_global_iteration(options):
     assert found == pytest.approx([1 - (1 + 1 / 2 + 1 / 3), 2.0])
 
 
+def test_the_heads_step_size_scales_the_schedule():
+    """The theorems for t clients a step have eta_0 = t eta_m."""
+    settings = OptimiserSettings(
+        step_size=0.1,
+        server_step_size=0.3,
+        schedule="harmonic",
+        constants={"numerator": 1.0, "offset": 10.0},
+    )
+    assert [settings.step_sizes()(k) for k in (0, 10)] == pytest.approx([0.1, 0.05])
+    assert [settings.step_sizes(server=True)(k) for k in (0, 10)] == pytest.approx([0.3, 0.15])
+
+
 def test_state_is_what_the_optimiser_remembers():
     plain = Descent.of(OptimiserSettings(), [parameter(1.0)])
     assert plain.state() == {}

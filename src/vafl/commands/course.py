@@ -41,16 +41,17 @@ def courses_of(plan: Plan, epochs: float | None = None) -> list[Course]:
 
 def expected_activations(config: Config, clients: int) -> list[float]:
     """Each client's, by its mean gap: a step takes a turn of each of t clients, no client two of one step."""
-    steps, quorum = float(config.stop.updates), _quorum(config, clients)
+    steps, together = float(config.stop.updates), quorum(config, clients)
     paces = _paces(config, clients)
     if config.stop.seconds and math.isfinite(sum(paces)):
-        steps = min(steps, config.stop.seconds * sum(paces) / quorum)
+        steps = min(steps, config.stop.seconds * sum(paces) / together)
     if not math.isfinite(sum(paces)):
         paces = [1.0] * clients
-    return _shared_out(steps * quorum, paces, steps)
+    return _shared_out(steps * together, paces, steps)
 
 
-def _quorum(config: Config, clients: int) -> int:
+def quorum(config: Config, clients: int) -> int:
+    """t: how many clients' uploads a step takes."""
     return {"sync": clients, "t-sync": config.rule.t}.get(config.rule.name, 1)
 
 
@@ -75,7 +76,7 @@ def _shared_out(total: float, paces: Sequence[float], most: float) -> list[float
 
 def _evaluations(config: Config, counts: Sequence[float]) -> int:
     """At the start, at every interval and at the end."""
-    steps, every = sum(counts) / _quorum(config, len(counts)), config.evaluation.every
+    steps, every = sum(counts) / quorum(config, len(counts)), config.evaluation.every
     if config.evaluation.every_seconds:
         seconds = config.stop.seconds or sum(counts) / sum(_paces(config, len(counts)))
         return 2 + math.floor(seconds / config.evaluation.every_seconds)

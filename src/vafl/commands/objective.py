@@ -1,5 +1,6 @@
 """The perturbed objective of a run as one function of all its parameters: for whoever measures it."""
 
+import math
 from copy import deepcopy
 
 import torch
@@ -13,7 +14,7 @@ from vafl.protocol.gradients import pull_back
 
 
 class Objective:
-    """F(theta_1..theta_M, theta_0): mean loss under fixed noise, and the clients' regularisers.
+    """F(theta_1..theta_M, theta_0): mean loss under fixed noise, the clients' regularisers, and weight decay.
 
     It works on copies of the plan's models.
 
@@ -43,8 +44,29 @@ class Objective:
         outputs, slopes = self._evaluate()
         found = pull_back(outputs, slopes / len(slopes), self._parameters)
         flat = torch.cat([part.flatten() for part in found])
-        flat[: self._regularised] += self._plan.config.optimiser.l2 * theta[: self._regularised]
-        return flat
+        optimiser = self._plan.config.optimiser
+        flat[: self._regularised] += optimiser.l2 * theta[: self._regularised]
+        return flat + optimiser.decay * theta
+
+    def strong_convexity(self) -> float:
+        """A mu such that F is mu-strongly convex wherever no row is clipped; 0 if none is known.
+
+        F is convex for linear embeddings summed under a bias, and weight decay, on every parameter, is a
+        mu then. `l2` is none, for it leaves out the head's bias s: softmax does not see a shift of all of s,
+        and the logistic loss has next to no curvature far out. The squared loss has 2 everywhere: with u the
+        clients' parameters and x a row's features and a 1 for each client's own bias, F curves along (u, s)
+        by l2 |u|^2 + 2 mean((x.u + s)^2) >= l2 |u|^2 + 2 (mean(x).u + s)^2, which is the smaller eigenvalue
+        of a 2 by 2 matrix or more: about l2 / (M + 1) if l2 is small and features have mean 0.
+        """
+        config = self._plan.config
+        if config.model.embedding != "linear" or config.model.head != "bias":
+            return 0.0
+        decay, l2 = config.optimiser.decay, config.optimiser.l2
+        if not l2 or self._plan.task.loss != "squared" or config.privacy.kind == "release_once":
+            return decay
+        size = math.sqrt(sum(1 + float(own.flatten(1).mean(0).square().sum()) for own in self.features))
+        curvature = torch.tensor([[l2 + 2 * size**2, 2 * size], [2 * size, 2.0]], dtype=torch.float64)
+        return decay + float(torch.linalg.eigvalsh(curvature)[0])
 
     def largest_slope(self) -> float:
         """Of the loss with respect to the outputs, over the rows."""

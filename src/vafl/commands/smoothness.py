@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vafl.build import torch_threads
 from vafl.commands.configured import add_config_options, as_json, overrides
-from vafl.commands.course import expected_activations
+from vafl.commands.course import expected_activations, quorum
 from vafl.commands.objective import Objective
 from vafl.config import Config, read_config
 from vafl.errors import ConfigError
@@ -22,7 +22,7 @@ from vafl.models.losses import LARGEST_CURVATURES, LARGEST_SLOPES
 from vafl.plan import Plan, make_plan
 from vafl.privacy.secant import secant
 from vafl.privacy.smoothness import Layer, chain_of, smoothness
-from vafl.protocol import stepsizes
+from vafl.protocol.stepsizes import SCHEDULES
 
 PAPER = "paper constant (block-diagonal only)"
 _ROWS, _DRAWS = 2000, 4
@@ -62,15 +62,17 @@ def _report(plan: Plan, delay: int | None) -> dict[str, Any]:
     estimate = secant(objective.gradient, here, _STEP * max(1.0, float(here.norm())))
     bound = max(own.get("bound", math.inf) for own in clients.values())
     delay = _delay(plan.config, delay)
-    found = {"secant estimate": estimate, "largest client's bound": bound}
+    found, mu = {"secant estimate": estimate, "largest client's bound": bound}, objective.strong_convexity()
     return {
         "clients": clients,
         "secant": estimate,
         "bound": bound,
+        "strong_convexity": mu,
         "step_sizes": {
-            source: _step_sizes(plan.config, smooth, delay, len(names)) for source, smooth in found.items()
+            source: _step_sizes(plan.config, smooth, mu, delay, len(names))
+            for source, smooth in found.items()
         },
-        "notes": _notes(plan.config, delay, clients),
+        "notes": _notes(plan.config, mu, delay, clients),
     }
 
 
@@ -86,7 +88,8 @@ def _constants(plan: Plan, model: nn.Module, features: Tensor, slope: float) -> 
         return {"no_constants": str(error)}
     head = _head_slope(plan.head)
     curvature = LARGEST_CURVATURES[plan.task.loss] * head**2
-    found = smoothness(layers, features, slope * head, curvature, plan.config.optimiser.l2)
+    optimiser = plan.config.optimiser
+    found = smoothness(layers, features, slope * head, curvature, optimiser.l2 + optimiser.decay)
     return {
         "layers": [asdict(layer) for layer in found.layers],
         "bound": found.joint,
@@ -110,30 +113,37 @@ def _clipped_share(layers: Sequence[Layer], features: Tensor, clip: float) -> fl
     return float((layers[-1].linear(values).norm(dim=1) > clip).float().mean()) if clip else 0.0
 
 
-def _step_sizes(config: Config, smooth: float, delay: int | None, clients: int) -> dict[str, Any]:
-    """The theorems' step sizes, at the first and at the last iteration."""
+def _step_sizes(config: Config, smooth: float, mu: float, delay: int | None, clients: int) -> dict[str, Any]:
+    """The theorems' step sizes of the clients, at the first and at the last iteration.
+
+    Where a step takes t clients, the probabilities q_m sum to t, and the proofs carry over with
+    eta_0 = t eta_m: then eta_m is what they have for t L and c_eta / t. Without delay eta_0 = eta_m will do.
+    """
     if not 0 < smooth < math.inf:
         return {}
-    last, constants = config.stop.updates, config.optimiser.constants
-    found: dict[str, stepsizes.StepSize] = {}
-    l2, counts = config.optimiser.l2, expected_activations(config, clients)
-    rarest = min(counts) / sum(counts)
-    if delay is not None:
-        found["nonconvex-bounded"] = stepsizes.nonconvex_bounded(
-            smooth, delay, last, constants.get("c_eta", 1.0)
-        )
-        if l2:
-            found["strongly-convex-bounded"] = stepsizes.strongly_convex_bounded(smooth, l2, delay, rarest)
-    if "rho" in constants and "pbar" in constants:
-        tail = (constants["rho"], constants["pbar"])
-        found["nonconvex-stochastic"] = stepsizes.nonconvex_stochastic(
-            smooth, last, *tail, constants.get("c_eta", 1.0)
-        )
-        if l2:
-            found["strongly-convex-stochastic"] = stepsizes.strongly_convex_stochastic(
-                smooth, l2, rarest, *tail
-            )
-    return {name: {"first": size(0), "last": size(last)} for name, size in found.items()}
+    last, given = config.stop.updates, config.optimiser.constants
+    counts = expected_activations(config, clients)
+    delays: dict[str, dict[str, Any]] = {} if delay is None else {"bounded": {"D": delay}}
+    if "rho" in given and "pbar" in given:
+        delays["stochastic"] = {"rho": given["rho"], "pbar": given["pbar"]}
+    found: dict[str, Any] = {}
+    for kind, own in delays.items():
+        t = _times_the_clients(config, own.get("D"), clients)
+        cautious = {"L": t * smooth, **own}
+        theorems = {"nonconvex": {**cautious, "K": last, "c_eta": given.get("c_eta", 1.0) / t}}
+        if mu:
+            q_min = quorum(config, clients) * min(counts) / sum(counts)
+            theorems["strongly-convex"] = {**cautious, "mu": mu, "q_min": q_min}
+        for theorem, constants in theorems.items():
+            name = f"{theorem}-{kind}"
+            size = SCHEDULES[name](**constants)
+            found[name] = {"first": size(0), "last": size(last), "head": t, "constants": constants}
+    return found
+
+
+def _times_the_clients(config: Config, delay: int | None, clients: int) -> int:
+    """eta_0 / eta_m."""
+    return 1 if delay == 0 else quorum(config, clients)
 
 
 def _delay(config: Config, given: int | None) -> int | None:
@@ -142,7 +152,7 @@ def _delay(config: Config, given: int | None) -> int | None:
     return config.rule.delay_bound or (0 if config.rule.name == "sync" else None)
 
 
-def _notes(config: Config, delay: int | None, clients: Mapping[str, Any]) -> list[str]:
+def _notes(config: Config, mu: float, delay: int | None, clients: Mapping[str, Any]) -> list[str]:
     notes = [f"{name}: {own['no_constants']}" for name, own in clients.items() if "no_constants" in own]
     if any(own.get("bound") == math.inf for own in clients.values()):
         notes.append("a layer without noise has no constant: set privacy.noise and privacy.layers")
@@ -155,8 +165,19 @@ def _notes(config: Config, delay: int | None, clients: Mapping[str, Any]) -> lis
     notes.append("a bound is of one client's parameters, all others fixed; the secant is of all together")
     if delay is None:
         notes.append("no delay bound: give --delay D, or optimiser.constants rho and pbar, for step sizes")
-    if config.optimiser.l2:
-        notes.append("strongly-convex step sizes are for an objective that is: a linear model, say")
+    if mu:
+        notes.append(f"the objective is strongly convex with mu {mu:.4g} wherever no row is clipped")
+    elif config.optimiser.l2:
+        notes.append(
+            "no mu is known, so no strongly-convex step sizes: optimiser.l2 leaves out the head. With linear "
+            "embeddings and a bias head sgd's weight decay is a mu: optimiser.options = { weight_decay = X }"
+        )
+    t = _times_the_clients(config, delay, len(clients))
+    if t > 1:
+        notes.append(
+            f"a step takes t = {t} clients: the step sizes are theirs, and the head's are t times as large. "
+            f"Set server_step_size to {t} times step_size; L among the constants is t times L"
+        )
     return notes
 
 
@@ -195,9 +216,10 @@ def _show(report: dict[str, Any], console: Console) -> None:
 
 
 def _show_steps(found: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    table = Table("step size", "L by", "first", "last", box=None, header_style="bold")
+    table = Table("step size", "L by", "first", "last", "the head's", box=None, header_style="bold")
     for source, sizes in found.items():
         for name, size in sizes.items():
-            table.add_row(name, source, f"{size['first']:.4g}", f"{size['last']:.4g}")
+            ends = (f"{size[end]:.4g}" for end in ("first", "last"))
+            table.add_row(name, source, *ends, f"{size['head']} times that")
     if table.row_count:
         console.print(table)

@@ -89,8 +89,9 @@ class OptimiserSettings:
 
     Attributes:
         name: `sgd`, or a class of torch.optim (`Adam`, `AdamW`, ...).
-        step_size: eta_m, the clients' step size.
-        server_step_size: eta_0, the head's; 0 means the same as `step_size`.
+        step_size: eta_m, the clients' step size; a schedule takes its place.
+        server_step_size: eta_0, the head's; 0 means the same as `step_size`. Under a schedule the head's
+            steps are the schedule's times server_step_size / step_size.
         schedule: `constant`, or a schedule of vafl.protocol.stepsizes.
         constants: the constants that schedule needs, by the paper's names.
         options: more arguments for the optimiser, e.g. { momentum = 0.9 }.
@@ -142,6 +143,12 @@ class OptimiserSettings:
         momentum: float = self.options.get("momentum", 0.0) if self.is_plain else 0.0
         return momentum
 
+    @property
+    def decay(self) -> float:
+        """SGD's weight decay, which regularises every party's parameters; 0 for any other class."""
+        decay: float = self.options.get("weight_decay", 0.0) if self.name.lower() == "sgd" else 0.0
+        return decay
+
     def own_step_size(self, *, server: bool = False) -> float:
         """The head's, or the clients'."""
         return self.server_step_size if server and self.server_step_size else self.step_size
@@ -162,10 +169,12 @@ class OptimiserSettings:
         make = SCHEDULES[self.schedule]
         try:
             inspect.signature(make).bind(**self.constants)
-            return make(**self.constants)
+            scheduled = make(**self.constants)
         except TypeError as error:
             needs = ", ".join(inspect.signature(make).parameters)
             raise ConfigError(
                 f'optimiser.schedule "{self.schedule}" takes the constants {needs}: {error}. '
                 "Put them into [optimiser.constants]."
             ) from None
+        ratio = self.own_step_size(server=server) / self.step_size
+        return lambda iteration: ratio * scheduled(iteration)

@@ -1,8 +1,8 @@
 """Step sizes: a constant, and the schedules of the paper's theorems (as corrected by its proofs).
 
 A step size is a function of the global iteration k. Symbols are the paper's: L smoothness, mu strong
-convexity, D the delay bound, K the planned iterations, q_min the smallest activation probability,
-and the stochastic delay's P(tau = d) <= pbar rho^d.
+convexity, D the delay bound, K the planned iterations, q_min the smallest activation probability (all of them
+sum to the t clients of a step), and the stochastic delay's P(tau = d) <= pbar rho^d.
 """
 
 import math
