@@ -58,7 +58,7 @@ def test_a_regression_has_no_classes_to_infer():
 
 def test_a_run_without_privacy_claims_nothing():
     report = audit(from_document({"stop": {"updates": 100}}))
-    assert report.passed
+    assert report.verdict == "nothing claimed"
     assert report.findings == []
     assert "nothing is claimed" in report.silent
 

@@ -5,8 +5,17 @@ from statistics import median
 
 import pytest
 
-from vafl.audit.canaries import audit_mechanism, audit_model_channel, lower_bound
+from vafl.audit.canaries import (
+    Finding,
+    audit_mechanism,
+    audit_model_channel,
+    confirmed,
+    lower_bound,
+)
+from vafl.config import Config
 from vafl.privacy.settings import PrivacySettings
+from vafl.protocol.schedule import ScheduleSettings
+from vafl.protocol.settings import RuleSettings
 
 # mu = 1 each, in four rounds
 FROZEN = PrivacySettings(mode="frozen", clip=1.0, noise=2.0)
@@ -29,8 +38,12 @@ def halved(settings: PrivacySettings) -> PrivacySettings:
     return replace(settings, noise=settings.noise / 2, gradient_noise=settings.gradient_noise / 2)
 
 
+def claiming(settings: PrivacySettings) -> Config:
+    return Config(privacy=settings, schedule=ScheduleSettings(refresh="none"))
+
+
 def bounds(claimed, used, times=5):
-    findings = [audit_mechanism(claimed, used, canaries=2000) for _ in range(times)]
+    findings = [audit_mechanism(claiming(claimed), used, canaries=2000) for _ in range(times)]
     assert findings[0].claimed == pytest.approx(1.0)
     return median(finding.found for finding in findings)
 
@@ -50,16 +63,63 @@ def test_too_little_noise_on_gradients_alone_is_found_out():
     assert bounds(TRAINED, used, 5) > 1.05
 
 
+@pytest.mark.parametrize("kind", ["epochs", "iid"])
+@pytest.mark.parametrize("refresh", ["all", "random:300", "lookahead"])
+def test_refreshes_and_local_steps_are_watched_too(kind, refresh):
+    config = Config(
+        privacy=TRAINED,
+        schedule=ScheduleSettings(kind=kind, refresh=refresh),
+        rule=RuleSettings(local_steps=2),
+    )
+    honest = [audit_mechanism(config, TRAINED) for _ in range(5)]
+    assert 0.7 < median(one.found / one.claimed for one in honest) < 1.05
+    assert confirmed(lambda: audit_mechanism(config, halved(TRAINED))).verdict == "broken"
+
+
+def test_a_large_clip_is_filled():
+    large = PrivacySettings(mode="frozen", clip=1e5, noise=2e5)
+    assert audit_mechanism(claiming(large), halved(large)).verdict == "broken"
+
+
 def test_the_model_carries_records_past_the_noise_of_embed_only():
-    finding = audit_model_channel(EMBED_ONLY, EMBED_ONLY, canaries=500)
-    assert not finding.passed
+    finding = audit_model_channel(claiming(EMBED_ONLY), EMBED_ONLY, canaries=500)
+    assert finding.verdict == "broken"
     assert finding.found > 1.8
 
 
 def test_noised_updates_close_the_model_channel():
-    finding = audit_model_channel(TRAINED, TRAINED, canaries=500)
-    assert finding.passed
-    assert finding.found > 0.1  # the audit sees that channel; it is the noise that closes it
+    findings = [audit_model_channel(claiming(TRAINED), TRAINED, canaries=500) for _ in range(5)]
+    assert findings[0].claimed == pytest.approx(1.0), "by the updates alone"
+    assert 0.5 < median(finding.found for finding in findings) < 1
+
+
+def test_too_little_noise_on_updates_opens_the_model_channel():
+    assert audit_model_channel(claiming(TRAINED), halved(TRAINED)).verdict == "broken"
+
+
+def test_an_audit_that_could_not_fail_cannot_tell():
+    """All of 1000 guessed right prove a mu of 5.5, so a claim of 6 cannot be broken by them."""
+    claimed = PrivacySettings(mode="release_once", clip=6.0, noise=1.0)
+    used = replace(claimed, noise=0.1)
+    finding = audit_mechanism(claiming(claimed), used)
+    assert (finding.verdict, finding.power) == ("cannot tell", 0.0)
+    more = audit_mechanism(claiming(claimed), used, canaries=finding.canaries_needed)
+    assert more.verdict == "broken"
+
+
+def test_the_power_is_how_often_half_the_noise_is_noticed():
+    claimed = PrivacySettings(mode="release_once", clip=1.0, noise=6.0)
+    findings = [
+        confirmed(lambda: audit_mechanism(claiming(claimed), halved(claimed), 1000)) for _ in range(200)
+    ]
+    share = sum(finding.verdict == "broken" for finding in findings) / 200
+    assert share == pytest.approx(findings[0].power, abs=0.15)
+    assert 0.2 < findings[0].power < 0.5
+    assert {finding.verdict for finding in findings} == {"broken", "cannot tell"}
+
+
+def test_some_claims_cannot_be_tested_by_any_number_of_canaries():
+    assert Finding("channel", 1.0, 0.5, 0.6, accuracy_at_half=0.6, canaries=1000).canaries_needed == 0
 
 
 def test_the_bound_of_all_none_and_half_right():

@@ -88,6 +88,16 @@ def test_built_in_models_pass():
     require_separate_records(SequenceEncoder(3, 4, 2), torch.randn(4, 5, 3))
 
 
+def test_what_large_weights_round_is_no_mixing():
+    """Sums that cancel, beside one that does not: rounding depends on how many rows are multiplied."""
+    model = nn.Linear(1000, 2, bias=False)
+    with torch.no_grad():
+        model.weight[:] = torch.tensor([1e4, -1e4]).repeat(500)
+    example = torch.randn(4, 500).repeat_interleave(2, dim=1)
+    example[0] = torch.randn(1000)
+    require_separate_records(model, example)
+
+
 def test_batch_normalisation_is_refused():
     with pytest.raises(ConfigError, match="Layer 1 is a BatchNorm1d, which mixes the records of a batch"):
         require_separate_records(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), torch.randn(4, 3))

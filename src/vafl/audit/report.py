@@ -1,20 +1,16 @@
 """A whole audit of one configuration: canaries where something is claimed, attacks on a run of it."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from vafl.audit.attacks import Attack, Eavesdropper, infer_labels, invert_features, replay
-from vafl.audit.canaries import Finding, audit_mechanism, audit_model_channel
+from vafl.audit.canaries import AUDITED, Finding, audit_mechanism, audit_model_channel, confirmed
 from vafl.build import build
 from vafl.config import Config
 from vafl.data.partition import VerticalData
 from vafl.plan import make_plan
-from vafl.privacy.settings import PrivacySettings
-
-_MOST_ROUNDS = 100
 
 
 @dataclass(frozen=True)
@@ -30,13 +26,26 @@ class Report:
     silent: str = ""
 
     @property
-    def passed(self) -> bool:
-        return all(finding.passed for finding in self.findings)
+    def verdict(self) -> str:
+        """The worst of the canaries': `broken`, `cannot tell`, `holds`; `nothing claimed` without any."""
+        found = {finding.verdict for finding in self.findings}
+        return next(
+            (verdict for verdict in ("broken", "cannot tell", "holds") if verdict in found), "nothing claimed"
+        )
 
     def as_json(self) -> dict[str, Any]:
-        findings = [{**asdict(finding), "passed": finding.passed} for finding in self.findings]
+        findings = [
+            {
+                **asdict(finding),
+                "verdict": finding.verdict,
+                "power": finding.power,
+                "canaries_needed": finding.canaries_needed or None,
+            }
+            for finding in self.findings
+        ]
         return {
-            "passed": self.passed,
+            "verdict": self.verdict,
+            "audited": AUDITED if findings else None,
             "findings": findings,
             "attacks": [asdict(attack) for attack in self.attacks],
             "not_audited": self.silent or None,
@@ -51,8 +60,8 @@ def audit(
     Args:
         noise_scale: lets the clients add only so much of the noise they claim: a test of the audit itself.
     """
-    findings, silent = _canaries(config.privacy, canaries, noise_scale)
     plan = make_plan(config, data)
+    findings, silent = _canaries(config, len(plan.data.parties), canaries, noise_scale)
     run = build(config, data)
     heard = Eavesdropper(run)
     run.train()
@@ -64,7 +73,8 @@ def audit(
     return Report(findings, attacks, silent)
 
 
-def _canaries(settings: PrivacySettings, canaries: int, noise_scale: float) -> tuple[list[Finding], str]:
+def _canaries(config: Config, clients: int, canaries: int, noise_scale: float) -> tuple[list[Finding], str]:
+    settings = config.privacy
     if settings.kind == "none":
         return [], "privacy.mode is none: nothing is claimed"
     if not settings.clip or not settings.noise:
@@ -75,22 +85,7 @@ def _canaries(settings: PrivacySettings, canaries: int, noise_scale: float) -> t
         gradient_noise=settings.gradient_noise * noise_scale,
         layers=(),
     )
-    rounds = _rounds(settings)
-    findings = [_confirmed(lambda: audit_mechanism(settings, used, canaries, rounds))]
+    findings = [confirmed(lambda: audit_mechanism(config, used, canaries, clients))]
     if settings.kind in ("dp_train", "embed_only"):
-        findings.append(_confirmed(lambda: audit_model_channel(settings, used, canaries // 2, rounds)))
+        findings.append(confirmed(lambda: audit_model_channel(config, used, canaries)))
     return findings, ""
-
-
-def _rounds(settings: PrivacySettings) -> int:
-    """As many as bring mu near 1, where canaries tell most."""
-    return max(1, min(_MOST_ROUNDS, round(1 / settings.batch_cost())))
-
-
-def _confirmed(look: Callable[[], Finding]) -> Finding:
-    """A bound that holds 95 times in 100 fails 5 times for an honest client: alarms are looked at twice."""
-    finding = look()
-    if finding.passed:
-        return finding
-    again = look()
-    return finding if not again.passed else again

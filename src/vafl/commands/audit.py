@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from vafl.audit.canaries import AUDITED, Finding
 from vafl.audit.report import Report, audit
 from vafl.commands.configured import add_config_options, overrides
 from vafl.config import read_config
@@ -43,7 +44,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
     if options.json:
         write_atomically(options.json, (json.dumps(report.as_json(), indent=2) + "\n").encode())
     _show(report, console)
-    failed = [finding for finding in report.findings if not finding.passed]
+    failed = [finding for finding in report.findings if finding.verdict == "broken"]
     if failed:
         raise AuditFailed(
             "more leaks than is claimed: "
@@ -54,6 +55,18 @@ def run(options: argparse.Namespace, console: Console) -> None:
             + ". Do not rely on the claim: use privacy.mode dp_train, frozen or release_once, with the noise "
             "that `vafl calibrate` gives."
         )
+
+
+_COLOURS = {"holds": "green", "cannot tell": "yellow", "broken": "bold red"}
+
+
+def _too_weak(finding: Finding) -> str:
+    needed = finding.canaries_needed
+    remedy = f"--canaries {needed} or so would tell" if needed else "a million canaries would not tell"
+    return (
+        f"{finding.name}: half the noise would be noticed with probability {finding.power:.2f} only, so that "
+        f"nothing was found proves nothing; {remedy}"
+    )
 
 
 def _show(report: Report, console: Console) -> None:
@@ -67,9 +80,13 @@ def _show(report: Report, console: Console) -> None:
                 f"mu <= {finding.claimed:.3f}",
                 f"mu >= {finding.found:.3f}",
                 f"{finding.accuracy:.1%} of {finding.canaries}",
-                "[green]holds[/]" if finding.passed else "[bold red]broken[/]",
+                f"[{_COLOURS[finding.verdict]}]{finding.verdict}[/]",
             )
         console.print(table)
+        console.print(f"Audited was {AUDITED}.", style="dim", soft_wrap=True, highlight=False)
+        for finding in report.findings:
+            if finding.verdict == "cannot tell":
+                console.print(_too_weak(finding), style="yellow", soft_wrap=True, highlight=False)
     else:
         console.print(f"[yellow]no canaries:[/] {report.silent}")
     table = Table(title="attacks on one run (failing proves nothing)")

@@ -95,7 +95,8 @@ def require_separate_records(model: nn.Module, example: Tensor) -> None:
     with torch.no_grad():
         together = model(example)
         alone = torch.cat([model(row[None]) for row in example])
-    if not torch.allclose(together, alone, rtol=1e-3, atol=1e-5):
+    rounding = 1e-5 * max(1.0, float(together.abs().max()))
+    if not torch.allclose(together, alone, rtol=1e-3, atol=rounding):
         raise ConfigError(
             "a private client's model must treat records one by one. Its embedding of a record changed by "
             f"{float((together - alone).abs().max()):.3g} with the other records of the batch. Take out what "
