@@ -96,6 +96,25 @@ def test_a_run_with_calibrated_noise_spends_at_most_the_budget(config, capsys, m
     assert 0.8 / slack <= spent <= 0.8 * (1 + 1e-9)
 
 
+EXPECTED = "by expected activations; only mu_max is a limit"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], False),
+        (["--set", 'rule={ name = "t-sync", t = 2 }'], False),  # both clients
+        (["--set", "rule.name=async"], True),
+        (["--set", "rule.name=async", "--epochs", "3"], False),
+        (["--set", "stop.seconds=9.0"], True),
+        (["--set", "evaluation.every_seconds=1.0", "--epochs", "3"], True),
+    ],
+)
+def test_expected_counts_are_not_shown_as_bounds(config, capsys, arguments, expected):
+    """Of six async runs one used a record 3 times where 2 were planned."""
+    assert (EXPECTED in calibrated(capsys, config, "--mu", "1", *arguments)["notes"]) == expected
+
+
 def test_the_tables_say_what_holds_and_what_does_not(config, capsys):
     assert main(["calibrate", config, "--epsilon", "4", "--set", "privacy.noise=2.0"]) == 0
     text = " ".join(capsys.readouterr().out.split())

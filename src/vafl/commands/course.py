@@ -12,7 +12,11 @@ from vafl.protocol.schedule import parse_refresh
 
 
 def courses_of(plan: Plan, epochs: float | None = None) -> list[Course]:
-    """One course a client; so many epochs for each, or what stop and delays let expect."""
+    """One course a client; so many epochs for each, or what stop and delays let expect.
+
+    Only where every step takes every client is the number of activations known beforehand, but for an upload
+    or two that a client on a network makes before it hears that the run has ended.
+    """
     config, rows, clients = plan.config, plan.data.rows, len(plan.data.parties)
     if config.rule.name == "centralised":
         raise ConfigError('rule.name "centralised" uploads nothing: no record leaves its party.')
@@ -20,6 +24,7 @@ def courses_of(plan: Plan, epochs: float | None = None) -> list[Course]:
         counts = expected_activations(config, clients)
     else:
         counts = [epochs * math.ceil(rows / config.schedule.batch_size)] * clients
+    known = epochs is not None or (quorum(config, clients) == clients and not config.stop.seconds)
     name, size = parse_refresh(config.schedule.refresh)
     common: dict[str, Any] = {
         "rows": rows,
@@ -32,6 +37,7 @@ def courses_of(plan: Plan, epochs: float | None = None) -> list[Course]:
         "local_steps": config.rule.local_steps,
         "held_out": plan.data.validation or len(plan.data.test_labels),
         "evaluations": _evaluations(config, counts),
+        "expected": not known or config.evaluation.every_seconds > 0,
     }
     return [
         Course(activations=own, others=tuple(counts[:index] + counts[index + 1 :]), **common)

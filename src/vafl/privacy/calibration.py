@@ -1,7 +1,8 @@
 """From a budget to noise and back, for each mode of a private client (privacy.md, sections 4 and 5).
 
-mu is what the most used record may cost. The paper's own formula is here too, under its own name: it
-counts on the server not knowing which records are in a minibatch, and the server must know.
+mu is what the most used record costs in a run that uses it as often as planned; only mu_max makes a limit of
+it. The paper's own formula is here too, under its own name: it counts on the server not knowing which records
+are in a minibatch, and the server must know.
 """
 
 import math
@@ -58,7 +59,7 @@ class Deviations:
 
 
 def calibrate(mechanism: Mechanism, exposure: Exposure, mu: float, share: float = 0.5) -> Deviations:
-    """The noise with which no record costs more than mu.
+    """The noise with which a record that is used as often as `exposure` says costs mu.
 
     Args:
         share: for `dp_train`, the part of mu^2 that the uploads get; the local updates get the rest.
@@ -75,7 +76,7 @@ def calibrate(mechanism: Mechanism, exposure: Exposure, mu: float, share: float 
 
 
 def guarantee(mechanism: Mechanism, exposure: Exposure, deviations: Deviations) -> float:
-    """The mu that the most used record costs with that noise."""
+    """The mu that a record costs with that noise, if it is used as often as `exposure` says."""
     _require_positive("noise", deviations.noise)
     uploads = _reach(mechanism, exposure) / deviations.noise
     if mechanism.mode != "dp_train":

@@ -1,7 +1,9 @@
 """How often one record leaves its client in a run, worked out before the run begins.
 
-For planning only: what a record has really cost is in the ledger, which counts. A figure here is a bound,
-or one that holds with probability 99.9 %, or an estimate, and says which.
+For planning only: what a record has really cost is in the ledger, which counts, and what it may cost is
+limited by mu_max alone. A figure here is for so many activations of each client; of these it is a bound, or
+one that holds with probability 99.9 %, or an estimate. Where the activations are expected ones, by delays
+that a real federation does not have, it bounds nothing. Notes say which.
 """
 
 import math
@@ -24,7 +26,7 @@ class Course:
         rows: training records.
         batch_size: records of a minibatch.
         kind: whether minibatches deal out each epoch, or are drawn afresh.
-        activations: uploads of minibatches by this client.
+        activations: uploads of minibatches by this client, as planned or as expected.
         others: the same of each other client.
         refresh: which other rows are uploaded after each activation.
         refresh_rows: how many, for `random`.
@@ -33,6 +35,7 @@ class Course:
         local_steps: updates a minibatch is used for.
         held_out: records that are uploaded for evaluations only.
         evaluations: how many of those there are.
+        expected: whether these numbers are means, which a run may exceed.
     """
 
     rows: int
@@ -47,6 +50,7 @@ class Course:
     local_steps: int = 1
     held_out: int = 0
     evaluations: int = 0
+    expected: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.batch_size <= self.rows:
@@ -57,7 +61,7 @@ class Course:
 
 @dataclass(frozen=True)
 class Exposure:
-    """The largest number of uses of any one record.
+    """The largest number of uses of any one record, if each client is active as often as its course says.
 
     Attributes:
         batches: its uploads in minibatches.
@@ -84,7 +88,7 @@ class Exposure:
 
 
 def worst(exposures: Sequence[Exposure]) -> Exposure:
-    """What no client's most used record is beyond."""
+    """The largest of every figure."""
     counts = [field.name for field in fields(Exposure) if field.name != "notes"]
     largest = {name: max(getattr(exposure, name) for exposure in exposures) for name in counts}
     notes = dict.fromkeys(note for exposure in exposures for note in exposure.notes)
@@ -110,7 +114,7 @@ def expose(course: Course) -> Exposure:
 
 
 def _uses(course: Course, activations: float) -> float:
-    """How often one record is in so many minibatches of one client, at most."""
+    """How often one record is in so many minibatches of one client: at most, or with probability 99.9 %."""
     if course.kind == "epochs":
         return math.ceil(activations / math.ceil(course.rows / course.batch_size))
     return _most(course, activations, course.batch_size)
@@ -169,7 +173,7 @@ def _requests(course: Course) -> float:
 
 
 def _notes(course: Course) -> tuple[str, ...]:
-    notes = []
+    notes = ["by expected activations; only mu_max is a limit"] if course.expected else []
     if course.kind == "iid" or course.refresh == "random":
         notes.append("drawn at random: no record is used more often with probability 99.9 %")
     if course.refresh == "lookahead":
