@@ -153,7 +153,7 @@ def _rows(outcome: Outcome) -> tuple[list[str], list[list[str]]]:
     level = f"to {outcome.level:.3f}" if timed else ""
     headings = ["variant", "step size", "seeds", f"final {metric}", "lowest to highest"]
     headings += [f"seconds {level}", f"MB {level}"] if timed else []
-    headings += ["updates", "mean delay", "longest"]
+    headings += ["updates", "mean delay", "longest seen"]
     return headings, [[escape(cell) for cell in _cells(row, timed)] for row in outcome.rows]
 
 

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,11 +63,24 @@ def test_very_long_delays_share_a_bin_but_keep_maximum_and_mean_exact():
     assert found.p50 == found.p99 == EXACT_BELOW
 
 
-@pytest.mark.parametrize(("clients", "bound", "counted"), [(8, 0, 4), (16, 0, 2), (16, 1000, 4)])
-def test_with_many_clients_a_share_of_the_rows_stands_for_all(clients, bound, counted):
+@pytest.mark.parametrize(("clients", "bound", "sampled"), [(8, 0, 1), (16, 0, 2), (16, 1000, 1)])
+def test_with_many_clients_a_share_of_the_rows_stands_for_all(clients, bound, sampled):
     run = run_of(vertical_data(clients=clients), rule={"delay_bound": bound}, stop={"updates": 1})
     run.train()
     used = run.runtime.server.delays.summaries()
     active = [number for number, delay in enumerate(used) if delay.uses + delay.never == 0]
     assert len(active) == 1
-    assert {delay.uses + delay.never for n, delay in enumerate(used) if n not in active} == {counted}
+    assert {delay.uses + delay.never for n, delay in enumerate(used) if n not in active} == {4}
+    assert {delay.sampled for delay in used} == {sampled}
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8, 20])
+def test_of_all_rows_that_steps_use_one_in_so_many_is_counted(batch):
+    log, generator = DelayLog(1, every=8), np.random.default_rng(0)
+    for _ in range(240):
+        rows = log.sample(torch.arange(batch))
+        if len(rows):
+            log.record(generator.choice([2, 5, FOREVER], (len(rows), 1)).astype(np.int32), None)
+    (found,) = log.summaries()
+    assert found.uses + found.never == 240 * batch
+    assert (found.sampled, found.max) == (8, 5)

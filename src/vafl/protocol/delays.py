@@ -19,8 +19,11 @@ class DelaySummary:
     """Delays, in global iterations, of one client's cells when they were used.
 
     Attributes:
+        max, mean, p50, p99: of the uses that were looked at. Where not all were, a delay longer than `max`
+            may have been missed: to know it, each step would have to look at every client's cells.
         never: uses of cells that had never been uploaded (infinitely stale, not in the figures).
         over_bound: uses beyond the delay bound, under the policy that allows them.
+        sampled: one use in so many was looked at and stands for that many in `uses` and `never`; 1 is all.
     """
 
     uses: int
@@ -30,19 +33,32 @@ class DelaySummary:
     p99: int
     never: int
     over_bound: int
+    sampled: int
 
 
 class DelayLog:
-    """Counts used delays. `record` is O(1) on the hot path; counting is done for many steps at once."""
+    """Counts used delays. `record` is O(1) on the hot path; counting is done for many steps at once.
 
-    def __init__(self, clients: int, bound: int | None = None) -> None:
-        self._bound = bound
+    Args:
+        every: of all rows that steps use, one after the other, `sample` takes one in so many.
+    """
+
+    def __init__(self, clients: int, bound: int | None = None, every: int = 1) -> None:
+        self._bound, self._every, self._skipping = bound, every, 0
         self._longest_bin = max(EXACT_BELOW, (bound or 0) + 1)
         self._counts = np.zeros((clients, 64), dtype=np.int64)  # left out, never, 0, 1, ...: grows as needed
         self._longest = np.zeros(clients, dtype=np.int64)
         self._excess = np.zeros(clients, dtype=np.int64)  # of delays over the longest bin
         self._pending: list[tuple[Delays, int | None]] = []
         self._pending_cells = 0
+
+    def sample(self, rows: Tensor) -> Tensor:
+        """Those of the rows of the next step whose delays are to be recorded; none, maybe."""
+        if self._every == 1:
+            return rows
+        sampled = rows[self._skipping :: self._every]
+        self._skipping = (self._skipping - len(rows)) % self._every
+        return sampled
 
     def record(self, delays: Delays, own: int | None) -> None:
         """Notes [batch, clients] delays of one step; the column `own` (just uploaded) is left out."""
@@ -103,12 +119,14 @@ class DelayLog:
         longest = max(int(self._longest[client]), int(np.flatnonzero(counts)[-1])) if uses else 0
         total = int(counts @ np.arange(len(counts))) + int(self._excess[client])
         median, late = np.searchsorted(np.cumsum(counts), [0.50 * uses, 0.99 * uses]).tolist()
+        over = 0 if self._bound is None else int(counts[self._bound + 1 :].sum()) + never
         return DelaySummary(
-            uses=uses,
+            uses=uses * self._every,
             max=longest,
             mean=total / uses if uses else 0.0,
             p50=median,
             p99=late,
-            never=never,
-            over_bound=0 if self._bound is None else int(counts[self._bound + 1 :].sum()) + never,
+            never=never * self._every,
+            over_bound=over * self._every,
+            sampled=self._every,
         )

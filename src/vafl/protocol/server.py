@@ -77,7 +77,8 @@ class Server:
     ) -> None:
         self.table, self.head, self.rule, self.bound = table, head, rule, bound
         self.descent = descent
-        self.delays = DelayLog(table.clients, bound.limit if bound else None)
+        every = 1 if bound else max(1, table.clients // _COUNTED_CLIENTS)
+        self.delays = DelayLog(table.clients, bound.limit if bound else None, every)
         self.iteration = 0
         self.last_iteration = FOREVER
         self.activations = [0] * table.clients
@@ -401,10 +402,10 @@ class Server:
     def _record_delays(self, turns: Sequence[Turn], shared: bool) -> None:
         """Notes how stale the cells were. With many clients a share of the rows stands for all of them, so
         that a step costs the same for 4 or 40, unless a bound asks for each."""
-        every = 1 if self.bound else max(1, self.table.clients // _COUNTED_CLIENTS)
         for turn in turns:
-            rows = turn.rows if every == 1 else turn.rows[::every]
-            self.delays.record(self.table.delays(rows, self.iteration), None if shared else turn.client)
+            rows = self.delays.sample(turn.rows)
+            if len(rows):
+                self.delays.record(self.table.delays(rows, self.iteration), None if shared else turn.client)
 
 
 def listed(clients: Iterable[int], names: Sequence[str]) -> str:
