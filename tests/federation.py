@@ -59,6 +59,7 @@ def snapshot(server) -> dict:
         "activations": list(server.activations),
         "absent": set(server.absent),
         "finished": set(server.finished),
+        "met": set(server._met),
         "sequences": list(server._sequences),
         "waiting": [id(turn) for turn in server._waiting],
         "group": [id(turn) for turn in server._group],

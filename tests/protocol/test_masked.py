@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.federation import Exchange, parameters, run_of, vertical_data
+from tests.federation import Exchange, parameters, run_of, same, snapshot, vertical_data
 from vafl.errors import InvalidMessage
 from vafl.privacy.fixed_point import decode, encode
 from vafl.protocol.messages import (
@@ -339,3 +339,14 @@ def test_an_answer_lost_on_the_way_is_said_again():
     assert exchange.clients[1].applied == 1
     assert not any(isinstance(message, Skipped) for queue in exchange.down for message in queue)
     assert exchange.server.receive(Join(0, 1, 1, 0))
+
+
+def test_a_join_that_is_refused_ends_no_epoch():
+    exchange = Exchange(run())
+    joined(exchange)
+    server = exchange.server
+    epoch, before = server.epochs.number, snapshot(server)
+    with pytest.raises(InvalidMessage, match="at most 0 uploads of client 0"):
+        server.receive(Join(0, 5, 5))
+    assert (server.epochs.number, server.epochs.missing) == (epoch, set())
+    assert same(before, snapshot(server))

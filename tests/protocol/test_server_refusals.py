@@ -62,6 +62,8 @@ MESSAGES = {
     "a decline with a stale sequence": (Decline(2, 0, 2, "no"), "must grow beyond"),
     "a query for nothing": (Query(0, 100, 1), "client 0 has no unanswered upload of activation 1"),
     "a query with a stale sequence": (Query(1, 1, 0), "must grow beyond"),
+    "a join from beyond all counting": (Join(0, 2**63 - 1, 2**63 - 1), "Found 9223372036854775807"),
+    "a join with too many in flight": (Join(0, 66, 1), "may have 64 uploads in flight. Found 65"),
 }
 
 
@@ -149,6 +151,20 @@ def test_a_client_that_left_must_join_first():
     server.receive(Leave(2))
     server.receive(Join(2, activation=1, applied=1))
     server.receive(upload(client=2, sequence=0))
+
+
+def test_a_client_may_be_ahead_of_the_server_once_and_not_again():
+    """By what a crash made the server forget. A counter that moves on makes the other clients refresh."""
+    server = run_of(DATA).runtime.server
+    server.receive(Join(0, 1002, 1000))
+    assert server.activations == [1000, 0, 0]
+    refuses(server, Join(0, 1001, 1001), "at most 1000 uploads of client 0 .* Found 1001: it must go on")
+    server.receive(Leave(0))
+    refuses(server, Join(0, 1001, 1001), "at most 1000 uploads")
+    server.receive(Join(0, 1001, 1000))
+    server.receive(upload(activation=1000))
+    server.receive(Join(0, 1001, 1001))
+    assert server.activations == [1001, 0, 0]
 
 
 rows = st.lists(st.integers(-1, 6), min_size=1, max_size=4)

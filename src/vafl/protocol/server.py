@@ -37,10 +37,12 @@ from vafl.protocol.messages import (
 )
 from vafl.protocol.requests import Requests
 from vafl.protocol.rules import Rule, Turn
+from vafl.protocol.settings import LARGEST_WINDOW
 from vafl.protocol.table import FOREVER, EmbeddingTable
 
 _COUNTED_CLIENTS = 8  # whose delays are counted cell by cell at full cost
 RECALL_ROWS = 65_536  # rows of one request for what a client lost
+_LARGEST_COUNT = 2**62  # of uploads; counters travel and are kept as 64-bit numbers
 
 
 class Server:
@@ -87,6 +89,7 @@ class Server:
         self.finished: set[int] = set()
         self.requests = Requests()
         self.run = 0
+        self._met: set[int] = set()
         self._evaluate = HeadStep(labels, head, loss, descent, mask)
         self.losses = self._evaluate.losses
         self._training_rows = len(labels)
@@ -184,6 +187,7 @@ class Server:
         elif isinstance(message, Leave):
             replies = self._take_leave(message)
         elif isinstance(message, Join):
+            self._check_join(message)
             replies = self._take_join(message)
         else:
             raise InvalidMessage(
@@ -252,6 +256,7 @@ class Server:
     def _take_join(self, join: Join) -> list[ServerMessage]:
         """Both sides say where they stand; what one of them has forgotten is said again or given up."""
         client = join.client
+        self._met.add(client)
         self.absent.discard(client)
         self.finished.discard(client)
         self._sequences[client] = -1  # a connection counts its messages anew
@@ -316,6 +321,24 @@ class Server:
 
     def _check_sequence(self, client: int, sequence: int) -> None:
         require_growth(client, sequence, self._sequences[client])
+
+    def _check_join(self, join: Join) -> None:
+        """Whether a client can stand where it says.
+
+        What a crash made the server forget, be it all there was, it learns when the client joins for the
+        first time since. From then on it knows of every upload that was answered.
+        """
+        known = self.activations[join.client] if join.client in self._met else _LARGEST_COUNT
+        if join.applied > known:
+            raise InvalidMessage(
+                f"at most {known} uploads of client {join.client} can have been answered. Found "
+                f"{join.applied}: it must go on from where it last stood in this run, or begin anew."
+            )
+        if join.activation - join.applied > LARGEST_WINDOW:
+            raise InvalidMessage(
+                f"a client may have {LARGEST_WINDOW} uploads in flight. "
+                f"Found {join.activation - join.applied} of client {join.client}."
+            )
 
     def _check_turn(self, client: int, activation: int, rows: Tensor) -> None:
         """Whether an upload is the client's next, and of rows it may be of."""
