@@ -124,6 +124,37 @@ def test_a_stream_has_one_join_and_it_comes_first():
     assert activations == [0, 0]
 
 
+def test_a_client_that_is_back_before_the_server_has_noticed_that_it_was_gone_stays():
+    """While the worker is busy: the new stream's join is taken before the old one's end is."""
+    busy, over = threading.Event(), threading.Event()
+
+    def hold():
+        busy.set()
+        over.wait()
+
+    async def story():
+        async with served() as federation, dialled(federation, 1) as other:
+            end = federation.end
+            await other.say(Join(1))
+            async with dialled(federation, 0) as first:
+                await first.say(Join(0))
+                await first.hear(Welcome)
+                end._worker.do(hold)
+                await until(busy.is_set)
+                await other.say(upload(1))
+                await until(lambda: end._inbox)
+            await until(lambda: 0 not in end.connections)
+            async with dialled(federation, 0) as again:
+                await again.say(Join(0))
+                await until(lambda: len(end._inbox) == 2)
+                over.set()
+                await again.hear(Welcome)
+                await end._worker.settle()
+                return set(federation.server.absent)
+
+    assert within(30, story()) == set()
+
+
 def test_dialling_again_buys_no_messages():
     async def story():
         async with served(network={"messages_per_second": 0.001}) as federation:

@@ -291,6 +291,9 @@ class FederationServer(Generic[Served]):
         self._say(self._addressed(self._after(self)))
 
     def _forget(self, connection: Connection) -> None:
+        newer = self.connections.get(connection.client)
+        if newer is not None and newer.joined:  # it was heard with what had come before this stream ended
+            return
         left = self.server.receive(Leave(connection.client))
         self._say(self._addressed([*left, *self._after(self)]))  # somebody may have waited for that client
 
