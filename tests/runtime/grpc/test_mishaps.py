@@ -155,6 +155,27 @@ def test_a_client_that_is_back_before_the_server_has_noticed_that_it_was_gone_st
     assert within(30, story()) == set()
 
 
+def test_of_two_processes_with_one_certificate_the_newer_stays_and_the_older_ends(caplog):
+    """Dialling again, they would take each other's place for ever."""
+
+    async def story():
+        async with served(stop={"updates": 1_000_000}) as federation:
+            running = [asyncio.create_task(federation.client(index).run()) for index in range(2)]
+            await until(lambda: federation.server.iteration >= 10)
+            newer = federation.client(0)
+            running.append(asyncio.create_task(newer.run()))
+            with pytest.raises(RemoteFault, match="another process has taken this party's place"):
+                await running[0]
+            before = federation.server.activations[0]
+            await until(lambda: federation.server.activations[0] >= before + 10)
+            federation.end.finish("enough")
+            await asyncio.gather(*running[1:])
+            return newer.reconnects
+
+    assert within(30, story()) == 0
+    assert "client-1 is here again" in caplog.text
+
+
 def test_dialling_again_buys_no_messages():
     async def story():
         async with served(network={"messages_per_second": 0.001}) as federation:

@@ -34,6 +34,10 @@ _TICK = 0.25
 _STRANGER = "(unadmitted)"  # whose refusals are counted together, whatever they call themselves
 _GRACE = 10.0  # seconds for clients to hear that the run is over and close their streams
 _SILENCE = 15.0  # seconds the server may wait for clients to join without saying so again
+_REPLACED = (
+    "another process has taken this party's place. A party is one process at a time: end the other, then go on "
+    "with --resume."
+)
 _LOGGED = 1.0  # refusals of one party that are logged a second, after the first ten
 
 Replies = list[tuple[Connection, ServerMessage]]
@@ -190,8 +194,10 @@ class FederationServer(Generic[Served]):
     async def _stream(self, _: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         connection = await self._admit(context)
         client = connection.client
-        if client in self.connections:  # the same party again: its old stream is dead or about to be
-            self.connections[client].outbox.put_nowait(None)
+        if older := self.connections.get(client):  # dead, or another process's: that must not dial again
+            log.warning("%s is here again: its older stream ends, and whoever is on it", connection.party)
+            older.outbox.put_nowait(self._codec.encode(Refused(client, _REPLACED)))
+            older.outbox.put_nowait(None)
         self.connections[client] = connection
         log.info("%s is here", connection.party)
         if self._over.is_set():
