@@ -167,6 +167,17 @@ def test_a_client_may_be_ahead_of_the_server_once_and_not_again():
     assert server.activations == [1001, 0, 0]
 
 
+@pytest.mark.parametrize("rule", [{"name": "t-sync", "t": 2}, {"delay_bound": 1}], ids=str)
+def test_a_client_cannot_pile_up_uploads_while_a_step_waits(rule):
+    server = run_of(DATA, rule=rule).runtime.server
+    for number in range(64):
+        assert not any(isinstance(reply, Gradient) for reply in server.receive(upload(0, number, number)))
+    refuses(server, upload(0, 64, 64), "may have 64 uploads in flight. Found one more of client 0")
+    server.receive(upload(1, 0, 0))
+    if "t" in rule:
+        server.receive(upload(0, 64, 64))
+
+
 rows = st.lists(st.integers(-1, 6), min_size=1, max_size=4)
 noise = st.one_of(
     st.builds(

@@ -347,6 +347,12 @@ class Server:
                 f"the next upload of client {client} must be activation {self.activations[client]}. "
                 f"Found {activation}."
             )
+        waiting = self._waiting if len(self._waiting) >= LARGEST_WINDOW else ()
+        if sum(turn.client == client for turn in waiting) >= LARGEST_WINDOW:
+            raise InvalidMessage(
+                f"a client may have {LARGEST_WINDOW} uploads in flight. Found one more of client {client}: it "
+                "must wait for answers."
+            )
         if self.table.rows > self._training_rows and int(rows.max()) >= self._training_rows:
             raise InvalidMessage(
                 f"rows of an upload must be below {self._training_rows}: the others are held out."
