@@ -350,8 +350,8 @@ class Server:
         waiting = self._waiting if len(self._waiting) >= LARGEST_WINDOW else ()
         if sum(turn.client == client for turn in waiting) >= LARGEST_WINDOW:
             raise InvalidMessage(
-                f"a client may have {LARGEST_WINDOW} uploads in flight. Found one more of client {client}: it "
-                "must wait for answers."
+                f"a client may have {LARGEST_WINDOW} uploads in flight. Found one more of client {client}: "
+                "it must wait for answers."
             )
         if self.table.rows > self._training_rows and int(rows.max()) >= self._training_rows:
             raise InvalidMessage(

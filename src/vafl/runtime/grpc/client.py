@@ -82,8 +82,9 @@ class FederationClient:
     async def _session(self) -> str:
         """One connection, from joining to the run's end."""
         async with open_channel(self._settings, self._credentials) as channel:
-            self._current = session = Session(channel.stream_stream(PATH)(metadata=((CLAIM, self.party),)))
-            session.outbox.put_nowait(self._terms.to_bytes())
+            stream = channel.stream_stream(PATH)(metadata=((CLAIM, self.party),))
+            self._current = session = Session(stream, self._settings.largest_message)
+            session.say([self._terms.to_bytes()])
             self._worker.do(partial(self._join, session))
             self.reconnects += 1
             try:
@@ -101,10 +102,9 @@ class FederationClient:
         self._reach.heard = time.monotonic()
         self._worker.do(partial(self._receive, session, content))
 
-    def _say(self, session: Session, contents: list[bytes], may_wake: bool) -> None:
+    def _end_turn(self, session: Session, contents: list[bytes], may_wake: bool, handled: bool) -> None:
         """On the event loop: says what the worker thread has to say, and sees to its next activation."""
-        for content in contents:
-            session.outbox.put_nowait(content)
+        session.say(contents, handled=handled)
         if may_wake:
             awake = partial(self._worker.do, partial(self._turn, session, [], awake=True))
             session.wake_after(self._pause, awake)
@@ -124,7 +124,7 @@ class FederationClient:
     # --- in the worker thread ---
 
     def _join(self, session: Session) -> None:
-        self._worker.tell(self._say, session, [self._codec.encode(self.client.join())], False)
+        self._worker.tell(session.say, [self._codec.encode(self.client.join())])
 
     def _receive(self, session: Session, content: bytes) -> None:
         """Takes what the server said at one time, and acts on it."""
@@ -150,14 +150,14 @@ class FederationClient:
     def _turn(self, session: Session, said: list[ClientMessage], awake: bool) -> None:
         """Begins an activation if awake, or as many as may be if nothing holds it back; says all of it,
         together unless it takes long to make."""
-        at_once = self._sleeper is None and not self._skips
+        at_once, handled = self._sleeper is None and not self._skips, not awake
         begin = time.thread_time()
         while session.welcome and (awake or at_once) and not self.client.waiting:
             if said and time.thread_time() > begin + HELD_BACK:
-                self._worker.tell(self._say, session, self._codec.contents(said), False)
+                self._worker.tell(session.say, self._codec.contents(said))
                 said, begin = [], time.thread_time()
             said += self.client.wake()
             awake = False
         self._after()
         may_wake = session.welcome and not self.client.waiting
-        self._worker.tell(self._say, session, self._codec.contents(said), may_wake)
+        self._worker.tell(self._end_turn, session, self._codec.contents(said), may_wake, handled)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import grpc.aio
 
 from vafl.errors import Unauthenticated
+from vafl.protocol.settings import LARGEST_WINDOW
 from vafl.runtime.grpc.wire import CLAIM
 from vafl.runtime.identity import Credentials, party_of, require_loopback
 from vafl.runtime.settings import NetworkSettings
@@ -15,7 +16,9 @@ from vafl.runtime.settings import NetworkSettings
 log = logging.getLogger("vafl.server")
 
 _INBOX = 4  # of one client's messages that may wait for the worker
-_OUTBOX = 64  # messages that may wait for one client to read them, before none of its own are taken
+# Messages that may wait for one client to read them, before none of its own are taken: more than an honest
+# one in training can let lie, so that the two ends, each of which stops reading, never wait for each other.
+_OUTBOX = LARGEST_WINDOW + 16
 
 
 @dataclass(eq=False)

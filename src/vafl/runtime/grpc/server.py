@@ -35,8 +35,8 @@ _STRANGER = "(unadmitted)"  # whose refusals are counted together, whatever they
 _GRACE = 10.0  # seconds for clients to hear that the run is over and close their streams
 _SILENCE = 15.0  # seconds the server may wait for clients to join without saying so again
 _REPLACED = (
-    "another process has taken this party's place. A party is one process at a time: end the other, then go on "
-    "with --resume."
+    "another process has taken this party's place. A party is one process at a time: end the other, then go "
+    "on with --resume."
 )
 _LOGGED = 1.0  # refusals of one party that are logged a second, after the first ten
 

@@ -1,24 +1,35 @@
 """One connection as a client sees it: bytes in, bytes out, an alarm clock, and how it ends."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import grpc
 import grpc.aio
+
+_INBOX = 4  # of the server's messages that may wait for the worker
 
 
 class Session:
     """One connection to the server.
 
+    What it has read and not handled is bounded, and so is what it answers: a server that asks and asks waits
+    on its own side.
+
+    Args:
+        stream: the call.
+        largest_unsent: bytes that may lie unsent before no more is read.
+
     Attributes:
-        outbox: what is to be said next.
         welcome: whether the server has said where the run stands: before, there is nothing to do.
     """
 
-    def __init__(self, stream: "grpc.aio.StreamStreamCall[bytes, bytes]") -> None:
-        self.outbox: asyncio.Queue[bytes] = asyncio.Queue()
+    def __init__(self, stream: "grpc.aio.StreamStreamCall[bytes, bytes]", largest_unsent: int) -> None:
         self.welcome = False
         self._stream = stream
+        self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
+        self._unsent, self._largest_unsent = 0, largest_unsent
+        self._credit, self._handled = asyncio.Semaphore(_INBOX), 0
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._alarm: asyncio.TimerHandle | None = None
 
@@ -39,6 +50,14 @@ class Session:
                 self._alarm.cancel()
             self._stream.cancel()
 
+    def say(self, contents: Sequence[bytes], *, handled: bool = False) -> None:
+        """Says these in turn; `handled` if with that a message of the server is done with."""
+        for content in contents:
+            self._unsent += len(content)
+            self._outbox.put_nowait(content)
+        self._handled += handled
+        self._give_credit()
+
     def end(self, reason: str) -> None:
         """The run is over."""
         if not self._ended.done():
@@ -58,20 +77,30 @@ class Session:
         self._alarm = None
         awake()
 
+    def _give_credit(self) -> None:
+        """To read on, for what was handled, unless too much lies unsent."""
+        if self._unsent <= self._largest_unsent:
+            for _ in range(self._handled):
+                self._credit.release()
+            self._handled = 0
+
     async def _read(self, hear: Callable[[bytes], None]) -> None:
         try:
             while (content := await self._stream.read()) is not grpc.aio.EOF:
                 hear(content)
+                await self._credit.acquire()
         except grpc.aio.AioRpcError:
             pass  # its status is read below
         self.fail(await status_of(self._stream))
 
     async def _write(self) -> None:
-        try:
-            while True:
-                await self._stream.write(await self.outbox.get())
-        except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
-            pass  # the stream has ended: the reader tells how
+        """If the stream has ended, what is left is dropped: the reader, who may wait for that, tells how."""
+        while True:
+            content = await self._outbox.get()
+            with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+                await self._stream.write(content)
+            self._unsent -= len(content)
+            self._give_credit()
 
 
 async def status_of(stream: "grpc.aio.StreamStreamCall[bytes, bytes]") -> grpc.aio.AioRpcError:
