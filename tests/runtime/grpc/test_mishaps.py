@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.runtime.grpc.test_federation import Federation, configuration, within
-from vafl.errors import RemoteFault, Unauthenticated
+from vafl.errors import RemoteFault, Stalled, Unauthenticated
 from vafl.protocol.messages import Decline, Gradient, Join, Refused, Request, Upload, Welcome
 from vafl.runtime.codec import Codec
 from vafl.runtime.grpc.connection import Allowance
@@ -354,12 +354,12 @@ CLOSED = "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:127.
 REFUSED = "failed to connect to all addresses; last error: UNKNOWN: Connection refused"
 
 
+def failed(details):
+    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, (), (), details)
+
+
 def test_a_connection_closed_at_once_is_a_refusal_only_if_it_happens_again_and_again():
     """A server that is killed amid a handshake closes it, too."""
-
-    def failed(details):
-        return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, (), (), details)
-
     federation = Federation(configuration())
     federation.address = "127.0.0.1:1"
     client = federation.client(0)
@@ -367,6 +367,30 @@ def test_a_connection_closed_at_once_is_a_refusal_only_if_it_happens_again_and_a
         client._reach.judge(failed(details))
     with pytest.raises(Unauthenticated, match="Its log says why"):
         client._reach.judge(failed(CLOSED))
+
+
+def test_after_a_welcome_patience_rules_however_often_connections_are_closed():
+    """A forwarder whose server is away accepts connections, and closes them."""
+
+    async def story():
+        async with served(stop={"updates": 1_000_000}) as federation, dialled(federation, 1) as other:
+            await other.say(Join(1))
+            client = federation.client(0)
+            running = asyncio.create_task(client.run())
+            await until(lambda: federation.server.activations[0] > 0)
+            first = federation.end.connections[0]
+            first.outbox.put_nowait(None)  # the server drops the stream
+            await until(lambda: federation.end.connections.get(0, first) is not first)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            return client
+
+    reach = within(20, story())._reach
+    for _ in range(20):
+        reach.judge(failed(CLOSED))
+    reach.heard -= 1000.0
+    with pytest.raises(Stalled, match="network.patience sets how long to try"):
+        reach.judge(failed(CLOSED))
 
 
 @asynccontextmanager

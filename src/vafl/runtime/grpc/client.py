@@ -91,6 +91,7 @@ class FederationClient:
                 return await session.run(partial(self._hear, session))
             except grpc.aio.AioRpcError:
                 if session.welcome:
+                    self._reach.welcomed = True
                     self._reach.heard = time.monotonic()  # however long it had nothing to say, it was there
                 raise
             finally:

@@ -22,7 +22,7 @@ _FATAL = (
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNIMPLEMENTED,
 )
-_CERTAIN = 5  # connections closed at once, one after the other: a server that is killed does that once
+_CERTAIN = 5  # connections closed at once, one after the other, before the first welcome, are a refusal
 
 
 def open_channel(settings: NetworkSettings, credentials: Credentials | None) -> grpc.aio.Channel:
@@ -40,10 +40,12 @@ class Reach:
 
     Attributes:
         heard: when it last was, on the monotonic clock.
+        welcomed: whether it has taken this party's certificate before.
     """
 
     def __init__(self, party: str, settings: NetworkSettings) -> None:
         self.heard = time.monotonic()
+        self.welcomed = False
         self._party, self._settings = party, settings
         self._closings = 0
         self._pause, self._paused_after = FIRST_PAUSE, self.heard
@@ -53,12 +55,10 @@ class Reach:
         if error.code() in _FATAL:
             raise RemoteFault(f"the server refused {self._party}: {error.details()}") from error
         details = error.details() or ""
-        if fault := refusal(details):
-            self._closings = self._closings + 1 if closed_early(details) else _CERTAIN
-            if self._closings >= _CERTAIN:
-                raise fault from error
-        else:
-            self._closings = 0
+        fault, closed = refusal(details), closed_early(details)
+        self._closings = self._closings + 1 if closed and not self.welcomed else 0
+        if fault and (not closed or self._closings >= _CERTAIN):
+            raise fault from error
         silent = time.monotonic() - self.heard
         if silent > self._settings.patience:
             raise Stalled(
