@@ -131,6 +131,12 @@ def test_what_was_found_is_shown_as_it_is_even_if_it_looks_like_markup(tmp_path,
         assert name in capsys.readouterr().err
 
 
+def test_the_server_s_reason_is_shown_as_it_is_even_if_it_looks_like_markup(config, monkeypatch, capsys):
+    monkeypatch.setattr("vafl.federation.client.run_client", lambda *_, **__: "enough [/bold]")
+    assert main(["client", str(config), "--party", "client-1", "--out", "o"]) == 0
+    assert "the run is over: enough [/bold]; the model is in o/models" in capsys.readouterr().out
+
+
 def test_overwrite_refuses_a_folder_that_is_no_run(config, tmp_path, capsys):
     (tmp_path / "thesis.tex").write_text("years of work")
     assert main(["run", str(config), "--out", str(tmp_path), "--overwrite"]) == 5

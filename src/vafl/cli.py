@@ -150,6 +150,8 @@ def _server(options: argparse.Namespace, console: "Console") -> None:
 
 
 def _client(options: argparse.Namespace, console: "Console") -> None:
+    from rich.markup import escape
+
     from vafl.federation.client import run_client
 
     log_to_stderr()
@@ -157,7 +159,7 @@ def _client(options: argparse.Namespace, console: "Console") -> None:
     reason = run_client(
         _config(options), options.party, out, resume=options.resume, overwrite=options.overwrite
     )
-    console.print(f"the run is over: {reason}; the model is in {out / 'models'}")
+    console.print(f"the run is over: {escape(reason)}; the model is in {escape(str(out / 'models'))}")
 
 
 def _up(options: argparse.Namespace, console: "Console") -> None:

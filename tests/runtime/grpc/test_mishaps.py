@@ -230,6 +230,34 @@ def test_a_client_that_comes_back_after_the_end_is_told():
     assert within(30, story()) == "enough"
 
 
+def test_the_server_s_words_are_one_line_without_control_characters():
+    async def story():
+        async with served(stop={"updates": 1_000_000}) as federation:
+            running = [asyncio.create_task(federation.client(index).run()) for index in range(2)]
+            await until(lambda: federation.server.iteration >= 10)
+            federation.end.finish("enough\x1b[2J\x07\r\nerror: \u202eno")
+            return await asyncio.gather(*running)
+
+    assert within(30, story()) == ["enough[2Jerror: no"] * 2
+
+
+def test_clients_are_not_told_what_the_server_s_failure_says_of_its_files():
+    def full():
+        raise OSError(28, "No space left on device", "secret/head.part")
+
+    async def story():
+        federation = Federation(configuration())
+        federation.conductor.checkpoint = full
+        serving = asyncio.create_task(federation.serve())
+        await federation.listening.wait()
+        reasons = await asyncio.gather(*(federation.client(index).run() for index in range(2)))
+        with pytest.raises(OSError, match="secret"):
+            await serving
+        return reasons
+
+    assert within(30, story()) == ["the server failed; its log says why"] * 2
+
+
 def test_an_interrupt_before_everybody_has_joined_ends_the_run():
     async def story():
         federation = Federation(configuration(network={"join_timeout": 1000.0}))
@@ -389,7 +417,7 @@ def test_after_a_welcome_patience_rules_however_often_connections_are_closed():
     for _ in range(20):
         reach.judge(failed(CLOSED))
     reach.heard -= 1000.0
-    with pytest.raises(Stalled, match="network.patience sets how long to try"):
+    with pytest.raises(Stalled, match="patience sets how long to try"):
         reach.judge(failed(CLOSED))
 
 

@@ -33,10 +33,10 @@ from vafl.runtime.alignment.frames import (
     unpack_rows,
 )
 from vafl.runtime.alignment.line import SILENT_BEATS, Line
-from vafl.runtime.alignment.reasons import blaming, printable
+from vafl.runtime.alignment.reasons import blaming
 from vafl.runtime.grpc.reach import Reach, open_channel
 from vafl.runtime.grpc.session import status_of
-from vafl.runtime.grpc.wire import CLAIM
+from vafl.runtime.grpc.wire import CLAIM, printable
 from vafl.runtime.identity import SERVER, Credentials
 from vafl.runtime.settings import NetworkSettings
 

@@ -1,7 +1,7 @@
 """Why an alignment ends, in the words that each party may read.
 
 The server's error may tell of one client's ids, or of the server's own files: it stays in the server's log,
-and a client is told what is about itself. What comes from the other end is made fit for a terminal.
+and a client is told what is about itself.
 """
 
 import asyncio
@@ -76,8 +76,3 @@ def reason_for(party: str, error: BaseException) -> str:
     if isinstance(error, Stalled) or (isinstance(error, Broken) and error.other == party):
         return str(error)
     return error.words.get(party, _ELSEWHERE) if isinstance(error, Unlike) else _ELSEWHERE
-
-
-def printable(text: str) -> str:
-    """Somebody else's words, fit for a terminal."""
-    return "".join(filter(str.isprintable, text[:LONGEST_REASON]))

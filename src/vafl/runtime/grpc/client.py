@@ -15,7 +15,7 @@ from vafl.runtime.codec import Codec
 from vafl.runtime.delays import Sleeper
 from vafl.runtime.grpc.reach import FIRST_PAUSE, LONGEST_PAUSE, Reach, open_channel
 from vafl.runtime.grpc.session import Session
-from vafl.runtime.grpc.wire import CLAIM, PATH, Terms
+from vafl.runtime.grpc.wire import CLAIM, PATH, Terms, printable
 from vafl.runtime.grpc.worker import HELD_BACK, Worker
 from vafl.runtime.identity import Credentials
 from vafl.runtime.settings import NetworkSettings
@@ -133,12 +133,14 @@ class FederationClient:
         for frame in self._codec.frames(content):
             message = self._codec.from_server(frame, self.client.index)
             if isinstance(message, Stop):
-                self._worker.tell(session.end, message.reason)
+                self._worker.tell(session.end, printable(message.reason))
                 return
             if isinstance(message, Refused):
-                raise RemoteFault(f"the server refused a message of {self.party}: {message.reason}")
+                raise RemoteFault(
+                    f"the server refused a message of {self.party}: {printable(message.reason)}"
+                )
             if isinstance(message, Rekey):
-                log.info("new keys: %s", message.reason)
+                log.info("new keys: %s", printable(message.reason))
             if isinstance(message, Durable):
                 self.durable = message.activation
             if isinstance(message, Welcome):

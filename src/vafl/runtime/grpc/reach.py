@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 
 from vafl.errors import RemoteFault, Stalled
-from vafl.runtime.grpc.wire import channel_options
+from vafl.runtime.grpc.wire import channel_options, printable
 from vafl.runtime.identity import LOOPBACK_OPTIONS, Credentials, closed_early, refusal, require_loopback
 from vafl.runtime.settings import NetworkSettings
 
@@ -52,9 +52,9 @@ class Reach:
 
     def judge(self, error: grpc.aio.AioRpcError) -> None:
         """Raises unless it makes sense to try again."""
+        details = printable(error.details() or "")
         if error.code() in _FATAL:
-            raise RemoteFault(f"the server refused {self._party}: {error.details()}") from error
-        details = error.details() or ""
+            raise RemoteFault(f"the server refused {self._party}: {details}") from error
         fault, closed = refusal(details), closed_early(details)
         self._closings = self._closings + 1 if closed and not self.welcomed else 0
         if fault and (not closed or self._closings >= _CERTAIN):
@@ -62,7 +62,7 @@ class Reach:
         silent = time.monotonic() - self.heard
         if silent > self._settings.patience:
             raise Stalled(
-                f"{self._settings.address} could not be reached for {silent:.0f} s: {error.details()}. "
+                f"{self._settings.address} could not be reached for {silent:.0f} s: {details}. "
                 "Is the server running, and do the certificates belong to one authority? "
                 "network.patience sets how long to try."
             ) from error

@@ -145,9 +145,10 @@ class FederationServer(Generic[Served]):
         self._loop.call_soon_threadsafe(self._over.set)
 
     def fail(self, error: Exception) -> None:
-        """Ends the run loudly: `serve` raises the error; called on the event loop."""
+        """Ends the run loudly: `serve` raises the error, whose words may be of the server's own files and are
+        not for clients; called on the event loop."""
         self._failure = error
-        self._reason = f"the server failed: {error}"
+        self._reason = "the server failed; its log says why"
         self._over.set()
 
     def attend(self) -> None:

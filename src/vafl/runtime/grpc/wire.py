@@ -21,6 +21,7 @@ PATH = f"/{SERVICE}/{METHOD}"
 CLAIM = "vafl-party"  # metadata: who the client says it is
 PROTOCOL = 2
 LARGEST_TERMS = 4096
+_LONGEST_REASON = 1000
 MANY_VIOLATIONS = 100
 
 
@@ -78,6 +79,11 @@ def schedule_digest(schedules: list[BatchSchedule]) -> str:
     for schedule in schedules:
         digest.update(schedule.batch(0).tobytes() + schedule.batch(1).tobytes())
     return digest.hexdigest()[:16]
+
+
+def printable(words: str) -> str:
+    """Somebody else's words, fit for a terminal and a log: one line, and no control characters."""
+    return "".join(filter(str.isprintable, words[:_LONGEST_REASON]))
 
 
 def channel_options(settings: NetworkSettings) -> list[tuple[str, Any]]:
