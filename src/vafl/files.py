@@ -1,24 +1,57 @@
 """Files that are whole, on disk, or not there at all."""
 
 import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+_PUBLIC, _PRIVATE, _PRIVATE_FOLDER = 0o666, 0o600, 0o700  # of which the umask takes away
+_DRAFT = re.compile(r"(.+)\.[0-9a-f]{16}\.part")
 
 
 def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
     """The file is the old one or the new one, on disk, whatever happens meanwhile.
 
     Args:
-        private: its owner alone may read it.
+        private: its owner alone may read it, from its first moment.
     """
-    temporary = path.with_name(path.name + ".part")
-    with temporary.open("wb") as file:
-        if private:
-            os.fchmod(file.fileno(), 0o600)
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    with _draft(path, content, _PRIVATE if private else _PUBLIC) as draft:
+        draft.replace(path)
     sync_folder(path.parent)
+
+
+@contextmanager
+def _draft(path: Path, content: bytes, mode: int) -> Iterator[Path]:
+    """The content, on disk, under a name that nobody else has; not there any more afterwards."""
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        yield draft
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def drafted(name: str) -> str:
+    """The name of the file that `name` was to become, if a crash has left it; `name` itself otherwise."""
+    found = _DRAFT.fullmatch(name)
+    return found[1] if found else name
+
+
+def make_private_folder(folder: Path) -> None:
+    """A folder that its owner alone may look into, whoever made it."""
+    folder.mkdir(_PRIVATE_FOLDER, parents=True, exist_ok=True)
+    folder.chmod(_PRIVATE_FOLDER)
+
+
+def make_private_file(path: Path) -> None:
+    """An empty file, in the place of whatever is there, that its owner alone may read."""
+    path.unlink(missing_ok=True)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE))
 
 
 def sync_folder(folder: Path) -> None:

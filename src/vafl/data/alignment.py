@@ -65,13 +65,14 @@ class Alignment:
                 )
 
     def write(self, path: Path) -> None:
-        """As one Parquet file: the old one or the new one is there, whatever happens."""
+        """As one Parquet file, for its owner's eyes only: the old one or the new one is there, whatever
+        happens."""
         facts = {"version": _VERSION, "token": self.token, "rows": self.rows, "classes": self.classes}
         content = BytesIO()
         held = {_HELD + name: own for name, own in self.holders.items()}
         table = pl.DataFrame({"id": self.ids, "row": self.numbers, **held})
         table.write_parquet(content, metadata={_KEY: json.dumps(facts)})
-        write_atomically(path, content.getvalue())
+        write_atomically(path, content.getvalue(), private=True)
 
     @classmethod
     def read(cls, path: Path) -> "Alignment":

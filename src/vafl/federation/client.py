@@ -12,7 +12,7 @@ from vafl.errors import DataError, RunFolderError
 from vafl.federation.best import BestEmbedding
 from vafl.federation.credentials import load_credentials
 from vafl.federation.terms import STATE, make_terms, over_network
-from vafl.files import write_atomically
+from vafl.files import make_private_folder, write_atomically
 from vafl.plan import make_plan
 from vafl.protocol.client import Client
 from vafl.runtime.checkpoint import flatten, has_checkpoint, load_checkpoint, save_checkpoint, unflatten
@@ -104,6 +104,7 @@ def run_client(
     own = make_guard(plan, index, path)
     own_seed, witness = draw_seed(config, folder, resume=resume), witness_of(config, credentials)
     client = make_client(plan, index, own=own, with_held_out=True, witness=witness, own_seed=own_seed)
+    make_private_folder(path / STATE)
     state = ClientState(client, folder, config.network.checkpoint_every, resume=resume, own_seed=own_seed)
     best = BestEmbedding(client, folder, resume=resume)
     if not (path / "config.toml").exists():

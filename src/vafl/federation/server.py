@@ -17,6 +17,7 @@ from vafl.errors import RunFolderError, VaflError
 from vafl.federation.best import BestHead
 from vafl.federation.credentials import load_credentials
 from vafl.federation.terms import STATE, make_terms, over_network
+from vafl.files import make_private_folder
 from vafl.launch import summarise
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import ClientStatus, Progress
@@ -39,7 +40,7 @@ class ServerState:
     """The server's durable memory: its table in mapped files, and a checkpoint of the rest."""
 
     def __init__(self, plan: Plan, folder: Path, *, resume: bool) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         self._folder = folder
         self._mapped: list[MappedArray] = []
         rows = plan.data.rows + len(plan.data.test_labels)
@@ -142,6 +143,7 @@ class ServerRun:
                 self.config = over_network(self.prepare())
                 folder.write_config(self.config.to_toml())
             credentials = load_credentials(self.config, SERVER)
+            make_private_folder(self.path / STATE)
             state = ServerState(plan, self.path / STATE / SERVER, resume=self.resume)
             points = folder.rewind(state.facts.get("account", {}).get("seconds", 0.0))
             conductor, federation = self._assemble(plan, state, credentials, folder, points)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vafl.errors import RunFolderError
+from vafl.files import drafted, write_atomically
 from vafl.runtime.training import Point
 
 LEDGERS = "privacy"  # of clients that really uploaded: never removed
@@ -28,7 +29,6 @@ _OURS = (
         "config.toml",
         "history.jsonl",
         "summary.json",
-        "summary.json.part",
         "models",
         "state",
         "certs",
@@ -58,7 +58,7 @@ class RunFolder:
         self._history = (path / "history.jsonl").open("a" if resume else "w", encoding="utf-8")
 
     def write_config(self, config_toml: str) -> None:
-        (self.path / "config.toml").write_text(config_toml, encoding="utf-8")
+        write_atomically(self.path / "config.toml", config_toml.encode())
 
     def rewind(self, seconds: float) -> list[Point]:
         """Goes back to where the run stood after so many seconds; gives the evaluations made until then.
@@ -90,7 +90,7 @@ class RunFolder:
                 f'"{self.path}" holds privacy ledgers: what they count has left this machine, and no new run '
                 "may forget it. Name another --out, and in privacy.ledger the folder to go on with."
             )
-        if foreign := [name for name in present if name not in _OURS]:
+        if foreign := [name for name in present if drafted(name) not in _OURS]:
             raise RunFolderError(
                 f'--overwrite replaces run folders only. "{self.path}" holds {", ".join(foreign[:3])}, '
                 "which no run wrote. Name another --out."
@@ -112,13 +112,7 @@ class RunFolder:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes the summary, whole or not at all."""
-        temporary = self.path / "summary.json.part"
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(summary, file, indent=2)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path / "summary.json")
+        write_atomically(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
 
 def _read_points(path: Path) -> list[Point]:

@@ -17,16 +17,16 @@ from safetensors.torch import save
 from torch import Tensor
 
 from vafl.errors import RunFolderError
-from vafl.files import sync_folder, write_atomically
+from vafl.files import make_private_file, make_private_folder, sync_folder, write_atomically
 
 _FILE = "checkpoint.safetensors"
 
 
 def save_checkpoint(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Writes tensors and plain facts (numbers, lists, text) as one file."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Writes tensors and plain facts (numbers, lists, text) as one file, for its owner's eyes only."""
+    make_private_folder(folder)
     plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    write_atomically(folder / _FILE, save(plain, {"facts": json.dumps(facts)}))
+    write_atomically(folder / _FILE, save(plain, {"facts": json.dumps(facts)}), private=True)
 
 
 def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -50,7 +50,7 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def move_checkpoint(folder: Path, to: Path) -> None:
     """Takes the place of what is there."""
-    to.mkdir(exist_ok=True)
+    make_private_folder(to)
     (folder / _FILE).replace(to / _FILE)
     sync_folder(to)
 
@@ -89,7 +89,7 @@ def unflatten(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 class MappedArray:
-    """An array in a file: changes reach the disk by themselves, and surely at `flush`."""
+    """An array in a private file: changes reach the disk by themselves, and surely at `flush`."""
 
     def __init__(self, path: Path, shape: tuple[int, ...], kind: str, *, fresh: bool) -> None:
         size = int(np.prod(shape)) * np.dtype(kind).itemsize
@@ -97,6 +97,8 @@ class MappedArray:
             raise RunFolderError(
                 f'"{path}" must hold {size:,} bytes, as the run had. It is missing or another size.'
             )
+        if fresh:
+            make_private_file(path)
         self.array = np.memmap(path, dtype=kind, mode="w+" if fresh else "r+", shape=shape)
 
     def flush(self) -> None:

@@ -29,7 +29,7 @@ def draw_once(labels: Tensor, classes: int, epsilon: float, records: str, path: 
     drawn = randomise(labels, classes, epsilon)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, save({"labels": drawn}, {"terms": json.dumps(terms)}))
+        write_atomically(path, save({"labels": drawn}, {"terms": json.dumps(terms)}), private=True)
     return drawn
 
 
