@@ -125,7 +125,8 @@ def train(job: Job) -> Timed:
     run = build(replace(config, schedule=replace(config.schedule, batch_size=size)), data)
     points: list[Point] = []
     diverged = False
-    with RunFolder(job.out, config.to_toml()) as folder:
+    with RunFolder(job.out) as folder:
+        folder.begin(config.to_toml())
 
         def observe(point: Point) -> None:
             points.append(point)

@@ -17,6 +17,7 @@ from vafl.federation.server import ServerState
 from vafl.plan import make_plan
 from vafl.protocol.messages import Request, Welcome
 from vafl.runtime.checkpoint import load_checkpoint
+from vafl.runtime.folders import HeldFolder
 from vafl.runtime.simulator import Traffic
 from vafl.runtime.training import Point
 
@@ -77,6 +78,16 @@ def test_nobody_can_compute_a_private_schedule_and_a_client_that_goes_on_keeps_i
     for mine, others in ((seen[0], seen[2]), (seen[0], by_seed), (seen[2], by_seed)):
         assert mine[0] != others[0]
         assert refresh == "none" or mine[1] != others[1]
+
+
+@pytest.mark.parametrize("how", [{}, {"resume": True}, {"overwrite": True}])
+def test_a_second_client_on_one_folder_is_refused(tmp_path, how):
+    """Its checkpoints would replace the first one's, which has other uploads in flight."""
+    with (
+        HeldFolder(tmp_path / "state" / "client-1"),
+        pytest.raises(RunFolderError, match=r"client-1\" is in use by another"),
+    ):
+        run_client(CONFIG, "client-1", tmp_path, **how)
 
 
 def test_a_client_saves_itself_when_the_server_has_gone_back(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vafl.data.alignment import Alignment
-from vafl.files import write_atomically
+from vafl.files import remove_drafts, write_atomically
 from vafl.runtime.checkpoint import MappedArray, save_checkpoint
 from vafl.runtime.labels import draw_once
 
@@ -50,6 +50,15 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="the disk is full"):
         write_atomically(tmp_path / "file", b"content")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_crash_left_half_written_is_removed_and_nothing_else(tmp_path):
+    draft, own = tmp_path / "best" / f"checkpoint.{'0' * 16}.part", tmp_path / "film.part"
+    draft.parent.mkdir()
+    for path in (draft, own):
+        path.touch()
+    remove_drafts(tmp_path)
+    assert (draft.exists(), own.exists()) == (False, True)
 
 
 def test_what_parties_keep_is_for_their_own_eyes(tmp_path):

@@ -42,6 +42,13 @@ def drafted(name: str) -> str:
     return found[1] if found else name
 
 
+def remove_drafts(folder: Path) -> None:
+    """Removes what crashes have left half written in a folder that nobody else is writing now."""
+    for entry in folder.rglob("*.part"):
+        if drafted(entry.name) != entry.name:
+            entry.unlink()
+
+
 def make_private_folder(folder: Path) -> None:
     """A folder that its owner alone may look into, whoever made it."""
     folder.mkdir(_PRIVATE_FOLDER, parents=True, exist_ok=True)

@@ -28,7 +28,8 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
     the run early but orderly: what was reached is evaluated, saved and marked as interrupted.
     """
     run = build(config)
-    with RunFolder(path, config.to_toml(), overwrite=overwrite) as folder:
+    with RunFolder(path, overwrite=overwrite) as folder:
+        folder.begin(config.to_toml())
         points, interrupted = _train(run, folder, console)
         keep_all(run, path)
         for ledger, party in zip(run.ledgers, run.data.parties, strict=False):

@@ -4,6 +4,7 @@ import pytest
 
 from vafl.errors import RunFolderError
 from vafl.observe.record import RunFolder, read_run
+from vafl.runtime.folders import HeldFolder
 from vafl.runtime.training import Point
 
 
@@ -12,12 +13,14 @@ def point(updates):
 
 
 def test_what_a_crash_undid_is_taken_out_of_the_history(tmp_path):
-    with RunFolder(tmp_path, "") as folder:
+    with RunFolder(tmp_path) as folder:
+        folder.begin("")
         for updates in (0, 10, 20, 30):
             folder.append(point(updates))
     history = tmp_path / "history.jsonl"
     history.write_bytes(history.read_bytes() + b'{"seconds": 4')  # cut short
-    with RunFolder(tmp_path, "", resume=True) as folder:
+    with RunFolder(tmp_path, resume=True) as folder:
+        folder.begin("")
         assert folder.rewind(20.0) == [point(0), point(10)]  # that of update 20 took until 20.5
         folder.append(point(20))
         folder.finish({"metric": {"name": "accuracy", "value": 0.5}})
@@ -25,9 +28,45 @@ def test_what_a_crash_undid_is_taken_out_of_the_history(tmp_path):
 
 
 def test_a_run_that_goes_on_has_not_ended(tmp_path):
-    with RunFolder(tmp_path, "") as folder:
+    with RunFolder(tmp_path) as folder:
+        folder.begin("")
         folder.append(point(0))
         folder.finish({"metric": {"name": "accuracy", "value": 0.5}})
     read_run(tmp_path)
-    with RunFolder(tmp_path, "", resume=True), pytest.raises(RunFolderError, match="summary"):
-        read_run(tmp_path)
+    with RunFolder(tmp_path, resume=True) as folder:
+        read_run(tmp_path)  # whatever speaks against going on can still be found
+        folder.begin("")
+        with pytest.raises(RunFolderError, match="summary"):
+            read_run(tmp_path)
+
+
+def test_a_folder_in_use_is_left_alone(tmp_path):
+    """A second server would empty the folder of the first, and then find its port taken."""
+    with RunFolder(tmp_path) as folder:
+        folder.begin("seed = 1")
+        folder.append(point(0))
+        before = sorted(tmp_path.iterdir())
+        for how in ({"overwrite": True}, {"resume": True}):
+            with pytest.raises(RunFolderError, match=r"is in use by another, .* name another --out"):
+                RunFolder(tmp_path, **how)
+        assert sorted(tmp_path.iterdir()) == before
+    with RunFolder(tmp_path, overwrite=True):
+        assert [entry.name for entry in tmp_path.iterdir()] == [".lock"]
+
+
+def test_a_folder_whose_client_is_at_work_is_not_replaced(tmp_path):
+    with RunFolder(tmp_path) as folder:
+        folder.begin("")
+    with HeldFolder(tmp_path / "state" / "client-1"), pytest.raises(RunFolderError, match="client-1"):
+        RunFolder(tmp_path, overwrite=True)
+    assert (tmp_path / "config.toml").is_file()
+    with RunFolder(tmp_path, overwrite=True):
+        assert not (tmp_path / "config.toml").exists()
+
+
+def test_a_folder_that_is_refused_is_not_touched(tmp_path):
+    (tmp_path / "thesis.doc").touch()
+    for overwrite in (False, True):
+        with pytest.raises(RunFolderError, match="Name another --out"):
+            RunFolder(tmp_path, overwrite=overwrite)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.doc"]

@@ -12,10 +12,11 @@ from vafl.errors import DataError, RunFolderError
 from vafl.federation.best import BestEmbedding
 from vafl.federation.credentials import load_credentials
 from vafl.federation.terms import STATE, make_terms, over_network
-from vafl.files import make_private_folder, write_atomically
-from vafl.plan import make_plan
+from vafl.files import make_private_folder, remove_drafts, write_atomically
+from vafl.plan import Plan, make_plan
 from vafl.protocol.client import Client
 from vafl.runtime.checkpoint import flatten, has_checkpoint, load_checkpoint, save_checkpoint, unflatten
+from vafl.runtime.folders import HeldFolder
 from vafl.runtime.grpc.client import FederationClient
 from vafl.runtime.grpc.wire import run
 from vafl.runtime.identity import CertificateWitness, Credentials
@@ -99,12 +100,19 @@ def run_client(
     names = [own.name for own in plan.data.parties]
     if party not in names:
         raise DataError(f'"{party}" is no party of this run. Its parties: {", ".join(names)}.')
-    index = names.index(party)
     credentials = load_credentials(config, party)
+    make_private_folder(path / STATE)
+    with HeldFolder(folder):
+        return _run_client(plan, party, path, credentials, resume=resume)
+
+
+def _run_client(plan: Plan, party: str, path: Path, credentials: Credentials | None, *, resume: bool) -> str:
+    config, names, folder = plan.config, [own.name for own in plan.data.parties], path / STATE / party
+    index = names.index(party)
+    remove_drafts(folder)
     own = make_guard(plan, index, path)
     own_seed, witness = draw_seed(config, folder, resume=resume), witness_of(config, credentials)
     client = make_client(plan, index, own=own, with_held_out=True, witness=witness, own_seed=own_seed)
-    make_private_folder(path / STATE)
     state = ClientState(client, folder, config.network.checkpoint_every, resume=resume, own_seed=own_seed)
     best = BestEmbedding(client, folder, resume=resume)
     if not (path / "config.toml").exists():

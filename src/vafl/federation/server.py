@@ -17,7 +17,7 @@ from vafl.errors import RunFolderError, VaflError
 from vafl.federation.best import BestHead
 from vafl.federation.credentials import load_credentials
 from vafl.federation.terms import STATE, make_terms, over_network
-from vafl.files import make_private_folder
+from vafl.files import make_private_folder, remove_drafts
 from vafl.launch import summarise
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import ClientStatus, Progress
@@ -41,6 +41,7 @@ class ServerState:
 
     def __init__(self, plan: Plan, folder: Path, *, resume: bool) -> None:
         make_private_folder(folder)
+        remove_drafts(folder)
         self._folder = folder
         self._mapped: list[MappedArray] = []
         rows = plan.data.rows + len(plan.data.test_labels)
@@ -118,7 +119,7 @@ class ServerRun:
     """The server's part of a run, with progress and the run folder around it.
 
     Args:
-        prepare: called once the run folder is there; gives the configuration to use from then on.
+        prepare: called once the run folder is there and empty; gives the configuration to use from then on.
         watch: called every second; what it raises ends the run.
     """
 
@@ -137,14 +138,14 @@ class ServerRun:
         plan = make_plan(self.config, party=SERVER)
         if self.prepare is None:
             load_credentials(self.config, SERVER)  # fails before the folder is touched
-        opened = RunFolder(self.path, self.config.to_toml(), overwrite=self.overwrite, resume=self.resume)
+        opened = RunFolder(self.path, overwrite=self.overwrite, resume=self.resume)
         with opened as folder, torch_threads(self.config.threads):
             if self.prepare is not None:
                 self.config = over_network(self.prepare())
-                folder.write_config(self.config.to_toml())
             credentials = load_credentials(self.config, SERVER)
             make_private_folder(self.path / STATE)
             state = ServerState(plan, self.path / STATE / SERVER, resume=self.resume)
+            folder.begin(self.config.to_toml())
             points = folder.rewind(state.facts.get("account", {}).get("seconds", 0.0))
             conductor, federation = self._assemble(plan, state, credentials, folder, points)
             with self._progress(plan, federation) as progress:

@@ -19,6 +19,7 @@ from typing import Any
 
 from vafl.errors import RunFolderError
 from vafl.files import drafted, write_atomically
+from vafl.runtime.folders import LOCK, HeldFolder
 from vafl.runtime.training import Point
 
 LEDGERS = "privacy"  # of clients that really uploaded: never removed
@@ -43,43 +44,49 @@ _OURS = (
 class RunFolder:
     """Writes one run's folder. Nothing of another run is ever mixed in or lost by accident.
 
-    Use as a context manager: leaving it closes the history.
+    Use as a context manager: inside, no other process may write the folder. Of a run that is to be resumed
+    nothing is changed before `begin`, so that whatever speaks against it can be found first.
     """
 
-    def __init__(
-        self, path: Path, config_toml: str, *, overwrite: bool = False, resume: bool = False
-    ) -> None:
-        self.path = path
-        if path.exists() and not resume:
-            self._clear(overwrite)
-        (path / "summary.json").unlink(missing_ok=True)  # the run that goes on has not ended
-        (path / "models").mkdir(parents=True, exist_ok=True)
-        self.write_config(config_toml)
-        self._history = (path / "history.jsonl").open("a" if resume else "w", encoding="utf-8")
+    def __init__(self, path: Path, *, overwrite: bool = False, resume: bool = False) -> None:
+        self.path, self._history = path, path / "history.jsonl"
+        replaced = [] if resume else self._to_replace(overwrite)
+        self._held = HeldFolder(path)
+        try:
+            self._remove(replaced)
+        except BaseException:
+            self._held.close()
+            raise
 
-    def write_config(self, config_toml: str) -> None:
+    def begin(self, config_toml: str) -> None:
+        """The run begins or goes on: it has this configuration, and has not ended."""
+        (self.path / "summary.json").unlink(missing_ok=True)
+        (self.path / "models").mkdir(exist_ok=True)
         write_atomically(self.path / "config.toml", config_toml.encode())
+        self._history.touch()
 
     def rewind(self, seconds: float) -> list[Point]:
         """Goes back to where the run stood after so many seconds; gives the evaluations made until then.
 
         Those after it were undone by a crash, which may also have cut the last line short."""
-        path, points, length = self.path / "history.jsonl", [], 0
-        for line in path.read_bytes().splitlines(keepends=True):
+        points, length = [], 0
+        for line in self._history.read_bytes().splitlines(keepends=True):
             if not line.endswith(b"\n") or (point := Point(**json.loads(line))).seconds > seconds:
                 break
             points.append(point)
             length += len(line)
-        os.truncate(path, length)
+        os.truncate(self._history, length)
         return points
 
-    def _clear(self, overwrite: bool) -> None:
-        """Makes room for the run, if that is what the user asked for; only ever removes our own files."""
+    def _to_replace(self, overwrite: bool) -> list[str]:
+        """What must go to make room for the run, if the user asked for that; only ever our own files."""
+        if not self.path.exists():
+            return []
         if not self.path.is_dir():
             raise RunFolderError(f'the run folder must be a folder. "{self.path}" is a file.')
-        present = [entry.name for entry in self.path.iterdir()]
+        present = [entry.name for entry in self.path.iterdir() if entry.name != LOCK]
         if not present:
-            return
+            return []
         if not overwrite:
             raise RunFolderError(
                 f'the run folder must be new or empty. "{self.path}" holds {len(present)} entries. '
@@ -95,7 +102,12 @@ class RunFolder:
                 f'--overwrite replaces run folders only. "{self.path}" holds {", ".join(foreign[:3])}, '
                 "which no run wrote. Name another --out."
             )
-        for name in present:
+        return present
+
+    def _remove(self, names: Sequence[str]) -> None:
+        for state in self.path.glob("state/*/") if "state" in names else ():
+            HeldFolder(state).close()  # a client that is still at work there is left alone
+        for name in names:
             target = self.path / name
             shutil.rmtree(target) if target.is_dir() else target.unlink()
 
@@ -103,12 +115,12 @@ class RunFolder:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._history.close()
+        self._held.close()
 
     def append(self, point: Point) -> None:
-        """Adds one evaluation; it is on disk when this returns, should the process die."""
-        self._history.write(json.dumps(asdict(point)) + "\n")
-        self._history.flush()
+        """Adds one evaluation; it is in the file when this returns, should the process die."""
+        with self._history.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(point)) + "\n")
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes the summary, whole or not at all."""
