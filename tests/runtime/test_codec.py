@@ -186,6 +186,25 @@ def test_more_frames_than_ever_travel_together_are_refused():
         Codec().frames(Codec().encode(Stop(0, "")) * 129)
 
 
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_as_many_rows_as_fit_fit_and_one_more_is_said_to_be_too_many(encoding):
+    codec = Codec(encoding, 1000)
+    most = codec.most_rows(5)
+    codec.encode(Refresh(0, 1, torch.arange(most), torch.ones(most, 5)))
+    large = Refresh(0, 1, torch.arange(most + 1), torch.ones(most + 1, 5))
+    for said in (codec.encode, lambda message: codec.contents([message])):
+        with pytest.raises(ConfigError, match=r"network.largest_message, 1,000 bytes. Found one of 1,0"):
+            said(large)
+    with pytest.raises(ConfigError, match="must allow one row's embedding"):
+        codec.most_rows(1000)
+
+
+def test_as_many_masked_rows_as_fit_fit():
+    most = Codec(largest=1000).most_rows(3, masked=True)
+    words = np.ones((most, 3), dtype=np.uint64)
+    assert 1000 - 28 < len(Codec().encode(MaskedRefresh(0, 1, 0, 0, torch.arange(most), words))) <= 1000
+
+
 def test_short_encodings_are_shorter():
     message = Upload(0, 1, 0, torch.arange(600), torch.randn(600, 10))
     sizes = [Codec(encoding).size(message) - HEADER_BYTES - 4 * 600 for encoding in ENCODINGS]

@@ -6,12 +6,12 @@ import secrets
 import signal
 from pathlib import Path
 
-from vafl.build import make_client, make_guard, torch_threads
+from vafl.build import make_client, make_guard, torch_threads, widths
 from vafl.config import Config
 from vafl.errors import DataError, RunFolderError
 from vafl.federation.best import BestEmbedding
 from vafl.federation.credentials import load_credentials
-from vafl.federation.terms import STATE, make_terms, over_network
+from vafl.federation.terms import STATE, make_terms, over_network, rows_at_once
 from vafl.files import make_private_folder, remove_drafts, write_atomically
 from vafl.plan import Plan, make_plan
 from vafl.protocol.client import Client
@@ -113,6 +113,7 @@ def _run_client(plan: Plan, party: str, path: Path, credentials: Credentials | N
     own = make_guard(plan, index, path)
     own_seed, witness = draw_seed(config, folder, resume=resume), witness_of(config, credentials)
     client = make_client(plan, index, own=own, with_held_out=True, witness=witness, own_seed=own_seed)
+    client.refresh_rows = rows_at_once(config, widths(plan)[index])
     state = ClientState(client, folder, config.network.checkpoint_every, resume=resume, own_seed=own_seed)
     best = BestEmbedding(client, folder, resume=resume)
     if not (path / "config.toml").exists():

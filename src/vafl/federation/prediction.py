@@ -3,7 +3,7 @@
 import asyncio
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from vafl.build import torch_threads
 from vafl.config import Config, read_config
 from vafl.federation.client import run_until_over, witness_of
 from vafl.federation.credentials import load_credentials
+from vafl.federation.terms import rows_at_once
 from vafl.ledgers import is_entered, ledger_path, open_ledger
 from vafl.models.folder import StoredModel
 from vafl.models.losses import probabilities
@@ -193,7 +194,8 @@ def predict(
             missing[:] += (states != ANSWERED).sum(0)
             counted.advance(len(rows))
 
-        batch = Batch(deployed.subjects.chosen, config.prediction, write)
+        chunk = min(config.prediction.chunk, rows_at_once(config, deployed.terms().width))
+        batch = Batch(deployed.subjects.chosen, replace(config.prediction, chunk=chunk), write)
         federation = deployed.serve(deployed.scorer(cached=False), batch)
         run(_until_scored(federation, batch, listening))
         if batch.interrupted:

@@ -13,17 +13,17 @@ from rich.console import Console
 
 from vafl.build import make_server, make_table, torch_threads, widths, with_drawn_labels
 from vafl.config import Config
-from vafl.errors import RunFolderError, VaflError
+from vafl.errors import RunError, RunFolderError, VaflError
 from vafl.federation.best import BestHead
 from vafl.federation.credentials import load_credentials
-from vafl.federation.terms import STATE, make_terms, over_network
+from vafl.federation.terms import STATE, make_terms, over_network, rows_at_once
 from vafl.files import make_private_folder, remove_drafts
 from vafl.launch import summarise
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import ClientStatus, Progress
 from vafl.observe.record import RecordedRun, RunFolder, read_run
 from vafl.plan import Plan, make_plan
-from vafl.protocol.server import Server
+from vafl.protocol.server import RECALL_ROWS, Server
 from vafl.protocol.table import FOREVER, EmbeddingTable
 from vafl.runtime.checkpoint import MappedArray, flatten, load_checkpoint, save_checkpoint, unflatten
 from vafl.runtime.grpc.conductor import Conductor
@@ -138,6 +138,7 @@ class ServerRun:
         plan = make_plan(self.config, party=SERVER)
         if self.prepare is None:
             load_credentials(self.config, SERVER)  # fails before the folder is touched
+        fitting = rows_at_once(self.config, widths(plan)[0])  # likewise
         opened = RunFolder(self.path, overwrite=self.overwrite, resume=self.resume)
         with opened as folder, torch_threads(self.config.threads):
             if self.prepare is not None:
@@ -145,6 +146,7 @@ class ServerRun:
             credentials = load_credentials(self.config, SERVER)
             make_private_folder(self.path / STATE)
             state = ServerState(plan, self.path / STATE / SERVER, resume=self.resume)
+            state.server.recall_rows = min(RECALL_ROWS, fitting)
             folder.begin(self.config.to_toml())
             points = folder.rewind(state.facts.get("account", {}).get("seconds", 0.0))
             conductor, federation = self._assemble(plan, state, credentials, folder, points)
@@ -153,6 +155,7 @@ class ServerRun:
                 run(_serve(federation, conductor, listening, self.watch))
             defaults = stand_ins(plan.data, state.server.table, conductor.measured)
             keep_head(plan, defaults, self.path, run_name(state.server.run))
+            _require_result(points, conductor, state.server.iteration)
             folder.finish(self._summary(plan, federation, points, conductor))
         recorded = read_run(self.path)
         plot_runs([recorded], self.path / "progress")
@@ -193,6 +196,7 @@ class ServerRun:
             observe=observe,
             checkpoint=lambda: state.save(federation.account()),
             checkpoint_every=config.network.checkpoint_every,
+            most_rows=rows_at_once(config, widths(plan)[0]),
         )
         names = [party.name for party in plan.data.parties]
         federation = FederationServer(
@@ -243,6 +247,18 @@ class ServerRun:
             best=conductor.watch.best,
         )
         return {**summary, "violations": federation.violations, "durable": list(server.durable)}
+
+
+def _require_result(points: list[Point], conductor: Conductor, updates: int) -> None:
+    if points:
+        return
+    if conductor.interrupted:
+        raise KeyboardInterrupt
+    raise RunError(
+        "a run's result is an evaluation, for which every client must have said its embeddings of the rows "
+        f"held out. Found none in {updates:,} updates: the log says who did not answer. The rest is kept: "
+        "see to that client, and start again with --resume and a later stop."
+    )
 
 
 async def _serve(

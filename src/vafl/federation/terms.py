@@ -5,6 +5,7 @@ from dataclasses import replace
 from vafl.build import make_schedule, widths
 from vafl.config import Config
 from vafl.plan import Plan
+from vafl.runtime.codec import Codec
 from vafl.runtime.grpc.wire import PROTOCOL, Terms, schedule_digest
 
 STATE = "state"  # in a run folder: each party's own folder for what it must not forget
@@ -13,6 +14,12 @@ STATE = "state"  # in a run folder: each party's own folder for what it must not
 def over_network(config: Config) -> Config:
     """The configuration as it is meant between processes: there, a window that is left open is wider."""
     return config if config.network.real_delays else replace(config, rule=config.rule.pipelined())
+
+
+def rows_at_once(config: Config, width: int) -> int:
+    """How many rows of embeddings fit into one message."""
+    codec = Codec(config.network.encoding, config.network.largest_message)
+    return codec.most_rows(width, masked=config.privacy.secure_sum)
 
 
 def make_terms(plan: Plan) -> Terms:

@@ -73,6 +73,7 @@ class Client(Respondent):
     Attributes:
         finished: why the client makes no more uploads; empty while it does.
         run: the run's random number, as the server has said it last.
+        refresh_rows: so many rows at most are refreshed in one message; None: all of them.
         at_evaluation: called before it answers in a run that ends with its best models, with `best` and
             `back` of the `Request`.
     """
@@ -96,6 +97,7 @@ class Client(Respondent):
         self.activation = 0
         self.iteration = -1
         self.run = 0
+        self.refresh_rows: int | None = None
         self.at_evaluation: AtEvaluation | None = None
         self.descent = descent
         self._schedule, self._refresh, self._rule, self._l2 = schedule, refresh, rule, l2
@@ -260,5 +262,9 @@ class Client(Respondent):
         return self._say_rows(torch.arange(training) if rows is None else rows, embeddings, request)
 
     def _say_rows(self, rows: Tensor, embeddings: Tensor, request: int | None) -> list[ClientMessage]:
+        size = len(rows) if request is not None or self.refresh_rows is None else self.refresh_rows
         with made_here():
-            return [Refresh(self.index, self._next(), rows, embeddings, request, len(self._flights))]
+            return [
+                Refresh(self.index, self._next(), part, own, request, len(self._flights))
+                for part, own in zip(torch.split(rows, size), torch.split(embeddings, size), strict=True)
+            ]

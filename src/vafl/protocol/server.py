@@ -63,6 +63,7 @@ class Server:
         absent: the clients that are gone.
         finished: the clients that make no more uploads.
         requests: what was asked of clients and is not answered yet.
+        recall_rows: so many lost rows at most are asked for at a time: answers must fit into messages.
         run: the run's random number, for clients to keep with their models.
     """
 
@@ -88,6 +89,8 @@ class Server:
         self.absent: set[int] = set()
         self.finished: set[int] = set()
         self.requests = Requests()
+        self.recall_rows = RECALL_ROWS
+        self._lost_too: dict[int, Sequence[Tensor]] = {}  # by request: rows to ask for once it is answered
         self.run = 0
         self._met: set[int] = set()
         self._evaluate = HeadStep(labels, head, loss, descent, mask)
@@ -212,12 +215,13 @@ class Server:
     def _take_refresh(self, refresh: Refresh) -> list[ServerMessage]:
         self._check_sequence(refresh.client, refresh.sequence)
         self.table.check(refresh.client, refresh.rows, refresh.embeddings)
+        more: list[ServerMessage] = []
         if refresh.request is not None:
             self.requests.check(refresh)
-            self._settle(refresh.client, refresh.request, declined=False)
+            more = self._settle(refresh.client, refresh.request, declined=False)
         self._sequences[refresh.client] = refresh.sequence
         self._store(refresh)
-        return []
+        return more
 
     def _take_query(self, query: Query) -> list[ServerMessage]:
         self._check_sequence(query.client, query.sequence)
@@ -237,9 +241,8 @@ class Server:
     def _take_decline(self, decline: Decline) -> list[ServerMessage]:
         self._check_sequence(decline.client, decline.sequence)
         self.requests.check(decline)
-        self._settle(decline.client, decline.request, declined=True)
         self._sequences[decline.client] = decline.sequence
-        return []
+        return self._settle(decline.client, decline.request, declined=True)
 
     def _take_finished(self, finished: Finished) -> list[ServerMessage]:
         self._check_sequence(finished.client, finished.sequence)
@@ -281,8 +284,17 @@ class Server:
         """Asks again for embeddings the server lost, and for those made by what the client's model lost."""
         if join.activation < self.activations[client]:
             self.table.lose_since(join.iteration, client)
-        parts = torch.split(self.table.lost(client), RECALL_ROWS)
-        return [self.requests.make(client, part) for part in parts if len(part)]
+        lost = self.table.lost(client)
+        return self._ask_in_turn(client, torch.split(lost, self.recall_rows) if len(lost) else ())
+
+    def _ask_in_turn(self, client: int, parts: Sequence[Tensor]) -> list[ServerMessage]:
+        """Asks for the first of these; for the next once that is answered. Asked for all at once, a client
+        could wait for the server to take its answers, and the server for it to take the questions."""
+        if not parts:
+            return []
+        request = self.requests.make(client, parts[0])
+        self._lost_too[request.number] = parts[1:]
+        return [request]
 
     def _drop_turns(self, client: int, keep: range) -> None:
         """The client does not wait for answers beyond `keep`, and asks its queries again."""
@@ -300,13 +312,16 @@ class Server:
     def _forget_requests(self, client: int) -> None:
         for request in self.requests.of(client):
             self.requests.close(request.number)
+            self._lost_too.pop(request.number, None)
         if self.bound:
             self.bound.forget(client)
 
-    def _settle(self, client: int, number: int, *, declined: bool) -> None:
+    def _settle(self, client: int, number: int, *, declined: bool) -> list[ServerMessage]:
+        """Takes note of an answer; gives what is to be asked next."""
         self.requests.close(number)
         if self.bound:
             self.bound.settle(client, number, declined=declined)
+        return self._ask_in_turn(client, self._lost_too.pop(number, ()))
 
     def _store(self, message: Upload | Refresh) -> None:
         """Stores embeddings as of the iteration whose model they were made with.

@@ -114,7 +114,7 @@ class Codec:
 
     Args:
         encoding: how matrices travel; `int8` has one float32 scale a row.
-        largest: bytes a frame may have.
+        largest: bytes that a frame, or what travels together, may have.
     """
 
     def __init__(self, encoding: Encoding = "float32", largest: int = 64 << 20) -> None:
@@ -131,19 +131,44 @@ class Codec:
             return message.nbytes
         return message.nbytes - matrix.nbytes + _matrix_bytes(self.encoding, *matrix.shape)
 
+    def most_rows(self, width: int, *, masked: bool = False) -> int:
+        """How many rows of embeddings, or of masked words, fit into one frame.
+
+        Raises:
+            ConfigError: not even one does.
+        """
+        size = ROW_BYTES + (8 * width if masked else _matrix_bytes(self.encoding, 1, width))
+        if HEADER_BYTES + size > self.largest:
+            raise ConfigError(
+                f"network.largest_message must allow one row's embedding, {HEADER_BYTES + size:,} bytes. "
+                f"Found {self.largest:,}. Raise it at every party."
+            )
+        return (self.largest - HEADER_BYTES) // size
+
     def encode(self, message: Message) -> bytes:
-        """The frame of a message."""
+        """The frame of a message.
+
+        Raises:
+            ConfigError: it is too large; sent, it would only be refused, again after every new connection.
+        """
         parts: Parts = []
         self._encode(message, parts)
-        return b"".join(parts)
+        frame = b"".join(parts)
+        if len(frame) > self.largest:
+            raise ConfigError(
+                f"every message must fit into network.largest_message, {self.largest:,} bytes. Found one of "
+                f"{len(frame):,}, {type(message).__name__}. Raise it at every party, or have less said at a "
+                "time: schedule.batch_size, or prediction.chunk where a model is used."
+            )
+        return frame
 
     def contents(self, messages: Sequence[Message]) -> list[bytes]:
-        """Frames one after the other, in as few pieces as the limits of a piece allow."""
+        """Frames one after the other, in as few pieces as the limits of a piece allow; raises as `encode`."""
         parts: Parts = []
         for message in messages:
             self._encode(message, parts)
         content = b"".join(parts)
-        if len(messages) > 1 and (len(content) > self.largest or len(messages) > MOST_FRAMES):
+        if len(content) > self.largest or len(messages) > MOST_FRAMES:
             return [self.encode(message) for message in messages]
         return [content] if content else []
 

@@ -2,10 +2,13 @@
 
 from types import SimpleNamespace
 
+import numpy as np
+import pytest
 import torch
 
 from vafl.models.losses import metric
 from vafl.protocol.losslog import LossLog
+from vafl.protocol.table import FOREVER
 from vafl.runtime.grpc.conductor import Conductor
 from vafl.runtime.settings import EvaluationSettings, StopSettings
 from vafl.runtime.training import Watch
@@ -15,10 +18,17 @@ class Federation:
     """A server whose clients answer at once; its metric is what `table` says."""
 
     def __init__(self, values):
-        self.began, self.updates, self.now, self.traffic, self.parties = 0.0, 0, 0.0, [], []
+        self.began, self.updates, self.now, self.traffic, self.parties = 0.0, 0, 0.0, [], ["a", "b"]
         self.asked, self.reason, self._values = [], "", iter(values)
-        table = SimpleNamespace(read=lambda rows: torch.full((len(rows), 1), next(self._values)))
+        self.seen, self.heard = {0, 1}, [True, True]
+        table = SimpleNamespace(
+            read=lambda rows: torch.full((len(rows), 1), next(self._values)),
+            delays=lambda rows, _: np.where(self.heard, 5, FOREVER)[None].repeat(len(rows), 0),
+        )
         self.server = SimpleNamespace(
+            absent=set(),
+            activations=[0, 0],
+            iteration=0,
             head=lambda outputs: outputs,
             table=table,
             losses=LossLog(),
@@ -62,6 +72,39 @@ def test_without_new_updates_evaluations_keep_their_distance():
         conduct(federation)
     assert federation.asked == [([4, 5], -1, False)] * 3
     assert len(points) == 3
+
+
+def test_a_client_that_has_said_nothing_yet_is_not_measured_by_zeros(caplog):
+    """Nobody is asked while it is gone; what it could not answer is not recorded, and the run goes on."""
+    points, federation = [], Federation([1.0] * 10)
+    conduct = conductor(points, StopSettings(updates=30), EvaluationSettings(every=10))
+    federation.heard, federation.server.absent = [True, False], {1}
+    for _ in range(3):
+        assert conduct(federation) == []
+    assert caplog.text.count("no evaluation before b is here") == 1
+    federation.server.absent = set()
+    conduct(federation)  # asked, and then it leaves without an answer
+    conduct(federation)
+    assert (len(federation.asked), points) == (1, [])
+    assert "no answer from b" in caplog.text
+    federation.heard, federation.server.absent, federation.updates = [True, True], {1}, 10
+    for _ in range(2):  # gone, but what it said last is known
+        conduct(federation)
+    assert [point.updates for point in points] == [10]
+
+
+@pytest.mark.parametrize(
+    ("seen", "activations", "measured"), [({0, 1}, 0, False), ({0}, 3, False), ({0}, 0, True)]
+)
+def test_a_run_ends_without_a_result_unless_those_who_lack_never_came(seen, activations, measured):
+    points, federation = [], Federation([1.0] * 10)
+    conduct = conductor(points, StopSettings(updates=30), EvaluationSettings(every=10))
+    federation.heard, federation.server.absent, federation.updates = [True, False], {1}, 30
+    federation.seen, federation.server.activations = seen, [9, activations]
+    for _ in range(6):
+        conduct(federation)
+    assert federation.reason == "30 updates were made"
+    assert (len(points), conduct.tested is not None) == (measured, measured)
 
 
 class Kept:

@@ -284,7 +284,7 @@ def test_checkpoints_do_not_wait_for_an_evaluation():
     server, conductor, saved = federation.server, federation.conductor, []
     server.absent = set()
     conductor.checkpoint = lambda: saved.append(server.iteration) or server.settled()
-    end = SimpleNamespace(began=0.0, now=0.0, updates=0, server=server, traffic=[], finish=None)
+    end = SimpleNamespace(began=0.0, now=0.0, updates=0, server=server, traffic=[], finish=None, seen={0, 1})
     assert [type(said) for said in conductor(end)] == [Request, Request]
     server.iteration = end.updates = 10
     conductor(end)
@@ -297,8 +297,10 @@ def test_no_step_follows_the_evaluation_that_turns_out_to_be_the_last():
     federation = Federation(configuration())
     server, conductor, ended = federation.server, federation.conductor, []
     server.absent = set()
-    end = SimpleNamespace(began=0.0, now=0.0, updates=7, server=server, traffic=[], finish=ended.append)
-    server.iteration = 7
+    end = SimpleNamespace(
+        began=0.0, now=0.0, updates=7, server=server, traffic=[], finish=ended.append, seen={0, 1}
+    )
+    end.parties, server.iteration = federation.names, 7
     asked = conductor(end)
     for request in asked:
         server.receive(Decline(request.client, 1, request.number, "not now"))

@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vafl.models.losses import Metric
 from vafl.protocol.messages import Request, ServerMessage
-from vafl.protocol.server import Server
+from vafl.protocol.server import Server, listed
+from vafl.protocol.table import FOREVER
 from vafl.runtime.grpc.server import FederationServer
 from vafl.runtime.settings import EvaluationSettings, StopSettings
 from vafl.runtime.training import Point, Watch
@@ -39,9 +41,10 @@ class Conductor:
         checkpoint_every: updates between two checkpoints.
         tests: rows that are measured at the end only; none if those are the ones watched.
         test_labels: their labels.
+        most_rows: that clients are asked for at a time: answers must fit into messages.
 
     Attributes:
-        tested: the metric on the test rows, at the end.
+        tested: the metric on the test rows, at the end; None if it is not known.
     """
 
     held_out: Tensor
@@ -55,9 +58,11 @@ class Conductor:
     checkpoint_every: int
     tests: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     test_labels: Tensor = field(default_factory=lambda: torch.empty(0))
+    most_rows: int = 1 << 30
     tested: float | None = None
     interrupted: bool = False
     _asked: list[Request] = field(default_factory=list)
+    _to_ask: list[Tensor] = field(default_factory=list)
     _asked_at: float = 0.0
     _evaluated_at: int = -1
     _due: float = 0.0
@@ -65,6 +70,8 @@ class Conductor:
     _last_update: tuple[int, float] = (0, 0.0)
     _ending: str = ""
     _testing: bool = False
+    _tried: bool = False
+    _put_off: bool = False
     _done: bool = False
 
     @property
@@ -81,8 +88,11 @@ class Conductor:
         if federation.updates - self._saved >= self.checkpoint_every:
             said += self._save(federation)
         if self._asked:
-            if not self._answered(federation):
+            answered = federation.server.has_answers(self._asked)
+            if not (answered or self._is_late()):
                 return said
+            if answered and self._to_ask and (asked := self._ask_next(federation)):
+                return said + asked
             self._evaluate(federation)
         self._ending = self._ending or self._over(federation)
         if self._ending:  # what is evaluated last is what is saved
@@ -109,43 +119,63 @@ class Conductor:
         return ""
 
     def _measured(self, federation: FederationServer[Server]) -> bool:
-        """Whether nothing is left to measure of the model as it is."""
-        return self._evaluated_at == federation.updates and (self.tested is not None or not len(self.tests))
+        """Whether nothing is left to measure, or to try to, of the model as it is."""
+        return self._evaluated_at == federation.updates and (self._tried or not len(self.tests))
 
     def _progress(self, federation: FederationServer[Server]) -> float:
         return federation.now if self.evaluation.every_seconds else federation.updates
 
     def _ask(self, federation: FederationServer[Server]) -> list[ServerMessage]:
         """Asks every client that is here for its embeddings of the rows held out; at last of the test rows,
-        by the best models, if those are kept."""
-        self._asked_at = time.monotonic()
+        by the best models, if those are kept. Nobody is asked in vain, which costs private clients."""
         self._testing = bool(self._ending) and self._evaluated_at == federation.updates
         rows, best = self.tests if self._testing else self.held_out, self.watch.best
         if best is not None and self._testing:
             best.restore()
-        count = -1 if best is None else best.count
-        self._asked = federation.server.ask_everyone(rows, count, back=self._testing)
+        if missing := self._unheard(federation, rows) & federation.server.absent:
+            if not self._put_off:
+                log.warning("no evaluation before %s is here", listed(missing, federation.parties))
+            self._put_off = True
+            return []
+        self._put_off, self._to_ask = False, list(torch.split(rows, self.most_rows))
+        return self._ask_next(federation)
+
+    def _ask_next(self, federation: FederationServer[Server]) -> list[ServerMessage]:
+        self._asked_at = time.monotonic()
+        count = -1 if self.watch.best is None else self.watch.best.count
+        self._asked = federation.server.ask_everyone(self._to_ask.pop(0), count, back=self._testing)
         return list(self._asked)
 
-    def _answered(self, federation: FederationServer[Server]) -> bool:
-        late = time.monotonic() - self._asked_at > _EVALUATION_TIMEOUT
-        return late or federation.server.has_answers(self._asked)
+    def _unheard(self, federation: FederationServer[Server], rows: Tensor) -> set[int]:
+        """Clients of the run that have yet to say what they make of these rows: without them nothing is
+        measured. One that was gone since is measured by what it said last; one that never came has no part
+        in the model."""
+        server = federation.server
+        unknown = server.table.delays(rows, server.iteration) >= FOREVER
+        clients = np.flatnonzero(unknown.any(axis=0)).tolist()
+        return {m for m in clients if m in federation.seen or server.activations[m]}
+
+    def _is_late(self) -> bool:
+        return time.monotonic() - self._asked_at > _EVALUATION_TIMEOUT
 
     def _evaluate(self, federation: FederationServer[Server]) -> None:
-        self._asked = []
+        self._asked, self._to_ask = [], []
         if self._testing:
-            self.tested = self._measure(federation, self.tests, self.test_labels)
+            self._tried, self.tested = True, self._measure(federation, self.tests, self.test_labels)
             return
         self._evaluated_at = federation.updates
         interval = self.evaluation.every_seconds or self.evaluation.every
         self._due = (self._progress(federation) // interval + 1) * interval
+        measured = self._measure(federation, self.held_out, self.labels)
+        if measured is None:
+            return
         point = Point(
             seconds=federation.now,
             updates=federation.updates,
             bytes_up=sum(traffic.bytes_up for traffic in federation.traffic),
             bytes_down=sum(traffic.bytes_down for traffic in federation.traffic),
             train_loss=federation.server.losses.take_mean(),
-            metric=self._measure(federation, self.held_out, self.labels),
+            metric=measured,
         )
         if (reason := self.watch.sees(point)) and not self._ending:
             log.info("the run ends with %s %.4f: %s", self.metric.name, point.metric, reason)
@@ -153,8 +183,13 @@ class Conductor:
         self.observe(point)
 
     @torch.no_grad()
-    def _measure(self, federation: FederationServer[Server], rows: Tensor, labels: Tensor) -> float:
+    def _measure(self, federation: FederationServer[Server], rows: Tensor, labels: Tensor) -> float | None:
+        """The metric; None where it would be of zeros that no client has said."""
         server = federation.server
+        if missing := self._unheard(federation, rows):
+            who = listed(missing, federation.parties)
+            log.warning("nothing is measured at update %d: no answer from %s", federation.updates, who)
+            return None
         return self.metric.measure(server.head(server.table.read(rows)), labels)
 
     def _save(self, federation: FederationServer[Server]) -> list[ServerMessage]:
