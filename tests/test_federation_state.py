@@ -1,11 +1,13 @@
 """What the parties of a federation keep in files: there from the start, and never lost by accident."""
 
+import io
 from copy import deepcopy
 from dataclasses import asdict
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from tests.federation import same
 from vafl.build import make_client
@@ -13,7 +15,9 @@ from vafl.config import from_document
 from vafl.errors import RunFolderError
 from vafl.federation.best import BestEmbedding
 from vafl.federation.client import ClientState, run_client
-from vafl.federation.server import ServerState
+from vafl.federation.server import ServerRun, ServerState
+from vafl.federation.terms import make_terms, require_same_run
+from vafl.observe.record import RunFolder
 from vafl.plan import make_plan
 from vafl.protocol.messages import Request, Welcome
 from vafl.runtime.checkpoint import load_checkpoint
@@ -22,14 +26,71 @@ from vafl.runtime.simulator import Traffic
 from vafl.runtime.training import Point
 
 LOOPBACK = {"security": "plaintext"}
-CONFIG = from_document({"data": {"name": "iris"}, "network": LOOPBACK})
+DOCUMENT = {"data": {"name": "iris"}, "network": LOOPBACK}
+CONFIG = from_document(DOCUMENT)
+TERMS = make_terms(make_plan(CONFIG))
+
+
+def kept_by_a_client(path):
+    """As client-1 leaves it."""
+    ClientState(make_client(make_plan(CONFIG), 0), path / "state" / "client-1", 100, TERMS, resume=False)
+
+
+def kept_by_a_server(path):
+    """As a server leaves it whose run has ended."""
+    with RunFolder(path) as folder:
+        ServerState(make_plan(CONFIG), path / "state" / "server", resume=False)
+        folder.begin(CONFIG.to_toml())
+        folder.append(Point(1.5, 20, 1, 2, None, 0.75))
+        folder.finish({"metric": {"name": "accuracy", "value": 0.75}})
+
+
+def contents(path):
+    return {entry: entry.read_bytes() for entry in path.rglob("*") if entry.is_file()}
+
+
+def resume_server(config, path):
+    ServerRun(config, path, Console(file=io.StringIO()), resume=True).run()
+
+
+def resume_client(config, path):
+    run_client(config, "client-1", path, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("kept", "resume"), [(kept_by_a_server, resume_server), (kept_by_a_client, resume_client)]
+)
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"seed": 7}, "record_digest"),  # the same sizes, but other rows
+        ({"partition": {"clients": 3}}, "clients 2 then, 3 now"),
+        ({"schedule": {"batch_size": 7}}, "schedule_digest"),
+        ({"model": {"embedding": "mlp", "head": "linear", "width": 3}}, r"Resume with the \[model\]"),
+    ],
+)
+def test_a_run_is_resumed_on_its_own_terms_or_left_as_it_is(tmp_path, kept, resume, other, said):
+    kept(tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(RunFolderError, match=said):
+        resume(from_document({**DOCUMENT, **other}), tmp_path)
+    after = contents(tmp_path)
+    assert {entry: after[entry] for entry in before} == before
+
+
+def test_what_may_change_at_a_resume(tmp_path):
+    kept_by_a_server(tmp_path)
+    network = {"address": "127.0.0.1:9", "encoding": "int8", "patience": 9.0, **LOOPBACK}
+    other = {"stop": {"updates": 9, "seconds": 8.0}, "evaluation": {"every": 6}}
+    plan = make_plan(from_document({**DOCUMENT, "network": network, **other}))
+    require_same_run(tmp_path / "state" / "server", make_terms(plan))
 
 
 def test_a_client_killed_before_its_first_checkpoint_can_be_resumed(tmp_path):
     plan = make_plan(CONFIG)
-    ClientState(make_client(plan, 0), tmp_path, 100, resume=False)
+    ClientState(make_client(plan, 0), tmp_path, 100, TERMS, resume=False)
     client = make_client(plan, 0)
-    ClientState(client, tmp_path, 100, resume=True)
+    ClientState(client, tmp_path, 100, TERMS, resume=True)
     assert client.activation == 0
 
 
@@ -49,7 +110,7 @@ def test_a_resumed_server_goes_on_counting(tmp_path):
 
 
 def test_a_clients_checkpoint_is_not_replaced_by_accident(tmp_path):
-    ClientState(make_client(make_plan(CONFIG), 0), tmp_path / "state" / "client-1", 100, resume=False)
+    kept_by_a_client(tmp_path)
     with pytest.raises(RunFolderError, match="--resume to go on from it, or --overwrite"):
         run_client(CONFIG, "client-1", tmp_path)
 
@@ -80,9 +141,10 @@ def test_nobody_can_compute_a_private_schedule_and_a_client_that_goes_on_keeps_i
         assert refresh == "none" or mine[1] != others[1]
 
 
-@pytest.mark.parametrize("how", [{}, {"resume": True}, {"overwrite": True}])
+@pytest.mark.parametrize("how", [{"resume": True}, {"overwrite": True}])
 def test_a_second_client_on_one_folder_is_refused(tmp_path, how):
     """Its checkpoints would replace the first one's, which has other uploads in flight."""
+    kept_by_a_client(tmp_path)
     with (
         HeldFolder(tmp_path / "state" / "client-1"),
         pytest.raises(RunFolderError, match=r"client-1\" is in use by another"),
@@ -94,7 +156,7 @@ def test_a_client_saves_itself_when_the_server_has_gone_back(tmp_path):
     """Or its checkpoint would name an iteration that the server counts a second time."""
     client = make_client(make_plan(CONFIG), 0)
     client.iteration = 40
-    state = ClientState(client, tmp_path, 100, resume=False)
+    state = ClientState(client, tmp_path, 100, TERMS, resume=False)
     client.receive(Welcome(0, 30, (0, 0)))
     state.save_if_due()
     assert load_checkpoint(tmp_path)[1]["iteration"] == 30

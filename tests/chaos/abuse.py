@@ -24,7 +24,7 @@ from vafl.config import Config, read_config
 from vafl.federation.client import ClientState
 from vafl.federation.terms import STATE, make_terms
 from vafl.plan import make_plan
-from vafl.runtime.grpc.wire import CLAIM
+from vafl.runtime.grpc.wire import CLAIM, Terms
 from vafl.runtime.identity import SERVER, Credentials, issue
 
 NAME, INDEX = "client-4", 3
@@ -113,7 +113,8 @@ def _knock_on_every_door(parties: Parties, turncoat: Turncoat, times: int) -> No
 
 def _come_to_reason(parties: Parties, turncoat: Turncoat) -> None:
     """The hostile party's own client takes its place again, and the run ends."""
-    ClientState(turncoat.client, parties.folder / NAME / STATE / NAME, 1, resume=False)
+    terms = Terms.from_bytes(turncoat.terms)
+    ClientState(turncoat.client, parties.folder / NAME / STATE / NAME, 1, terms, resume=False)
     parties.start(NAME, resume=True)
     parties.until_over()
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import secrets
 import signal
+from dataclasses import asdict
 from pathlib import Path
 
 from vafl.build import make_client, make_guard, torch_threads, widths
@@ -11,14 +12,22 @@ from vafl.config import Config
 from vafl.errors import DataError, RunFolderError
 from vafl.federation.best import BestEmbedding
 from vafl.federation.credentials import load_credentials
-from vafl.federation.terms import STATE, make_terms, over_network, rows_at_once
+from vafl.federation.terms import STATE, make_terms, over_network, require_same_run, rows_at_once
 from vafl.files import make_private_folder, remove_drafts, write_atomically
 from vafl.plan import Plan, make_plan
 from vafl.protocol.client import Client
-from vafl.runtime.checkpoint import flatten, has_checkpoint, load_checkpoint, save_checkpoint, unflatten
+from vafl.runtime.checkpoint import (
+    flatten,
+    has_checkpoint,
+    load_checkpoint,
+    load_facts,
+    restoring,
+    save_checkpoint,
+    unflatten,
+)
 from vafl.runtime.folders import HeldFolder
 from vafl.runtime.grpc.client import FederationClient
-from vafl.runtime.grpc.wire import run
+from vafl.runtime.grpc.wire import Terms, run
 from vafl.runtime.identity import CertificateWitness, Credentials
 from vafl.trained import keep_embedding, run_name
 
@@ -30,13 +39,22 @@ class ClientState:
 
     Args:
         every: activations between two checkpoints.
+        terms: the run's, for whoever resumes it to compare.
         own_seed: what its schedule is drawn from, if that is its own.
     """
 
     def __init__(
-        self, client: Client, folder: Path, every: int, *, resume: bool, own_seed: int | None = None
+        self,
+        client: Client,
+        folder: Path,
+        every: int,
+        terms: Terms,
+        *,
+        resume: bool,
+        own_seed: int | None = None,
     ) -> None:
-        self._client, self._folder, self._every, self._own_seed = client, folder, every, own_seed
+        self._client, self._folder, self._every = client, folder, every
+        self._terms, self._own_seed = terms, own_seed
         if resume:
             self._restore()
         else:
@@ -46,8 +64,9 @@ class ClientState:
     def _restore(self) -> None:
         client = self._client
         tensors, facts = load_checkpoint(self._folder)
-        client.load({name: tensors[f"model.{name}"] for name in client.model.state_dict()})
-        client.restore(facts["activation"], facts["iteration"], unflatten(facts["optimiser"], tensors))
+        with restoring(self._folder):
+            client.load({name: tensors[f"model.{name}"] for name in client.model.state_dict()})
+            client.restore(facts["activation"], facts["iteration"], unflatten(facts["optimiser"], tensors))
 
     def save_if_due(self) -> None:
         """Every so often; and when the server went back, before anything is said to it: it counts the
@@ -63,6 +82,7 @@ class ClientState:
         tensors, optimiser = flatten("optimiser", client.descent.state())
         tensors |= {f"model.{name}": tensor for name, tensor in client.model.state_dict().items()}
         facts = {
+            "terms": asdict(self._terms),
             "activation": client.applied,
             "iteration": client.iteration,
             "optimiser": optimiser,
@@ -76,7 +96,7 @@ def draw_seed(config: Config, folder: Path, *, resume: bool) -> int | None:
     if config.schedule.seed == "shared":
         return None
     if resume:
-        own_seed: int = load_checkpoint(folder)[1]["own_seed"]
+        own_seed: int = load_facts(folder)["own_seed"]
         return own_seed
     return secrets.randbits(128)
 
@@ -100,13 +120,17 @@ def run_client(
     names = [own.name for own in plan.data.parties]
     if party not in names:
         raise DataError(f'"{party}" is no party of this run. Its parties: {", ".join(names)}.')
-    credentials = load_credentials(config, party)
+    credentials, terms = load_credentials(config, party), make_terms(plan)
+    if resume:
+        require_same_run(folder, terms)
     make_private_folder(path / STATE)
     with HeldFolder(folder):
-        return _run_client(plan, party, path, credentials, resume=resume)
+        return _run_client(plan, party, path, terms, credentials, resume=resume)
 
 
-def _run_client(plan: Plan, party: str, path: Path, credentials: Credentials | None, *, resume: bool) -> str:
+def _run_client(
+    plan: Plan, party: str, path: Path, terms: Terms, credentials: Credentials | None, *, resume: bool
+) -> str:
     config, names, folder = plan.config, [own.name for own in plan.data.parties], path / STATE / party
     index = names.index(party)
     remove_drafts(folder)
@@ -114,13 +138,14 @@ def _run_client(plan: Plan, party: str, path: Path, credentials: Credentials | N
     own_seed, witness = draw_seed(config, folder, resume=resume), witness_of(config, credentials)
     client = make_client(plan, index, own=own, with_held_out=True, witness=witness, own_seed=own_seed)
     client.refresh_rows = rows_at_once(config, widths(plan)[index])
-    state = ClientState(client, folder, config.network.checkpoint_every, resume=resume, own_seed=own_seed)
+    every = config.network.checkpoint_every
+    state = ClientState(client, folder, every, terms, resume=resume, own_seed=own_seed)
     best = BestEmbedding(client, folder, resume=resume)
     if not (path / "config.toml").exists():
         write_atomically(path / "config.toml", config.to_toml().encode())
     sleeper = config.delays.clock(len(names), config.seed)[index] if config.network.real_delays else None
     federation = FederationClient(
-        client, party, make_terms(plan), config.network, credentials, sleeper, state.save_if_due
+        client, party, terms, config.network, credentials, sleeper, state.save_if_due
     )
     with torch_threads(config.threads):
         try:

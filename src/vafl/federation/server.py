@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from vafl.config import Config
 from vafl.errors import RunError, RunFolderError, VaflError
 from vafl.federation.best import BestHead
 from vafl.federation.credentials import load_credentials
-from vafl.federation.terms import STATE, make_terms, over_network, rows_at_once
+from vafl.federation.terms import STATE, make_terms, over_network, require_same_run, rows_at_once
 from vafl.files import make_private_folder, remove_drafts
 from vafl.launch import summarise
 from vafl.observe.plots import plot_runs
@@ -25,7 +25,14 @@ from vafl.observe.record import RecordedRun, RunFolder, read_run
 from vafl.plan import Plan, make_plan
 from vafl.protocol.server import RECALL_ROWS, Server
 from vafl.protocol.table import FOREVER, EmbeddingTable
-from vafl.runtime.checkpoint import MappedArray, flatten, load_checkpoint, save_checkpoint, unflatten
+from vafl.runtime.checkpoint import (
+    MappedArray,
+    flatten,
+    load_checkpoint,
+    restoring,
+    save_checkpoint,
+    unflatten,
+)
 from vafl.runtime.grpc.conductor import Conductor
 from vafl.runtime.grpc.server import FederationServer
 from vafl.runtime.grpc.wire import run
@@ -42,7 +49,7 @@ class ServerState:
     def __init__(self, plan: Plan, folder: Path, *, resume: bool) -> None:
         make_private_folder(folder)
         remove_drafts(folder)
-        self._folder = folder
+        self._folder, self._terms = folder, make_terms(plan)
         self._mapped: list[MappedArray] = []
         rows = plan.data.rows + len(plan.data.test_labels)
         if plan.config.privacy.secure_sum:  # each round sums anew: nothing to keep
@@ -73,8 +80,9 @@ class ServerState:
     def _restore(self, tensors: dict[str, torch.Tensor]) -> None:
         """Goes back to the checkpoint; cells stored since are unknown until their clients say them again."""
         server, facts = self.server, self.facts
-        server.head.load_state_dict({name: tensors[f"head.{name}"] for name in server.head.state_dict()})
-        server.restore(facts["iteration"], facts["activations"], unflatten(facts["optimiser"], tensors))
+        with restoring(self._folder):
+            server.head.load_state_dict({name: tensors[f"head.{name}"] for name in server.head.state_dict()})
+            server.restore(facts["iteration"], facts["activations"], unflatten(facts["optimiser"], tensors))
         server.delays.restore(unflatten(facts["delays"], tensors))
 
     def save(self, account: dict[str, Any]) -> list[int]:
@@ -91,6 +99,7 @@ class ServerState:
         tensors |= counted | {f"head.{name}": tensor for name, tensor in server.head.state_dict().items()}
         settled = server.settled()
         facts = {
+            "terms": asdict(self._terms),
             "run": server.run,
             "iteration": server.iteration,
             "activations": settled,
@@ -138,6 +147,8 @@ class ServerRun:
         plan = make_plan(self.config, party=SERVER)
         if self.prepare is None:
             load_credentials(self.config, SERVER)  # fails before the folder is touched
+        if self.resume:
+            require_same_run(self.path / STATE / SERVER, make_terms(plan))
         fitting = rows_at_once(self.config, widths(plan)[0])  # likewise
         opened = RunFolder(self.path, overwrite=self.overwrite, resume=self.resume)
         with opened as folder, torch_threads(self.config.threads):

@@ -7,7 +7,8 @@ as unknown and asks for them again.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,23 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Raises:
         RunFolderError: there is none, or it is damaged.
     """
+    with _opened(folder) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, _facts(file)  # noqa: SIM118
+
+
+def load_facts(folder: Path) -> dict[str, Any]:
+    """The facts alone, which are small; raises as `load_checkpoint`."""
+    with _opened(folder) as file:
+        return _facts(file)
+
+
+def _facts(file: Any) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(file.metadata()["facts"])
+    return facts
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[Any]:
     path = folder / _FILE
     if not path.is_file():
         raise RunFolderError(
@@ -42,10 +60,25 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         )
     try:
         with safe_open(path, framework="pt") as file:
-            facts = json.loads(file.metadata()["facts"])
-            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+            yield file
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise RunFolderError(f'the checkpoint "{path}" is damaged: {error}.') from error
+
+
+@contextmanager
+def restoring(folder: Path) -> Iterator[None]:
+    """Around whatever takes over the tensors of the checkpoint there: they must fit.
+
+    Raises:
+        RunFolderError: they are of another model or optimiser.
+    """
+    try:
+        yield
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise RunFolderError(
+            f'--resume goes on with the model and optimiser of the run in "{folder}". Found others in the '
+            f"configuration: {error}. Resume with the [model] and [optimiser] that it began with."
+        ) from error
 
 
 def move_checkpoint(folder: Path, to: Path) -> None:
