@@ -1,5 +1,6 @@
 """Files that are whole, on disk, or not there at all."""
 
+import errno
 import os
 import re
 import secrets
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _PUBLIC, _PRIVATE, _PRIVATE_FOLDER = 0o666, 0o600, 0o700  # of which the umask takes away
+_BLOCK = 512  # bytes, of st_blocks
 _DRAFT = re.compile(r"(.+)\.[0-9a-f]{16}\.part")
 
 
@@ -59,6 +61,24 @@ def make_private_file(path: Path) -> None:
     """An empty file, in the place of whatever is there, that its owner alone may read."""
     path.unlink(missing_ok=True)
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE))
+
+
+def reserve(path: Path, size: int) -> None:
+    """Has the disk keep room for all `size` bytes of a file, which may have holes or be shorter: whoever
+    writes to mapped memory that has no room on the disk is killed. Where there is not enough, none is taken:
+    a disk that is full for a moment fails others."""
+    number = os.open(path, os.O_WRONLY)
+    try:
+        file, disk = os.fstat(number), os.fstatvfs(number)
+        if size - file.st_blocks * _BLOCK > disk.f_bavail * disk.f_frsize:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        try:
+            os.posix_fallocate(number, 0, size)
+        except OSError:
+            os.ftruncate(number, file.st_size)
+            raise
+    finally:
+        os.close(number)
 
 
 def sync_folder(folder: Path) -> None:

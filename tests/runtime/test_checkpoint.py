@@ -1,5 +1,8 @@
 """Checkpoints: whole or not at all, and a clear word when they are not what they should be."""
 
+import os
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -86,6 +89,24 @@ def test_a_mapped_array_outlives_its_maker(tmp_path):
     made.flush()
     found = MappedArray(tmp_path / "cells", (3, 2), "<f4", fresh=False)
     assert np.array_equal(found.array, [[0, 0], [5, 5], [0, 0]])
+
+
+def test_a_table_has_its_room_on_the_disk_before_it_is_used(tmp_path):
+    """A store to mapped memory without room kills the process, checkpoint or not."""
+    path, size = tmp_path / "cells", 1 << 20
+    MappedArray(path, (size // 4,), "<f4", fresh=True)
+    assert path.stat().st_blocks * 512 >= size
+    path.write_bytes(b"")
+    os.truncate(path, size)  # as a copy that made holes of zeros
+    MappedArray(path, (size // 4,), "<f4", fresh=False)
+    assert path.stat().st_blocks * 512 >= size
+
+
+def test_a_disk_without_room_is_said_and_not_filled(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.posix_fallocate", lambda *_: pytest.fail("the disk would be full for everybody"))
+    room = shutil.disk_usage(tmp_path).total
+    with pytest.raises(RunFolderError, match=r"No space left on device\. Make room there, or name an --out"):
+        MappedArray(tmp_path / "cells", (room,), "<f4", fresh=True)
 
 
 def test_a_mapped_array_of_another_size_is_refused(tmp_path):

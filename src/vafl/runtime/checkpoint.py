@@ -18,16 +18,18 @@ from safetensors.torch import save
 from torch import Tensor
 
 from vafl.errors import RunFolderError
-from vafl.files import make_private_file, make_private_folder, sync_folder, write_atomically
+from vafl.files import make_private_file, make_private_folder, reserve, sync_folder, write_atomically
 
 _FILE = "checkpoint.safetensors"
 
 
 def save_checkpoint(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Writes tensors and plain facts (numbers, lists, text) as one file, for its owner's eyes only."""
-    make_private_folder(folder)
     plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    write_atomically(folder / _FILE, save(plain, {"facts": json.dumps(facts)}), private=True)
+    content = save(plain, {"facts": json.dumps(facts)})
+    with _writing(folder / _FILE, len(content)):
+        make_private_folder(folder)
+        write_atomically(folder / _FILE, content, private=True)
 
 
 def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -81,6 +83,17 @@ def restoring(folder: Path) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def _writing(path: Path, size: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(
+            f'"{path}" needs {size:,} bytes on the disk. Found: {error.strerror or error}. Make room there, '
+            "or name an --out elsewhere; a run that had begun goes on with --resume."
+        ) from error
+
+
 def move_checkpoint(folder: Path, to: Path) -> None:
     """Takes the place of what is there."""
     make_private_folder(to)
@@ -130,9 +143,11 @@ class MappedArray:
             raise RunFolderError(
                 f'"{path}" must hold {size:,} bytes, as the run had. It is missing or another size.'
             )
-        if fresh:
-            make_private_file(path)
-        self.array = np.memmap(path, dtype=kind, mode="w+" if fresh else "r+", shape=shape)
+        with _writing(path, size):
+            if fresh:
+                make_private_file(path)
+            reserve(path, size)
+        self.array = np.memmap(path, dtype=kind, mode="r+", shape=shape)
 
     def flush(self) -> None:
         self.array.flush()
