@@ -1,6 +1,10 @@
 """What the parties of a federation keep in files: there from the start, and never lost by accident."""
 
+import asyncio
 import io
+import os
+import signal
+import threading
 from copy import deepcopy
 from dataclasses import asdict
 
@@ -14,7 +18,7 @@ from vafl.build import make_client
 from vafl.config import from_document
 from vafl.errors import RunFolderError
 from vafl.federation.best import BestEmbedding
-from vafl.federation.client import ClientState, run_client
+from vafl.federation.client import ClientState, run_client, run_until_over
 from vafl.federation.server import ServerRun, ServerState
 from vafl.federation.terms import make_terms, require_same_run
 from vafl.observe.record import RunFolder
@@ -22,6 +26,7 @@ from vafl.plan import make_plan
 from vafl.protocol.messages import Request, Welcome
 from vafl.runtime.checkpoint import load_checkpoint
 from vafl.runtime.folders import HeldFolder
+from vafl.runtime.grpc.worker import Worker
 from vafl.runtime.simulator import Traffic
 from vafl.runtime.training import Point
 
@@ -160,6 +165,34 @@ def test_a_client_saves_itself_when_the_server_has_gone_back(tmp_path):
     client.receive(Welcome(0, 30, (0, 0)))
     state.save_if_due()
     assert load_checkpoint(tmp_path)[1]["iteration"] == 30
+
+
+class Busy:
+    """A federation's end whose turn takes long, so that its user presses Ctrl-C again."""
+
+    over = False
+
+    async def run(self):
+        worker = Worker(pytest.fail)
+        worker.do(self._turn)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await worker.stop()
+
+    def _turn(self):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            threading.Event().wait(0.2)
+        self.over = True
+
+
+def test_a_second_interrupt_does_not_end_a_client_amid_a_turn():
+    """Its state is saved next: a turn that goes on meanwhile would tear it."""
+    busy = Busy()
+    with pytest.raises(KeyboardInterrupt):
+        run_until_over(busy)
+    assert busy.over
 
 
 def moved(module):

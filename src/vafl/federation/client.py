@@ -168,13 +168,19 @@ def witness_of(config: Config, credentials: Credentials | None) -> CertificateWi
 
 
 def run_until_over(federation: FederationClient) -> str:
-    """Runs the event loop; a signal ends it after the turn under way. Gives the server's reason to end."""
+    """Runs the event loop; a signal ends it after the turn under way, however often it comes. Gives the
+    server's reason to end."""
     reasons: list[str] = []
 
     async def main() -> None:
         task = asyncio.ensure_future(federation.run())
+
+        def end() -> None:
+            if not task.cancelling():  # to cancel it again would end its wait for the turn
+                task.cancel()
+
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+            asyncio.get_running_loop().add_signal_handler(number, end)
         try:
             reasons.append(await task)
         except asyncio.CancelledError:
