@@ -5,7 +5,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PUBLIC, _PRIVATE, _PRIVATE_FOLDER = 0o666, 0o600, 0o700  # of which the umask takes away
@@ -21,6 +21,13 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
     """
     with _draft(path, content, _PRIVATE if private else _PUBLIC) as draft:
         draft.replace(path)
+    sync_folder(path.parent)
+
+
+def write_once(path: Path, content: bytes, *, private: bool = False) -> None:
+    """As `write_atomically`, but never in the place of a file that is there, made this very moment or not."""
+    with _draft(path, content, _PRIVATE if private else _PUBLIC) as draft, suppress(FileExistsError):
+        path.hardlink_to(draft)  # unlike a rename, this fails if the name is taken
     sync_folder(path.parent)
 
 

@@ -6,6 +6,7 @@ from vafl.config import from_document
 from vafl.errors import DataError, RunFolderError
 from vafl.federation.server import ServerState
 from vafl.plan import make_plan
+from vafl.privacy.labels import randomise
 from vafl.runtime.labels import draw_once
 
 TRUE = torch.arange(600) % 3
@@ -18,6 +19,20 @@ def test_labels_are_drawn_once_and_read_ever_after(tmp_path):
     assert torch.equal(draw_once(TRUE, 3, 1.0, "records", path), drawn)
     assert torch.equal(draw_once(TRUE.float(), 3, 1.0, "records", path), drawn.float())
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["labels.safetensors"]
+
+
+def test_two_servers_that_begin_together_train_on_one_draw(tmp_path, monkeypatch):
+    """Each would spend epsilon, and the file tell of one."""
+    path, others = tmp_path / "labels.safetensors", []
+
+    def drawn_meanwhile(*arguments):
+        monkeypatch.undo()
+        others.append(draw_once(TRUE, 3, 1.0, "records", path))
+        return randomise(*arguments)
+
+    monkeypatch.setattr("vafl.runtime.labels.randomise", drawn_meanwhile)
+    assert torch.equal(draw_once(TRUE, 3, 1.0, "records", path), others[0])
+    assert [entry.name for entry in tmp_path.iterdir()] == ["labels.safetensors"]
 
 
 @pytest.mark.parametrize("terms", [(2.0, "records"), (1.0, "others")])

@@ -8,7 +8,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from vafl.errors import DataError
-from vafl.files import write_atomically
+from vafl.files import write_once
 from vafl.privacy.labels import randomise
 
 
@@ -24,13 +24,13 @@ def draw_once(labels: Tensor, classes: int, epsilon: float, records: str, path: 
         DataError: the file was drawn for other records or another epsilon, or it is damaged.
     """
     terms = {"epsilon": epsilon, "classes": classes, "records": records, "rows": len(labels)}
-    if path is not None and path.is_file():
-        return _read(path, terms).to(labels.dtype)
-    drawn = randomise(labels, classes, epsilon)
-    if path is not None:
+    if path is None:
+        return randomise(labels, classes, epsilon)
+    if not path.is_file():
+        drawn = randomise(labels, classes, epsilon)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, save({"labels": drawn}, {"terms": json.dumps(terms)}), private=True)
-    return drawn
+        write_once(path, save({"labels": drawn}, {"terms": json.dumps(terms)}), private=True)
+    return _read(path, terms).to(labels.dtype)  # another server's, if it was quicker: ours nobody has seen
 
 
 def _read(path: Path, terms: dict[str, object]) -> Tensor:
