@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 
 import grpc
@@ -441,6 +441,52 @@ async def slow_way(address, seconds):
         yield "{}:{}".format(*listener.sockets[0].getsockname())
         for end in ends:
             end.close()
+
+
+@asynccontextmanager
+async def brittle_way(address):
+    """A way to `address`; gives where it begins, and what cuts it there, unnoticed at the other end."""
+    near, far = [], []
+
+    async def carry(reader, writer):
+        with suppress(ConnectionError):
+            while content := await reader.read(1 << 16):
+                writer.write(content)
+
+    async def accept(reader, writer):
+        onward, outward = await asyncio.open_connection(*address.split(":"))
+        near.append(writer)
+        far.append(outward)
+        await asyncio.gather(carry(reader, outward), carry(onward, writer))
+
+    def cut():
+        while near:
+            near.pop().transport.abort()
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as listener:
+        yield "{}:{}".format(*listener.sockets[0].getsockname()), cut
+        for end in (*near, *far):
+            end.close()
+
+
+def test_a_client_whose_way_was_cut_takes_its_own_place_before_the_server_has_noticed(caplog):
+    async def story():
+        async with (
+            served(stop={"updates": 1_000_000}) as federation,
+            dialled(federation, 1) as other,
+            brittle_way(federation.address) as (federation.address, cut),
+        ):
+            await other.say(Join(1))
+            running = asyncio.create_task(federation.client(0).run())
+            await until(lambda: federation.server.activations[0] >= 10)
+            cut()
+            await until(lambda: running.done() or caplog.text.count("client-1 is here again") == 1)
+            before = federation.server.activations[0]
+            await until(lambda: running.done() or federation.server.activations[0] >= before + 10)
+            federation.end.finish("enough")
+            return await running
+
+    assert within(30, story()) == "enough"
 
 
 def test_a_long_way_to_the_server_is_no_reason_to_give_up_a_handshake():
