@@ -423,6 +423,17 @@ def test_after_a_welcome_patience_rules_however_often_connections_are_closed():
         reach.judge(failed(CLOSED))
 
 
+def test_parties_that_disagree_on_the_largest_message_do_not_dial_for_ever():
+    async def story():
+        sections = {"schedule": {"batch_size": 64}, "network": {"largest_message": 1000}}
+        async with served(**sections) as federation, dialled(federation, 1) as other:
+            await other.say(Join(1))
+            with pytest.raises(RemoteFault, match="larger than max"):
+                await federation.client(0).run()
+
+    within(20, story())
+
+
 @asynccontextmanager
 async def slow_way(address, seconds):
     """A way to `address` on which everything takes so long, each way; gives where it begins."""

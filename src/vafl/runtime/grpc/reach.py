@@ -21,6 +21,7 @@ _FATAL = (
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,  # beyond the other end's largest_message, as it would be again
 )
 _CERTAIN = 5  # connections closed at once, one after the other, before the first welcome, are a refusal
 
