@@ -6,6 +6,7 @@ import sys
 import polars as pl
 import pytest
 
+from vafl.cli import main
 from vafl.data.alignment import Alignment
 from vafl.runtime.identity import issue, make_authority
 
@@ -75,7 +76,7 @@ def companies(tmp_path):
         process.communicate()
 
 
-def test_companies_that_share_nothing_but_an_address(companies):
+def test_companies_that_share_nothing_but_an_address(companies, capsys):
     ids = {
         "server": [f"{n:05}" for n in range(0, 10_200)],  # enough for worker processes
         "bank": [f"{n:05}" for n in range(10_199, 5_999, -1)],
@@ -92,6 +93,10 @@ def test_companies_that_share_nothing_but_an_address(companies):
     assert {own.token for own in found.values()} == {found["server"].token}
     for own in found.values():
         assert own.ids.to_list() == found["server"].ids.to_list()
-        assert own.classes == ("no", "yes")
+        assert (own.label, own.classes) == ("paid", ("no", "yes"))
     assert set(found["shop"].ids) == set.intersection(*map(set, ids.values()))
     assert "1,400 of 10,200 records are among the 1,400 rows" in ends["server"][1]
+    assert main(["data", str(companies.folder / "bank" / "run.toml")]) == 3
+    assert 'its column "paid" is called as the label is. Name it in tables.bank.ignore' in " ".join(
+        capsys.readouterr().err.split()
+    )

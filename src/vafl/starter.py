@@ -125,7 +125,7 @@ path = {path}
 id = {id}          # whose line it is: text or whole numbers{more}"""
 _FEATURES = """
 # features = ["*"]         # columns to use, by name or pattern; left out: all others
-# ignore = []              # columns not to use; `vafl data` shows what becomes of each
+{ignore}
 # categories = []          # columns of numbers that are names of categories"""
 
 
@@ -135,7 +135,7 @@ def starter_tables(tables: Mapping[str, Path], parties: Sequence[str], id_column
     Args:
         parties: all clients; none are those of `tables`.
         id_column: the id's name in every table; none is each table's first column.
-        label: the label's name in the server's table; none is its last column.
+        label: the label's name in the server's table; none is its last column. Clients do not use it.
 
     Raises:
         ConfigError, DataError: a table cannot be used.
@@ -147,21 +147,37 @@ def starter_tables(tables: Mapping[str, Path], parties: Sequence[str], id_column
             f'--parties names the clients, each once; "{LABEL_HOLDER}" is who holds the labels. Found '
             f"{', '.join(clients) or 'none'}, and a table of {', '.join(tables)}."
         )
-    sections = [_table_section(name, path, id_column, label) for name, path in tables.items()]
+    headers = {name: _header(path) for name, path in tables.items()}
+    if LABEL_HOLDER in tables:
+        label = label or headers[LABEL_HOLDER][1][-1]
+    elif label and not any(label in columns for _, columns in headers.values()):
+        raise DataError(
+            f'--label names the column to learn, which a client\'s table may have too. None has "{label}": '
+            "leave it out."
+        )
+    sections = [_table_section(name, path, *headers[name], id_column, label) for name, path in tables.items()]
     return _TABLES.format(parties=", ".join(map(json.dumps, clients)), tables="\n\n".join(sections))
 
 
-def _table_section(party: str, path: Path, id_column: str, label: str) -> str:
-    separator, columns = _header(path)
+_IGNORE_NONE = "# ignore = []              # columns not to use; `vafl data` shows what becomes of each"
+_IGNORE_LABEL = "ignore = [{label}]         # the label is no feature"
+
+
+def _table_section(
+    party: str, path: Path, separator: str, columns: Sequence[str], id_column: str, label: str
+) -> str:
     own = TableSettings(str(path), id_column or columns[0], separator=separator)
     lines = [] if separator == "," else [f"separator = {json.dumps(separator)}"]
     if party == LABEL_HOLDER:
-        own = replace(own, label=label or columns[-1])
+        own = replace(own, label=label)
         lines.append(f"label = {json.dumps(own.label)}              # the column to learn")
     Table(party, own).ids()  # whatever is wrong with the file is said now
     names = {"path": json.dumps(str(path.resolve())), "id": json.dumps(own.id)}
     section = _SECTION.format(party=party, more="".join(f"\n{line}" for line in lines), **names)
-    return section if party == LABEL_HOLDER else section + _FEATURES
+    if party == LABEL_HOLDER:
+        return section
+    ignore = _IGNORE_LABEL.format(label=json.dumps(label)) if label in columns else _IGNORE_NONE
+    return section + _FEATURES.format(ignore=ignore)
 
 
 def _header(path: Path) -> tuple[str, list[str]]:

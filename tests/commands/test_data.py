@@ -1,7 +1,9 @@
 """`vafl init --table` and `vafl data`: from a party's file to a configuration, and what it will mean."""
 
 import json
+from pathlib import Path
 
+import polars as pl
 import pytest
 import tomli_w
 from tests.companies import document, write_companies
@@ -35,6 +37,24 @@ def test_a_company_begins_with_its_file_and_sees_what_becomes_of_it(folder, caps
     assert (bank["records"], bank["features"], bank["aligned"]) == (320, 6, False)
     use = {column["name"]: column["use"] for column in bank["columns"]}
     assert use == {"person": "dropped", "income": "number", "age": "number", "job": "category"}
+
+
+def test_the_label_holder_that_is_a_client_too_says_so_and_learns_from_its_other_columns(
+    folder, monkeypatch, capsys
+):
+    monkeypatch.chdir(folder)
+    people = pl.read_csv("labels.csv")
+    people.with_columns(age=pl.int_range(people.height)).select("person", "age", "repaid").write_csv("l.csv")
+    parties = ["--parties", "bank,lender", "--label", "repaid"]
+    for name in ("server", "lender"):
+        assert main(["init", *parties, "--table", f"{name}=l.csv", "--out", f"{name}.toml"]) == 0
+    assert read_config(Path("lender.toml")).tables["lender"].ignore == ("repaid",)
+    capsys.readouterr()
+    assert main(["data", "lender.toml", "--json"]) == 0
+    (lender,) = json.loads(capsys.readouterr().out)["parties"]
+    assert [own["name"] for own in lender["columns"] if own["features"]] == ["age"]
+    assert main(["init", *parties, "--table", "bank=bank.csv", "--out", "bank.toml"]) == 3
+    assert 'None has "repaid": leave it out' in " ".join(capsys.readouterr().err.split())
 
 
 def test_all_tables_on_one_machine_are_shown_as_a_run_would_use_them(folder, capsys):

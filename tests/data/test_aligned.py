@@ -119,6 +119,18 @@ def test_the_label_is_no_feature_of_the_label_holders_own_client(folder):
     assert load(config).parties[0].encoder.names == ["x"]
 
 
+def test_a_clients_copy_of_the_label_is_refused_by_its_name(folder):
+    bank = pl.read_csv(folder / "bank.csv")
+    bank.join(pl.read_csv(folder / "labels.csv"), on="person").write_csv(folder / "bank.csv")
+    config = configuration(folder)
+    align(config)
+    for party in (None, "bank"):
+        with pytest.raises(DataError, match=r'"repaid" is called as the label is.*tables\.bank\.ignore'):
+            load(config, party)
+    ignoring = replace(config.tables["bank"], ignore=("repaid",))
+    assert load_tables(config.data, {**config.tables, "bank": ignoring}, 0).parties[0].encoder
+
+
 def test_rows_are_split_by_the_seed(folder):
     settings = DataSettings(name="tables", parties=("a",), test_fraction=0.25, validation_fraction=0.25)
     one, other = Split.of(100, settings, 1), Split.of(100, settings, 2)

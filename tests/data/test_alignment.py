@@ -16,6 +16,7 @@ def alignment(**changes):
         "ids": pl.Series("id", ["b", "007", "ü"]),
         "numbers": np.array([0, 3, 4]),
         "holders": {"bank": pl.Series([True, False, True])},
+        "label": "paid",
     }
     return Alignment(**{**whole, **changes})
 
@@ -25,7 +26,7 @@ def test_it_reads_back_as_it_was_written(tmp_path, classes):
     written = alignment(classes=classes)
     written.write(tmp_path / "a.parquet")
     found = Alignment.read(tmp_path / "a.parquet")
-    assert (found.token, found.rows, found.classes) == (TOKEN, 5, classes)
+    assert (found.token, found.rows, found.classes, found.label) == (TOKEN, 5, classes, "paid")
     assert found.ids.to_list() == ["b", "007", "ü"]
     assert found.numbers.tolist() == [0, 3, 4]
     assert {name: held.to_list() for name, held in found.holders.items()} == {"bank": [True, False, True]}
@@ -76,10 +77,10 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     whole = path.read_bytes()
     pl.DataFrame({"id": ["a"], "row": [0]}).write_parquet(tmp_path / "foreign.parquet")
     junk = [whole[:50], whole[:-10], b"", b"junk" * 100, (tmp_path / "foreign.parquet").read_bytes()]
-    facts = '{"version": %s, "token": "%s", "rows": %s, "classes": null}'
-    for version, rows in ((1, 5), (2, '"5"'), (2, 1)):
+    facts = '{"version": %s, "token": "%s", "rows": %s, "label": %s, "classes": null}'
+    for version, rows, label in ((2, 2, '""'), (3, '"5"', '""'), (3, 1, '""'), (3, 2, 1)):
         table = pl.DataFrame({"id": ["a", "b"], "row": [0, 1]})
-        table.write_parquet(path, metadata={"vafl.alignment": facts % (version, TOKEN, rows)})
+        table.write_parquet(path, metadata={"vafl.alignment": facts % (version, TOKEN, rows, label)})
         junk.append(path.read_bytes())
     for content in junk:
         path.write_bytes(content)

@@ -13,7 +13,7 @@ from rich.table import Table as Grid
 
 from vafl.commands.configured import add_config_options, as_json, overrides
 from vafl.config import Config, read_config
-from vafl.data.aligned import Split, find_alignments
+from vafl.data.aligned import Split, check_label_unused, find_alignments
 from vafl.data.alignment import Alignment
 from vafl.data.fitting import ColumnReport, fit
 from vafl.data.labels import label_classes, read_labels
@@ -82,6 +82,7 @@ def preview(config: Config, name: str) -> Preview:
     if alignment is None:
         wanted, trained = pl.DataFrame({"id": records, POSITION: np.arange(len(records))}), len(records)
     else:
+        check_label_unused(table, alignment)
         split = Split.of(alignment.rows, config.data, config.seed)
         wanted, trained = split.wanted(alignment), split.train
     training = wanted.filter(pl.col(POSITION) < trained)

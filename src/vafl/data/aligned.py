@@ -113,6 +113,7 @@ def load_party(
 ) -> tuple[Party, list[ColumnReport]]:
     """A client's features of all rows, encoded by its own training rows; and what became of its columns."""
     table = open_table(tables, name)
+    check_label_unused(table, alignment)
     wanted = split.wanted(alignment)
     training = wanted.filter(pl.col(POSITION) < split.train)
     if not training.height:
@@ -125,6 +126,18 @@ def load_party(
         flags_absent=settings.records == "labelled",
     )
     return _encoded(table, encoder, wanted, split), report
+
+
+def check_label_unused(table: Table, alignment: Alignment) -> None:
+    """Raises DataError if a feature is called as the label: the label holder's client may have its file.
+
+    The name is all that a client can know of the label, so nobody finds it under another.
+    """
+    if alignment.label and alignment.label in table.features:
+        raise DataError(
+            f'"{table.path}": the label must be no feature, and its column "{alignment.label}" is called as '
+            f"the label is. Name it in tables.{table.party}.ignore; if it means something else, rename it."
+        )
 
 
 def _encoded(table: Table, encoder: Encoder, wanted: pl.DataFrame, split: Split) -> Party:
@@ -227,7 +240,10 @@ def join(settings: DataSettings, tables: Mapping[str, TableSettings]) -> Alignme
     token = hashlib.sha256("\n".join(rows).encode()).hexdigest()[:32]
     order = np.random.Generator(np.random.Philox(int(token, 16))).permutation(len(rows))
     numbered = pl.DataFrame({"id": rows, "row": order})
-    aligned = {name: _numbered(own, numbered, token, classes) for name, own in ids.items()}
+    label = tables[LABEL_HOLDER].label
+    aligned = {
+        name: replace(_numbered(own, numbered, token, classes), label=label) for name, own in ids.items()
+    }
     whole = aligned[LABEL_HOLDER]
     holders = {name: pl.Series(np.isin(whole.numbers, aligned[name].numbers)) for name in settings.parties}
     return aligned | {LABEL_HOLDER: replace(whole, holders=holders)}

@@ -19,7 +19,7 @@ from vafl.errors import DataError
 from vafl.files import write_atomically
 
 _KEY = "vafl.alignment"
-_VERSION = 2
+_VERSION = 3
 _HELD = "held by "  # before a client's name: a column
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
@@ -35,6 +35,7 @@ class Alignment:
         ids: this party's records that are rows, canonical text.
         numbers: int64, their row numbers, ascending.
         holders: at the label holder, client -> [ids], which of these records it has too.
+        label: the name of the label column, which is no feature of anybody's; empty without labels.
     """
 
     token: str
@@ -43,6 +44,7 @@ class Alignment:
     ids: pl.Series
     numbers: npt.NDArray[np.int64]
     holders: Mapping[str, pl.Series] = field(default_factory=dict)
+    label: str = ""
 
     def __post_init__(self) -> None:
         if not _TOKEN.fullmatch(self.token):
@@ -67,7 +69,13 @@ class Alignment:
     def write(self, path: Path) -> None:
         """As one Parquet file, for its owner's eyes only: the old one or the new one is there, whatever
         happens."""
-        facts = {"version": _VERSION, "token": self.token, "rows": self.rows, "classes": self.classes}
+        facts = {
+            "version": _VERSION,
+            "token": self.token,
+            "rows": self.rows,
+            "label": self.label,
+            "classes": self.classes,
+        }
         content = BytesIO()
         held = {_HELD + name: own for name, own in self.holders.items()}
         table = pl.DataFrame({"id": self.ids, "row": self.numbers, **held})
@@ -88,13 +96,14 @@ class Alignment:
             )
         try:
             facts = json.loads(pl.read_parquet_metadata(path)[_KEY])
-            version, token, rows, classes = (facts[name] for name in ("version", "token", "rows", "classes"))
-            if version != _VERSION or type(token) is not str or type(rows) is not int:
-                raise DataError(f"version {_VERSION} with a token and rows is needed. Found {facts}.")
+            named = ("version", "token", "rows", "label", "classes")
+            version, token, rows, label, classes = (facts[name] for name in named)
+            if version != _VERSION or (type(token), type(rows), type(label)) != (str, int, str):
+                raise DataError(f"version {_VERSION} with token, rows and label is needed. Found {facts}.")
             table = pl.read_parquet(path)
             names = None if classes is None else tuple(map(str, classes))
             held = {name.removeprefix(_HELD): table[name] for name in table.columns if name.startswith(_HELD)}
-            return cls(token, rows, names, table["id"], table["row"].to_numpy(), held)
+            return cls(token, rows, names, table["id"], table["row"].to_numpy(), held, label)
         except (pl.exceptions.PolarsError, OSError, KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f'"{path}" must be an alignment that `vafl align` wrote. {error} Run `vafl align` again.'

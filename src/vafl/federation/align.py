@@ -53,7 +53,8 @@ def align_party(
         if party == SERVER:
             classes = label_classes(table, config.data.task) if table.settings.label else None
             server = AlignmentServer(
-                ids, classes, terms, config.network, credentials, workers, progress, keep
+                *(ids, classes, terms, config.network, credentials, workers, progress, keep),
+                label=table.settings.label,
             )
             found = _run(server.serve(listening, watch))
         else:

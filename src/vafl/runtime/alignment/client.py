@@ -161,7 +161,7 @@ class AlignmentClient:
 
     async def _receive(self, line: Line, body: bytes, order: Places) -> Alignment:
         """The rows that are this party's, checked as if anybody had sent them."""
-        facts = unpack_facts(body, token=str, rows=int, classes=list, own=int)
+        facts = unpack_facts(body, token=str, rows=int, label=str, classes=list, own=int)
         rows, own = facts["rows"], facts["own"]
         if not 0 <= own <= len(order) or (self._terms.records == "common" and own != rows):
             raise InvalidMessage(f"of {rows:,} rows, {own:,} cannot be those of {len(order):,} ids.")
@@ -175,7 +175,7 @@ class AlignmentClient:
         ids = self._ids.gather(order[places[by_number]])
         try:
             names = tuple(map(str, facts["classes"])) or None
-            return Alignment(facts["token"], rows, names, ids, numbers[by_number])
+            return Alignment(facts["token"], rows, names, ids, numbers[by_number], label=facts["label"])
         except DataError as error:
             raise InvalidMessage(str(error)) from error
 

@@ -61,6 +61,7 @@ class AlignmentServer:
         terms: what every party must have set alike; its parties are the clients.
         workers: processes that compute.
         keep: makes the server's own alignment durable, before any client does so with its.
+        label: the name of the label column, which no client may have among its features.
     """
 
     def __init__(
@@ -73,8 +74,9 @@ class AlignmentServer:
         workers: int,
         progress: Progress,
         keep: Callable[[Alignment], None],
+        label: str = "",
     ) -> None:
-        self._ids, self._classes, self._terms = ids, classes, terms
+        self._ids, self._classes, self._label, self._terms = ids, classes, label, terms
         self._settings, self._credentials = settings, credentials
         self._workers, self._progress, self._keep = workers, progress, keep
         self._clients: dict[str, _Client] = {}
@@ -282,7 +284,7 @@ class AlignmentServer:
         rows = len(chosen)
         holders = {party: pl.Series(np.isin(order, places)) for party, (places, _) in matches.items()}
         ids = self._ids.gather(order)
-        return Alignment(token, rows, self._classes, ids, np.arange(rows), holders), numbers
+        return Alignment(token, rows, self._classes, ids, np.arange(rows), holders, self._label), numbers
 
     async def _tell(
         self, alignment: Alignment, numbers: Places, party: str, match: tuple[Places, Places]
@@ -293,6 +295,7 @@ class AlignmentServer:
         facts = {
             "token": alignment.token,
             "rows": alignment.rows,
+            "label": alignment.label,
             "classes": list(alignment.classes or ()),
             "own": len(order),
         }
