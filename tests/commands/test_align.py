@@ -100,3 +100,12 @@ def test_everybody_on_one_machine(capsys, folder):
     assert sorted(bank.ids) == ["1", "2", "3"]
     assert bank.ids.to_list() == server.ids.to_list()
     assert pl.read_parquet(folder / "bank.alignment.parquet").columns == ["id", "row"]
+
+
+def test_a_file_that_is_no_alignment_is_never_replaced_by_one(capsys, folder):
+    table = (folder / "labels.csv").read_bytes()
+    for who in (["--all"], ["--party", "server"]):
+        words = refused(capsys, folder, *who, "--set", f"tables.server.alignment={folder / 'labels.csv'}")
+        assert words[0] == 3
+        assert "written in the place of no other file" in words[1]
+    assert (folder / "labels.csv").read_bytes() == table

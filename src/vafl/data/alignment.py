@@ -110,6 +110,23 @@ class Alignment:
             ) from error
 
 
+def check_replaceable(path: Path) -> None:
+    """Raises DataError if a file is there that `vafl align` never wrote: a party's table, say."""
+    if path.exists() and not _is_alignment(path):
+        raise DataError(
+            f'an alignment is written in the place of no other file. Found "{path}", which is none. Name '
+            "another file in tables.NAME.alignment, or move this one away."
+        )
+
+
+def _is_alignment(path: Path) -> bool:
+    """Of whatever version, whole or not."""
+    try:
+        return _KEY in pl.read_parquet_metadata(path)
+    except (pl.exceptions.PolarsError, OSError):
+        return False
+
+
 def _are_rows(numbers: npt.NDArray[np.int64], rows: int) -> bool:
     if numbers.dtype != np.int64 or numbers.ndim != 1:
         return False
