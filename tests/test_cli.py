@@ -215,6 +215,43 @@ def test_init_writes_a_config_that_runs(tmp_path, capsys):
     assert main(["init", str(tmp_path / "none.csv"), "--out", str(tmp_path / "x.toml")]) == 3
 
 
+PRICES = [(n % 7, n % 5, "ab"[n % 2], 1000 + n * n) for n in range(60)]
+
+
+def written(path, header, rows, mark=","):
+    path.write_text("\n".join(mark.join(map(str, row)) for row in (header, *rows)))
+    return str(path)
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_init_says_what_it_decided_and_what_it_left_out(tmp_path, capsys, mark):
+    rows = [("NA", *row[1:]) if n == 3 else row for n, row in enumerate(PRICES)]
+    table = written(tmp_path / "houses.csv", ("rooms", "floors", "street", "price"), rows, mark)
+    assert main(["init", table, "--clients", "1", "--out", str(tmp_path / "h.toml")]) == 0
+    said = capsys.readouterr().out
+    assert 'rooms is ignored: 1 of 60 values are missing or no numbers, such as "NA"' in said
+    assert 'street is ignored: it is text, such as "a"' in said
+    assert '"price" is what is learnt, by regression: it has 60 different values' in said
+    data = tomllib.loads((tmp_path / "h.toml").read_text())["data"]
+    assert (data["task"], data["ignore"]) == ("regression", ["rooms", "street"])
+    assert (
+        main(["run", str(tmp_path / "h.toml"), "--out", str(tmp_path / "run"), "--set", "stop.updates=20"])
+        == 0
+    )
+    assert main(["init", table, "--out", str(tmp_path / "two.toml")]) == 3
+    assert "1 columns of numbers" in capsys.readouterr().err
+
+
+def test_init_refuses_a_file_that_is_not_utf_8(tmp_path, capsys):
+    path = tmp_path / "old.csv"
+    for content in ("größe,b,y\n1,2,0\n2,3,1\n", "a,b,y\n1,größe,0\n2,3,1\n"):
+        path.write_bytes(content.encode("latin-1"))
+        for given in ([str(path)], ["--table", f"bank={path}", "--id", "b"]):
+            assert main(["init", *given, "--out", str(tmp_path / "x.toml")]) == 3
+            assert "UTF-8" in capsys.readouterr().err
+    assert not (tmp_path / "x.toml").exists()
+
+
 def test_init_without_a_file_runs_digits(tmp_path):
     out = tmp_path / "digits.toml"
     assert main(["init", "--out", str(out)]) == 0

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # Modules of vafl.commands, and what each is for:
 _LARGER = {
+    "init": "write a commented starter configuration",
     "align": "find the parties' common records, privately, before a run",
     "certs": "make an authority and the certificates of the parties",
     "data": "what a run will use of the parties' tables, and how",
@@ -101,22 +102,6 @@ def _parser(asked: str) -> argparse.ArgumentParser:
     )
     comparison.add_argument("--json", action="store_true", help="print JSON instead of a table")
     comparison.set_defaults(command=_compare)
-
-    init = commands.add_parser("init", help="write a commented starter configuration")
-    init.add_argument("csv", type=Path, nargs="?", help="your CSV file (default: scikit-learn's digits)")
-    init.add_argument("--label", default="", help="its label column (default: the last)")
-    init.add_argument("--clients", type=int, default=2)
-    init.add_argument(
-        *("--table", "-t"),
-        action="append",
-        default=[],
-        metavar="PARTY=FILE",
-        help='a party\'s own table, repeatable; the party "server" holds the labels',
-    )
-    init.add_argument("--parties", default="", help="all clients, as bank,shop (default: those with a table)")
-    init.add_argument("--id", default="", help="the tables' id column (default: the first)")
-    init.add_argument("--out", type=Path, default=Path("vafl.toml"))
-    init.set_defaults(command=_init)
 
     demonstration = commands.add_parser("demo", help="digits over four clients, under every rule")
     demonstration.add_argument("--out", type=Path, default=Path("build/demo"))
@@ -228,32 +213,6 @@ def _compare(options: argparse.Namespace, console: "Console") -> None:
     else:
         console.print(table(lines, metrics.pop(), target))
         console.print(f"plots: {', '.join(map(str, plots))}")
-
-
-def _init(options: argparse.Namespace, console: "Console") -> None:
-    from vafl.starter import starter_config, starter_tables
-
-    if options.clients < 1:
-        raise ConfigError(f"--clients must be 1 or more. Found {options.clients}.")
-    if options.out.exists():
-        raise ConfigError(f'"{options.out}" exists and is left as it is. Name another --out.')
-    if options.table:
-        parties = [name for name in options.parties.split(",") if name]
-        text = starter_tables(_tables(options.table), parties, options.id, options.label)
-        then = "vafl data"
-    else:
-        text, then = starter_config(options.csv, options.label, options.clients), "vafl run"
-    options.out.write_text(text, encoding="utf-8")
-    console.print(f"wrote {options.out}; now: {then} {options.out}")
-
-
-def _tables(given: Sequence[str]) -> dict[str, Path]:
-    """Party -> file."""
-    pairs = [text.partition("=") for text in given]
-    for party, equals, file in pairs:
-        if not (party and equals and file):
-            raise ConfigError(f'--table takes PARTY=FILE. Found "{party}{equals}{file}".')
-    return {party: Path(file) for party, _, file in pairs}
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import polars as pl
 
+from vafl.data.csv_files import read_csv, read_header
 from vafl.data.settings import LABEL_HOLDER, TableSettings
-from vafl.data.tables import SEPARATORS, Table
+from vafl.data.tables import Table
 from vafl.errors import ConfigError, DataError
 
 _TEMPLATE = """# A vafl run. A key left out keeps its default; the resolved file is saved with the result.
@@ -52,30 +53,46 @@ every = 50
 """
 
 
-def starter_config(csv: Path | None, label: str, clients: int) -> str:
-    """A configuration that runs: for the user's CSV, or for scikit-learn's digits without one."""
-    if csv is None:
-        return _TEMPLATE.format(data='name = "digits"', partition=f"clients = {clients}")
-    numeric, other = _columns(csv)
-    label = label or [*numeric, *other][-1]
-    if label not in (*numeric, *other):
-        known = ", ".join([*numeric, *other][:20])
-        raise DataError(f'"{csv}" has no column "{label}". Its columns: {known}.')
-    ignored = [name for name in other if name != label]
-    features = [name for name in numeric if name != label]
+_MOST_NUMBERED_CLASSES = 20  # numbers of more different values are measured, not numbers of classes
+
+
+def starter_digits(clients: int) -> str:
+    """A configuration that runs without a file: scikit-learn's digits."""
+    return _TEMPLATE.format(data='name = "digits"', partition=f"clients = {clients}")
+
+
+def starter_csv(csv: Path, label: str, clients: int) -> tuple[str, list[str]]:
+    """A configuration that runs for the user's CSV, and what was decided for the user to know.
+
+    Args:
+        label: none is the last column.
+    """
+    if not csv.is_file():
+        raise DataError(f'vafl init needs a CSV file. Found nothing at "{csv}".')
+    table = read_csv(csv)
+    label = label or table.columns[-1]
+    if label not in table.columns:
+        raise DataError(f'"{csv}" has no column "{label}". Its columns: {", ".join(table.columns[:20])}.')
+    reasons = {own.name: _unusable(own) for own in table if own.name != label}
+    features = [name for name, why in reasons.items() if not why]
+    ignored = {name: why for name, why in reasons.items() if why}
+    notes = [f"{name} is ignored: {why}" for name, why in ignored.items()]
     if len(features) < clients:
         raise DataError(
-            f'"{csv}" has {len(features)} numeric feature columns, too few for {clients} clients. '
-            "Lower --clients, or encode its text columns as numbers."
+            f'"{csv}" has {len(features)} columns of numbers beside its label "{label}", too few for '
+            f"{clients} clients. Lower --clients, or make more of them. {'. '.join(notes[:5])}"
         )
+    values, tasks = table[label].n_unique(), ["classification", "regression"]
+    task, other = reversed(tasks) if _is_measured(table[label]) else tasks
+    notes.append(f'"{label}" is what is learnt, by {task}: it has {values:,} different values')
     data = [
         'name = "csv"',
         f"path = {json.dumps(str(csv.resolve()))}",
         f"label = {json.dumps(label)}",
-        f"ignore = [{', '.join(map(json.dumps, ignored))}]  # text columns: encode them to use them",
-        'task = "classification"  # or "regression"',
+        f"ignore = [{', '.join(map(json.dumps, ignored))}]  # text, or values are missing: no numbers to use",
+        f'task = "{task}"  # or "{other}"; the label has {values:,} different values',
     ]
-    return _TEMPLATE.format(data="\n".join(data), partition=_groups(features, clients))
+    return _TEMPLATE.format(data="\n".join(data), partition=_groups(features, clients)), notes
 
 
 _TABLES = """# A vafl run on the parties' own tables. Every party has a file like this one, the same but for
@@ -181,26 +198,33 @@ def _table_section(
 
 
 def _header(path: Path) -> tuple[str, list[str]]:
-    """The separator that a CSV's first line seems to have, and the names of the columns."""
+    """The separator and the columns of a party's file."""
     if not path.is_file():
         raise DataError(f'a table must be a CSV or Parquet file. Found nothing at "{path}".')
     try:
         if path.suffix == ".parquet":
             return ",", pl.scan_parquet(path).collect_schema().names()
-        found = [pl.scan_csv(path, infer_schema=False, separator=mark) for mark in SEPARATORS]
-        names = {mark: lines.collect_schema().names() for mark, lines in zip(SEPARATORS, found, strict=True)}
-        return max(names.items(), key=lambda pair: len(pair[1]))
+        return read_header(path)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(f'"{path}" must be a CSV or Parquet file. {error}') from error
 
 
-def _columns(csv: Path) -> tuple[list[str], list[str]]:
-    try:
-        schema = pl.scan_csv(csv, infer_schema_length=10_000).collect_schema()
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise DataError(f'"{csv}" must be a CSV file with a header line. {error}') from error
-    numeric = [name for name, kind in schema.items() if kind.is_numeric() or kind == pl.Boolean]
-    return numeric, [name for name in schema.names() if name not in numeric]
+def _unusable(column: pl.Series) -> str:
+    """Why a CSV's column cannot be a feature as it is; empty if it can."""
+    numbers = column.cast(pl.Float64, strict=False)
+    lacking = column.filter(~numbers.is_finite().fill_null(value=False))
+    if not len(lacking):
+        return ""
+    shown = lacking.drop_nulls()
+    such = f', such as "{str(shown[0])[:20]}"' if len(shown) else ""
+    if len(lacking) > len(column) / 2 and len(shown):
+        return f"it is text{such}. Encode it as numbers to use it"
+    return f"{len(lacking):,} of {len(column):,} values are missing or no numbers{such}. Fill them to use it"
+
+
+def _is_measured(label: pl.Series) -> bool:
+    """Whether a label is a measurement rather than the number of a class."""
+    return label.dtype.is_numeric() and label.n_unique() > _MOST_NUMBERED_CLASSES
 
 
 def _groups(features: list[str], clients: int) -> str:

@@ -17,6 +17,7 @@ import polars as pl
 from vafl.data.adult import load_adult
 from vafl.data.cifar10 import load_cifar10
 from vafl.data.credit_default import load_credit_default
+from vafl.data.csv_files import read_csv
 from vafl.data.dataset import Array, Dataset, digest_records, encode_labels, split_rows
 from vafl.data.mimic3 import load_mimic3
 from vafl.data.modelnet40 import load_modelnet40
@@ -72,10 +73,7 @@ def _load_csv(settings: DataSettings, seed: int) -> Dataset:
     path = Path(settings.path)
     if not path.is_file():
         raise DataError(f'data.path must be a CSV file. Found nothing at "{path}".')
-    try:
-        table = pl.read_csv(path, infer_schema_length=None)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise DataError(f'"{path}" must be a CSV with a header line. {error}') from error
+    table = read_csv(path)
     for name in (settings.label, *settings.ignore):
         if name not in table.columns:
             near = get_close_matches(name, table.columns, 1)

@@ -13,6 +13,7 @@ from pathlib import Path
 import polars as pl
 
 from vafl.data.columns import match_columns
+from vafl.data.csv_files import SEPARATORS, check_utf8
 from vafl.data.ids import canonical_ids
 from vafl.data.settings import LABEL_HOLDER, TableSettings
 from vafl.errors import DataError
@@ -22,7 +23,6 @@ _ID = "vafl id"
 _PARQUET = b"PAR1"
 _BATCH = 65_536  # lines in memory at once, fewer where there are many columns
 _CELLS = 4_000_000
-SEPARATORS = (",", ";", "\t", "|")
 
 
 class Table:
@@ -42,6 +42,8 @@ class Table:
             self.is_parquet = self.path.suffix == ".parquet" or self._first_bytes(4) == _PARQUET
             self._lines = self._scan()
             self.schema = dict(self._lines.collect_schema())
+        if not self.is_parquet:
+            check_utf8(self.schema, self.path)
         for name in (settings.id, *([settings.label] if settings.label else ())):
             self._check_column(name)
 
