@@ -1,6 +1,7 @@
 """The commented starter configurations that `vafl init` writes."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +54,7 @@ every = 50
 """
 
 
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
 _MOST_NUMBERED_CLASSES = 20  # numbers of more different values are measured, not numbers of classes
 
 
@@ -87,9 +89,9 @@ def starter_csv(csv: Path, label: str, clients: int) -> tuple[str, list[str]]:
     notes.append(f'"{label}" is what is learnt, by {task}: it has {values:,} different values')
     data = [
         'name = "csv"',
-        f"path = {json.dumps(str(csv.resolve()))}",
-        f"label = {json.dumps(label)}",
-        f"ignore = [{', '.join(map(json.dumps, ignored))}]  # text, or values are missing: no numbers to use",
+        f"path = {_quoted(str(csv.resolve()))}",
+        f"label = {_quoted(label)}",
+        f"ignore = [{', '.join(map(_quoted, ignored))}]  # text, or values are missing: no numbers to use",
         f'task = "{task}"  # or "{other}"; the label has {values:,} different values',
     ]
     return _TEMPLATE.format(data="\n".join(data), partition=_groups(features, clients)), notes
@@ -173,7 +175,7 @@ def starter_tables(tables: Mapping[str, Path], parties: Sequence[str], id_column
             "leave it out."
         )
     sections = [_table_section(name, path, *headers[name], id_column, label) for name, path in tables.items()]
-    return _TABLES.format(parties=", ".join(map(json.dumps, clients)), tables="\n\n".join(sections))
+    return _TABLES.format(parties=", ".join(map(_quoted, clients)), tables="\n\n".join(sections))
 
 
 _IGNORE_NONE = "# ignore = []              # columns not to use; `vafl data` shows what becomes of each"
@@ -184,17 +186,27 @@ def _table_section(
     party: str, path: Path, separator: str, columns: Sequence[str], id_column: str, label: str
 ) -> str:
     own = TableSettings(str(path), id_column or columns[0], separator=separator)
-    lines = [] if separator == "," else [f"separator = {json.dumps(separator)}"]
+    lines = [] if separator == "," else [f"separator = {_quoted(separator)}"]
     if party == LABEL_HOLDER:
         own = replace(own, label=label)
-        lines.append(f"label = {json.dumps(own.label)}              # the column to learn")
+        lines.append(f"label = {_quoted(own.label)}              # the column to learn")
     Table(party, own).ids()  # whatever is wrong with the file is said now
-    names = {"path": json.dumps(str(path.resolve())), "id": json.dumps(own.id)}
-    section = _SECTION.format(party=party, more="".join(f"\n{line}" for line in lines), **names)
+    names = {"path": _quoted(str(path.resolve())), "id": _quoted(own.id)}
+    section = _SECTION.format(party=_key(party), more="".join(f"\n{line}" for line in lines), **names)
     if party == LABEL_HOLDER:
         return section
-    ignore = _IGNORE_LABEL.format(label=json.dumps(label)) if label in columns else _IGNORE_NONE
+    ignore = _IGNORE_LABEL.format(label=_quoted(label)) if label in columns else _IGNORE_NONE
     return section + _FEATURES.format(ignore=ignore)
+
+
+def _key(name: str) -> str:
+    """A name as one key of TOML, though it may have dots."""
+    return name if _BARE.fullmatch(name) else _quoted(name)
+
+
+def _quoted(text: str) -> str:
+    """As TOML writes text; it knows no pairs of \\u for one character, as JSON does."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _header(path: Path) -> tuple[str, list[str]]:
@@ -234,6 +246,6 @@ def _groups(features: list[str], clients: int) -> str:
     start = 0
     for number in range(clients):
         end = start + size + (number < extra)
-        lines.append(f"client-{number + 1} = [{', '.join(map(json.dumps, features[start:end]))}]")
+        lines.append(f"client-{number + 1} = [{', '.join(map(_quoted, features[start:end]))}]")
         start = end
     return "\n".join(lines)

@@ -72,6 +72,15 @@ def test_all_tables_on_one_machine_are_shown_as_a_run_would_use_them(folder, cap
     assert main(["run", str(path), "--out", str(folder / "run"), "--set", "stop.updates=20"]) == 0
 
 
+def test_names_are_written_as_toml_has_them(folder):
+    path = folder / "run.toml"
+    (folder / "bank.csv").rename(folder / "größe 😀.csv")
+    table = f"north.bank={folder / 'größe 😀.csv'}"
+    assert main(["init", "--table", table, "--parties", "north.bank, shop", "--out", str(path)]) == 0
+    assert read_config(path).tables["north.bank"].path.endswith("größe 😀.csv")
+    assert read_config(path).data.parties == ("north.bank", "shop")
+
+
 def test_another_separator_is_noticed(folder):
     (folder / "bank.csv").write_text((folder / "bank.csv").read_text().replace(",", ";"))
     options = ["--parties", "bank,shop", "--table", f"bank={folder / 'bank.csv'}"]
@@ -87,6 +96,15 @@ def test_another_separator_is_noticed(folder):
         (["--table", "bank=missing.csv"], 3, "Found nothing at"),
         (["--table", "bank=junk.csv", "--id", "person"], 3, "junk.csv"),
         (["--table", "bank=twice.csv"], 3, "must be unique"),
+        (["--table", "Müller=bank.csv"], 2, "a party's name must be"),
+        (["--table", "b ank=bank.csv"], 2, "a party's name must be"),
+        (["--table", "bank=bank.csv", "--parties", "bank,a/b"], 2, "a party's name must be"),
+        (["--table", "bank=bank.csv", "--table", "bank=labels.csv"], 2, "each party once"),
+        (["--table", "bank=bank.csv", "labels.csv"], 2, 'Found "labels.csv" beside it'),
+        (["--table", "bank=bank.csv", "--clients", "3"], 2, "Found --clients 3 beside it"),
+        (["--parties", "bank,shop"], 2, "Found --parties bank,shop without --table"),
+        (["labels.csv", "--id", "person"], 2, "Found --id person without --table"),
+        (["--label", "repaid"], 2, 'Found "repaid" and no file'),
     ],
 )
 def test_a_file_that_cannot_be_used_leaves_nothing_behind(

@@ -8,7 +8,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from vafl.errors import ConfigError
+from vafl.runtime.identity import check_party
 from vafl.starter import starter_csv, starter_digits, starter_tables
+
+_CLIENTS = 2
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +22,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default="",
         help="the label column (default: the last of the CSV, or of the server's table); clients ignore it",
     )
-    parser.add_argument("--clients", type=int, default=2)
+    parser.add_argument(
+        "--clients", type=int, help="among how many a CSV's columns are shared out (default: 2)"
+    )
     parser.add_argument(
         *("--table", "-t"),
         action="append",
@@ -37,23 +42,42 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def init(options: argparse.Namespace, console: Console) -> None:
     """Writes the configuration, and says what was decided."""
-    if options.clients < 1:
+    if options.clients is not None and options.clients < 1:
         raise ConfigError(f"--clients must be 1 or more. Found {options.clients}.")
     if options.out.exists():
         raise ConfigError(f'"{options.out}" exists and is left as it is. Name another --out.')
+    _refuse_unused(options)
     notes: list[str] = []
     then = "vafl data" if options.table else "vafl run"
     if options.table:
-        parties = [name for name in options.parties.split(",") if name]
+        parties = [check_party(name.strip()) for name in options.parties.split(",") if name]
         text = starter_tables(_tables(options.table), parties, options.id, options.label)
     elif options.csv:
-        text, notes = starter_csv(options.csv, options.label, options.clients)
+        text, notes = starter_csv(options.csv, options.label, options.clients or _CLIENTS)
     else:
-        text = starter_digits(options.clients)
+        text = starter_digits(options.clients or _CLIENTS)
     options.out.write_text(text, encoding="utf-8")
     for note in notes:
         console.print(escape(note), highlight=False, soft_wrap=True)
     console.print(f"wrote {options.out}; now: {then} {options.out}")
+
+
+def _refuse_unused(options: argparse.Namespace) -> None:
+    """Options that the file written would say nothing of are refused, with what was meant instead."""
+    if options.table and (options.csv or options.clients):
+        found = f'"{options.csv}"' if options.csv else f"--clients {options.clients}"
+        raise ConfigError(
+            f"--table names every client's file. Found {found} beside it. Name each as --table PARTY=FILE, "
+            "or leave out --table."
+        )
+    if not options.table and (options.parties or options.id):
+        found = f"--parties {options.parties}" if options.parties else f"--id {options.id}"
+        raise ConfigError(
+            f"--parties and --id are for tables of parties. Found {found} without --table. Add --table "
+            "PARTY=FILE for the file at hand, or leave it out."
+        )
+    if options.label and not (options.table or options.csv):
+        raise ConfigError(f'--label is a column of a file. Found "{options.label}" and no file. Name one.')
 
 
 def _tables(given: Sequence[str]) -> dict[str, Path]:
@@ -62,4 +86,7 @@ def _tables(given: Sequence[str]) -> dict[str, Path]:
     for party, equals, file in pairs:
         if not (party and equals and file):
             raise ConfigError(f'--table takes PARTY=FILE. Found "{party}{equals}{file}".')
-    return {party: Path(file) for party, _, file in pairs}
+        check_party(party)
+    if len(tables := {party: Path(file) for party, _, file in pairs}) < len(pairs):
+        raise ConfigError(f"--table takes each party once. Found {', '.join(given)}. Join its files first.")
+    return tables
