@@ -89,6 +89,17 @@ def test_names_and_types_that_mean_nothing_to_a_model_are_dropped(tmp_path):
         fit(Table("bank", TableSettings(str(tmp_path / "t.parquet"), "id", ignore=("x",))), lines(*range(99)))
 
 
+def test_dates_written_as_text_and_columns_without_a_name_are_left_out(tmp_path):
+    rows = [f"{n},{n},2020-01-{n % 28 + 1:02},2020-01-{n % 3 + 1:02}T08:00:00Z,{n % 7}\n" for n in range(100)]
+    content = ",id,day,time,x\n" + "".join(rows)
+    encoder, reports = fit(table(tmp_path, content), lines(*range(100)))
+    assert encoder.names == ["x"]
+    why = {report.name: report.why for report in reports}
+    assert why["day"] == why["time"] == "dates: write numbers, or name it in categories"
+    assert why[""] == "it has no name: an index?"
+    assert len(fit(table(tmp_path, content, categories=("time",)), lines(*range(100)))[0].names) == 4
+
+
 def test_numbers_and_categories_mean_the_same_in_both_formats(tmp_path):
     generator = np.random.default_rng(0)
     kinds = [None if kind == 3 else float(kind) for kind in generator.integers(0, 4, 200)]

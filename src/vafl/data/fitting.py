@@ -20,6 +20,8 @@ from vafl.data.tables import Table
 from vafl.errors import DataError
 
 _ARE_NUMBERS = 0.95  # of a text column's values: then it is one of numbers, and the rest count as missing
+_ARE_DATES = 0.95  # likewise
+_DATE = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}.*)?$"
 _MOST_DISTINCT = 10_000  # a column with more different names is not counted any further
 
 
@@ -93,6 +95,12 @@ class Profile:
     @property
     def is_numeric(self) -> bool:
         return self.numbers >= _ARE_NUMBERS * self.present
+
+    @property
+    def is_dated(self) -> bool:
+        """Whether text is ISO 8601's dates, with a time or without, which a Parquet file has a type for."""
+        dates = self.counts.filter(pl.col("name").str.contains(_DATE))["count"].sum()
+        return not self.uncountable and dates >= _ARE_DATES * self.present
 
     @property
     def distinct(self) -> str:
@@ -171,6 +179,8 @@ def _decide(
                 f"it in tables.{table.party}.ignore."
             )
         return report("number", "as it is, 0 where missing", 1), NumberColumn(name, 0.0, 0.0, 1.0, False)
+    if not named and not numeric and profile.present and profile.is_dated:
+        return report("dropped", "dates: write numbers, or name it in categories"), None
     if why := _useless(profile, numeric, table.settings.most_categories):
         return report("dropped", why), None
     if numeric:
@@ -183,6 +193,8 @@ def _decide(
 def _not_asked_for(table: Table, name: str) -> str:
     if name == table.settings.id:
         return "the id"
+    if not name:
+        return "it has no name: an index?"
     if name == table.settings.label:
         return "the label"
     if name not in table.features:

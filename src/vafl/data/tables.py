@@ -68,11 +68,9 @@ class Table:
 
     @cached_property
     def features(self) -> list[str]:
-        """The columns that the settings ask for."""
-        settings, kept = (
-            self.settings,
-            [n for n in self.schema if n not in (self.settings.id, self.settings.label)],
-        )
+        """The columns that the settings ask for; never one without a name, as pandas writes its index."""
+        settings = self.settings
+        kept = [name for name in self.schema if name and name not in (settings.id, settings.label)]
         chosen = self.matching(kept, "features") if settings.features else kept
         ignored = set(self.matching(list(self.schema), "ignore"))
         return [name for name in chosen if name not in ignored]
