@@ -240,6 +240,13 @@ def test_init_says_what_it_decided_and_what_it_left_out(tmp_path, capsys, mark):
     )
     assert main(["init", table, "--out", str(tmp_path / "two.toml")]) == 3
     assert "1 columns of numbers" in capsys.readouterr().err
+    assert (
+        main(["init", table, "--label", "floors", "--clients", "1", "--out", str(tmp_path / "f.toml")]) == 0
+    )
+    assert tomllib.loads((tmp_path / "f.toml").read_text())["data"]["task"] == "classification"
+    gap = written(tmp_path / "gap.csv", ("rooms", "price"), [("1", "NA"), *(row[::3] for row in PRICES)])
+    assert main(["init", gap, "--clients", "1", "--out", str(tmp_path / "two.toml")]) == 3
+    assert 'In "price", 1 of 61 values are missing or no numbers, such as "NA"' in capsys.readouterr().err
 
 
 def test_init_refuses_a_file_that_is_not_utf_8(tmp_path, capsys):

@@ -79,13 +79,16 @@ def starter_csv(csv: Path, label: str, clients: int) -> tuple[str, list[str]]:
     features = [name for name, why in reasons.items() if not why]
     ignored = {name: why for name, why in reasons.items() if why}
     notes = [f"{name} is ignored: {why}" for name, why in ignored.items()]
+    notes += ["To use what is ignored, encode text as numbers and fill what is missing"] * bool(ignored)
     if len(features) < clients:
         raise DataError(
             f'"{csv}" has {len(features)} columns of numbers beside its label "{label}", too few for '
-            f"{clients} clients. Lower --clients, or make more of them. {'. '.join(notes[:5])}"
+            f"{clients} clients. Lower --clients, or make more of them. {'. '.join(notes[-5:])}"
         )
     values, tasks = table[label].n_unique(), ["classification", "regression"]
-    task, other = reversed(tasks) if _is_measured(table[label]) else tasks
+    if measured := _is_measured(table[label]):
+        _check_measured(table[label], csv)
+    task, other = reversed(tasks) if measured else tasks
     notes.append(f'"{label}" is what is learnt, by {task}: it has {values:,} different values')
     data = [
         'name = "csv"',
@@ -153,7 +156,7 @@ def starter_tables(tables: Mapping[str, Path], parties: Sequence[str], id_column
 
     Args:
         parties: all clients; none are those of `tables`.
-        id_column: the id's name in every table; none is each table's first column.
+        id_column: the id's name in every table; none is each table's first column that has a name.
         label: the label's name in the server's table; none is its last column. Clients do not use it.
 
     Raises:
@@ -185,7 +188,7 @@ _IGNORE_LABEL = "ignore = [{label}]         # the label is no feature"
 def _table_section(
     party: str, path: Path, separator: str, columns: Sequence[str], id_column: str, label: str
 ) -> str:
-    own = TableSettings(str(path), id_column or columns[0], separator=separator)
+    own = TableSettings(str(path), id_column or next(filter(None, columns), ""), separator=separator)
     lines = [] if separator == "," else [f"separator = {_quoted(separator)}"]
     if party == LABEL_HOLDER:
         own = replace(own, label=label)
@@ -226,17 +229,25 @@ def _unusable(column: pl.Series) -> str:
     numbers = column.cast(pl.Float64, strict=False)
     lacking = column.filter(~numbers.is_finite().fill_null(value=False))
     if not len(lacking):
-        return ""
+        return "" if column.dtype.is_numeric() or column.dtype == pl.Boolean else "it is text"
     shown = lacking.drop_nulls()
     such = f', such as "{str(shown[0])[:20]}"' if len(shown) else ""
     if len(lacking) > len(column) / 2 and len(shown):
-        return f"it is text{such}. Encode it as numbers to use it"
-    return f"{len(lacking):,} of {len(column):,} values are missing or no numbers{such}. Fill them to use it"
+        return f"it is text{such}"
+    return f"{len(lacking):,} of {len(column):,} values are missing or no numbers{such}"
+
+
+def _check_measured(label: pl.Series, csv: Path) -> None:
+    if why := _unusable(label):
+        raise DataError(
+            f'"{csv}": every label must be a number, or there must be few. In "{label.name}", {why}. '
+            "Drop those lines."
+        )
 
 
 def _is_measured(label: pl.Series) -> bool:
     """Whether a label is a measurement rather than the number of a class."""
-    return label.dtype.is_numeric() and label.n_unique() > _MOST_NUMBERED_CLASSES
+    return label.cast(pl.Float64, strict=False).n_unique() > _MOST_NUMBERED_CLASSES
 
 
 def _groups(features: list[str], clients: int) -> str:

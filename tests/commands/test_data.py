@@ -88,6 +88,13 @@ def test_another_separator_is_noticed(folder):
     assert read_config(folder / "run.toml").tables["bank"].separator == ";"
 
 
+def test_the_index_that_pandas_writes_is_not_taken_for_the_id(folder):
+    pl.read_csv(folder / "bank.csv").with_row_index("").write_csv(folder / "bank.csv")
+    options = ["--parties", "bank,shop", "--table", f"bank={folder / 'bank.csv'}"]
+    assert main(["init", *options, "--out", str(folder / "run.toml")]) == 0
+    assert read_config(folder / "run.toml").tables["bank"].id == "person"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
