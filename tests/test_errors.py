@@ -12,8 +12,9 @@ from vafl import errors
         (errors.Diverged, 4, errors.RunError),
         (errors.Stalled, 4, errors.RunError),
         (errors.RunFolderError, 5, OSError),
-        (errors.RemoteFault, 1, errors.VaflError),
-        (errors.InvalidMessage, 1, errors.RemoteFault),
+        (errors.RemoteFault, 7, errors.VaflError),
+        (errors.InvalidMessage, 7, errors.RemoteFault),
+        (errors.Unauthenticated, 7, errors.RemoteFault),
     ],
 )
 def test_every_error_has_its_place_and_its_exit_code(kind, code, also):

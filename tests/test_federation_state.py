@@ -68,9 +68,9 @@ def resume_client(config, path):
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"seed": 7}, "record_digest"),  # the same sizes, but other rows
+        ({"seed": 7}, "Different: seed 0 then, 7 now"),  # the same sizes, but other rows
         ({"partition": {"clients": 3}}, "clients 2 then, 3 now"),
-        ({"schedule": {"batch_size": 7}}, "schedule_digest"),
+        ({"schedule": {"batch_size": 7}}, r"Different: schedule.batch_size 32 then, 7 now"),
         ({"model": {"embedding": "mlp", "head": "linear", "width": 3}}, r"Resume with the \[model\]"),
     ],
 )
@@ -86,7 +86,8 @@ def test_a_run_is_resumed_on_its_own_terms_or_left_as_it_is(tmp_path, kept, resu
 def test_what_may_change_at_a_resume(tmp_path):
     kept_by_a_server(tmp_path)
     network = {"address": "127.0.0.1:9", "encoding": "int8", "patience": 9.0, **LOOPBACK}
-    other = {"stop": {"updates": 9, "seconds": 8.0}, "evaluation": {"every": 6}}
+    training = {"optimiser": {"step_size": 0.01}, "rule": {"when_unanswered": "use"}}
+    other = {"stop": {"updates": 9, "seconds": 8.0}, "evaluation": {"every": 6}, **training}
     plan = make_plan(from_document({**DOCUMENT, "network": network, **other}))
     require_same_run(tmp_path / "state" / "server", make_terms(plan))
 

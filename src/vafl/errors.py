@@ -9,7 +9,7 @@
     │   └── Stalled            nothing can happen any more, and why
     ├── AuditFailed          more leaks than the accountant says          exit code 6
     ├── RunFolderError       a run folder is missing, damaged or taken       exit code 5
-    └── RemoteFault          the other party broke the protocol
+    └── RemoteFault          the other party refused us, or broke a rule  exit code 7
         ├── InvalidMessage     a message that was refused; no state changed
         └── Unauthenticated    it has not proved who it is
 
@@ -66,7 +66,9 @@ class RunFolderError(VaflError, OSError):
 
 
 class RemoteFault(VaflError):
-    """The other party broke the protocol: its fault, not ours."""
+    """The other party refused this one, and why; or it broke the protocol: its fault, not ours."""
+
+    exit_code = 7
 
 
 class InvalidMessage(RemoteFault, ValueError):

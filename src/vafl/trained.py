@@ -22,7 +22,7 @@ from vafl.protocol.table import FOREVER, EmbeddingTable
 from vafl.runtime.identity import SERVER
 
 MODELS = "models"  # in a run folder: one folder for each party's model
-_SPLIT = ("test_fraction", "validation_fraction")
+SPLIT = ("test_fraction", "validation_fraction")
 _ROWS = 65_536  # summed at once: bounds memory
 _OWN_WAYS: dict[str, tuple[str, ...]] = {  # need not be the same everywhere and always
     "data": ("path", "folder"),
@@ -150,7 +150,7 @@ def shared_settings(config: Config) -> dict[str, Any]:
     document, tables = config.document(), config.data.name == "tables"
     shared: dict[str, Any] = {} if tables else {"seed": config.seed}
     for section in ("data", "partition", "model", "privacy"):
-        own = _OWN_WAYS[section] + (_SPLIT if tables else ())
+        own = _OWN_WAYS[section] + (SPLIT if tables else ())
         shared[section] = {key: value for key, value in document[section].items() if key not in own}
     shared["privacy"]["mode"] = config.privacy.kind
     return shared

@@ -85,7 +85,6 @@ class Deployed:
             clients=len(manifest.parties),
             schedule_digest="prediction",
             encoding=config.network.encoding,
-            secure_sum=config.privacy.secure_sum,
             model=f"{manifest.config_digest} of run {manifest.run}",
         )
 

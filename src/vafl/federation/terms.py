@@ -1,7 +1,8 @@
 """The terms that a party brings to a run, for all to agree on."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from vafl.build import make_schedule, widths
 from vafl.config import Config
@@ -9,9 +10,11 @@ from vafl.errors import RunFolderError
 from vafl.plan import Plan
 from vafl.runtime.checkpoint import load_facts
 from vafl.runtime.codec import Codec
-from vafl.runtime.grpc.wire import PROTOCOL, Terms, schedule_digest
+from vafl.runtime.grpc.wire import PROTOCOL, Terms, differing, schedule_digest, settled
+from vafl.trained import SPLIT, shared_settings
 
-_NETWORK_TERMS = ("protocol", "encoding")
+_TRAINING = ("rule", "schedule", "optimiser")
+_AGREED_ANEW = ("protocol", "encoding", "rule.", "optimiser.", "stop.")
 STATE = "state"  # in a run folder: each party's own folder for what it must not forget
 
 
@@ -28,25 +31,26 @@ def rows_at_once(config: Config, width: int) -> int:
 
 def require_same_run(folder: Path, terms: Terms) -> None:
     """Raises RunFolderError unless the checkpoint there is of a run on these terms: what it holds means other
-    rows, or other clients, elsewhere. The network's terms may change: those parties agree on anew."""
-    before = load_facts(folder).get("terms", {})
-    now = {name: value for name, value in asdict(terms).items() if name not in _NETWORK_TERMS}
-    differing = [
-        f"{name} {before.get(name)!r} then, {now[name]!r} now"
-        for name in now
-        if before.get(name) != now[name]
-    ]
-    if differing:
+    rows, clients or models elsewhere. The network, and how training goes on, may change: on those the parties
+    agree anew."""
+    facts = load_facts(folder).get("terms", {})
+    before = facts.pop("settings", {}) | {name: repr(value) for name, value in facts.items()}
+    kept, now = (
+        {name: value for name, value in entries.items() if not name.startswith(_AGREED_ANEW)}
+        for entries in (before, terms.entries())
+    )
+    if found := differing(kept, now):
+        differences = "; ".join(f"{name} {then} then, {value} now" for name, then, value in found)
         raise RunFolderError(
-            f'--resume goes on with the run in "{folder}", on its terms. Different: {"; ".join(differing)}. '
-            "Resume with the seed, the data, the clients and the schedule that it began with, or begin anew: "
-            "--overwrite, or another --out. Nothing was changed."
+            f'--resume goes on with the run in "{folder}", on its terms. Different: {differences}. '
+            "Resume with the [model], the seed, the data, the clients, the schedule and the privacy that it "
+            "began with, or begin anew: --overwrite, or another --out. Nothing was changed."
         )
 
 
 def make_terms(plan: Plan) -> Terms:
     """What the parties of this run must agree on, as this party sees it."""
-    config, clients = plan.config, len(plan.data.parties)
+    config, clients = over_network(plan.config), len(plan.data.parties)
     schedules = [make_schedule(config, plan.data.rows, index) for index in range(clients)]
     return Terms(
         protocol=PROTOCOL,
@@ -57,5 +61,14 @@ def make_terms(plan: Plan) -> Terms:
         clients=clients,
         schedule_digest=schedule_digest(schedules) if config.schedule.seed == "shared" else "private",
         encoding=config.network.encoding,
-        secure_sum=config.privacy.secure_sum,
+        settings=settled(_common(config)),
     )
+
+
+def _common(config: Config) -> dict[str, Any]:
+    """The sections that must be the same at all parties, without what in them is each one's own affair: the
+    model's, and what decides who steps when, how, and which model is kept in the end."""
+    document = config.document()
+    common = shared_settings(config) | {name: document[name] for name in ("seed", *_TRAINING)}
+    split = {name: document["data"][name] for name in SPLIT}
+    return common | {"data": common["data"] | split, "stop": {"patience": config.stop.patience}}

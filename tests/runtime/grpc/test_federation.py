@@ -154,7 +154,7 @@ def test_other_terms_are_refused_with_the_difference(caplog):
         serving = asyncio.create_task(federation.serve())
         await federation.listening.wait()
         wrong = Terms(**{**federation.terms.__dict__, "run_id": "another", "records": 7})
-        with pytest.raises(RemoteFault, match="run_id 'vafl' here, 'another' there; records"):
+        with pytest.raises(RemoteFault, match="run_id 'vafl' at the server, 'another' at the client; rec"):
             await federation.client(0, wrong).run()
         federation.end.finish("enough")
         await serving
@@ -164,6 +164,52 @@ def test_other_terms_are_refused_with_the_difference(caplog):
         federation = within(30, story())
     assert "refused from client-1" in caplog.text
     assert federation.server.activations == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"optimiser": {"step_size": 50.0}}, "optimiser.step_size 0.1 at the server, 50.0 at the client."),
+        ({"model": {"embedding": "mlp"}}, 'model.embedding "linear" at the server, "mlp" at the client.'),
+        (
+            {"schedule": {"refresh": "none"}},
+            'schedule.refresh "lookahead" at the server, "none" at the client.',
+        ),
+        ({"schedule": {"batch_size": 7}}, "schedule.batch_size 16 at the server, 7 at the client."),
+        ({"rule": {"order": "query-first"}}, 'rule.order "upload-first" at the server, "query-first" at '),
+        ({"rule": {"name": "sync"}}, 'rule.name "async" at the server, "sync" at the client'),
+        ({"seed": 5}, "seed 0 at the server, 5 at the client."),
+        (
+            {"privacy": {"mode": "embed_only"}},
+            'privacy.mode "none" at the server, "embed_only" at the client.',
+        ),
+        (
+            {"data": {"validation_fraction": 0.2}, "stop": {"patience": 3}},
+            "stop.patience 0 at the server, 3 at the client.",
+        ),
+    ],
+)
+def test_a_client_that_is_configured_otherwise_is_told_what_to_change(other, said):
+    def terms(**changes):
+        return make_terms(make_plan(configuration(**changes)))
+
+    found = Terms.from_bytes(terms().to_bytes()).difference(terms(**other)) + "."
+    assert said in found
+    assert "digest" not in found
+
+
+def test_what_is_a_partys_own_affair_may_differ():
+    own = {
+        "threads": 2,
+        "model": {"metric": "loss"},
+        "privacy": {"ledger": "elsewhere", "delta": 1e-6},
+        "labels": {"gradient_clip": 1.0},
+        "network": {"patience": 9.0, "heartbeat": 2.0, "checkpoint_every": 3},
+        "stop": {"updates": 9},
+        "evaluation": {"every": 7},
+    }
+    terms = make_terms(make_plan(configuration()))
+    assert terms.difference(make_terms(make_plan(configuration(**own)))) == ""
 
 
 def test_a_stranger_is_refused():

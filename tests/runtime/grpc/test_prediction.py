@@ -188,5 +188,5 @@ def test_other_settings_and_others_models_are_refused(tmp_path):
             end.finish("the test is over")
             await serving
 
-    with pytest.raises(RemoteFault, match=r"Different: model '.* of run .*' here"):
+    with pytest.raises(RemoteFault, match=r"Different: model '.* of run .*' at the server"):
         within(20, join())

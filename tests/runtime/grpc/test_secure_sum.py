@@ -120,7 +120,7 @@ def test_parties_must_agree_whether_to_mask():
             )
         )
         plain.address = federation.address
-        with pytest.raises(RemoteFault, match=r"Different: secure_sum True here, False there"):
+        with pytest.raises(RemoteFault, match=r"privacy\.secure_sum true at the server, false at the client"):
             await plain.client(0).run()
         serving.cancel()
 

@@ -1,15 +1,16 @@
 """The terms of a run and the settings of the network: what is agreed, and what is refused."""
 
 import dataclasses
+import json
 
 import pytest
 
 from vafl.errors import ConfigError, InvalidMessage
 from vafl.protocol.schedule import BatchSchedule
-from vafl.runtime.grpc.wire import Terms, schedule_digest
+from vafl.runtime.grpc.wire import PROTOCOL, Terms, schedule_digest, settled
 from vafl.runtime.settings import NetworkSettings
 
-TERMS = Terms(1, "run", 100, "abc", 3, 2, "def", "float32", False)
+TERMS = Terms(1, "run", 100, "abc", 3, 2, "def", "float32", {"rule.t": "2"})
 
 
 def test_terms_survive_the_way():
@@ -17,11 +18,35 @@ def test_terms_survive_the_way():
     assert TERMS.difference(TERMS) == ""
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Terms)])
+@pytest.mark.parametrize(
+    "field", [field.name for field in dataclasses.fields(Terms) if field.name != "settings"]
+)
 def test_every_difference_is_named(field):
     value = getattr(TERMS, field)
     other = dataclasses.replace(TERMS, **{field: value + 1 if isinstance(value, int) else value + "x"})
-    assert TERMS.difference(other).startswith(f"{field} {value!r} here")
+    assert TERMS.difference(other).startswith(f"{field} {value!r} at the server")
+
+
+def test_digests_are_shown_where_nothing_else_says_what_differs():
+    other = dataclasses.replace(TERMS, record_digest="x", schedule_digest="y", settings={"rule.t": "3"})
+    assert TERMS.difference(other) == "rule.t 2 at the server, 3 at the client"
+    alone = dataclasses.replace(TERMS, record_digest="x")
+    assert TERMS.difference(alone) == "record_digest 'abc' at the server, 'x' at the client"
+
+
+def test_long_settings_are_told_apart_and_fit():
+    groups = {f"party-{number}": [f"column-{place}" for place in range(99)] for number in range(64)}
+    long, other = (settled({"partition": {"groups": {**groups, "z": ends}}}) for ends in (["a"], ["b"]))
+    assert long != other
+    terms = dataclasses.replace(TERMS, settings={f"section.{n}": long["partition.groups"] for n in range(50)})
+    assert Terms.from_bytes(terms.to_bytes()) == terms
+    assert len(terms.difference(TERMS)) <= 1000
+
+
+def test_another_versions_terms_are_said_to_be_that():
+    before = {**dataclasses.asdict(TERMS), "protocol": 2, "secure_sum": False}
+    with pytest.raises(InvalidMessage, match=f"as protocol {PROTOCOL} has them.* same version of vafl"):
+        Terms.from_bytes(json.dumps(before).encode())
 
 
 @pytest.mark.parametrize(
@@ -37,6 +62,8 @@ def test_terms_of_the_wrong_types_are_refused():
     wrong = TERMS.to_bytes().replace(b'"records": 100', b'"records": "100"')
     with pytest.raises(InvalidMessage, match="records in the terms must be int"):
         Terms.from_bytes(wrong)
+    with pytest.raises(InvalidMessage, match="settings in the terms must be text"):
+        Terms.from_bytes(TERMS.to_bytes().replace(b'"rule.t": "2"', b'"rule.t": 2'))
 
 
 def test_schedules_are_told_apart_by_what_they_deal_out():

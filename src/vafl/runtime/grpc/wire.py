@@ -7,9 +7,9 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Coroutine
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Coroutine, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, get_origin, get_type_hints
 
 from vafl.errors import InvalidMessage
 from vafl.protocol.schedule import BatchSchedule
@@ -19,9 +19,10 @@ SERVICE = "vafl.Federation"
 METHOD = "Stream"
 PATH = f"/{SERVICE}/{METHOD}"
 CLAIM = "vafl-party"  # metadata: who the client says it is
-PROTOCOL = 2
-LARGEST_TERMS = 4096
+PROTOCOL = 3
+LARGEST_TERMS = 16_384
 _LONGEST_REASON = 1000
+_LONGEST_SETTING = 120
 MANY_VIOLATIONS = 100
 
 
@@ -30,6 +31,7 @@ class Terms:
     """What a joining party proves it agrees on.
 
     Attributes:
+        settings: dotted name -> value, as `settled` writes them; none where `model` says it all.
         model: which trained model is used; empty while one is trained.
     """
 
@@ -41,7 +43,7 @@ class Terms:
     clients: int
     schedule_digest: str
     encoding: str
-    secure_sum: bool
+    settings: dict[str, str] = field(default_factory=dict)
     model: str = ""
 
     def to_bytes(self) -> bytes:
@@ -56,21 +58,48 @@ class Terms:
             values = json.loads(content)
             terms = cls(**values)
         except (ValueError, TypeError, RecursionError) as error:
-            raise InvalidMessage("a stream begins with the run's terms. Found something else.") from error
-        for name, kind in cls.__annotations__.items():
+            raise InvalidMessage(
+                f"a stream begins with the run's terms, as protocol {PROTOCOL} has them. Found something "
+                "else. Use the same version of vafl at every party."
+            ) from error
+        for name, hint in get_type_hints(cls).items():
+            kind = get_origin(hint) or hint
             if type(getattr(terms, name)) is not kind:
                 raise InvalidMessage(f"{name} in the terms must be {kind.__name__}.")
+        if not all(type(value) is str for value in terms.settings.values()):
+            raise InvalidMessage("settings in the terms must be text.")
         return terms
 
+    def entries(self) -> dict[str, str]:
+        """Every term and setting by its name, as it is shown."""
+        own = {name: repr(value) for name, value in vars(self).items() if name != "settings"}
+        return own | self.settings
+
     def difference(self, other: "Terms") -> str:
-        """The terms that differ, in words; empty if none do."""
-        mine, theirs = asdict(self), asdict(other)
-        parts = [
-            f"{name} {mine[name]!r} here, {theirs[name]!r} there"
-            for name in mine
-            if mine[name] != theirs[name]
-        ]
-        return "; ".join(parts)
+        """The terms that differ, in words; empty if none do. `self` are the server's."""
+        found = differing(self.entries(), other.entries())
+        return printable("; ".join(f"{name} {a} at the server, {b} at the client" for name, a, b in found))
+
+
+def differing(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """(name, value, other value) of the terms that are not equal; digests, which tell nobody what to do about
+    it, only where nothing else shows why they differ."""
+    names = dict.fromkeys([*ours, *theirs])
+    found = [(name, ours.get(name, "nothing"), theirs.get(name, "nothing")) for name in names]
+    found = [entry for entry in found if entry[1] != entry[2]]
+    return [entry for entry in found if not entry[0].endswith("_digest")] or found
+
+
+def settled(sections: Mapping[str, Any]) -> dict[str, str]:
+    """Settings by dotted name, as text: of a long one its beginning, and a digest of the whole."""
+    flat: dict[str, str] = {}
+    for section, values in sections.items():
+        for name, value in values.items() if isinstance(values, dict) else [("", values)]:
+            text = json.dumps(value, sort_keys=True)
+            if len(text) > _LONGEST_SETTING:
+                text = f"{text[:_LONGEST_SETTING]}... ({hashlib.sha256(text.encode()).hexdigest()[:16]})"
+            flat[f"{section}.{name}".removesuffix(".")] = text
+    return flat
 
 
 def schedule_digest(schedules: list[BatchSchedule]) -> str:
