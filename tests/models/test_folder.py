@@ -55,6 +55,13 @@ def test_a_crash_between_the_two_files_is_noticed(folder):
         ("format", FORMAT + 1, rf"is of format {FORMAT + 1}, by vafl .* reads format {FORMAT}"),
         ("outputs", "two", "damaged: outputs must be a whole number"),
         ("colour", "red", "damaged: .*colour"),
+        ("classes", ["yes", "no"], r"damaged: manifest\.toml is not as it was written"),
+        (
+            "schema",
+            {"columns": ["age", "town", "income"]},
+            r"damaged: manifest\.toml is not as it was written",
+        ),
+        ("digest", "", r"damaged: manifest\.toml is not as it was written"),
     ],
 )
 def test_a_manifest_that_says_something_else_is_refused(folder, entry, value, message):

@@ -2,6 +2,9 @@
 
 FOLDER/model.safetensors   the parameters
 FOLDER/manifest.toml       versions, shapes, the settings all parties share, how raw columns become features
+
+The manifest has digests of the parameters and of itself: a change by accident is noticed. Whoever changes it
+on purpose can write new digests too.
 """
 
 import hashlib
@@ -22,8 +25,9 @@ from torch import Tensor, nn
 from vafl.errors import RunFolderError
 from vafl.files import write_atomically
 
-FORMAT = 1
+FORMAT = 2
 TENSORS, MANIFEST = "model.safetensors", "manifest.toml"
+_DIGEST = "digest"  # in the manifest: of all its other entries
 DEFAULT = "default."  # before a party's name: what stands in for its embedding while it cannot answer
 _ENTRIES = {dict: "a section", list: "a list", str: "text", int: "a whole number"}
 
@@ -75,7 +79,7 @@ class Manifest:
     @property
     def config_digest(self) -> str:
         """Tells shared settings apart at a glance."""
-        return hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()[:16]
+        return _entries_digest(self.settings)[:16]
 
     @property
     def size(self) -> int:
@@ -144,6 +148,7 @@ def write_model(
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / TENSORS, content)
     entries = {entry.name: getattr(manifest, entry.name) for entry in fields(manifest)}
+    entries[_DIGEST] = _entries_digest(entries)
     ordered = sorted(entries.items(), key=lambda item: isinstance(item[1], dict))  # TOML: sections last
     write_atomically(folder / MANIFEST, tomli_w.dumps(dict(ordered)).encode())
 
@@ -167,17 +172,23 @@ def read_model(folder: Path) -> StoredModel:
     if document.get("format") != FORMAT:
         raise RunFolderError(
             f'the model in "{folder}" is of format {document.get("format")}, by vafl {document.get("vafl")}. '
-            f"This is vafl {version('vafl')}, which reads format {FORMAT}: use the version that made it."
+            f"This is vafl {version('vafl')}, which reads format {FORMAT}: use the version "
+            "that made it, or train again."
         )
     try:
+        digest = document.pop(_DIGEST, "")
         manifest = Manifest(**document)
+        if _entries_digest(document) != digest:
+            raise ValueError(f"{MANIFEST} is not as it was written")
         if _digest(content) != manifest.parameters:
             raise ValueError(f"{TENSORS} is not the one that {MANIFEST} was written for")
         tensors = load(content)
         if {name: list(tensor.shape) for name, tensor in tensors.items()} != manifest.shapes:
             raise ValueError(f"{TENSORS} does not hold the shapes of {MANIFEST}")
     except (TypeError, ValueError, SafetensorError) as error:
-        raise RunFolderError(f'the model in "{folder}" is damaged: {error}.') from error
+        raise RunFolderError(
+            f'the model in "{folder}" is damaged: {error}. Bring it back as the run left it, or train again.'
+        ) from error
     return StoredModel(folder, manifest, tensors)
 
 
@@ -199,3 +210,8 @@ def _short(value: Any) -> str:
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def _entries_digest(entries: Mapping[str, Any]) -> str:
+    """Of what the entries say, however the file is laid out."""
+    return _digest(json.dumps(entries, sort_keys=True).encode())
