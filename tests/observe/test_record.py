@@ -70,3 +70,48 @@ def test_a_folder_that_is_refused_is_not_touched(tmp_path):
         with pytest.raises(RunFolderError, match="Name another --out"):
             RunFolder(tmp_path, overwrite=overwrite)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.doc"]
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (
+            ["models/precious.bin", "logs/app.log", "config.toml"],
+            r"holds models/precious\.bin, which no run wrote",
+        ),
+        (
+            ["logs/app.log", "config.toml", "history.jsonl"],
+            "neither a run.s .lock nor its history of evaluations",
+        ),
+        ([".lock", "config.toml", "models/mine/model.safetensors/deep"], "which no run wrote"),
+        ([".lock", "models/bank/notes.txt"], r"holds models/bank/notes\.txt, which no run wrote"),
+    ],
+)
+def test_overwrite_takes_nothing_that_no_run_wrote(tmp_path, names, said):
+    """Others too name their folders models and logs."""
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("precious\n")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(RunFolderError, match=said):
+        RunFolder(tmp_path, overwrite=True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_link_is_followed_by_no_overwrite(tmp_path):
+    with RunFolder(tmp_path / "run") as folder:
+        folder.begin("")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run" / "models" / "bank").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunFolderError, match="holds models/bank, which no run wrote"):
+        RunFolder(tmp_path / "run", overwrite=True)
+
+
+def test_a_run_that_crashed_or_was_written_before_there_was_a_lock_is_replaced(tmp_path):
+    with RunFolder(tmp_path) as folder:
+        folder.begin("")
+        folder.append(point(0))
+    (tmp_path / "config.toml.0123456789abcdef.part").touch()
+    (tmp_path / ".lock").unlink()
+    with RunFolder(tmp_path, overwrite=True):
+        assert [entry.name for entry in tmp_path.iterdir()] == [".lock"]

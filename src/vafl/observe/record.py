@@ -10,10 +10,12 @@ DIR/*.png, *.svg     plots
 import json
 import os
 import platform
+import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +27,20 @@ from vafl.runtime.training import Point
 LEDGERS = "privacy"  # of clients that really uploaded: never removed
 SIMULATED_LEDGERS = "privacy-simulated"
 ALIGNMENTS = "alignments"  # of tables that are all on this machine
-_OURS = (
-    *(
-        "config.toml",
-        "history.jsonl",
-        "summary.json",
-        "models",
-        "state",
-        "certs",
-        "logs",
-        SIMULATED_LEDGERS,
-        ALIGNMENTS,
-    ),
-    *("progress.png", "progress.svg", "privacy-spent.png", "privacy-spent.svg"),
+_NAME = "[^/]+"
+_WRITTEN = re.compile(  # every file that a run leaves, those of crashes included
+    rf"""{re.escape(LOCK)} | config\.toml | history\.jsonl | summary\.json
+    | (progress|privacy-spent)\.(png|svg)
+    | models/{_NAME}/(model\.safetensors|manifest\.toml)
+    | logs/{_NAME}\.log
+    | state/{_NAME}/({re.escape(LOCK)}|labels\.safetensors|cells\.f32|stored_at\.i32)
+    | state/{_NAME}/((best|evaluated)/)?checkpoint\.safetensors
+    | certs/({_NAME}/)?{_NAME}\.(key|pem)(\.[0-9a-f]{{16}})?
+    | {SIMULATED_LEDGERS}/{_NAME}\.ledger(\.[0-9]+)?
+    | {ALIGNMENTS}/{_NAME}\.alignment\.parquet""",
+    re.VERBOSE,
 )
+_FOLDERS = ("models", "state", "certs", "logs", SIMULATED_LEDGERS, ALIGNMENTS)
 
 
 class RunFolder:
@@ -97,12 +99,37 @@ class RunFolder:
                 f'"{self.path}" holds privacy ledgers: what they count has left this machine, and no new run '
                 "may forget it. Name another --out, and in privacy.ledger the folder to go on with."
             )
-        if foreign := [name for name in present if drafted(name) not in _OURS]:
+        if foreign := list(islice(self._foreign(), 3)):
             raise RunFolderError(
-                f'--overwrite replaces run folders only. "{self.path}" holds {", ".join(foreign[:3])}, '
+                f'--overwrite replaces run folders only. "{self.path}" holds {", ".join(foreign)}, '
                 "which no run wrote. Name another --out."
             )
+        if not self._is_run():
+            raise RunFolderError(
+                f'--overwrite replaces run folders only. "{self.path}" holds names that runs use too, but '
+                f"neither a run's {LOCK} nor its history of evaluations. Name another --out."
+            )
         return present
+
+    def _foreign(self) -> Iterator[str]:
+        """What is there, at any depth, that no run writes."""
+        for entry in self.path.rglob("*"):
+            place = entry.relative_to(self.path)
+            if entry.is_dir() and not entry.is_symlink():
+                ours = place.parts[0] in _FOLDERS
+            else:
+                ours = bool(_WRITTEN.fullmatch(place.with_name(drafted(place.name)).as_posix()))
+            if not ours:
+                yield str(place)
+
+    def _is_run(self) -> bool:
+        """Others too have a config.toml and logs; a run has locked its folder, or recorded evaluations."""
+        if any(self.path.glob(LOCK)) or any(self.path.glob(f"state/*/{LOCK}")):
+            return True
+        try:
+            return bool(_read_points(self.path))
+        except (OSError, ValueError, TypeError):
+            return False
 
     def _remove(self, names: Sequence[str]) -> None:
         for state in self.path.glob("state/*/") if "state" in names else ():
