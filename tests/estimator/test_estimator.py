@@ -101,7 +101,7 @@ def test_rows_held_out_are_neither_trained_on_nor_scaled_by():
     assert abs(float(target.train_labels.mean())) < 1e-6 < abs(float(target.test_labels.mean()))
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.0])
+@pytest.mark.parametrize("share", [-0.1, 1.0, "half", None])
 def test_the_share_held_out_is_a_share(share):
     with pytest.raises(ConfigError, match=r"^validation_fraction must be"):
         wine(validation_fraction=share)

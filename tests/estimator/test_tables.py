@@ -53,6 +53,13 @@ def test_parties_take_columns_of_an_array_by_position():
     assert [party.train.shape[1] for party in model.run_.data.parties] == [2, 2]
 
 
+def test_one_column_needs_no_list():
+    assert classifier(parties={"bank": 0, "shop": [1, 2]}).fit(NUMBERS, LABELS).parties_ == {
+        "bank": [0],
+        "shop": [1, 2],
+    }
+
+
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 def test_a_column_nobody_claims_may_hold_anything(library):
     plain = frame(library)
@@ -117,6 +124,8 @@ def test_a_dictionary_may_hold_sequences():
         ({"bank": [0.5]}, DataError, r"Found 0\.5"),
         ({"bank": ["income"]}, DataError, r'^parties\.bank: no column matches "income"'),
         ({"bank": [0, 1], "shop": [1]}, DataError, r'"1" is claimed by both "bank" and "shop"'),
+        ({"bank": None}, DataError, r"Found None"),
+        ({"bank": np.array(2)}, DataError, r"Found array\(2\)"),
         ({"bank": []}, DataError, r"^parties\.bank: a party needs at least one column"),
         ({}, ConfigError, r"^parties must be a dictionary"),
         ([[0], [1]], ConfigError, r"^parties must be a dictionary"),
@@ -176,3 +185,25 @@ def test_prediction_needs_the_form_of_fit():
 def test_y_needs_a_label_for_each_row():
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):
         classifier().fit(by_party(), LABELS[:5])
+
+
+@pytest.mark.parametrize("kind", [VerticalClassifier, VerticalRegressor])
+@pytest.mark.parametrize(
+    "y",
+    [
+        ["no", None, *["no", "yes"] * 5],
+        pl.Series(["no", None, *["no", "yes"] * 5]),
+        pd.Series([0, pd.NA, *[0, 1] * 5], dtype=object),
+        pd.Series(["no", pd.NA, *["no", "yes"] * 5], dtype="string"),
+        [0, object(), *[0, 1] * 5],
+        [b"no", b"yes"] * 6,
+    ],
+)
+def test_y_that_holds_no_labels_is_a_value_error(kind, y):
+    with pytest.raises(ValueError):  # noqa: PT011 - some are scikit-learn's, in its words
+        kind(epochs=1).fit(NUMBERS, y)
+
+
+def test_y_with_gaps_is_refused_with_a_remedy():
+    with pytest.raises(DataError, match=r"^y must hold a number or a text for each row.* Leave out the rows"):
+        classifier().fit(NUMBERS, ["no", None, *["no", "yes"] * 5])

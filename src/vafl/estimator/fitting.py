@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any, Self
 
 import numpy as np
@@ -122,10 +123,11 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         """Trains on X, one table or {party: table} with the same rows in the same order, and on y.
 
         Raises:
-            ConfigError, DataError: a parameter, or what X and y hold, is wrong; both are ValueErrors.
+            ValueError: a parameter, or what X and y hold, is wrong: a ConfigError, a DataError, or one of
+                scikit-learn's own.
             Diverged: the loss grew out of bounds; a smaller step_size helps.
         """
-        labels = self._check_labels(y)
+        labels = self._labels(y)
         tables = self._tables(X, fitting=True)
         check_consistent_length(*tables.values(), labels)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -138,6 +140,15 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         self.history_ = run.train(self._report)
         self._keep(run)
         return self
+
+    def _labels(self, y: Any) -> Labels:
+        try:
+            return self._check_labels(y)
+        except TypeError as error:  # of whatever is neither number nor text, None and pandas.NA among it
+            raise DataError(
+                f"y must hold a number or a text for each row, and all of one kind. Found: {error}. "
+                "Leave out the rows that have no label, or give them one."
+            ) from error
 
     @abstractmethod
     def _check_labels(self, y: Any) -> Labels:
@@ -176,8 +187,8 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
     def _split(self, count: int, seed: int) -> tuple[Rows, Rows]:
         """The rows to train on, and those to measure the history on: held out, or the same."""
         share = self.validation_fraction
-        if not 0 <= share < 1:
-            raise ConfigError(f"validation_fraction must be in 0..1, below 1. Found {share}.")
+        if not isinstance(share, Real) or not 0 <= share < 1:
+            raise ConfigError(f"validation_fraction must be in 0..1, below 1. Found {share!r}.")
         every = np.arange(count)
         train, held_out = map(np.asarray, split_rows(count, share, seed)) if share else (every, every)
         if min(len(train), len(held_out)) < 2:

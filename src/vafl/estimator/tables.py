@@ -143,10 +143,17 @@ def _wishes(width: int, names: Sequence[str] | None, parties: Mapping[str, Any])
         raise ConfigError(f"parties must be a dictionary {{party: columns}}, or None. Found {parties!r}.")
     known = list(map(str, range(width))) if names is None else list(names)
     groups = {
-        party: tuple(_name(wish, known, party) for wish in ([own] if isinstance(own, str) else own))
-        for party, own in parties.items()
+        party: tuple(_name(wish, known, party) for wish in _several(own)) for party, own in parties.items()
     }
     return match_columns(known, groups, setting="parties")
+
+
+def _several(own: Any) -> list[Any]:
+    """A party's wishes, of which one alone needs no list around it."""
+    try:
+        return [own] if isinstance(own, str) else list(own)
+    except TypeError:
+        return [own]
 
 
 def _name(wish: Any, known: Sequence[str], party: str) -> str:
