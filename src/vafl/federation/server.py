@@ -34,6 +34,7 @@ from vafl.runtime.checkpoint import (
     unflatten,
 )
 from vafl.runtime.grpc.conductor import Conductor
+from vafl.runtime.grpc.connection import require_free
 from vafl.runtime.grpc.server import FederationServer
 from vafl.runtime.grpc.wire import run
 from vafl.runtime.identity import SERVER, Credentials
@@ -150,6 +151,7 @@ class ServerRun:
         if self.resume:
             require_same_run(self.path / STATE / SERVER, make_terms(plan))
         fitting = rows_at_once(self.config, widths(plan)[0])  # likewise
+        require_free(self.config.network.address)
         opened = RunFolder(self.path, overwrite=self.overwrite, resume=self.resume)
         with opened as folder, torch_threads(self.config.threads):
             if self.prepare is not None:

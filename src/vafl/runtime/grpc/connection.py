@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
+import socket
 import time
 from dataclasses import dataclass, field
 
 import grpc.aio
 
-from vafl.errors import Unauthenticated
+from vafl.errors import ConfigError, Unauthenticated
 from vafl.protocol.settings import LARGEST_WINDOW
 from vafl.runtime.grpc.wire import CLAIM
 from vafl.runtime.identity import Credentials, party_of, require_loopback
@@ -15,6 +16,7 @@ from vafl.runtime.settings import NetworkSettings
 
 log = logging.getLogger("vafl.server")
 
+_LAST_PORT = 65535
 _INBOX = 4  # of one client's messages that may wait for the worker
 # Messages that may wait for one client to read them, before none of its own are taken: more than an honest
 # one in training can let lie, so that the two ends, each of which stops reading, never wait for each other.
@@ -79,10 +81,47 @@ def listen(server: grpc.aio.Server, settings: NetworkSettings, credentials: Cred
     if credentials is None:
         require_loopback(settings.address)
         log.warning("PLAINTEXT: no encryption and no identities; for trials on one machine only")
-        port = server.add_insecure_port(settings.address)
-    else:
-        port = server.add_secure_port(settings.address, credentials.server_credentials())
+    try:
+        if credentials is None:
+            port = server.add_insecure_port(settings.address)
+        else:
+            port = server.add_secure_port(settings.address, credentials.server_credentials())
+    except RuntimeError as error:  # gRPC does not say why
+        require_free(settings.address)
+        raise _taken(settings.address, "gRPC could not bind it") from error
     return f"{settings.address.rpartition(':')[0]}:{port}"
+
+
+def require_free(address: str) -> None:
+    """Raises ConfigError unless a server can listen there now: whoever asks first has changed nothing yet."""
+    host, _, port = address.rpartition(":")
+    if int(port) > _LAST_PORT:
+        raise _taken(address, "no such port")
+    why = ""
+    try:
+        for family, kind, _, _, place in socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    trial.bind(place)
+                    trial.listen(1)
+                    return  # one is enough, as for gRPC
+                except OSError as error:
+                    why = why or error.strerror or str(error)
+    except (OSError, UnicodeError) as error:
+        why = str(error)
+    raise _taken(address, why)
+
+
+def _taken(address: str, why: str) -> ConfigError:
+    return ConfigError(
+        "the server must be able to listen on network.address: an address of this machine, a port that is "
+        f'free. Found "{address}": {why}. End what listens there, name another port, or, where clients reach '
+        "this machine by an address that is not its own (NAT), give the server alone "
+        f"--set network.address=0.0.0.0:{address.rpartition(':')[2]}."
+    )
 
 
 def identify(context: "grpc.aio.ServicerContext[bytes, bytes]", credentials: Credentials | None) -> str:
