@@ -1,17 +1,23 @@
 """A whole federation on one machine says at once why it cannot begin (test_demo.py: how one goes well)."""
 
 import io
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from tests.waiting import LIMIT, until
 from vafl.config import from_document
-from vafl.errors import RunError
+from vafl.errors import RunError, RunFolderError
 from vafl.federation.processes import Clients
 from vafl.federation.up import up
+from vafl.runtime.folders import HeldFolder
 from vafl.runtime.identity import SERVER, issue, make_authority
 
 
@@ -47,3 +53,59 @@ def test_a_client_that_was_killed_is_left_to_the_runs_rules(tmp_path):
     os.kill(clients._processes["client-1"].pid, signal.SIGKILL)
     clients._processes["client-1"].wait()
     clients.check()
+
+
+@pytest.fixture
+def endless(tmp_path):
+    """A federation that trains on and on, started as a terminal does: in a process group of its own."""
+    (tmp_path / "run.toml").write_text(
+        configuration().to_toml().replace("updates = 40", "updates = 10000000")
+    )
+    command = [sys.executable, "-m", "vafl.cli", "up", "run.toml", "--out", "run"]
+    with (tmp_path / "log").open("wb") as log:
+        parent = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
+    history = tmp_path / "run" / "history.jsonl"
+    until(
+        lambda: history.exists() and len(history.read_text().splitlines()) > 1,
+        "a second evaluation",
+        (tmp_path / "log").read_text,
+    )
+    yield parent
+    parent.kill()
+    parent.wait()
+
+
+def children(pid):
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def is_free(folder):
+    try:
+        HeldFolder(folder).close()
+    except RunFolderError:
+        return False
+    return True
+
+
+def test_ctrl_c_in_a_terminal_ends_the_run_in_order_with_every_model(endless, tmp_path):
+    os.killpg(endless.pid, signal.SIGINT)
+    assert endless.wait(LIMIT) == 130, (tmp_path / "log").read_text()
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["interrupted"]
+    kept = {path.parent.name for path in (tmp_path / "run").glob("models/*/model.safetensors")}
+    assert kept == {SERVER, "client-1", "client-2"}
+
+
+def test_a_second_ctrl_c_ends_all_though_a_client_does_not_answer(endless, tmp_path):
+    clients = [int(pid) for pid in children(endless.pid)]
+    os.kill(clients[0], signal.SIGSTOP)
+    os.killpg(endless.pid, signal.SIGINT)
+    until(lambda: "once more ends it" in (tmp_path / "log").read_text(), "the first Ctrl-C")
+    os.killpg(endless.pid, signal.SIGINT)
+    assert endless.wait(40) == 130, (tmp_path / "log").read_text()
+    assert all(is_free(tmp_path / "run" / "state" / f"client-{n}") for n in (1, 2))
+
+
+def test_clients_end_with_a_parent_that_is_killed(endless, tmp_path):
+    endless.kill()
+    for name in ("client-1", "client-2"):
+        until(lambda name=name: is_free(tmp_path / "run" / "state" / name), f"the end of {name}")

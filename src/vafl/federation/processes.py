@@ -1,15 +1,38 @@
 """The clients of a federation as processes on this machine."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from vafl.errors import RunError
 
+_CHILD = """import sys
+from vafl.federation.processes import end_with_parent
+end_with_parent()
+from vafl.cli import main
+sys.exit(main())"""
+
+
+def end_with_parent() -> None:
+    """Interrupts this process when its standard input ends: whoever started it is gone, however it went."""
+
+    def wait() -> None:
+        os.read(0, 1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it may have been ignored in the parent
+    threading.Thread(target=wait, daemon=True).start()
+
 
 class Clients:
     """The client processes of a federation on one machine.
+
+    A terminal's Ctrl-C is for this process alone, which ends the run in order: the clients are in groups of
+    their own. They end with it all the same.
 
     Args:
         path: the folder with config.toml; logs go there too.
@@ -19,17 +42,20 @@ class Clients:
     def __init__(self, names: list[str], path: Path, command: list[str]) -> None:
         self._names, self._path, self._command = names, path, command
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._line = -1  # open as long as this process lives
 
     def start(self, address: str) -> None:
         """Starts every client, dialling `address`; what it says goes to logs/NAME.log."""
         (self._path / "logs").mkdir(exist_ok=True)
+        stdin, self._line = os.pipe()
         for name in self._names:
-            command = [sys.executable, "-m", "vafl.cli", *self._command, str(self._path / "config.toml")]
+            command = [sys.executable, "-c", _CHILD, *self._command, str(self._path / "config.toml")]
             options = ["--party", name, "--set", f"network.address={json.dumps(address)}"]
             with (self._path / "logs" / f"{name}.log").open("wb") as log:
                 self._processes[name] = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                    [*command, *options], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                    [*command, *options], stdout=log, stderr=log, stdin=stdin, process_group=0
                 )
+        os.close(stdin)
 
     def check(self) -> None:
         """Raises RunError if a client has given up; one that was killed is left to the run's rules."""
@@ -47,6 +73,9 @@ class Clients:
                 process.wait()
             if grace and process.returncode:
                 raise self._failed(name)
+        if self._line >= 0:
+            os.close(self._line)
+            self._line = -1
 
     def _failed(self, name: str) -> RunError:
         log, code = self._path / "logs" / f"{name}.log", self._processes[name].returncode

@@ -1,6 +1,7 @@
 """The server's part of a run: its durable state, progress, evaluation and the run folder."""
 
 import asyncio
+import logging
 import secrets
 import signal
 from collections.abc import Callable
@@ -40,6 +41,8 @@ from vafl.runtime.grpc.wire import run
 from vafl.runtime.identity import SERVER, Credentials
 from vafl.runtime.training import Point, Watch
 from vafl.trained import keep_head, run_name, stand_ins
+
+log = logging.getLogger("vafl.server")
 
 _WATCHED_EVERY = 1.0
 
@@ -274,6 +277,10 @@ def _require_result(points: list[Point], conductor: Conductor, updates: int) -> 
     )
 
 
+class _ToldTwice(Exception):
+    """Whoever told the server to stop will not wait for the last evaluation."""
+
+
 async def _serve(
     federation: FederationServer[Server],
     conductor: Conductor,
@@ -281,6 +288,10 @@ async def _serve(
     watch: Callable[[], None],
 ) -> None:
     def interrupt() -> None:
+        if conductor.interrupted:
+            federation.fail(_ToldTwice())
+        else:
+            log.info("told to stop: what was reached is evaluated and kept; once more ends it without")
         conductor.interrupted = True
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -288,6 +299,8 @@ async def _serve(
     watching = asyncio.create_task(_watch(federation, watch))
     try:
         await federation.serve(listening)
+    except _ToldTwice:
+        raise KeyboardInterrupt from None
     finally:
         watching.cancel()
 

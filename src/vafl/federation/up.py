@@ -10,7 +10,7 @@ from vafl.data.aligned import join
 from vafl.federation.credentials import certified
 from vafl.federation.processes import Clients
 from vafl.federation.server import ServerRun
-from vafl.observe.record import ALIGNMENTS, RecordedRun
+from vafl.observe.record import ALIGNMENTS, SUMMARY, RecordedRun
 from vafl.plan import make_plan
 
 _GRACE = 20.0  # seconds for clients to end by themselves
@@ -33,6 +33,10 @@ def up(config: Config, path: Path, console: Console, *, overwrite: bool = False)
     )
     try:
         recorded = served.run(clients.start)
+    except KeyboardInterrupt:
+        ended = (path / SUMMARY).is_file()  # in order, and the clients are keeping their models
+        clients.end(_GRACE if ended else 0.0)
+        raise
     except BaseException:
         clients.end(0.0)
         raise

@@ -26,10 +26,11 @@ from vafl.runtime.training import Point
 
 LEDGERS = "privacy"  # of clients that really uploaded: never removed
 SIMULATED_LEDGERS = "privacy-simulated"
+SUMMARY = "summary.json"
 ALIGNMENTS = "alignments"  # of tables that are all on this machine
 _NAME = "[^/]+"
 _WRITTEN = re.compile(  # every file that a run leaves, those of crashes included
-    rf"""{re.escape(LOCK)} | config\.toml | history\.jsonl | summary\.json
+    rf"""{re.escape(LOCK)} | config\.toml | history\.jsonl | {re.escape(SUMMARY)}
     | (progress|privacy-spent)\.(png|svg)
     | models/{_NAME}/(model\.safetensors|manifest\.toml)
     | logs/{_NAME}\.log
@@ -62,7 +63,7 @@ class RunFolder:
 
     def begin(self, config_toml: str) -> None:
         """The run begins or goes on: it has this configuration, and has not ended."""
-        (self.path / "summary.json").unlink(missing_ok=True)
+        (self.path / SUMMARY).unlink(missing_ok=True)
         (self.path / "models").mkdir(exist_ok=True)
         write_atomically(self.path / "config.toml", config_toml.encode())
         self._history.touch()
@@ -151,7 +152,7 @@ class RunFolder:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes the summary, whole or not at all."""
-        write_atomically(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+        write_atomically(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
 
 
 def _read_points(path: Path) -> list[Point]:
@@ -191,7 +192,7 @@ def read_run(path: Path) -> RecordedRun:
         RunFolderError: it is missing, damaged, or the run did not end.
     """
     try:
-        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
         points = _read_points(path)
         if not points or "metric" not in summary:
             raise ValueError("it has no evaluation")
