@@ -1,6 +1,8 @@
 """The command as a user starts it: real processes, real files, and what they see when they err."""
 
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -102,6 +104,7 @@ BAD = {
         3,
         'claimed by both "x" and "z"',
     ),
+    "seed beyond what streams can count": ("seed = 99999999999999999999", 2, "at most 2^53"),
     "not TOML": ("= what", 2, "must be a TOML file"),
 }
 
@@ -135,6 +138,35 @@ def test_the_server_s_reason_is_shown_as_it_is_even_if_it_looks_like_markup(conf
     monkeypatch.setattr("vafl.federation.client.run_client", lambda *_, **__: "enough [/bold]")
     assert main(["client", str(config), "--party", "client-1", "--out", "o"]) == 0
     assert "the run is over: enough [/bold]; the model is in o/models" in capsys.readouterr().out
+
+
+def test_a_path_out_of_reach_is_one_error_with_its_exit_code(config, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    beneath = tmp_path / "file" / "x"
+    assert main(["run", str(config), "--out", str(tmp_path / "run")]) == 0
+    for command, named in (
+        (["init", "--out", str(tmp_path / "nodir" / "x.toml")], tmp_path / "nodir" / "x.toml"),
+        (["compare", str(tmp_path / "run"), "--out", str(beneath / "k")], beneath),
+    ):
+        assert main(command) == 7
+        error = capsys.readouterr().err
+        assert f'Found "{named}": ' in error
+        assert "Check that the folder is there" in error
+    assert main(["run", str(config), "--out", str(beneath)]) == 5
+
+
+def test_a_full_disk_is_one_error(config, tmp_path, capsys, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("vafl.observe.record.RunFolder.append", full)
+    assert main(["run", str(config), "--out", str(tmp_path / "run")]) == 7
+    assert "Found No space left on device. Check" in capsys.readouterr().err
+
+
+def test_a_configuration_with_a_byte_order_mark_is_read(tmp_path):
+    (tmp_path / "run.toml").write_text(SMALL, encoding="utf-8-sig")
+    assert main(["run", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run")]) == 0
 
 
 def test_overwrite_refuses_a_folder_that_is_no_run(config, tmp_path, capsys):

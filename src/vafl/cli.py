@@ -6,6 +6,7 @@ what computes for an alignment loads this module once more.
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from vafl.commands.configured import add_config_options, log_to_stderr, overrides
 from vafl.errors import ConfigError, VaflError
+from vafl.files import drafted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,32 +41,48 @@ _LARGER = {
 }
 _EXIT_CODES = """exit codes:
   0 done    1 unexpected failure    2 configuration or usage    3 data
-  4 the run could not go on (diverged, stalled)    5 run folder    6 an audit failed    130 interrupted
+  4 the run could not go on (diverged, stalled)    5 run folder    6 an audit failed
+  7 a file could not be read or written    130 interrupted
 """
-_INTERRUPTED = 130
+_FILE, _INTERRUPTED = 7, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; errors made on purpose become one message and a documented exit code."""
-    from rich.console import Console
-    from rich.markup import escape
-
     from vafl.commands.display import Display
 
     given = sys.argv[1:] if arguments is None else arguments
     options = _parser(given[0] if given else "").parse_args(given)
-    console = Display()
     try:
-        options.command(options, console)
+        options.command(options, Display())
     except VaflError as error:
-        Console(stderr=True).print(
-            f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True
-        )
+        _complain(str(error))
         return error.exit_code
+    except OSError as error:
+        _complain(_about_file(error))
+        return _FILE
     except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted")
+        Display(stderr=True).print("interrupted")
         return _INTERRUPTED
     return 0
+
+
+def _complain(words: str) -> None:
+    from rich.text import Text
+
+    from vafl.commands.display import Display
+
+    Display(stderr=True).print(
+        Text.assemble(("error:", "bold red"), f" {words}"), highlight=False, soft_wrap=True
+    )
+
+
+def _about_file(error: OSError) -> str:
+    where = f'"{drafted(os.fsdecode(error.filename))}": ' if error.filename else ""
+    return (
+        f"what a command reads and writes must be within its reach. Found {where}{error.strerror or error}. "
+        "Check that the folder is there, that you may write to it, and that its disk has room."
+    )
 
 
 def _parser(asked: str) -> argparse.ArgumentParser:

@@ -23,6 +23,7 @@ from vafl.protocol.settings import OptimiserSettings, RuleSettings
 from vafl.runtime.delays import DelaySettings
 from vafl.runtime.settings import EvaluationSettings, NetworkSettings, PredictionSettings, StopSettings
 
+_LARGEST_SEED = 2**53  # streams count up from it, and what reads JSON knows no larger whole number
 _FILES = (
     *(("data", "path"), ("delays", "trace"), ("network", "certificates")),
     *(("labels", "file"), ("privacy", "ledger")),
@@ -57,8 +58,8 @@ class Config:
     prediction: PredictionSettings = field(default_factory=PredictionSettings)
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ConfigError(f"seed must be 0 or more. Found {self.seed}.")
+        if not 0 <= self.seed <= _LARGEST_SEED:
+            raise ConfigError(f"seed must be 0 or more, and at most 2^53. Found {self.seed}.")
         if self.threads < 1:
             raise ConfigError(f"threads must be 1 or more. Found {self.threads}.")
         if self.stop.patience and not self.data.validation_fraction:
@@ -134,7 +135,7 @@ def read_config(path: Path, overrides: list[str] | None = None) -> Config:
 def read_document(path: Path, overrides: list[str] | None = None) -> dict[str, Any]:
     """The same as nested dictionaries, before any setting is checked."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f'cannot read the config file "{path}": {error.strerror}.') from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
