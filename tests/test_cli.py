@@ -134,6 +134,20 @@ def test_what_was_found_is_shown_as_it_is_even_if_it_looks_like_markup(tmp_path,
         assert name in capsys.readouterr().err
 
 
+def test_names_in_brackets_are_shown_as_they_are(tmp_path, capsys):
+    rows = [f"{i},{i * i % 7},{'[/b]' if i % 2 else ':b:'}" for i in range(40)]
+    (tmp_path / "own.csv").write_text("income [eur],b,y\n" + "\n".join(rows))
+    settings = '[data]\nname = "csv"\npath = "own.csv"\nlabel = "y"\n[stop]\nupdates = 5\n'
+    (tmp_path / "own.toml").write_text(f"{settings}[schedule]\nbatch_size = 8\n")
+    for name in ("[bold]x", "a[/x]b"):
+        out = tmp_path / name
+        assert main(["run", str(tmp_path / "own.toml"), "--out", str(out)]) == 0
+        assert name in capsys.readouterr().out.replace("\n", "")
+    assert main(["inspect", str(out)]) == 0
+    assert "[/b]" in (shown := capsys.readouterr().out)
+    assert ":b:" in shown
+
+
 def test_the_server_s_reason_is_shown_as_it_is_even_if_it_looks_like_markup(config, monkeypatch, capsys):
     monkeypatch.setattr("vafl.federation.client.run_client", lambda *_, **__: "enough [/bold]")
     assert main(["client", str(config), "--party", "client-1", "--out", "o"]) == 0
@@ -222,6 +236,18 @@ def test_compare_shows_table_json_and_plots(config, tmp_path, capsys):
     lines = json.loads(capsys.readouterr().out)
     assert lines["target"] == 0.5
     assert [line["run"] for line in lines["runs"]] == ["async", "centralised"]
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(config, tmp_path, capsys):
+    for folder in ("first", "second"):
+        assert main(["run", str(config), "--out", str(tmp_path / folder / "run")]) == 0
+    runs = [str(tmp_path / folder / "run") for folder in ("first", "second")]
+    capsys.readouterr()
+    assert main(["compare", *runs, "--out", str(tmp_path / "both"), "--json"]) == 0
+    assert [line["run"] for line in json.loads(capsys.readouterr().out)["runs"]] == [
+        "first/run",
+        "second/run",
+    ]
 
 
 def test_compare_names_what_is_missing(tmp_path, capsys):

@@ -153,8 +153,6 @@ def _server(options: argparse.Namespace, console: "Console") -> None:
 
 
 def _client(options: argparse.Namespace, console: "Console") -> None:
-    from rich.markup import escape
-
     from vafl.federation.client import run_client
 
     log_to_stderr()
@@ -162,7 +160,7 @@ def _client(options: argparse.Namespace, console: "Console") -> None:
     reason = run_client(
         _config(options), options.party, out, resume=options.resume, overwrite=options.overwrite
     )
-    console.print(f"the run is over: {escape(reason)}; the model is in {escape(str(out / 'models'))}")
+    console.print(f"the run is over: {reason}; the model is in {out / 'models'}")
 
 
 def _up(options: argparse.Namespace, console: "Console") -> None:
@@ -211,11 +209,11 @@ def _free_folder(name: str) -> Path:
 
 
 def _compare(options: argparse.Namespace, console: "Console") -> None:
-    from vafl.observe.compare import common_target, compare, table
+    from vafl.observe.compare import common_target, compare, distinctly_named, table
     from vafl.observe.plots import plot_runs
     from vafl.observe.record import read_run
 
-    runs = [read_run(path) for path in options.runs]
+    runs = distinctly_named([read_run(path) for path in options.runs])
     metrics = {run.summary["metric"]["name"] for run in runs}
     if len(metrics) > 1:
         raise ConfigError(f"runs compared must share one metric. Found {', '.join(sorted(metrics))}.")

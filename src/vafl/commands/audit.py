@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from vafl.audit.canaries import AUDITED, Finding
 from vafl.audit.report import Report, audit
@@ -80,7 +81,7 @@ def _show(report: Report, console: Console) -> None:
                 f"mu <= {finding.claimed:.3f}",
                 f"mu >= {finding.found:.3f}",
                 f"{finding.accuracy:.1%} of {finding.canaries}",
-                f"[{_COLOURS[finding.verdict]}]{finding.verdict}[/]",
+                Text(finding.verdict, _COLOURS[finding.verdict]),
             )
         console.print(table)
         console.print(f"Audited was {AUDITED}.", style="dim", soft_wrap=True, highlight=False)
@@ -88,7 +89,7 @@ def _show(report: Report, console: Console) -> None:
             if finding.verdict == "cannot tell":
                 console.print(_too_weak(finding), style="yellow", soft_wrap=True, highlight=False)
     else:
-        console.print(f"[yellow]no canaries:[/] {report.silent}")
+        console.print(Text.assemble(("no canaries:", "yellow"), f" {report.silent}"))
     table = Table(title="attacks on one run (failing proves nothing)")
     for column in ("attack", "measure", "got", "by guessing"):
         table.add_column(column)

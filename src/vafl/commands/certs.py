@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from vafl.errors import ConfigError
 from vafl.runtime.identity import SERVER, check_party, issue, make_authority
@@ -48,11 +48,14 @@ def certs(options: argparse.Namespace, console: Console) -> None:
     for party in parties:
         hosts = options.host if party == SERVER else ()
         issue(folder, party, hosts=hosts, days=options.days, overwrite=options.overwrite)
-    console.print(f"in {escape(str(folder))}:", highlight=False, soft_wrap=True)
+    console.print(f"in {folder}:", highlight=False, soft_wrap=True)
     console.print(_table(folder, parties))
     console.print(
-        f"[bold yellow]Keep {escape(str(folder / 'ca.key'))} offline[/], away from every party: whoever "
-        "holds it can pose as any of them. It is needed again only to issue more certificates.",
+        Text.assemble(
+            (f"Keep {folder / 'ca.key'} offline", "bold yellow"),
+            ", away from every party: whoever holds it can pose as any of them. It is needed again only to "
+            "issue more certificates.",
+        ),
         highlight=False,
         soft_wrap=True,
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table as Grid
+from rich.text import Text
 
 from vafl.commands.configured import add_config_options, as_json, overrides
 from vafl.config import Config, read_config
@@ -118,7 +118,7 @@ def _labels(config: Config, table: Table, wanted: pl.DataFrame) -> dict[str, flo
 
 def _print(own: Preview, console: Console) -> None:
     console.print(
-        f"[bold]{escape(own.party)}[/]: {escape(own.path)}, {own.records:,} records", highlight=False
+        Text.assemble((own.party, "bold"), f": {own.path}, {own.records:,} records"), highlight=False
     )
     if own.aligned:
         console.print(f"  {own.rows:,} of them are rows of the run, {own.training_rows:,} to train on")
@@ -127,7 +127,7 @@ def _print(own: Preview, console: Console) -> None:
             "  not aligned yet: what follows is of all records (`vafl align` finds the common ones)"
         )
     if own.labels:
-        shown = ", ".join(f"{escape(name)} {value:.4g}" for name, value in own.labels.items())
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in own.labels.items())
         console.print(f"  labels: {shown}", highlight=False)
     if not own.columns:
         return
@@ -135,5 +135,5 @@ def _print(own: Preview, console: Console) -> None:
     grid = Grid("column", "type", "use", "features", "missing", "")
     for column in sorted(own.columns, key=lambda report: report.use == "dropped"):
         sizes = (f"{column.features}", f"{column.missing:,}")
-        grid.add_row(escape(column.name), column.type, column.use, *sizes, escape(column.why))
+        grid.add_row(column.name, column.type, column.use, *sizes, column.why)
     console.print(grid)

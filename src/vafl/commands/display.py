@@ -7,7 +7,14 @@ from rich.console import Console
 
 
 class Display(Console):
-    """A terminal or a file; a run goes on when nobody reads any more."""
+    """A terminal or a file; a run goes on when nobody reads any more.
+
+    Text is shown as it is: file, column and class names have brackets and colons of their own, which rich
+    would read as its markup. What is to have a style says so by `style` or `rich.text.Text`.
+    """
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, markup=False, emoji=False)
 
     def on_broken_pipe(self) -> None:
         """Where rich would exit, whichever thread that happens to be in."""

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from vafl.commands.deployed import add_model_options
 from vafl.config import Config
@@ -28,4 +29,8 @@ def _predict(config: Config, options: argparse.Namespace, console: Console) -> N
     )
     console.print(f"{scored.records:,} records are scored in {scored.path}")
     for party, count in scored.missing.items():
-        console.print(f"[yellow]{party} did not answer for {count:,} of them:[/] its default stands in")
+        console.print(
+            Text.assemble(
+                (f"{party} did not answer for {count:,} of them:", "yellow"), " its default stands in"
+            )
+        )

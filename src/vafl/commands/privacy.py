@@ -12,8 +12,8 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from vafl.config import Config, read_config
 from vafl.errors import DataError, RunFolderError
@@ -126,7 +126,7 @@ def _record(record: str, paths: Sequence[Path], statements: Sequence[Statement])
 
 def _show(statements: Sequence[Statement], simulated: bool, console: Console) -> None:
     settings = statements[0].settings
-    console.print(f"[bold]privacy.mode {settings.kind}[/]: {_GUARANTEES[settings.kind]}")
+    console.print(Text.assemble((f"privacy.mode {settings.kind}", "bold"), f": {_GUARANTEES[settings.kind]}"))
     table = Table("")
     for statement in statements:
         table.add_column(statement.party, justify="right")
@@ -141,8 +141,11 @@ def _show(statements: Sequence[Statement], simulated: bool, console: Console) ->
     )
     if simulated:
         console.print(
-            "[yellow]A simulation:[/] nothing left this machine; a federation that uploads and evaluates as "
-            "often would have spent this."
+            Text.assemble(
+                ("A simulation:", "yellow"),
+                " nothing left this machine; a federation that uploads and evaluates as often would have "
+                "spent this.",
+            )
         )
 
 
@@ -175,9 +178,12 @@ def _show_record(record: str, accounts: dict[str, dict[str, Any]], console: Cons
     for party, account in accounts.items():
         limit, left = account["mu_max"], account["minibatches_left"]
         console.print(
-            f"[bold]record {escape(record)} at {party}[/]: mu {_number(account['mu'])} is spent "
-            f"(privacy.neighbours {account['neighbours']}; {_number(account['mu_two_values'])} between any "
-            f"two values of it), epsilon {_number(account['epsilon'])} at delta {account['delta']:g}"
+            Text.assemble(
+                (f"record {record} at {party}", "bold"),
+                f": mu {_number(account['mu'])} is spent (privacy.neighbours {account['neighbours']}; "
+                f"{_number(account['mu_two_values'])} between any two values of it), epsilon "
+                f"{_number(account['epsilon'])} at delta {account['delta']:g}",
+            )
         )
         if limit is None:
             console.print("left: no limit is set (privacy.mu_max)")
@@ -188,7 +194,7 @@ def _show_record(record: str, accounts: dict[str, dict[str, Any]], console: Cons
         for share in account["runs"]:
             others = [name for name in share["parties"] if name != party]
             table.add_row(
-                escape(share["run"] or "a simulation"),
+                share["run"] or "a simulation",
                 share["began"],
                 share["purpose"],
                 ", ".join(others),

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor, nn
 
 from vafl.build import torch_threads
@@ -193,22 +194,23 @@ def _show(report: dict[str, Any], console: Console) -> None:
             "E|u|^2",
             "L_b",
             "L_w",
-            "[bright_black]paper L_w[/]",
         ),
         box=None,
         header_style="bold",
     )
+    table.add_column(Text("paper L_w", "bright_black"))
     for name, own in report["clients"].items():
         for number, layer in enumerate(own.get("layers", ()), 1):
             keys = ("norm", "kappa", "reach", "input_norm", "input_square", "bias", "weight")
-            paper = f"[bright_black]{layer['paper_weight']:.4g}[/]"
+            paper = Text(f"{layer['paper_weight']:.4g}", "bright_black")
             table.add_row(name, str(number), *(f"{layer[key]:.4g}" for key in keys), paper)
     if table.row_count:
         console.print(table)
     for name, own in report["clients"].items():
         if "bound" in own:
-            paper = f"[bright_black]{PAPER}: {own['paper']:.4g}[/]"
-            console.print(f"{name}: all layers together at most {own['bound']:.4g}; {paper}", highlight=False)
+            together = f"{name}: all layers together at most {own['bound']:.4g}; "
+            paper = Text(f"{PAPER}: {own['paper']:.4g}", "bright_black")
+            console.print(Text.assemble(together, paper), highlight=False)
     console.print(f"secant estimate of the whole objective: {report['secant']:.4g} (L is at least that)")
     _show_steps(report["step_sizes"], console)
     for note in report["notes"]:

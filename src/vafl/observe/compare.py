@@ -1,7 +1,7 @@
 """Runs beside each other: what each reached, and what it took to get as far as all of them got."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich import box
 from rich.table import Table
@@ -24,6 +24,16 @@ class Comparison:
     seconds_to_target: float | None
     updates_to_target: int | None
     megabytes_to_target: float | None
+
+
+def distinctly_named(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
+    """The runs with as much of their folders' paths for names as tells them apart."""
+    paths = [run.path.resolve() for run in runs]
+    depth = 1
+    while len({path.parts[-depth:] for path in paths}) < len(set(paths)):
+        depth += 1
+    names = ["/".join(path.parts[-depth:]) for path in paths]
+    return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
 
 
 def common_target(runs: Sequence[RecordedRun]) -> float:

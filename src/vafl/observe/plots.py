@@ -26,6 +26,9 @@ STYLE: Any = {
     "svg.hashsalt": "vafl",
     "svg.fonttype": "path",
 }
+_DECADES_ALONE = (
+    100  # the largest of a scale over its smallest, from where on its decades' numbers are enough
+)
 _AXES = (
     ("seconds", "seconds (the run's clock)", lambda point: point.seconds),
     ("updates", "server updates", lambda point: point.updates),
@@ -37,7 +40,6 @@ def plot_runs(runs: Sequence[RecordedRun], stem: Path) -> list[Path]:
     """The metric against seconds, updates and bytes, and the loss against updates: stem.png and stem.svg."""
     import matplotlib as mpl  # noqa: PLC0415 - as said above
     from matplotlib.figure import Figure  # noqa: PLC0415
-    from matplotlib.ticker import FuncFormatter  # noqa: PLC0415
 
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(11, 7), layout="constrained")
@@ -53,8 +55,7 @@ def plot_runs(runs: Sequence[RecordedRun], stem: Path) -> list[Path]:
         axes[3].set_xlabel("server updates")
         axes[3].set_ylabel("training loss (minibatches)")
         axes[3].set_yscale("log")
-        axes[3].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes[3].yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+        _number_decades(axes[3])
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=min(6, len(runs)))
         return save(figure, stem)
@@ -80,6 +81,19 @@ def _draw_metric(axis: "Axes", run: RecordedRun, colour: str, reading: Any) -> N
 def _draw_loss(axis: "Axes", run: RecordedRun, colour: str) -> None:
     known = [(point.updates, point.train_loss) for point in run.points if point.train_loss is not None]
     axis.plot([updates for updates, _ in known], [loss for _, loss in known], color=colour, linewidth=1.5)
+
+
+def _number_decades(axis: "Axes") -> None:
+    """Numbers as people write them at a logarithmic scale: of decades, and of more where those are few."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: PLC0415
+
+    low, high = axis.get_ylim()
+    plain = FuncFormatter(lambda value, _: f"{value:.4g}")
+    if high < _DECADES_ALONE * low:
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7), numticks=20))
+        axis.set_ylim(low, high)
+    axis.yaxis.set_major_formatter(plain)
+    axis.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _focus(axis: "Axes", runs: Sequence[RecordedRun]) -> None:

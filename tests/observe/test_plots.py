@@ -1,0 +1,43 @@
+"""What a plot says: its axes name what is drawn, and have numbers."""
+
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from vafl.observe import plots
+from vafl.observe.record import RecordedRun
+from vafl.runtime.training import Point
+
+
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+    """Draws runs, and gives the four axes."""
+    figures: list[Figure] = []
+
+    def draw(*runs):
+        monkeypatch.setattr(plots, "save", lambda figure, stem: figures.append(figure) or [stem])
+        plots.plot_runs(runs, tmp_path / "progress")
+        figures[-1].draw_without_rendering()
+        return figures[-1].axes
+
+    return draw
+
+
+def run(losses, **summary):
+    points = [Point(float(n), n, n, n, loss, 0.5 + n / 100) for n, loss in enumerate(losses)]
+    return RecordedRun(
+        "run", Path(), {"metric": {"name": "accuracy", "value": 0.5}, "test": None, **summary}, points
+    )
+
+
+@pytest.mark.parametrize("losses", [(0.69, 0.6, 0.55), (2.3, 1.0, 0.4), (2.3, 0.1, 0.001), (0.0402, 0.0398)])
+def test_the_loss_has_numbers_at_its_axis_however_little_it_changes(drawn, losses):
+    axis = drawn(run(losses))[3].yaxis
+    low, high = axis.get_view_interval()
+    labels = zip(axis.get_majorticklocs(), axis.get_ticklabels(), strict=True)
+    assert sum(bool(label.get_text()) for place, label in labels if low <= place <= high) >= 2
+
+
+def test_a_run_without_a_loss_is_drawn(drawn):
+    drawn(run((None,)))
