@@ -250,6 +250,25 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(config, tmp_path, caps
     ]
 
 
+def test_compare_shows_the_test_rows_figure_and_the_models_that_were_kept(config, tmp_path, capsys):
+    chosen = [f"--set={setting}" for setting in ("data.validation_fraction=0.3", "stop.patience=2")]
+    best = [*chosen, "--set=stop.updates=5000", "--set=evaluation.every=5"]
+    assert main(["run", str(config), "--out", str(tmp_path / "best"), *best]) == 0
+    assert main(["run", str(config), "--out", str(tmp_path / "plain")]) == 0
+    summaries = [json.loads((tmp_path / run / "summary.json").read_text()) for run in ("best", "plain")]
+    assert [summary["watched"] for summary in summaries] == ["validation", "test"]
+    runs = [str(tmp_path / run) for run in ("best", "plain")]
+    capsys.readouterr()
+    assert main(["compare", *runs, "--json", "--out", str(tmp_path / "all")]) == 0
+    lines = json.loads(capsys.readouterr().out)["runs"]
+    assert [line["test"] for line in lines] == [summaries[0]["test"], summaries[1]["metric"]["value"]]
+    assert [line["validation"] for line in lines] == [summaries[0]["metric"]["value"], None]
+    assert main(["compare", *runs, "--out", str(tmp_path / "all")]) == 0
+    shown = capsys.readouterr().out
+    assert "validation" in shown
+    assert f"{summaries[0]['test']:.4f}" in shown
+
+
 def test_compare_names_what_is_missing(tmp_path, capsys):
     assert main(["compare", str(tmp_path)]) == 5
     assert "summary.json" in capsys.readouterr().err

@@ -173,8 +173,9 @@ def _up(options: argparse.Namespace, console: "Console") -> None:
 
 def _report(recorded: "RecordedRun", console: "Console") -> None:
     metric = recorded.summary["metric"]
-    test = recorded.summary["test"]
-    on_test = "" if test is None else f" on the validation rows, {test:.4f} on the test rows"
+    tested = "not measured" if recorded.test is None else f"{recorded.test:.4f}"
+    validated = recorded.validation is not None
+    on_test = f" on the validation rows, {tested} on the test rows" if validated else ""
     made, kept = recorded.summary["updates"], recorded.summary["kept"]["updates"]
     on_test += f" by the models of update {kept:,} of {made:,}, the best" if kept < made else ""
     console.print(f"{metric['name']} {metric['value']:.4f}{on_test}; the run is in {recorded.path}")

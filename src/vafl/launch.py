@@ -80,8 +80,18 @@ def _progress(run: Run, console: Console) -> Progress:
     sizes = f"{len(run.data.parties)} clients, {run.data.rows:,} training rows"
     title = f"{config.rule.name}: {config.data.title}, {sizes}, {config.model.embedding} embedding"
     return Progress(
-        console, title, run.task.metric.name, run.runtime, lambda: _share_done(run), lambda: _clients(run)
+        console,
+        title,
+        shown_metric(config, run.task.metric.name),
+        run.runtime,
+        lambda: _share_done(run),
+        lambda: _clients(run),
     )
+
+
+def shown_metric(config: Config, name: str) -> str:
+    """The metric as progress is told in it: with validation rows, it is not that of the test rows."""
+    return f"validation {name}" if config.data.validation_fraction else name
 
 
 def _share_done(run: Run) -> float:
@@ -99,6 +109,11 @@ def _clients(run: Run) -> list[ClientStatus]:
         ClientStatus(party.name, activations, delay.mean, delay.max, traffic, index in server.absent)
         for index, (party, activations, delay, traffic) in enumerate(rows)
     ]
+
+
+def watched(config: Config) -> str:
+    """Which rows the evaluations of a run are of."""
+    return "validation" if config.data.validation_fraction else "test"
 
 
 def summarise(
@@ -130,6 +145,7 @@ def summarise(
         "bytes_down": end.bytes_down,
         "metric": {"name": metric, "value": kept.metric},
         "kept": {"updates": kept.updates, "seconds": kept.seconds},
+        "watched": watched(config),
         "test": test,
         "delays": {name: asdict(delay) for name, delay in zip(names, delays, strict=False)},
         "activations": dict(zip(names, activations, strict=False)),

@@ -39,5 +39,12 @@ def test_the_loss_has_numbers_at_its_axis_however_little_it_changes(drawn, losse
     assert sum(bool(label.get_text()) for place, label in labels if low <= place <= high) >= 2
 
 
+def test_an_axis_names_the_rows_that_its_curve_is_of(drawn):
+    assert drawn(run((1.0, 0.5)))[0].get_ylabel() == "test accuracy"
+    validated = run((1.0, 0.5), watched="validation")
+    assert drawn(validated)[0].get_ylabel() == "validation accuracy"
+    assert drawn(validated, run((1.0, 0.5)))[0].get_ylabel() == "test or validation accuracy"
+
+
 def test_a_run_without_a_loss_is_drawn(drawn):
     drawn(run((None,)))

@@ -19,7 +19,7 @@ from vafl.federation.best import BestHead
 from vafl.federation.credentials import load_credentials
 from vafl.federation.terms import STATE, make_terms, over_network, require_same_run, rows_at_once
 from vafl.files import make_private_folder, remove_drafts
-from vafl.launch import summarise
+from vafl.launch import shown_metric, summarise
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import ClientStatus, Progress
 from vafl.observe.record import RecordedRun, RunFolder, read_run
@@ -244,7 +244,8 @@ class ServerRun:
 
         config, sizes = self.config, f"{len(federation.parties)} clients, {plan.data.rows:,} training rows"
         title = f"{config.rule.name} over {config.network.security}: {config.data.title}, {sizes}"
-        return Progress(self.console, title, plan.task.metric.name, federation, share_done, clients)
+        metric = shown_metric(config, plan.task.metric.name)
+        return Progress(self.console, title, metric, federation, share_done, clients)
 
     def _summary(
         self, plan: Plan, federation: FederationServer[Server], points: list[Point], conductor: Conductor

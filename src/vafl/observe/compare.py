@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from rich import box
 from rich.table import Table
@@ -13,11 +14,17 @@ _NOTHING = "\N{EN DASH}"  # a centralised run has no clock and sends nothing
 
 @dataclass(frozen=True)
 class Comparison:
-    """One line: a run's end, and its way to the target (None where it never got there)."""
+    """One line: a run's end, and its way to the target (None where it never got there).
+
+    Attributes:
+        test, validation: the metric of the models kept, on these rows; None if there are none, or it is not
+            known.
+    """
 
     run: str
     rule: str
-    metric: float
+    test: float | None
+    validation: float | None
     seconds: float
     updates: int
     megabytes: float
@@ -53,7 +60,8 @@ def _compared(run: RecordedRun, target: float) -> Comparison:
     return Comparison(
         run=run.name,
         rule=run.summary["rule"],
-        metric=end.metric,
+        test=run.test,
+        validation=run.validation,
         seconds=end.seconds,
         updates=end.updates,
         megabytes=(end.bytes_up + end.bytes_down) / 1e6,
@@ -63,12 +71,13 @@ def _compared(run: RecordedRun, target: float) -> Comparison:
     )
 
 
-def headings(metric: str, target: float) -> list[str]:
-    """The columns of the table, on a terminal and on a page."""
+def headings(metric: str, target: float, *, validated: bool = False) -> list[str]:
+    """The columns of the table, on a terminal and on a page; `validated` has one more, of validation rows."""
     goal = f"to {target:.4g}"
     return [
         "run",
-        f"final {metric}",
+        f"test {metric}",
+        *([f"validation {metric}"] if validated else []),
         "seconds",
         "updates",
         "MB",
@@ -78,12 +87,13 @@ def headings(metric: str, target: float) -> list[str]:
     ]
 
 
-def cells(line: Comparison) -> list[str]:
+def cells(line: Comparison, *, validated: bool = False) -> list[str]:
     """One run's cells, in the order of `headings`."""
     timed, sent = line.seconds > 0, line.megabytes > 0
     return [
         line.run,
-        f"{line.metric:.4f}",
+        _figure(line.test),
+        *([_figure(line.validation)] if validated else []),
         f"{line.seconds:,.1f}" if timed else _NOTHING,
         f"{line.updates:,}",
         f"{line.megabytes:,.1f}" if sent else _NOTHING,
@@ -93,16 +103,24 @@ def cells(line: Comparison) -> list[str]:
     ]
 
 
+def _figure(value: float | None) -> str:
+    return _NOTHING if value is None else f"{value:.4f}"
+
+
 def _to_target(number: float | None) -> str:
     return "never" if number is None else f"{number:,.3g}" if number < 1000 else f"{number:,.0f}"
 
 
 def table(lines: Sequence[Comparison], metric: str, target: float) -> Table:
     """The comparison for a terminal."""
-    title = f"what each run reached, and what it took to reach {metric} {target:.4g}"
+    validated = any(line.validation is not None for line in lines)
+    on = " (validation, where there are such rows)" if validated else ""
+    title = f"what each run reached, and what it took to reach {metric} {target:.4g}{on}"
     shown = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for number, heading in enumerate(headings(metric, target)):
-        shown.add_column(heading, justify="left" if number == 0 else "right", no_wrap=number == 0)
+    for number, heading in enumerate(headings(metric, target, validated=validated)):
+        longest = max(map(len, heading.split()))
+        side: Literal["left", "right"] = "right" if number else "left"
+        shown.add_column(heading, justify=side, no_wrap=number == 0, min_width=longest)
     for line in lines:
-        shown.add_row(*cells(line))
+        shown.add_row(*cells(line, validated=validated))
     return shown

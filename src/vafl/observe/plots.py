@@ -41,6 +41,7 @@ def plot_runs(runs: Sequence[RecordedRun], stem: Path) -> list[Path]:
     import matplotlib as mpl  # noqa: PLC0415 - as said above
     from matplotlib.figure import Figure  # noqa: PLC0415
 
+    watched = {run.watched for run in runs}
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(11, 7), layout="constrained")
         axes = figure.subplots(2, 2).ravel()
@@ -48,7 +49,7 @@ def plot_runs(runs: Sequence[RecordedRun], stem: Path) -> list[Path]:
             for number, run in enumerate(runs):
                 _draw_metric(axis, run, COLOURS[number % len(COLOURS)], reading)
             axis.set_xlabel(label)
-            axis.set_ylabel(f"test {runs[0].summary['metric']['name']}")
+            axis.set_ylabel(f"{' or '.join(sorted(watched))} {runs[0].summary['metric']['name']}")
             _focus(axis, runs)
         for number, run in enumerate(runs):
             _draw_loss(axes[3], run, COLOURS[number % len(COLOURS)])

@@ -179,6 +179,22 @@ class RecordedRun:
     def higher_is_better(self) -> bool:
         return bool(self.summary["metric"]["name"] != "loss")
 
+    @property
+    def watched(self) -> str:
+        """Which rows its evaluations are of, "validation" or "test"."""
+        found = "test" if self.summary.get("test") is None else "validation"
+        return str(self.summary.get("watched", found))
+
+    @property
+    def validation(self) -> float | None:
+        """The metric of the models kept on the validation rows, if there are any."""
+        return self.summary["metric"]["value"] if self.watched == "validation" else None
+
+    @property
+    def test(self) -> float | None:
+        """That on the test rows; None if it is not known."""
+        return self.summary.get("test") if self.watched == "validation" else self.summary["metric"]["value"]
+
     def first_reaching(self, target: float) -> Point | None:
         """The first evaluation as good as `target`."""
         sign = 1 if self.higher_is_better else -1
