@@ -173,6 +173,7 @@ def _summary(run: Run, end: Point) -> dict[str, Any]:
         classes=len(run.data.classes or ()),
         test=None,
         interrupted=False,
+        ended=run.ended,
     )
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from tests.waiting import LIMIT, until
 from vafl.cli import main
+from vafl.runtime.training import BUDGETS_SPENT
 
 SMALL = """
 seed = 3
@@ -221,6 +222,29 @@ def test_a_signal_ends_a_run_orderly_though_nobody_reads_what_it_prints(config, 
     assert process.wait(timeout=LIMIT) == 130
     assert "interrupted" in errors
     assert json.loads((out / "summary.json").read_text())["interrupted"] is True
+
+
+PRIVATE = """
+[privacy]
+clip = 1.0
+noise = 1.0
+gradient_clip = 1.0
+gradient_noise = 1.0
+"""
+
+
+def test_a_run_says_why_it_ended_and_warns_of_budgets_that_are_spent(config, tmp_path, capsys):
+    config.write_text(SMALL.replace('"iris"', '"iris"\nscale = "none"') + PRIVATE)
+    for name, setting, code in (("full", 0.0, 0), ("short", 3.0, 0), ("nothing", 0.5, 4)):
+        chosen = ["--set", f"privacy.mu_max={setting}", "--out", str(tmp_path / name)]
+        assert main(["run", str(config), *chosen]) == code
+    shown, error = capsys.readouterr()
+    summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("full", "short")]
+    assert [summary["ended"] for summary in summaries] == ["60 updates were made", BUDGETS_SPENT]
+    assert "it ended: 60 updates were made" in shown
+    assert f"it ended early, after {summaries[1]['updates']} updates" in shown
+    assert 0 < summaries[1]["updates"] < 60
+    assert "privacy.mu_max must allow every client some uploads. Found 0.5" in error
 
 
 def test_compare_shows_table_json_and_plots(config, tmp_path, capsys):

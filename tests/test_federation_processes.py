@@ -12,6 +12,7 @@ from vafl.cli import main
 from vafl.privacy.accounts import KINDS
 from vafl.privacy.ledger import read_ledger
 from vafl.runtime.identity import issue, make_authority
+from vafl.runtime.training import BUDGETS_SPENT
 
 PARTIES = ("client-1", "client-2")
 
@@ -149,6 +150,8 @@ def test_killed_on_both_sides_they_count_on_until_their_limits_end_the_run(machi
     summary = machine.summary()
     assert summary["labels"]["epsilon"] == 5.0
     assert summary["violations"] == {}
+    assert summary["ended"] == BUDGETS_SPENT
+    assert "warning: it ended early, after" in machine.log("server")
     for what in ("seconds", "updates", "bytes_up", "bytes_down"):
         values = [point[what] for point in machine.history()]
         assert values == sorted(values), what

@@ -63,23 +63,28 @@ class Run:
     evaluator: Evaluator
     ledgers: list[Ledger]
     best: BestModels | None = None
+    ended: str = ""
 
     def train(self, observe: Callable[[Point], None] = lambda point: None) -> list[Point]:
         """Trains until a stop criterion holds; `observe` sees every evaluation as it is made.
 
-        With stop.patience the models end as they were at the best evaluation, which is `best.point`.
+        With stop.patience the models end as they were at the best evaluation, which is `best.point`. Why it
+        ended is then in `ended`.
         """
         self.best = BestModels([*self.models, self.head]) if self.config.stop.patience else None
         watch = Watch(self.config.stop, self.task.metric, self.best)
-        with torch_threads(self.config.threads):
-            return train(
-                self.runtime,
-                self.evaluator,
-                watch,
-                self.config.stop,
-                self.config.evaluation,
-                observe,
-            )
+        try:
+            with torch_threads(self.config.threads):
+                return train(
+                    self.runtime,
+                    self.evaluator,
+                    watch,
+                    self.config.stop,
+                    self.config.evaluation,
+                    observe,
+                )
+        finally:
+            self.ended = watch.ended
 
     def measure(self) -> Point:
         """An evaluation, now."""

@@ -172,6 +172,8 @@ def _up(options: argparse.Namespace, console: "Console") -> None:
 
 
 def _report(recorded: "RecordedRun", console: "Console") -> None:
+    from vafl.runtime.training import BUDGETS_SPENT
+
     metric = recorded.summary["metric"]
     tested = "not measured" if recorded.test is None else f"{recorded.test:.4f}"
     validated = recorded.validation is not None
@@ -179,6 +181,11 @@ def _report(recorded: "RecordedRun", console: "Console") -> None:
     made, kept = recorded.summary["updates"], recorded.summary["kept"]["updates"]
     on_test += f" by the models of update {kept:,} of {made:,}, the best" if kept < made else ""
     console.print(f"{metric['name']} {metric['value']:.4f}{on_test}; the run is in {recorded.path}")
+    if recorded.summary["ended"] == BUDGETS_SPENT:
+        early = f"warning: it ended early, after {made:,} updates: {BUDGETS_SPENT}"
+        console.print(f"{early}; `vafl privacy {recorded.path}` says on what", style="yellow")
+    else:
+        console.print(f"it ended: {recorded.summary['ended']}")
     labels = recorded.summary["labels"]
     if labels["epsilon"] is not None:
         kept = f"each kept with probability {labels['kept_with_probability']:.3f}"

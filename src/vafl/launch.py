@@ -12,12 +12,13 @@ from rich.console import Console
 
 from vafl.build import Run, build
 from vafl.config import Config
+from vafl.errors import BudgetExhausted
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import ClientStatus, Progress
 from vafl.observe.record import SIMULATED_LEDGERS, RecordedRun, RunFolder, read_run, versions
 from vafl.protocol.delays import DelaySummary
 from vafl.runtime.simulator import Simulator
-from vafl.runtime.training import Best, Point
+from vafl.runtime.training import BUDGETS_SPENT, Best, Point
 from vafl.trained import keep_all
 
 
@@ -49,13 +50,25 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
                 interrupted=interrupted,
                 test=run.evaluator.test(),
                 best=run.best,
+                ended=run.ended,
             )
         )
     recorded = read_run(path)
     plot_runs([recorded], path / "progress")
     if interrupted:
         raise KeyboardInterrupt
+    require_updates(config, run.ended, points[-1].updates)
     return recorded
+
+
+def require_updates(config: Config, ended: str, updates: int) -> None:
+    """Raises BudgetExhausted where the budgets did not allow a single step: that is no result."""
+    if ended == BUDGETS_SPENT and not updates:
+        raise BudgetExhausted(
+            f"privacy.mu_max must allow every client some uploads. Found {config.privacy.mu_max:g}, and no "
+            "update was made: the first uploads would cost more than is left. Raise it or the noise; "
+            "`vafl calibrate` says what noise a budget needs, `vafl privacy` what earlier runs have spent."
+        )
 
 
 def _train(run: Run, folder: RunFolder, console: Console) -> tuple[list[Point], bool]:
@@ -128,12 +141,14 @@ def summarise(
     interrupted: bool,
     test: float | None,
     best: Best | None = None,
+    ended: str,
 ) -> dict[str, Any]:
     """The content of summary.json, for whatever kind of run.
 
     Args:
         end, best: the last evaluation, and the best if its models are the ones that are kept.
         test: the metric on the test rows, where those two are of validation rows.
+        ended: why.
     """
     kept = end if best is None or best.point is None else best.point
     return {
@@ -150,6 +165,7 @@ def summarise(
         "delays": {name: asdict(delay) for name, delay in zip(names, delays, strict=False)},
         "activations": dict(zip(names, activations, strict=False)),
         "labels": config.labels.report(classes),
+        "ended": ended,
         "interrupted": interrupted,
         "seed": config.seed,
         "versions": versions(),

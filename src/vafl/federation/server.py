@@ -19,7 +19,7 @@ from vafl.federation.best import BestHead
 from vafl.federation.credentials import load_credentials
 from vafl.federation.terms import STATE, make_terms, over_network, require_same_run, rows_at_once
 from vafl.files import make_private_folder, remove_drafts
-from vafl.launch import shown_metric, summarise
+from vafl.launch import require_updates, shown_metric, summarise
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import ClientStatus, Progress
 from vafl.observe.record import RecordedRun, RunFolder, read_run
@@ -171,6 +171,8 @@ class ServerRun:
                 run(_serve(federation, conductor, listening, self.watch))
             defaults = stand_ins(plan.data, state.server.table, conductor.measured)
             keep_head(plan, defaults, self.path, run_name(state.server.run))
+            if not conductor.interrupted:
+                require_updates(self.config, conductor.watch.ended, state.server.iteration)
             _require_result(points, conductor, state.server.iteration)
             folder.finish(self._summary(plan, federation, points, conductor))
         recorded = read_run(self.path)
@@ -262,6 +264,7 @@ class ServerRun:
             interrupted=conductor.interrupted,
             test=conductor.tested,
             best=conductor.watch.best,
+            ended=conductor.watch.ended,
         )
         return {**summary, "violations": federation.violations, "durable": list(server.durable)}
 

@@ -116,7 +116,7 @@ def table(lines: Sequence[Comparison], metric: str, target: float) -> Table:
     validated = any(line.validation is not None for line in lines)
     on = " (validation, where there are such rows)" if validated else ""
     title = f"what each run reached, and what it took to reach {metric} {target:.4g}{on}"
-    shown = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    shown = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 0 if validated else 1, 0, 0), pad_edge=False)
     for number, heading in enumerate(headings(metric, target, validated=validated)):
         longest = max(map(len, heading.split()))
         side: Literal["left", "right"] = "right" if number else "left"

@@ -13,6 +13,8 @@ from vafl.protocol.losslog import LossLog
 from vafl.runtime.settings import EvaluationSettings, StopSettings
 from vafl.runtime.simulator import Traffic
 
+BUDGETS_SPENT = "too few clients may still upload: their privacy budgets are spent"
+
 
 @dataclass(frozen=True)
 class Point:
@@ -69,6 +71,9 @@ class Watch:
 
     Args:
         best: keeps them; None if nothing is to be kept.
+
+    Attributes:
+        ended: why the run has ended, for whatever reason; empty before.
     """
 
     def __init__(self, stop: StopSettings, metric: Metric, best: Best | None = None) -> None:
@@ -76,6 +81,7 @@ class Watch:
         self._best: float | None = None
         self._since = 0
         self.best = best
+        self.ended = ""
 
     def sees(self, point: Point) -> str:
         """Takes an evaluation of the models as they are; gives why it is the last, or nothing. Clients are
@@ -179,19 +185,22 @@ def train(
     try:
         look()
         due = _next_due(runtime, evaluation)
-        while not _over(runtime, stop):
+        while not (over := why_over(runtime, stop, spent=runtime.over)):
             runtime.advance()
             if not stop.seconds and (why := runtime.stalled):
                 raise Stalled(f"no step will be made after {runtime.updates} updates: {why}")
-            if _progress(runtime, evaluation) < due or _over(runtime, stop):
+            if _progress(runtime, evaluation) < due or why_over(runtime, stop, spent=runtime.over):
                 continue
             due = _next_due(runtime, evaluation)
-            if look():
+            if reason := look():
+                watch.ended = reason
                 runtime.settle()
                 return points
+        watch.ended = over
         runtime.settle()
         look()
     except KeyboardInterrupt:
+        watch.ended = "it was told to stop"
         look()
         raise
     finally:
@@ -200,9 +209,17 @@ def train(
     return points
 
 
-def _over(runtime: Runtime, stop: StopSettings) -> bool:
-    out_of_time = bool(stop.seconds and runtime.now >= stop.seconds)
-    return runtime.updates >= stop.updates or out_of_time or runtime.over
+def why_over(clock: Clock, stop: StopSettings, *, spent: bool) -> str:
+    """Why a run ends now, whatever its evaluations say; empty while it does not.
+
+    Args:
+        spent: whether no step can be made any more.
+    """
+    if clock.updates >= stop.updates:
+        return f"{clock.updates} updates were made"
+    if stop.seconds and clock.now >= stop.seconds:
+        return f"{clock.now:.0f} seconds have passed"
+    return BUDGETS_SPENT if spent else ""
 
 
 def _progress(runtime: Runtime, evaluation: EvaluationSettings) -> float:

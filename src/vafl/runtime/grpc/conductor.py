@@ -18,7 +18,7 @@ from vafl.protocol.server import Server, listed
 from vafl.protocol.table import FOREVER
 from vafl.runtime.grpc.server import FederationServer
 from vafl.runtime.settings import EvaluationSettings, StopSettings
-from vafl.runtime.training import Point, Watch
+from vafl.runtime.training import Point, Watch, why_over
 
 log = logging.getLogger("vafl.server")
 
@@ -99,7 +99,7 @@ class Conductor:
             federation.server.last_iteration = federation.updates
         if self._ending and self._measured(federation):
             said += self._save(federation)
-            self._done = True
+            self._done, self.watch.ended = True, self._ending
             federation.finish(self._ending)
         elif self._ending or self._progress(federation) >= self._due:
             said += self._ask(federation)
@@ -110,13 +110,7 @@ class Conductor:
     def _over(self, federation: FederationServer[Server]) -> str:
         if self.interrupted:
             return "the server was told to stop"
-        if federation.updates >= self.stop.updates:
-            return f"{federation.updates} updates were made"
-        if self.stop.seconds and federation.now >= self.stop.seconds:
-            return f"{federation.now:.0f} seconds have passed"
-        if federation.server.over:
-            return "too few clients may still upload: their privacy budgets are spent"
-        return ""
+        return why_over(federation, self.stop, spent=federation.server.over)
 
     def _measured(self, federation: FederationServer[Server]) -> bool:
         """Whether nothing is left to measure, or to try to, of the model as it is."""
