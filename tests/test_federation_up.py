@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tests.companies import write_companies
 from tests.waiting import LIMIT, until
+from vafl.cli import main
 from vafl.config import from_document
-from vafl.errors import RunError, RunFolderError
+from vafl.errors import RunError, RunFolderError, VaflError
 from vafl.federation.processes import Clients
 from vafl.federation.up import up
 from vafl.runtime.folders import HeldFolder
@@ -53,6 +55,28 @@ def test_a_client_that_was_killed_is_left_to_the_runs_rules(tmp_path):
     os.kill(clients._processes["client-1"].pid, signal.SIGKILL)
     clients._processes["client-1"].wait()
     clients.check()
+
+
+def test_the_trial_on_one_machine_needs_no_certificates_that_are_configured_but_not_made(tmp_path):
+    write_companies(tmp_path)
+    tables = {SERVER: "labels.csv", "bank": "bank.csv", "shop": "shop.parquet"}
+    given = [word for name, file in tables.items() for word in ("--table", f"{name}={tmp_path / file}")]
+    assert main(["init", *given, "--out", str(tmp_path / "vafl.toml")]) == 0
+    chosen = ["--set", "network.address=127.0.0.1:0", "--set", "stop.updates=40"]
+    assert main(["up", str(tmp_path / "vafl.toml"), "--out", str(tmp_path / "run"), *chosen]) == 0
+    assert (tmp_path / "run" / "certs" / "ca.pem").is_file()
+
+
+def test_certificates_that_cannot_be_used_are_named_before_the_folder_is_made(tmp_path):
+    (tmp_path / "certs").mkdir()
+    for network in ({}, {"address": "0.0.0.0:0", "certificates": str(tmp_path / "nowhere")}):
+        with pytest.raises(VaflError, match=r"pem"):
+            up(
+                configuration(**{"certificates": str(tmp_path / "certs"), **network}),
+                tmp_path / "run",
+                quiet(),
+            )
+        assert not (tmp_path / "run").exists()
 
 
 @pytest.fixture

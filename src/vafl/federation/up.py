@@ -7,7 +7,7 @@ from rich.console import Console
 
 from vafl.config import Config
 from vafl.data.aligned import join
-from vafl.federation.credentials import certified
+from vafl.federation.credentials import certified, check_certificates
 from vafl.federation.processes import Clients
 from vafl.federation.server import ServerRun
 from vafl.observe.record import ALIGNMENTS, SUMMARY, RecordedRun
@@ -19,8 +19,10 @@ _GRACE = 20.0  # seconds for clients to end by themselves
 def up(config: Config, path: Path, console: Console, *, overwrite: bool = False) -> RecordedRun:
     """Runs server and clients over loopback until the run is over; the run folder is `path`.
 
-    Without network.certificates, an authority and a certificate for each party are made in path/certs.
+    Without network.certificates, or where that folder is not there, an authority and a certificate for each
+    party are made in path/certs: for loopback only.
     """
+    check_certificates(config)
     names = _client_names(config)
     clients = Clients(names, path, ["client", "--out", str(path)])
     served = ServerRun(
