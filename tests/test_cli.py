@@ -163,7 +163,7 @@ def test_a_path_out_of_reach_is_one_error_with_its_exit_code(config, tmp_path, c
         (["init", "--out", str(tmp_path / "nodir" / "x.toml")], tmp_path / "nodir" / "x.toml"),
         (["compare", str(tmp_path / "run"), "--out", str(beneath / "k")], beneath),
     ):
-        assert main(command) == 7
+        assert main(command) == 8
         error = capsys.readouterr().err
         assert f'Found "{named}": ' in error
         assert "Check that the folder is there" in error
@@ -175,7 +175,7 @@ def test_a_full_disk_is_one_error(config, tmp_path, capsys, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("vafl.observe.record.RunFolder.append", full)
-    assert main(["run", str(config), "--out", str(tmp_path / "run")]) == 7
+    assert main(["run", str(config), "--out", str(tmp_path / "run")]) == 8
     assert "Found No space left on device. Check" in capsys.readouterr().err
 
 

@@ -42,9 +42,9 @@ _LARGER = {
 _EXIT_CODES = """exit codes:
   0 done    1 unexpected failure    2 configuration or usage    3 data
   4 the run could not go on (diverged, stalled)    5 run folder    6 an audit failed
-  7 a file could not be read or written    130 interrupted
+  7 refused by the other party    8 a file could not be read or written    130 interrupted
 """
-_FILE, _INTERRUPTED = 7, 130
+_FILE, _INTERRUPTED = 8, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
