@@ -423,12 +423,19 @@ def test_after_a_welcome_patience_rules_however_often_connections_are_closed():
         reach.judge(failed(CLOSED))
 
 
-def test_parties_that_disagree_on_the_largest_message_do_not_dial_for_ever():
+@pytest.mark.parametrize(
+    ("largest", "width", "said"),
+    [(1000, 3, r"Found 1,072\. network\.largest_message sets the limit"), (20_000, 256, "larger than max")],
+)
+def test_parties_that_disagree_on_the_largest_message_do_not_dial_for_ever(largest, width, said):
+    """What a limit below that of the terms lets through is refused when it is read."""
+
     async def story():
-        sections = {"schedule": {"batch_size": 64}, "network": {"largest_message": 1000}}
+        model, network = {"head": "linear", "width": width}, {"largest_message": largest}
+        sections = {"schedule": {"batch_size": 64}, "model": model, "network": network}
         async with served(**sections) as federation, dialled(federation, 1) as other:
             await other.say(Join(1))
-            with pytest.raises(RemoteFault, match="larger than max"):
+            with pytest.raises(RemoteFault, match=said):
                 await federation.client(0).run()
 
     within(20, story())

@@ -117,10 +117,10 @@ def printable(words: str) -> str:
 
 def channel_options(settings: NetworkSettings) -> list[tuple[str, Any]]:
     """gRPC's limits and keepalive, the same on both sides."""
-    period = int(settings.heartbeat * 1000)
+    period, largest = int(settings.heartbeat * 1000), max(settings.largest_message, LARGEST_TERMS)
     return [
-        ("grpc.max_receive_message_length", settings.largest_message),
-        ("grpc.max_send_message_length", settings.largest_message),
+        ("grpc.max_receive_message_length", largest),
+        ("grpc.max_send_message_length", largest),
         ("grpc.keepalive_time_ms", period),
         ("grpc.keepalive_timeout_ms", 2 * period),
         ("grpc.keepalive_permit_without_calls", 1),
