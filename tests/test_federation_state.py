@@ -15,8 +15,8 @@ from rich.console import Console
 
 from tests.federation import same
 from vafl.build import make_client
-from vafl.config import from_document
-from vafl.errors import RunFolderError
+from vafl.config import from_document, read_config
+from vafl.errors import RemoteFault, RunFolderError
 from vafl.federation.best import BestEmbedding
 from vafl.federation.client import ClientState, run_client, run_until_over
 from vafl.federation.server import ServerRun, ServerState
@@ -37,8 +37,10 @@ TERMS = make_terms(make_plan(CONFIG))
 
 
 def kept_by_a_client(path):
-    """As client-1 leaves it."""
-    ClientState(make_client(make_plan(CONFIG), 0), path / "state" / "client-1", 100, TERMS, resume=False)
+    """As client-1 leaves it after three activations."""
+    client = make_client(make_plan(CONFIG), 0)
+    client.activation = 3
+    ClientState(client, path / "state" / "client-1", 100, TERMS, resume=False)
 
 
 def kept_by_a_server(path):
@@ -119,6 +121,19 @@ def test_a_clients_checkpoint_is_not_replaced_by_accident(tmp_path):
     kept_by_a_client(tmp_path)
     with pytest.raises(RunFolderError, match="--resume to go on from it, or --overwrite"):
         run_client(CONFIG, "client-1", tmp_path)
+
+
+def test_a_client_that_was_refused_may_try_again_with_another_configuration(tmp_path, monkeypatch):
+    def refused(_):
+        raise RemoteFault("the server refused client-1: optimiser.step_size 0.1 at the server, 50.0 here")
+
+    other = from_document({**DOCUMENT, "optimiser": {"step_size": 50.0}})
+    monkeypatch.setattr("vafl.federation.client.run_until_over", refused)
+    with pytest.raises(RemoteFault):
+        run_client(other, "client-1", tmp_path)
+    monkeypatch.setattr("vafl.federation.client.run_until_over", lambda _: "over")
+    assert run_client(CONFIG, "client-1", tmp_path) == "over"
+    assert read_config(tmp_path / "config.toml").optimiser == CONFIG.optimiser
 
 
 @pytest.mark.parametrize("refresh", ["none", "random:20"])

@@ -28,7 +28,7 @@ from vafl.runtime.checkpoint import (
 from vafl.runtime.folders import HeldFolder
 from vafl.runtime.grpc.client import FederationClient
 from vafl.runtime.grpc.wire import Terms, run
-from vafl.runtime.identity import CertificateWitness, Credentials
+from vafl.runtime.identity import SERVER, CertificateWitness, Credentials
 from vafl.trained import keep_embedding, run_name
 
 log = logging.getLogger("vafl.client")
@@ -107,10 +107,10 @@ def run_client(
     """One client's part of a run; gives the server's reason for ending it.
 
     Writes path/models/PARTY at the end, path/state/PARTY meanwhile, and path/config.toml unless
-    a server on this machine has done so.
+    a server on this machine has done so. A client that was refused has begun nothing, and may just try again.
     """
     folder = path / STATE / party
-    if has_checkpoint(folder) and not (resume or overwrite):
+    if not (resume or overwrite) and has_checkpoint(folder) and load_facts(folder)["activation"] > 0:
         raise RunFolderError(
             f'"{folder}" holds a checkpoint of {party}. Add --resume to go on from it, or --overwrite to '
             "begin anew and lose it."
@@ -141,7 +141,7 @@ def _run_client(
     every = config.network.checkpoint_every
     state = ClientState(client, folder, every, terms, resume=resume, own_seed=own_seed)
     best = BestEmbedding(client, folder, resume=resume)
-    if not (path / "config.toml").exists():
+    if not (path / "config.toml").exists() or not (resume or (path / STATE / SERVER).is_dir()):
         write_atomically(path / "config.toml", config.to_toml().encode())
     sleeper = config.delays.clock(len(names), config.seed)[index] if config.network.real_delays else None
     federation = FederationClient(
