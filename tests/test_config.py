@@ -141,7 +141,7 @@ def test_unknown_keys_get_a_hint(document, said):
         ({"delays": {"dropouts": [3]}}, r"delays.dropouts must be a section. Found 3"),
         ({"delays": {"dropouts": {"client": 1}}}, r"delays.dropouts must be a list, each item a section"),
         ({"delays": {"dropouts": [{"client": 1}]}}, r"delays.dropouts needs start, end. Found only client"),
-        ({"seed": -1}, r"seed must be 0 or more. Found -1"),
+        ({"seed": -1}, r"seed must be 0 or more, and at most 2\^53. Found -1"),
         ({"threads": 0}, r"threads must be 1 or more. Found 0"),
         ({"rule": {"delay_bound": -1}}, r"rule.delay_bound must be at least 1"),
         ({"schedule": {"batch_size": 0}}, r"schedule.batch_size must be 1 or more. Found 0"),
