@@ -18,6 +18,7 @@ _DRAWN_AT_ONCE = 1 << 15  # numbers, into memory that is used again and again: w
 _NOTHING = bytes(8 * _DRAWN_AT_ONCE)  # what the cipher encrypts
 _STEP = 2.0**-13  # of the power of two above a deviation: fine beside it, and coarse beside float64
 Values = npt.NDArray[np.float32]
+Factors = npt.NDArray[np.float64]
 
 
 class Noise:
@@ -31,25 +32,33 @@ class Noise:
         self._unit = np.empty(_DRAWN_AT_ONCE)
         self._used = _DRAWN_AT_ONCE  # of them, once they are normal
 
-    def added_to(self, values: Values, deviation: float) -> Values:
-        """values + N(0, deviation^2), each of the two a multiple of the same step; as they are for 0.
+    def added_to(self, values: Values, deviation: float, factors: Factors | None = None) -> Values:
+        """values * factors + N(0, deviation^2), each of the two a multiple of the same step.
 
         The sum of any float32 numbers has last bits that tell which values it can be of, however large the
         noise. Here every value can give every sum. Values go towards zero, so that no norm grows.
+
+        Args:
+            values: [rows, ...].
+            factors: [rows]; None: 1.
         """
-        if not deviation:
-            return values.copy()
-        step = _STEP * 2.0 ** math.frexp(deviation)[1]
-        steps = self._normals(values.size, deviation / step).reshape(values.shape)
-        np.rint(steps, out=steps)
-        steps += np.trunc(np.divide(values, step, dtype=np.float64))
-        steps *= step
-        return steps.astype(np.float32)
+        step = _STEP * 2.0 ** math.frexp(deviation)[1] if deviation else 1.0
+        scale = np.full(len(values), 1 / step) if factors is None else factors / step
+        steps: Values = values * scale.astype(np.float32).reshape(-1, *[1] * (values.ndim - 1))
+        if deviation:
+            np.trunc(steps, out=steps)
+            noise = self._normals(values.size, deviation / step)
+            steps += np.rint(noise, out=noise).astype(np.float32).reshape(values.shape)
+            steps *= np.float32(step)
+        return steps
 
     def gaussian(self, shape: Sequence[int], deviation: float) -> Tensor:
         """N(0, deviation^2), for what stays here: what leaves is `added_to`."""
-        drawn = self._normals(math.prod(shape), deviation).astype(np.float32)
-        return torch.from_numpy(drawn).view(*shape)
+        return torch.from_numpy(self.normals(math.prod(shape), deviation)).view(*shape)
+
+    def normals(self, count: int, deviation: float) -> Values:
+        """The same, as numpy has it."""
+        return self._normals(count, deviation).astype(np.float32)
 
     def uniform(self, shape: Sequence[int], deviation: float) -> Tensor:
         """U[-sqrt(3) deviation, sqrt(3) deviation]."""

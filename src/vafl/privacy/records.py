@@ -93,8 +93,8 @@ class NoisyUpdates:
 
     def _draw(self) -> list[Tensor]:
         """Noise of the shape of each parameter."""
-        drawn = self._noise.gaussian((self._size,), self._deviation)
-        return [drawn[place].view(shape) for place, shape in self._places]
+        drawn = self._noise.normals(self._size, self._deviation)
+        return [torch.from_numpy(drawn[place].reshape(shape)) for place, shape in self._places]
 
     def _note(self, number: int, _: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
         if self._noting is not None:
@@ -126,7 +126,7 @@ class NoisyUpdates:
             ins = [inputs.where(kept, zero) for inputs in ins]
             slopes_of = [own.where(kept, zero) for own in slopes_of]
             lengths[~finite] = 0
-        factors = torch.from_numpy(scaling(lengths * len(slopes), self._clip))[:, None]
+        factors = torch.from_numpy(scaling(lengths * len(slopes), self._clip)).float()[:, None]
         means: list[Tensor] = []
         for (weight, bias), inputs, own in zip(self._trains, ins, slopes_of, strict=True):
             scaled = own * factors

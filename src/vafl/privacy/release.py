@@ -11,10 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from vafl.privacy.noise import Noise
+from vafl.privacy.noise import Factors, Noise
 
 Lengths = npt.NDArray[np.float64]
-Factors = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.float32]
 ROUNDING = 1 - 1e-5  # a clipped norm stays below C whatever float32 rounds
 
@@ -26,10 +25,9 @@ def with_lengths(values: Tensor) -> tuple[Tensor, Tensor]:
     float32 they are too short where there are many numbers.
     """
     lengths = torch.linalg.vector_norm(values.flatten(1), dim=1, dtype=torch.float64)
-    finite = lengths.isfinite()
-    if finite.all():
+    if np.isfinite(lengths.detach().numpy()).all():
         return values, lengths
-    zeros = torch.zeros(())
+    finite, zeros = lengths.isfinite(), torch.zeros(())
     return torch.where(_beside(finite, values), values, zeros), lengths.where(finite, zeros.double())
 
 
@@ -42,7 +40,8 @@ def clip_rows(values: Tensor, norm: float) -> Tensor:
 
 def scaling(lengths: Lengths, norm: float) -> Factors:
     """What shortens rows of these lengths to `norm`; all but rounding 1 for short ones."""
-    return (norm * ROUNDING / np.maximum(lengths, norm)).astype(np.float32)
+    factors: Factors = norm * ROUNDING / np.maximum(lengths, norm)
+    return factors
 
 
 def _beside(numbers: Tensor, values: Tensor) -> Tensor:
@@ -110,8 +109,9 @@ class Release(nn.Module):
             return self._noise.added_to(values.numpy(), self._deviation), lambda slopes: slopes
         values, lengths = with_lengths(values)
         rows: Rows = values.numpy()
-        scale = scaling(lengths.numpy(), self._clip)
-        noised = self._noise.added_to(rows * scale[:, None], self._deviation)
+        factors = scaling(lengths.numpy(), self._clip)
+        noised = self._noise.added_to(rows, self._deviation, factors)
+        scale = factors.astype(np.float32)
 
         @np.errstate(over="ignore", invalid="ignore")
         def through_clip(slopes: Tensor) -> Tensor:

@@ -36,8 +36,9 @@ def test_refreshes_and_evaluations_come_in_messages_that_fit(refresh):
     assert made.end.violations == {}
 
 
-def test_a_batch_that_does_not_fit_ends_its_client_with_the_setting_and_is_no_result():
+def test_a_batch_that_does_not_fit_ends_its_client_with_the_setting_and_is_no_result(monkeypatch):
     """Dialling again and again would not make it fit, and a server alone measures nothing."""
+    monkeypatch.setattr("vafl.runtime.grpc.server._GRACE", 1.0)
 
     async def story():
         made = federation(schedule={"batch_size": 40}, stop={"updates": 60, "seconds": 1.0})
