@@ -16,7 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from vafl.errors import RunFolderError
-from vafl.files import sync_folder, write_atomically
+from vafl.files import sync_folder, write_atomically, write_once
 
 Payload = bytes | memoryview
 Entry = tuple[int, Payload]  # kind, and what it says
@@ -55,7 +55,7 @@ class Journal:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.exists():
-                _create(path, identity)
+                write_once(path, _as_bytes(identity, ()), private=True)
             self._file = os.open(path, os.O_RDWR | os.O_APPEND)
             self._lock()
             found = read_journal(path)
@@ -143,6 +143,10 @@ def read_journal(path: Path) -> Content:
 
 def write_journal(path: Path, identity: str, entries: Iterable[Entry], number: str | None = None) -> None:
     """A journal with these entries in the place of whatever was there."""
+    write_atomically(path, _as_bytes(identity, entries, number), private=True)
+
+
+def _as_bytes(identity: str, entries: Iterable[Entry], number: str | None = None) -> bytes:
     body = b"".join(part for kind, payload in entries for part in (_head(kind, payload), payload))
     facts = {
         "format": _FORMAT,
@@ -152,20 +156,7 @@ def write_journal(path: Path, identity: str, entries: Iterable[Entry], number: s
         "length": len(body),
     }
     line = json.dumps(facts).encode()
-    write_atomically(path, b"%b %08x\n" % (line, zlib.crc32(line)) + body, private=True)
-
-
-def _create(path: Path, identity: str) -> None:
-    """Whole or not at all, and never over a journal made meanwhile."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    write_journal(temporary, identity, ())
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        pass
-    finally:
-        temporary.unlink()
-    sync_folder(path.parent)
+    return b"%b %08x\n" % (line, zlib.crc32(line)) + body
 
 
 def _head(kind: int, payload: Payload) -> bytes:
