@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, vmap
 
 from vafl.privacy.layers import HiddenNoise, trained_layers
 from vafl.privacy.noise import Noise
-from vafl.privacy.release import Lengths, clip_rows, scaling
+from vafl.privacy.release import Lengths, clip_rows, lengths_of, scaling
 
 _RECORDS_AT_ONCE = 64  # whose whole gradients are in memory together
 Passes = list[tuple[Tensor, Tensor]]  # what went into a layer and came out
@@ -171,21 +171,16 @@ def _reach(trains: tuple[bool, bool], inputs: Tensor) -> Lengths:
         trains: whether its weight is trained, and its bias.
     """
     weight, bias = trains
-    lengths: Lengths = _lengths(inputs) if weight else np.zeros(len(inputs))
+    lengths: Lengths = lengths_of(inputs).numpy() if weight else np.zeros(len(inputs))
     return np.hypot(lengths, 1) if bias else lengths
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def _norms(slopes_of: Sequence[Tensor], reaches: Sequence[Lengths]) -> Lengths:
     """[batch]: those of whole gradients, from slopes and reach at each layer."""
-    norms = [_lengths(own) * reach for own, reach in zip(slopes_of, reaches, strict=True)]
+    norms = [lengths_of(own).numpy() * reach for own, reach in zip(slopes_of, reaches, strict=True)]
     whole: Lengths = norms[0] if len(norms) == 1 else np.hypot.reduce(norms)
     return whole
-
-
-def _lengths(lines: Tensor) -> Lengths:
-    lengths: Lengths = torch.linalg.vector_norm(lines, dim=1, dtype=torch.float64).numpy()
-    return lengths
 
 
 def _is_trained(layer: nn.Module, name: str) -> bool:

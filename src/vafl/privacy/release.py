@@ -18,13 +18,19 @@ Rows = npt.NDArray[np.float32]
 ROUNDING = 1 - 1e-5  # a clipped norm stays below C whatever float32 rounds
 
 
+def lengths_of(values: Tensor) -> Tensor:
+    """The norm of each [0, ...] of the batch, in float64: summed in float32 it is too short where there are
+    many numbers."""
+    lengths: Tensor = torch.linalg.vector_norm(values.flatten(1), dim=1, dtype=torch.float64)
+    return lengths
+
+
 def with_lengths(values: Tensor) -> tuple[Tensor, Tensor]:
     """Each [0, ...] of the batch, zero where it is not finite, and its norm.
 
-    Stopping there would tell of that record alone, without any noise. Norms are summed in float64: in
-    float32 they are too short where there are many numbers.
+    Stopping there would tell of that record alone, without any noise.
     """
-    lengths = torch.linalg.vector_norm(values.flatten(1), dim=1, dtype=torch.float64)
+    lengths = lengths_of(values)
     if np.isfinite(lengths.detach().numpy()).all():
         return values, lengths
     finite, zeros = lengths.isfinite(), torch.zeros(())
