@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 from vafl.errors import ConfigError
 from vafl.runtime.identity import check_party
@@ -58,7 +57,7 @@ def init(options: argparse.Namespace, console: Console) -> None:
         text = starter_digits(options.clients or _CLIENTS)
     options.out.write_text(text, encoding="utf-8")
     for note in notes:
-        console.print(escape(note), highlight=False, soft_wrap=True)
+        console.print(note, highlight=False, soft_wrap=True)
     console.print(f"wrote {options.out}; now: {then} {options.out}")
 
 
