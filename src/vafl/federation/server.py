@@ -53,7 +53,7 @@ class ServerState:
     def __init__(self, plan: Plan, folder: Path, *, resume: bool) -> None:
         make_private_folder(folder)
         remove_drafts(folder)
-        self._folder, self._terms = folder, make_terms(plan)
+        self._folder, self.terms = folder, make_terms(plan)
         self._mapped: list[MappedArray] = []
         rows = plan.data.rows + len(plan.data.test_labels)
         if plan.config.privacy.secure_sum:  # each round sums anew: nothing to keep
@@ -103,7 +103,7 @@ class ServerState:
         tensors |= counted | {f"head.{name}": tensor for name, tensor in server.head.state_dict().items()}
         settled = server.settled()
         facts = {
-            "terms": asdict(self._terms),
+            "terms": asdict(self.terms),
             "run": server.run,
             "iteration": server.iteration,
             "activations": settled,
@@ -218,7 +218,7 @@ class ServerRun:
         )
         names = [party.name for party in plan.data.parties]
         federation = FederationServer(
-            state.server, names, make_terms(plan), config.network, credentials, conductor
+            state.server, names, state.terms, config.network, credentials, conductor
         )
         if account := state.facts.get("account"):
             federation.resume(account)
