@@ -1,12 +1,16 @@
 """Server and clients of an alignment over real sockets, all in one process."""
 
 import asyncio
+from contextlib import asynccontextmanager
 
+import grpc
+import grpc.aio
 import polars as pl
 
 from vafl.runtime.alignment.client import AlignmentClient
-from vafl.runtime.alignment.frames import PROTOCOL, Terms
+from vafl.runtime.alignment.frames import METHOD, PROTOCOL, Terms
 from vafl.runtime.alignment.server import AlignmentServer
+from vafl.runtime.grpc.wire import SERVICE
 from vafl.runtime.settings import NetworkSettings
 
 LIMIT = 30.0
@@ -51,6 +55,20 @@ class Alignments:
         return NetworkSettings(
             address=address, security="plaintext", heartbeat=self.heartbeat, patience=self.patience
         )
+
+    @asynccontextmanager
+    async def served_by(self, stream):
+        """In the server's place, something that answers each client's stream by this."""
+        server = grpc.aio.server()
+        handler = grpc.stream_stream_rpc_method_handler(stream)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        self._listening.set()
+        try:
+            yield
+        finally:
+            await server.stop(0)
 
     async def serve(self):
         def listens(address):

@@ -10,8 +10,7 @@ import pytest
 from tests.runtime.alignment.parties import LIMIT, Alignments
 from vafl.data.psi.curve import blind_ids, new_secret
 from vafl.errors import InvalidMessage, RemoteFault, RunError, Stalled
-from vafl.runtime.alignment.frames import METHOD, Kind, pack, pack_facts, pack_rows
-from vafl.runtime.grpc.wire import SERVICE
+from vafl.runtime.alignment.frames import Kind, pack, pack_facts, pack_rows
 
 BEGIN = pack_facts(Kind.BEGIN, {"ids": 2})
 AGAIN = pack_facts(Kind.AGAIN, {"ids": 2})
@@ -46,16 +45,8 @@ def served(stream):
 
     async def play():
         made = Alignments(server=["x"], bank=["a", "b", "c"])
-        server = grpc.aio.server()
-        handler = grpc.stream_stream_rpc_method_handler(stream)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
-        made.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        await server.start()
-        made._listening.set()
-        try:
+        async with made.served_by(stream):
             (error,) = await asyncio.gather(made.join("bank"), return_exceptions=True)
-        finally:
-            await server.stop(0)
         assert not made.kept
         return error
 

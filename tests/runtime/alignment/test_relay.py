@@ -2,13 +2,10 @@
 
 import asyncio
 
-import grpc
-import grpc.aio
-
 from tests.runtime.alignment.parties import LIMIT, Alignments
 from vafl.data.psi.curve import TAG
-from vafl.runtime.alignment.frames import METHOD, Kind, pack, pack_facts, unpack, unpack_hello
-from vafl.runtime.grpc.wire import CLAIM, SERVICE
+from vafl.runtime.alignment.frames import Kind, pack, pack_facts, unpack, unpack_hello
+from vafl.runtime.grpc.wire import CLAIM
 
 PEOPLE = {"bank": [f"p{n}" for n in range(30)], "shop": [f"p{n}" for n in range(20, 60)]}
 OTHER = {"bank": "shop", "shop": "bank"}
@@ -46,16 +43,8 @@ def test_it_does_not_learn_how_many_people_two_clients_share():
 
     async def play():
         made = Alignments(server=["x"], **PEOPLE)
-        server = grpc.aio.server()
-        handler = grpc.stream_stream_rpc_method_handler(relay)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
-        made.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        await server.start()
-        made._listening.set()
-        try:
+        async with made.served_by(relay):
             return await asyncio.gather(*map(made.join, PEOPLE), return_exceptions=True)
-        finally:
-            await server.stop(0)
 
     for error in asyncio.run(asyncio.wait_for(play(), LIMIT)):
         assert "thank you" in str(error)
