@@ -26,9 +26,7 @@ STYLE: Any = {
     "svg.hashsalt": "vafl",
     "svg.fonttype": "path",
 }
-_DECADES_ALONE = (
-    100  # the largest of a scale over its smallest, from where on its decades' numbers are enough
-)
+_DECADES_ALONE = 100  # a scale's largest over its smallest, from where on its decades' numbers are enough
 _AXES = (
     ("seconds", "seconds (the run's clock)", lambda point: point.seconds),
     ("updates", "server updates", lambda point: point.updates),
