@@ -69,7 +69,7 @@ class Serving(Machine):
         """Whether nobody new is heard."""
         try:
             socket.create_connection(self.door(), timeout=LIMIT).close()
-        except ConnectionRefusedError:
+        except ConnectionError:  # refused; reset, if it closed this very moment
             return True
         return False
 
