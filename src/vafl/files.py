@@ -13,15 +13,17 @@ _BLOCK = 512  # bytes, of st_blocks
 _DRAFT = re.compile(r"(.+)\.[0-9a-f]{16}\.part")
 
 
-def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
+def write_atomically(path: Path, content: bytes, *, private: bool = False, durable: bool = True) -> None:
     """The file is the old one or the new one, on disk, whatever happens meanwhile.
 
     Args:
         private: its owner alone may read it, from its first moment.
+        durable: it is there after the machine has crashed, too; waiting for the disk takes its time.
     """
-    with _draft(path, content, _PRIVATE if private else _PUBLIC) as draft:
+    with _draft(path, content, _PRIVATE if private else _PUBLIC, durable=durable) as draft:
         draft.replace(path)
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
 
 
 def write_once(path: Path, content: bytes, *, private: bool = False) -> None:
@@ -32,14 +34,15 @@ def write_once(path: Path, content: bytes, *, private: bool = False) -> None:
 
 
 @contextmanager
-def _draft(path: Path, content: bytes, mode: int) -> Iterator[Path]:
+def _draft(path: Path, content: bytes, mode: int, *, durable: bool = True) -> Iterator[Path]:
     """The content, on disk, under a name that nobody else has; not there any more afterwards."""
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
     try:
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         yield draft
     finally:
         draft.unlink(missing_ok=True)

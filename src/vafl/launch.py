@@ -14,8 +14,9 @@ from vafl.build import Run, build
 from vafl.config import Config
 from vafl.errors import BudgetExhausted
 from vafl.observe.plots import plot_runs
-from vafl.observe.progress import ClientStatus, Progress
+from vafl.observe.progress import Progress
 from vafl.observe.record import SIMULATED_LEDGERS, RecordedRun, RunFolder, read_run, versions
+from vafl.observe.status import ClientStatus
 from vafl.protocol.delays import DelaySummary
 from vafl.runtime.simulator import Simulator
 from vafl.runtime.training import BUDGETS_SPENT, Best, Point
@@ -80,7 +81,7 @@ def _train(run: Run, folder: RunFolder, console: Console) -> tuple[list[Point], 
         folder.append(point)
         progress.observe(point)
 
-    with _progress(run, console) as progress, _signals_interrupt():
+    with _progress(run, folder.path, console) as progress, _signals_interrupt():
         try:
             run.train(observe)
         except KeyboardInterrupt:
@@ -88,17 +89,19 @@ def _train(run: Run, folder: RunFolder, console: Console) -> tuple[list[Point], 
     return points, False
 
 
-def _progress(run: Run, console: Console) -> Progress:
+def _progress(run: Run, folder: Path, console: Console) -> Progress:
     config = run.config
     sizes = f"{len(run.data.parties)} clients, {run.data.rows:,} training rows"
     title = f"{config.rule.name}: {config.data.title}, {sizes}, {config.model.embedding} embedding"
     return Progress(
         console,
+        folder,
         title,
         shown_metric(config, run.task.metric.name),
         run.runtime,
         lambda: _share_done(run),
         lambda: _clients(run),
+        run.delays,
     )
 
 
@@ -117,10 +120,10 @@ def _clients(run: Run) -> list[ClientStatus]:
     if not isinstance(run.runtime, Simulator):
         return []
     server = run.runtime.server
-    rows = zip(run.data.parties, server.activations, run.delays(), run.runtime.traffic, strict=True)
+    rows = zip(run.data.parties, server.activations, run.runtime.traffic, strict=True)
     return [
-        ClientStatus(party.name, activations, delay.mean, delay.max, traffic, index in server.absent)
-        for index, (party, activations, delay, traffic) in enumerate(rows)
+        ClientStatus(party.name, count, traffic.bytes_up, traffic.bytes_down, index in server.absent)
+        for index, (party, count, traffic) in enumerate(rows)
     ]
 
 

@@ -1,12 +1,14 @@
 """The live display, drawn on a made-up terminal."""
 
 import io
+import json
 
 from rich.console import Console
 
 from vafl.observe.counting import CountProgress
-from vafl.observe.progress import ClientStatus, Progress
-from vafl.runtime.simulator import Traffic
+from vafl.observe.progress import Progress
+from vafl.observe.status import ClientStatus, Status
+from vafl.protocol.delays import DelaySummary
 from vafl.runtime.training import Point
 
 
@@ -16,24 +18,34 @@ class StandingStill:
     traffic = ()
 
 
-def shown(*, terminal: bool, points: int = 1) -> str:
+def shown(folder, *, terminal: bool, points: int = 1) -> str:
     output = io.StringIO()
     console = Console(file=output, force_terminal=terminal, width=100)
-    clients = [ClientStatus("bank", 7, 3.5, 12, Traffic(2_000_000, 500_000, 7), gone=True)]
-    progress = Progress(console, "async: a run", "accuracy", StandingStill(), lambda: 0.4, lambda: clients)
+    progress = Progress(
+        console,
+        folder,
+        "async: a run",
+        "accuracy",
+        StandingStill(),
+        share_done=lambda: 0.4,
+        clients=lambda: [ClientStatus("bank", 7, 2_000_000, 500_000, gone=True)],
+        delays=lambda: [DelaySummary(80, 12, 3.5, 3, 11, 0, 0, 1)],
+        waiting=lambda: "bank",
+    )
     with progress:
         for _ in range(points):
             progress.observe(Point(12.5, 40, 2_000_000, 500_000, 0.25, 0.875))
     return output.getvalue()
 
 
-def test_a_terminal_shows_the_run_and_each_client():
-    text = shown(terminal=True)
+def test_a_terminal_shows_the_run_and_each_client(tmp_path):
+    text = shown(tmp_path, terminal=True)
     for word in (
         "async: a run",
         "40 updates",
         "loss 0.2500",
         "accuracy 0.8750",
+        "waiting for bank",
         "bank (gone)",
         "2.00",
         "0.50",
@@ -42,10 +54,18 @@ def test_a_terminal_shows_the_run_and_each_client():
         assert word in text
 
 
-def test_a_log_file_gets_a_line_now_and_then():
-    text = shown(terminal=False, points=50)
+def test_a_log_file_gets_a_line_now_and_then(tmp_path):
+    text = shown(tmp_path, terminal=False, points=50)
     assert text.count("40 updates") == 1
     assert "\x1b" not in text
+
+
+def test_the_folder_tells_how_the_run_stood_last(tmp_path):
+    shown(tmp_path, terminal=False)
+    status = Status.of(json.loads((tmp_path / "status.json").read_bytes()))
+    assert (status.updates, status.share, status.waiting) == (40, 0.4, "bank")
+    assert status.clients == (ClientStatus("bank", 7, 2_000_000, 500_000, True, 3.5, 12),)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["status.json"]
 
 
 def test_what_is_counted_gets_a_line_at_each_tenth():

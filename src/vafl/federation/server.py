@@ -21,8 +21,9 @@ from vafl.federation.terms import STATE, make_terms, over_network, require_same_
 from vafl.files import make_private_folder, remove_drafts
 from vafl.launch import require_updates, shown_metric, summarise
 from vafl.observe.plots import plot_runs
-from vafl.observe.progress import ClientStatus, Progress
+from vafl.observe.progress import Progress
 from vafl.observe.record import RecordedRun, RunFolder, read_run
+from vafl.observe.status import ClientStatus
 from vafl.plan import Plan, make_plan
 from vafl.protocol.server import RECALL_ROWS, Server
 from vafl.protocol.table import FOREVER, EmbeddingTable
@@ -166,7 +167,7 @@ class ServerRun:
             folder.begin(self.config.to_toml())
             points = folder.rewind(state.facts.get("account", {}).get("seconds", 0.0))
             conductor, federation = self._assemble(plan, state, credentials, folder, points)
-            with self._progress(plan, federation) as progress:
+            with self._progress(plan, federation, conductor) as progress:
                 self._shown = progress
                 run(_serve(federation, conductor, listening, self.watch))
             defaults = stand_ins(plan.data, state.server.table, conductor.measured)
@@ -224,19 +225,13 @@ class ServerRun:
             federation.resume(account)
         return conductor, federation
 
-    def _progress(self, plan: Plan, federation: FederationServer[Server]) -> Progress:
+    def _progress(self, plan: Plan, federation: FederationServer[Server], conductor: Conductor) -> Progress:
         def clients() -> list[ClientStatus]:
-            server = federation.server
-            rows = zip(
-                federation.parties,
-                server.activations,
-                server.delays.summaries(),
-                federation.traffic,
-                strict=True,
-            )
+            here = federation.connections
+            rows = zip(federation.parties, federation.server.activations, federation.traffic, strict=True)
             return [
-                ClientStatus(name, count, delay.mean, delay.max, traffic, index not in federation.connections)
-                for index, (name, count, delay, traffic) in enumerate(rows)
+                ClientStatus(name, count, traffic.bytes_up, traffic.bytes_down, index not in here)
+                for index, (name, count, traffic) in enumerate(rows)
             ]
 
         def share_done() -> float:
@@ -247,7 +242,17 @@ class ServerRun:
         config, sizes = self.config, f"{len(federation.parties)} clients, {plan.data.rows:,} training rows"
         title = f"{config.rule.name} over {config.network.security}: {config.data.title}, {sizes}"
         metric = shown_metric(config, plan.task.metric.name)
-        return Progress(self.console, title, metric, federation, share_done, clients)
+        return Progress(
+            self.console,
+            self.path,
+            title,
+            metric,
+            federation,
+            share_done,
+            clients,
+            federation.server.delays.summaries,
+            lambda: federation.to_come or conductor.waiting,
+        )
 
     def _summary(
         self, plan: Plan, federation: FederationServer[Server], points: list[Point], conductor: Conductor

@@ -19,7 +19,7 @@ from vafl.models.losses import probabilities
 from vafl.protocol.scoring import ANSWERED, STATES, Rows
 from vafl.runtime.grpc.prediction import Answer, Live
 from vafl.runtime.grpc.wire import run
-from vafl.runtime.identity import SERVER, is_loopback
+from vafl.runtime.identity import SERVER, HttpAddress
 
 log = logging.getLogger("vafl.server")
 
@@ -31,19 +31,11 @@ def serve(config: Config, run_folder: Path, http: str, listening: Callable[[str,
         http: host:port for HTTP.
         listening: told the address for clients, and that for HTTP.
     """
-    host, _, port = http.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65_535:
-        raise ConfigError(f'--http must be host:port. Found "{http}".')
+    address = HttpAddress.of(http, "ask for predictions")
     _require_aiohttp()
-    if not is_loopback(http):
-        log.warning(
-            "EVERYONE who can reach %s may ask for predictions, unencrypted: HTTP here has no identities. "
-            "Put a proxy with TLS and authentication before it, or bind to 127.0.0.1.",
-            http,
-        )
     service = Service(Deployed.load(config, SERVER, run_folder))
     with torch_threads(config.threads):
-        run(service.run(host, int(port), listening))
+        run(service.run(address, listening))
 
 
 def _require_aiohttp() -> None:
@@ -64,16 +56,18 @@ class Service:
         self._federation = deployed.serve(deployed.scorer(cached=settings.cache), self._live)
         self._rows = {each: row for row, each in enumerate(deployed.subjects.ids.to_list())}
 
-    async def run(self, host: str, port: int, listening: Callable[[str, str], None]) -> None:
+    async def run(self, http: HttpAddress, listening: Callable[[str, str], None]) -> None:
         """Serves clients and HTTP in one event loop, until a signal."""
         from vafl.federation.http import make_app, start  # noqa: PLC0415 - an extra
 
         federation, loop = self._federation, asyncio.get_running_loop()
         app = make_app(self.predict, self.health, self._deployed.config.prediction.largest_request)
         try:
-            runner, bound = await start(app, host.strip("[]"), port)
+            runner, bound = await start(app, http.host, http.port)
         except OSError as error:
-            raise ConfigError(f'--http: nobody can listen on "{host}:{port}": {error.strerror}.') from error
+            raise ConfigError(
+                f"--http: nobody can listen on {http.url(http.port)}: {error.strerror}."
+            ) from error
         told = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, told.set)
@@ -86,7 +80,7 @@ class Service:
 
         stopping = asyncio.create_task(stop())
         try:
-            await federation.serve(lambda address: listening(address, f"http://{host}:{bound}"))
+            await federation.serve(lambda address: listening(address, http.url(bound)))
         finally:
             stopping.cancel()
             await runner.cleanup()

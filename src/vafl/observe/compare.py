@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from rich import box
@@ -34,13 +35,18 @@ class Comparison:
 
 
 def distinctly_named(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
-    """The runs with as much of their folders' paths for names as tells them apart."""
-    paths = [run.path.resolve() for run in runs]
+    """The runs, named by their folders."""
+    names = distinct_names([run.path for run in runs])
+    return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
+
+
+def distinct_names(folders: Sequence[Path]) -> list[str]:
+    """As much of the folders' paths as tells them apart."""
+    paths = [folder.resolve() for folder in folders]
     depth = 1
     while len({path.parts[-depth:] for path in paths}) < len(set(paths)):
         depth += 1
-    names = ["/".join(path.parts[-depth:]) for path in paths]
-    return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
+    return ["/".join(path.parts[-depth:]) for path in paths]
 
 
 def common_target(runs: Sequence[RecordedRun]) -> float:

@@ -1,8 +1,13 @@
-"""The live display of a run on a terminal, and plain lines where there is none."""
+"""What people see of a run while it goes on: a live display on a terminal, plain lines where there is none,
+and its folder's status.json for those who watch from elsewhere."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Event, Thread
 from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
@@ -12,20 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from vafl.observe.counting import Tenths
-from vafl.runtime.simulator import Traffic
+from vafl.observe.status import ClientStatus, Status
+from vafl.protocol.delays import DelaySummary
 from vafl.runtime.training import Clock, Point
 
-
-@dataclass(frozen=True)
-class ClientStatus:
-    """One client as the display shows it."""
-
-    name: str
-    activations: int
-    delay_mean: float
-    delay_max: int
-    traffic: Traffic
-    gone: bool = False
+_EVERY = 0.5  # seconds between two looks at the run
+_PACE = 20  # looks that its speed is taken over
 
 
 @dataclass
@@ -34,51 +31,89 @@ class Progress:
 
     Args:
         console: where to show it.
+        folder: where its status goes.
         title: what is running.
         metric: the metric's name.
-        runtime: its counters are read a few times a second, from the display's thread.
-        share_done: how far the run is towards its limits, 0 to 1; read there too.
-        clients: the clients' state; read at evaluations only, in the run's own thread.
+        runtime, share_done, clients, waiting: its counters, how far it is towards its limits (0 to 1), its
+            clients without their delays, and what it waits for, if it does. They are read twice a second,
+            from a thread of the display's own.
+        delays: the clients', read at evaluations only, in the run's own thread.
     """
 
     console: Console
+    folder: Path
     title: str
     metric: str
     runtime: Clock
     share_done: Callable[[], float]
     clients: Callable[[], list[ClientStatus]]
+    delays: Callable[[], Sequence[DelaySummary]]
+    waiting: Callable[[], str] = lambda: ""
     _point: Point | None = None
-    _shown: list[ClientStatus] = field(default_factory=list)
-    _live: Live | None = None
-    _began: float = field(default_factory=time.monotonic)
+    _delays: Sequence[DelaySummary] = ()
+    _measured: float = 0.0
+    _pace: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_PACE))
+    _over: Event = field(default_factory=Event)
     _tenths: Tenths = field(default_factory=Tenths)
 
     def __enter__(self) -> "Progress":
+        self._pace.append((time.monotonic(), self.runtime.updates))
+        self._take_note()
+        self._live = Live(console=self.console, get_renderable=self._render, refresh_per_second=2)
         if self.console.is_terminal:
-            self._live = Live(console=self.console, get_renderable=self._render, refresh_per_second=4)
             self._live.start()
         else:
             self.console.print(self.title)
+        self._thread = Thread(target=self._look_on, daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._live:
+        self._over.set()
+        self._thread.join()
+        if self.console.is_terminal:
             self._live.stop()
 
     def observe(self, point: Point) -> None:
         """Takes note of an evaluation."""
         self._point = point
-        if self._live is not None:
-            self._shown = self.clients()
-        elif self._tenths.is_due(share := self.share_done()):
-            self.console.print(f"  {share:4.0%}  {self._line()}")
+        if (now := time.monotonic()) - self._measured > _EVERY:
+            self._measured, self._delays = now, self.delays()
+        if not self.console.is_terminal and self._tenths.is_due(share := self.share_done()):
+            self.console.print(f"  {share:4.0%}  {self._line(self._look())}")
 
-    def _line(self) -> str:
-        updates = self.runtime.updates
-        rate = updates / max(time.monotonic() - self._began, 1e-9)
-        parts = [f"{updates:,} updates", f"{rate:,.0f}/s", f"clock {self.runtime.now:,.1f} s"]
+    def _look_on(self) -> None:
+        over = False
+        while not over:  # the last look is at how the run ended
+            over = self._over.wait(_EVERY)
+            self._take_note()
+
+    def _take_note(self) -> None:
+        self._seen = self._look()
+        with suppress(OSError):  # a full disk is the run's own affair, which it will tell
+            self._seen.write(self.folder)
+
+    def _look(self) -> Status:
+        now, updates = time.monotonic(), self.runtime.updates
+        (then, before), clients = self._pace[0], self.clients()
+        self._pace.append((now, updates))
+        for number, delay in enumerate(self._delays):
+            clients[number] = replace(clients[number], delay_mean=delay.mean, delay_max=delay.max)
+        return Status(
+            title=self.title,
+            metric=self.metric,
+            share=self.share_done(),
+            seconds=self.runtime.now,
+            updates=updates,
+            rate=(updates - before) / max(now - then, 1e-3),
+            waiting=self.waiting(),
+            clients=clients,
+        )
+
+    def _line(self, seen: Status) -> str:
+        parts = [f"{seen.updates:,} updates", f"{seen.rate:,.0f}/s", f"clock {seen.seconds:,.1f} s"]
         if self._point and self._point.train_loss is not None:
             parts.append(f"loss {self._point.train_loss:.4f}")
         if self._point:
@@ -86,16 +121,19 @@ class Progress:
         return "  ".join(parts)
 
     def _render(self) -> RenderableType:
-        bar = ProgressBar(total=1.0, completed=self.share_done(), width=60)
+        seen = self._seen
+        bar = ProgressBar(total=1.0, completed=seen.share, width=60)
         lines = Table.grid()  # a bar alone would not end its line
-        for part in (Text(self.title, style="bold"), bar, Text(self._line())):
+        for part in (Text(self.title, style="bold"), bar, Text(self._line(seen))):
             lines.add_row(part)
-        return Group(lines, _client_table(self._shown)) if self._shown else lines
+        if seen.waiting:
+            lines.add_row(Text(f"waiting for {seen.waiting}", style="yellow"))
+        return Group(lines, _client_table(seen.clients)) if seen.clients else lines
 
 
-def _client_table(clients: list[ClientStatus]) -> Table:
+def _client_table(clients: Sequence[ClientStatus]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for heading in ("client", "activations", "delay mean", "delay max", "MB up", "MB down"):
+    for heading in ("client", "uploads", "delay mean", "delay max", "MB up", "MB down"):
         table.add_column(heading, justify="left" if heading == "client" else "right")
     for client in clients:
         table.add_row(
@@ -103,7 +141,7 @@ def _client_table(clients: list[ClientStatus]) -> Table:
             f"{client.activations:,}",
             f"{client.delay_mean:.1f}",
             f"{client.delay_max:,}",
-            f"{client.traffic.bytes_up / 1e6:,.2f}",
-            f"{client.traffic.bytes_down / 1e6:,.2f}",
+            f"{client.bytes_up / 1e6:,.2f}",
+            f"{client.bytes_down / 1e6:,.2f}",
         )
     return table

@@ -2,6 +2,7 @@
 
 DIR/config.toml      the resolved configuration
 DIR/history.jsonl    one object per evaluation
+DIR/status.json      how it stands, or stood last; written all the time
 DIR/summary.json     the result; a folder without it holds a run that did not end
 DIR/models/PARTY/    its trained model; the head is the server's
 DIR/*.png, *.svg     plots
@@ -21,16 +22,17 @@ from typing import Any
 
 from vafl.errors import RunFolderError
 from vafl.files import drafted, write_atomically
+from vafl.observe.status import STATUS
 from vafl.runtime.folders import LOCK, HeldFolder
 from vafl.runtime.training import Point
 
 LEDGERS = "privacy"  # of clients that really uploaded: never removed
 SIMULATED_LEDGERS = "privacy-simulated"
-SUMMARY = "summary.json"
+SUMMARY, HISTORY = "summary.json", "history.jsonl"
 ALIGNMENTS = "alignments"  # of tables that are all on this machine
 _NAME = "[^/]+"
 _WRITTEN = re.compile(  # every file that a run leaves, those of crashes included
-    rf"""{re.escape(LOCK)} | config\.toml | history\.jsonl | {re.escape(SUMMARY)}
+    rf"""{re.escape(LOCK)} | config\.toml | {re.escape(HISTORY)} | {re.escape(SUMMARY)} | {re.escape(STATUS)}
     | (progress|privacy-spent)\.(png|svg)
     | models/{_NAME}/(model\.safetensors|manifest\.toml)
     | logs/{_NAME}\.log
@@ -52,7 +54,7 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, *, overwrite: bool = False, resume: bool = False) -> None:
-        self.path, self._history = path, path / "history.jsonl"
+        self.path, self._history = path, path / HISTORY
         replaced = [] if resume else self._to_replace(overwrite)
         self._held = HeldFolder(path)
         try:
@@ -156,7 +158,7 @@ class RunFolder:
 
 
 def _read_points(path: Path) -> list[Point]:
-    lines = (path / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (path / HISTORY).read_text(encoding="utf-8").splitlines()
     return [Point(**json.loads(line)) for line in lines]
 
 

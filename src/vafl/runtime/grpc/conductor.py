@@ -45,6 +45,7 @@ class Conductor:
 
     Attributes:
         tested: the metric on the test rows, at the end; None if it is not known.
+        waiting: what has kept the run from its next update for a while; empty while it goes on.
     """
 
     held_out: Tensor
@@ -60,6 +61,7 @@ class Conductor:
     test_labels: Tensor = field(default_factory=lambda: torch.empty(0))
     most_rows: int = 1 << 30
     tested: float | None = None
+    waiting: str = ""
     interrupted: bool = False
     _asked: list[Request] = field(default_factory=list)
     _to_ask: list[Tensor] = field(default_factory=list)
@@ -195,8 +197,8 @@ class Conductor:
         updates, since = self._last_update
         now = time.monotonic()
         if federation.updates != updates or not since:
-            self._last_update = (federation.updates, now)
+            self._last_update, self.waiting = (federation.updates, now), ""
         elif now - since > _SILENCE:
-            reason = federation.server.waiting_for(federation.parties)
-            log.warning("no update for %.0f s: waiting for %s", now - since, reason)
+            self.waiting = federation.server.waiting_for(federation.parties)
+            log.warning("no update for %.0f s: waiting for %s", now - since, self.waiting)
             self._last_update = (updates, now)

@@ -106,6 +106,12 @@ class FederationServer(Generic[Served]):
     def updates(self) -> int:
         return self.server.iteration
 
+    @property
+    def to_come(self) -> str:
+        """The clients that the run has yet to begin with, in words; nobody once it has."""
+        missing = (name for index, name in enumerate(self.parties) if index not in self.seen)
+        return ", ".join(missing) if self.began is None else ""
+
     def account(self) -> dict[str, Any]:
         """What the run has taken so far, in plain values, for a checkpoint."""
         traffic = [asdict(each) for each in self.traffic]
@@ -160,12 +166,11 @@ class FederationServer(Generic[Served]):
         deadline = time.monotonic() + self._settings.join_timeout
         while not self._everybody.is_set():
             left = deadline - time.monotonic()
-            missing = ", ".join(name for index, name in enumerate(self.parties) if index not in self.seen)
             if left <= 0:
-                log.warning("beginning without %s, who did not join in time", missing)
+                log.warning("beginning without %s, who did not join in time", self.to_come)
                 self._everybody.set()
                 break
-            log.info("waiting for %s, %.0f s at most", missing, left)
+            log.info("waiting for %s, %.0f s at most", self.to_come, left)
             await _wait(self._everybody, min(left, _SILENCE))
         self.began = time.monotonic()
 

@@ -11,7 +11,7 @@ dial. Certificates are good for one end of a connection only: `server` serves, a
 from vafl.runtime.identity.authority import issue, make_authority
 from vafl.runtime.identity.credentials import Credentials
 from vafl.runtime.identity.handshake import closed_early, refusal
-from vafl.runtime.identity.loopback import LOOPBACK_OPTIONS, is_loopback, require_loopback
+from vafl.runtime.identity.loopback import LOOPBACK_OPTIONS, HttpAddress, is_loopback, require_loopback
 from vafl.runtime.identity.names import SERVER, SERVER_NAME, check_party, party_of
 from vafl.runtime.identity.witness import CertificateWitness
 
@@ -21,6 +21,7 @@ __all__ = [
     "SERVER_NAME",
     "CertificateWitness",
     "Credentials",
+    "HttpAddress",
     "check_party",
     "closed_early",
     "is_loopback",

@@ -1,0 +1,45 @@
+"""`vafl watch`: runs in a browser while they go on, and their numbers for a monitoring system."""
+
+import argparse
+import signal
+from pathlib import Path
+from threading import Event, Thread
+
+from rich.console import Console
+
+from vafl.commands.configured import log_to_stderr
+from vafl.errors import ConfigError
+from vafl.observe.dashboard.server import Dashboard
+from vafl.observe.dashboard.views import find_runs
+from vafl.runtime.identity import HttpAddress
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of `vafl watch`."""
+    parser.add_argument(
+        "folders", type=Path, nargs="+", metavar="FOLDER", help="run folders, or folders that have some"
+    )
+    parser.add_argument(
+        "--http", default="127.0.0.1:8090", metavar="HOST:PORT", help="where to look (%(default)s)"
+    )
+    parser.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace, console: Console) -> None:
+    """Serves until it is told to stop."""
+    log_to_stderr()
+    http = HttpAddress.of(options.http, "see these runs")
+    count = len(find_runs(options.folders))
+    try:
+        dashboard = Dashboard(options.folders, http.host, http.port)
+    except OSError as error:
+        raise ConfigError(f"--http: nobody can listen on {http.url(http.port)}: {error.strerror}.") from error
+    told = Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: told.set())
+    with dashboard:
+        found = "no run yet" if not count else "1 run" if count == 1 else f"{count:,} runs"
+        console.print(f"{found}: {http.url(dashboard.port)}; Ctrl-C ends this, not the runs")
+        Thread(target=dashboard.serve_forever, daemon=True).start()
+        told.wait()
+        dashboard.shutdown()

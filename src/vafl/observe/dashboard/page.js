@@ -1,0 +1,249 @@
+"use strict";
+// Asks for the runs once a second and draws them. Whatever a run says of itself is text, never markup.
+
+const COLOURS = ["#0b6e99", "#d1495b", "#edae49", "#3f7d4f", "#6b4e9b", "#7a7a7a", "#c06014", "#2e86ab"];
+const EVERY = 1000; // milliseconds
+const MARGIN = { left: 58, right: 14, top: 12, bottom: 40 };
+const ACROSS = {
+  seconds: { of: (point) => point.seconds, label: "seconds (the run's clock)" },
+  updates: { of: (point) => point.updates, label: "server updates" },
+  megabytes: { of: (point) => (point.bytes_up + point.bytes_down) / 1e6, label: "megabytes, both ways" },
+};
+const CLIENT = [
+  ["client", (client) => client.name],
+  ["uploads", (client) => whole(client.activations)],
+  ["mean delay", (client) => client.delay_mean.toFixed(1)],
+  ["longest", (client) => whole(client.delay_max)],
+  ["MB up", (client) => (client.bytes_up / 1e6).toFixed(2)],
+  ["MB down", (client) => (client.bytes_down / 1e6).toFixed(2)],
+];
+let across = "seconds";
+let runs = [];
+const colours = new Map(); // by run, as they come: one that moves up or down the page keeps its own
+let hand = null; // where the pointer is over the picture, 0 to 1 of its width
+
+const find = (id) => document.getElementById(id);
+const whole = (number) => Math.round(number).toLocaleString("en");
+const brief = (number) => (Math.abs(number) >= 1e4 ? whole(number) : String(Number(number.toPrecision(4))));
+
+function element(name, content = "", className = "") {
+  const made = document.createElement(name);
+  if (className) made.className = className;
+  if (Array.isArray(content)) made.append(...content);
+  else made.textContent = content;
+  return made;
+}
+
+function drawn(name, attributes, text = "") {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.textContent = text;
+  return made;
+}
+
+// --- each run ---
+
+function card(run) {
+  const status = run.status;
+  const head = element("div", [element("h2", run.name), element("span", run.state, "state")], "bar");
+  const parts = [head];
+  if (status) parts.push(element("p", status.title, "title"));
+  if (run.why) parts.push(element("p", (run.state === "waiting" ? "waiting for " : "") + run.why, "why"));
+  if (status && run.state !== "ended") parts.push(bar(status.share));
+  parts.push(figures(run));
+  if (status && status.clients.length) parts.push(clients(status.clients));
+  return element("section", parts, `card ${run.state}`);
+}
+
+function bar(share) {
+  const made = element("progress");
+  made.max = 1;
+  made.value = share;
+  made.setAttribute("aria-label", "towards the run's limits");
+  return made;
+}
+
+function figures(run) {
+  const last = run.points[run.points.length - 1];
+  const shown = [];
+  if (last && last.metric !== null) shown.push([metricOf(run), last.metric.toFixed(4)]);
+  if (run.test !== null) shown.push(["on the test rows", run.test.toFixed(4)]);
+  if (last && last.train_loss !== null) shown.push(["training loss", last.train_loss.toFixed(4)]);
+  const at = run.status || last;
+  if (at) shown.push(["updates", whole(at.updates)], ["seconds", brief(at.seconds)]);
+  if (run.status && run.state === "running") shown.push(["updates per second", brief(run.status.rate)]);
+  const pairs = shown.map(([term, value]) => element("div", [element("dt", term), element("dd", value)]));
+  return element("dl", pairs);
+}
+
+function clients(all) {
+  const heads = element("tr", CLIENT.map(([heading]) => element("th", heading)));
+  const lines = all.map((client) => {
+    const cells = CLIENT.map(([, of]) => element("td", of(client)));
+    cells[0].prepend(element("span", "", "dot"));
+    if (client.gone) cells[0].append(" (not here)");
+    return element("tr", cells, client.gone ? "gone" : "");
+  });
+  return element("div", [element("table", [element("thead", [heads]), element("tbody", lines)])], "wide");
+}
+
+function colourOf(name) {
+  if (!colours.has(name)) colours.set(name, COLOURS[colours.size % COLOURS.length]);
+  return colours.get(name);
+}
+
+const metricOf = (run) => (run.status ? run.status.metric : "metric");
+
+// --- the picture of all of them ---
+
+function lines() {
+  return runs
+    .map((run) => ({
+      run,
+      colour: colourOf(run.name),
+      points: run.points
+        .filter((point) => point.metric !== null)
+        .map((point) => ({ x: ACROSS[across].of(point), y: point.metric })),
+    }))
+    .filter((line) => line.points.length);
+}
+
+function ticks(low, high, count) {
+  const rough = (high - low || 1) / count;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find((each) => each * power >= rough);
+  const found = [];
+  for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-9; at += step) found.push(at);
+  return found;
+}
+
+function focus(values) {
+  // Without the first, untrained evaluations, which would flatten everything else.
+  const sorted = [...values].sort((one, other) => one - other);
+  const low = sorted[Math.floor(sorted.length / 12)];
+  const high = sorted[sorted.length - 1];
+  const room = (high - low || Math.abs(high) || 1) * 0.06;
+  return [low - room, high + room];
+}
+
+function draw() {
+  const shown = lines();
+  find("picture").hidden = !shown.length;
+  if (!shown.length) return;
+  const svg = find("chart");
+  const box = svg.getBoundingClientRect();
+  const right = box.width - MARGIN.right;
+  const bottom = box.height - MARGIN.bottom;
+  const farthest = Math.max(...shown.flatMap((line) => line.points.map((point) => point.x))) || 1;
+  const [low, high] = focus(shown.flatMap((line) => line.points.map((point) => point.y)));
+  const x = (value) => MARGIN.left + (value / farthest) * (right - MARGIN.left);
+  const y = (value) => bottom - ((value - low) / (high - low)) * (bottom - MARGIN.top);
+  const parts = [];
+  for (const at of ticks(low, high, 5)) {
+    parts.push(drawn("line", { class: "grid", x1: MARGIN.left, x2: right, y1: y(at), y2: y(at) }));
+    parts.push(drawn("text", { x: MARGIN.left - 8, y: y(at) + 4, "text-anchor": "end" }, brief(at)));
+  }
+  for (const at of ticks(0, farthest, Math.max(2, Math.floor(box.width / 110)))) {
+    parts.push(drawn("text", { x: x(at), y: bottom + 18, "text-anchor": "middle" }, brief(at)));
+  }
+  const middle = (MARGIN.left + right) / 2;
+  parts.push(drawn("text", { x: middle, y: bottom + 35, "text-anchor": "middle" }, ACROSS[across].label));
+  parts.push(inside(right, bottom));
+  for (const line of shown) {
+    const way = line.points.map((point) => `${x(point.x).toFixed(1)},${y(point.y).toFixed(1)}`);
+    const same = { class: "run", "clip-path": "url(#inside)", stroke: line.colour };
+    const level = line.points[line.points.length - 1].x === 0; // it never waits or sends: to compare with
+    const path = level ? `M${MARGIN.left},${way.at(-1).split(",")[1]}H${right}` : `M${way.join("L")}`;
+    parts.push(drawn("path", { ...same, d: path, ...(level && { "stroke-dasharray": "6 4" }) }));
+  }
+  if (hand !== null) {
+    const at = MARGIN.left + hand * (right - MARGIN.left);
+    parts.push(drawn("line", { class: "hand", x1: at, x2: at, y1: MARGIN.top, y2: bottom }));
+  }
+  svg.replaceChildren(...parts);
+  read(shown, farthest);
+  name(shown);
+}
+
+function inside(right, bottom) {
+  const clip = drawn("clipPath", { id: "inside" });
+  const size = { width: Math.max(0, right - MARGIN.left), height: Math.max(0, bottom - MARGIN.top) };
+  clip.append(drawn("rect", { x: MARGIN.left, y: MARGIN.top, ...size }));
+  return clip;
+}
+
+function name(shown) {
+  find("legend").replaceChildren(
+    ...shown.map((line) => {
+      const mark = element("i");
+      mark.style.background = line.colour;
+      return element("span", [mark, line.run.name]);
+    }),
+  );
+}
+
+function read(shown, farthest) {
+  const metrics = [...new Set(shown.map((line) => metricOf(line.run)))].join(", ");
+  if (hand === null) {
+    find("reading").textContent = metrics;
+    return;
+  }
+  const at = hand * farthest;
+  const told = shown.map((line) => {
+    const before = line.points.filter((point) => point.x <= at);
+    return `${line.run.name} ${before.length ? before[before.length - 1].y.toFixed(4) : "–"}`;
+  });
+  find("reading").textContent = `${metrics} at ${brief(at)} ${across}: ${told.join(", ")}`;
+}
+
+function choose(which) {
+  across = which;
+  for (const button of document.querySelectorAll("[data-across]")) {
+    button.setAttribute("aria-pressed", String(button.dataset.across === which));
+  }
+  draw();
+}
+
+// --- once a second ---
+
+function news(others) {
+  const active = runs.filter((run) => run.state === "running" || run.state === "waiting").length;
+  if (!runs.length) return "no run here yet; it appears as soon as one begins";
+  const older = others ? `; ${whole(others)} older ones are not shown` : "";
+  return `${active} going on, ${runs.length - active} over${older}`;
+}
+
+async function look() {
+  const told = find("news");
+  try {
+    const answer = await fetch("runs.json", { signal: AbortSignal.timeout(5000) });
+    if (!answer.ok) throw new Error(answer.statusText);
+    const found = await answer.json();
+    runs = found.runs;
+    told.textContent = news(found.others);
+    told.className = "";
+    find("runs").replaceChildren(...runs.map(card));
+    draw();
+  } catch (error) {
+    told.textContent = `vafl watch does not answer (${error.message}): what is shown is old`;
+    told.className = "lost";
+  }
+  setTimeout(look, EVERY);
+}
+
+for (const button of document.querySelectorAll("[data-across]")) {
+  button.addEventListener("click", () => choose(button.dataset.across));
+}
+find("chart").addEventListener("pointermove", (event) => {
+  const box = find("chart").getBoundingClientRect();
+  const width = box.width - MARGIN.left - MARGIN.right;
+  hand = Math.min(1, Math.max(0, (event.clientX - box.left - MARGIN.left) / width));
+  draw();
+});
+find("chart").addEventListener("pointerleave", () => {
+  hand = null;
+  draw();
+});
+addEventListener("resize", draw);
+choose(across);
+look();

@@ -1,0 +1,134 @@
+"""A run as it is seen from outside: what its folder holds, whether it goes on, has ended or broke off."""
+
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vafl.errors import RunFolderError
+from vafl.observe.compare import distinct_names
+from vafl.observe.record import HISTORY, SUMMARY
+from vafl.observe.status import STATUS, Status
+from vafl.runtime.training import Point
+
+MOST_RUNS = 24  # that are shown, those that changed last
+_MOST_POINTS = 400  # of a run: as many as a screen can show apart
+_ALIVE = 10.0  # seconds; a run writes its status twice in each
+_DEPTHS = ("", "*/", "*/*/")  # where runs may lie in a folder
+
+
+@dataclass(frozen=True)
+class View:
+    """A run.
+
+    Attributes:
+        state: "running", "waiting", "ended", "interrupted", or "silent": it neither ended nor says anything.
+        why: it ended, or what it waits for.
+        test: the metric on the test rows, where the points are of validation rows and it has ended.
+    """
+
+    name: str
+    state: str
+    why: str
+    status: Status | None
+    points: Sequence[Point]
+    test: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        """For the page: as many points as it can show, and nothing that JSON has no word for."""
+        facts: dict[str, Any] = asdict(self)
+        facts["points"] = [
+            {name: _finite(value) for name, value in asdict(point).items()} for point in _thinned(self.points)
+        ]
+        return facts
+
+
+def find_runs(folders: Sequence[Path]) -> list[Path]:
+    """The run folders among these, and up to two levels below them; those that changed last come first.
+
+    Raises:
+        RunFolderError: one of them is not there.
+    """
+    for folder in folders:
+        if not folder.is_dir():
+            raise RunFolderError(
+                f'what is watched must be a run folder, or one that has some. Found no folder "{folder}".'
+            )
+    found = {run.resolve(): run for folder in folders for run in _in(folder)}
+    return sorted(found.values(), key=_changed, reverse=True)
+
+
+def look(folders: Sequence[Path]) -> tuple[list[View], int]:
+    """The runs that changed last, as they are now; how many there are besides."""
+    found = find_runs(folders)
+    runs = found[:MOST_RUNS]
+    views = [view(run, name) for run, name in zip(runs, distinct_names(runs), strict=True)]
+    return views, len(found) - len(runs)
+
+
+def view(run: Path, name: str) -> View:
+    """One run. Its files may be another version's, or half written: what is unreadable is left out."""
+    status, summary = _status(run), _document(run / SUMMARY)
+    if summary is not None:
+        state, why = "interrupted" if summary.get("interrupted") else "ended", str(summary.get("ended", ""))
+    elif status is None or time.time() - status.at > _ALIVE:
+        state, why = "silent", "no sign of life from it; its log may say why"
+    elif status.waiting:
+        state, why = "waiting", status.waiting
+    else:
+        state, why = "running", ""
+    test = None if summary is None else _finite(summary.get("test"))
+    return View(name, state, why, status, list(_points(run)), test)
+
+
+def _in(folder: Path) -> Iterator[Path]:
+    for depth in _DEPTHS:
+        yield from (history.parent for history in folder.glob(f"{depth}{HISTORY}"))
+
+
+def _changed(run: Path) -> float:
+    """When; the status of a run that goes on is newer than anything."""
+    times = [0.0]
+    for name in (HISTORY, STATUS):
+        with suppress(OSError):
+            times.append((run / name).stat().st_mtime)
+    return max(times)
+
+
+def _status(run: Path) -> Status | None:
+    document = _document(run / STATUS)
+    try:
+        return None if document is None else Status.of(document)
+    except TypeError:
+        return None
+
+
+def _document(path: Path) -> dict[str, Any] | None:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _points(run: Path) -> Iterator[Point]:
+    """Its evaluations; of the last one, half a line may be there."""
+    try:
+        for line in (run / HISTORY).read_bytes().splitlines():
+            yield Point(**json.loads(line))
+    except (OSError, ValueError, TypeError):
+        return
+
+
+def _thinned(points: Sequence[Point]) -> Sequence[Point]:
+    """The last one, and so many evenly before it."""
+    every = math.ceil(len(points) / _MOST_POINTS) or 1
+    return points[(len(points) - 1) % every :: every]
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,73 @@
+"""What a run says of itself while it goes on: DIR/status.json, half a second old, whole at any moment.
+
+Whoever wants to watch a run reads its folder; the run itself listens to nobody. When it has ended, the file
+tells how it stood last.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vafl.files import write_atomically
+
+STATUS = "status.json"
+
+
+@dataclass(frozen=True)
+class ClientStatus:
+    """One client as it stands.
+
+    Attributes:
+        activations: uploads it has made.
+        gone: whether it is not here.
+        delay_mean, delay_max: of its cells when they were used, as of the last evaluation.
+    """
+
+    name: str
+    activations: int
+    bytes_up: int
+    bytes_down: int
+    gone: bool = False
+    delay_mean: float = 0.0
+    delay_max: int = 0
+
+
+@dataclass(frozen=True)
+class Status:
+    """A run as it stands.
+
+    Attributes:
+        metric: the name of what `history.jsonl` has, as people read it.
+        share: how far it is towards its limits, 0 to 1.
+        seconds: on the run's own clock.
+        rate: updates per second of the wall's clock.
+        waiting: what it waits for; empty while it goes on.
+        at: when this was written, in seconds since 1970.
+    """
+
+    title: str
+    metric: str
+    share: float
+    seconds: float
+    updates: int
+    rate: float
+    waiting: str
+    clients: Sequence[ClientStatus]
+    at: float = field(default_factory=time.time)
+
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> "Status":
+        """As `write` left it.
+
+        Raises:
+            TypeError: it did not.
+        """
+        clients = tuple(ClientStatus(**client) for client in document.pop("clients", ()))
+        return cls(**document, clients=clients)
+
+    def write(self, folder: Path) -> None:
+        content = json.dumps(asdict(self)).encode()
+        write_atomically(folder / STATUS, content, durable=False)

@@ -1,0 +1,1 @@
+"""Pages in a real browser. Where there is none, these are skipped."""

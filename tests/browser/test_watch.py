@@ -1,0 +1,30 @@
+"""`vafl watch` as a process, in a browser."""
+
+import re
+import signal
+import subprocess
+import sys
+
+from tests.browser.chromium import needs_browser, rendered
+from tests.observe.dashboard.folders import written
+from vafl.observe.status import ClientStatus
+
+
+@needs_browser
+def test_a_run_is_drawn_and_what_it_says_is_text(tmp_path):
+    runs = tmp_path / "runs"
+    client = ClientStatus("<img src=x onerror=alert(1)>", 7, 2_000_000, 500_000, gone=True)
+    written(runs / "live", share=0.4, at=2**33, waiting="<b>bank</b>", clients=(client,))
+    written(runs / "done", summary={"ended": "80 updates were made", "test": 0.875}, share=1.0)
+    command = [sys.executable, "-m", "vafl.cli", "watch", str(runs), "--http", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        found = re.search(r"2 runs: (\S+);", process.stdout.readline())
+        page = rendered(found[1], tmp_path / "profile")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    assert page.count('class="run"') == 2  # a line in the picture for each
+    for words in ("1 going on, 1 over", "80 updates were made", "on the test rows", "0.8750"):
+        assert words in page
+    assert "waiting for &lt;b&gt;bank&lt;/b&gt;" in page
+    assert "&lt;img src=x onerror=alert(1)&gt; (not here)" in page
+    assert "<img" not in page

@@ -1,0 +1,71 @@
+"""The dashboard on a real socket."""
+
+import http.client
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
+
+import pytest
+
+from tests.observe.dashboard.folders import written
+from vafl.observe.dashboard.server import Dashboard
+
+
+@contextmanager
+def serving(folder, host="127.0.0.1") -> Iterator[Dashboard]:
+    with Dashboard([folder], host, 0) as dashboard:
+        Thread(target=dashboard.serve_forever, args=(0.01,), daemon=True).start()
+        yield dashboard
+        dashboard.shutdown()
+
+
+def asked(dashboard, path, host="localhost"):
+    connection = http.client.HTTPConnection("127.0.0.1", dashboard.port, timeout=10)
+    connection.request("GET", path, headers={"Host": host})
+    answer = connection.getresponse()
+    return answer.status, dict(answer.getheaders()), answer.read().decode()
+
+
+def test_runs_that_begin_later_are_shown_too(tmp_path):
+    with serving(tmp_path) as dashboard:
+        assert json.loads(asked(dashboard, "/runs.json")[2]) == {"runs": [], "others": 0}
+        written(tmp_path / "run", share=0.4)
+        (run,) = json.loads(asked(dashboard, "/runs.json?again")[2])["runs"]
+        assert (run["name"], run["state"]) == ("run", "running")
+        assert [client["name"] for client in run["status"]["clients"]] == ["bank", "shop"]
+        assert "vafl_run_up" in asked(dashboard, "/metrics")[2]
+
+
+def test_the_page_is_all_its_own(tmp_path):
+    with serving(tmp_path) as dashboard:
+        status, headers, page = asked(dashboard, "/")
+        assert status == 200
+        assert "default-src 'none'" in headers["Content-Security-Policy"]
+        for part in ("page.css", "page.js"):
+            assert part in page
+            assert asked(dashboard, f"/{part}")[0] == 200
+        assert "http" not in page  # nothing comes from elsewhere
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/../views.py", "/page.html"])
+def test_nothing_else_is_there(tmp_path, path):
+    with serving(tmp_path) as dashboard:
+        assert asked(dashboard, path)[0] == 404
+
+
+@pytest.mark.parametrize("host", ["else.example", "else.example:80", "", "localhost.else.example"])
+def test_another_name_for_this_machine_is_refused(tmp_path, host):
+    """A page from elsewhere may have its name point here, and would be let in by the browser."""
+    with serving(tmp_path) as dashboard:
+        assert asked(dashboard, "/runs.json", host)[0] == 403
+
+
+def test_a_failure_is_said_and_does_not_end_it(tmp_path):
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    with serving(folder) as dashboard:
+        folder.rmdir()
+        assert asked(dashboard, "/runs.json")[0] == 500
+        folder.mkdir()
+        assert asked(dashboard, "/runs.json")[0] == 200

@@ -1,0 +1,78 @@
+"""What is seen of runs that go on, wait, have ended, or broke off."""
+
+import json
+import math
+import time
+from dataclasses import asdict
+
+import pytest
+
+from tests.observe.dashboard.folders import written
+from vafl.errors import RunFolderError
+from vafl.observe.dashboard.views import MOST_RUNS, look, view
+from vafl.runtime.training import Point
+
+
+@pytest.mark.parametrize(
+    ("status", "summary", "state", "why"),
+    [
+        ({"share": 0.4}, None, "running", ""),
+        ({"waiting": "bank, shop"}, None, "waiting", "bank, shop"),
+        ({"at": time.time() - 60}, None, "silent", "no sign of life"),
+        ({}, None, "silent", "no sign of life"),
+        ({"share": 1.0}, {"ended": "80 updates were made"}, "ended", "80 updates were made"),
+        ({"share": 0.5}, {"ended": "it was told to", "interrupted": True}, "interrupted", "it was told to"),
+    ],
+)
+def test_the_state_of_a_run_follows_from_its_folder(tmp_path, status, summary, state, why):
+    seen = view(written(tmp_path / "run", summary=summary, **status), "run")
+    assert seen.state == state
+    assert why in seen.why
+    assert len(seen.points) == 3
+
+
+def test_a_line_that_is_being_written_and_a_status_of_another_version_are_left_out(tmp_path):
+    run = written(tmp_path / "run", share=0.4)
+    with (run / "history.jsonl").open("a") as file:
+        file.write('{"seconds": 9')
+    (run / "status.json").write_text('{"of": "another version"}')
+    seen = view(run, "run")
+    assert [point.updates for point in seen.points] == [0, 40, 80]
+    assert seen.status is None
+
+
+def test_runs_are_found_in_folders_of_folders_the_newest_first(tmp_path):
+    written(tmp_path / "one", share=0.1, at=time.time())
+    written(tmp_path / "more" / "one")
+    written(tmp_path / "too" / "far" / "down" / "one")
+    (tmp_path / "nothing").mkdir()
+    views, others = look([tmp_path, tmp_path / "more"])
+    assert sorted(each.name for each in views) == ["more/one", f"{tmp_path.name}/one"]
+    assert others == 0
+
+
+def test_of_many_runs_those_that_changed_last_are_shown(tmp_path):
+    for number in range(MOST_RUNS + 2):
+        written(tmp_path / str(number), points=1)
+    views, others = look([tmp_path])
+    assert (len(views), others) == (MOST_RUNS, 2)
+
+
+def test_what_is_not_there_cannot_be_watched(tmp_path):
+    with pytest.raises(RunFolderError, match="Found no folder"):
+        look([tmp_path / "missing"])
+
+
+def test_a_page_gets_no_more_points_than_it_can_show_and_always_the_last(tmp_path):
+    facts = view(written(tmp_path / "run", points=1801), "run").as_json()
+    assert len(facts["points"]) <= 400
+    assert facts["points"][-1]["updates"] == 40 * 1800
+
+
+def test_json_has_no_word_for_what_is_not_a_number(tmp_path):
+    run = written(tmp_path / "run", points=1, summary={"ended": "", "test": math.nan})
+    with (run / "history.jsonl").open("a") as file:
+        file.write(json.dumps(asdict(Point(1.0, 2, 0, 0, math.nan, math.inf))) + "\n")
+    facts = view(run, "run").as_json()
+    json.dumps(facts, allow_nan=False)
+    assert facts["points"][-1]["metric"] is None
