@@ -98,6 +98,8 @@ class Progress:
     def _look(self) -> Status:
         now, updates = time.monotonic(), self.runtime.updates
         (then, before), clients = self._pace[0], self.clients()
+        if updates == before:  # its speed is taken from when it has begun, or goes on
+            self._pace.clear()
         self._pace.append((now, updates))
         for number, delay in enumerate(self._delays):
             clients[number] = replace(clients[number], delay_mean=delay.mean, delay_max=delay.max)

@@ -51,7 +51,7 @@ function card(run) {
   if (run.why) parts.push(element("p", (run.state === "waiting" ? "waiting for " : "") + run.why, "why"));
   if (status && run.state !== "ended") parts.push(bar(status.share));
   parts.push(figures(run));
-  if (status && status.clients.length) parts.push(clients(status.clients));
+  if (status && status.clients.length) parts.push(clients(status.clients, isActive(run)));
   return element("section", parts, `card ${run.state}`);
 }
 
@@ -76,13 +76,14 @@ function figures(run) {
   return element("dl", pairs);
 }
 
-function clients(all) {
+function clients(all, active) {
   const heads = element("tr", CLIENT.map(([heading]) => element("th", heading)));
   const lines = all.map((client) => {
     const cells = CLIENT.map(([, of]) => element("td", of(client)));
     cells[0].prepend(element("span", "", "dot"));
-    if (client.gone) cells[0].append(" (not here)");
-    return element("tr", cells, client.gone ? "gone" : "");
+    const missed = active && client.gone;
+    if (missed) cells[0].append(" (not here)");
+    return element("tr", cells, missed ? "gone" : "");
   });
   return element("div", [element("table", [element("thead", [heads]), element("tbody", lines)])], "wide");
 }
@@ -92,6 +93,7 @@ function colourOf(name) {
   return colours.get(name);
 }
 
+const isActive = (run) => run.state === "running" || run.state === "waiting";
 const metricOf = (run) => (run.status ? run.status.metric : "metric");
 
 // --- the picture of all of them ---
@@ -207,7 +209,7 @@ function choose(which) {
 // --- once a second ---
 
 function news(others) {
-  const active = runs.filter((run) => run.state === "running" || run.state === "waiting").length;
+  const active = runs.filter(isActive).length;
   if (!runs.length) return "no run here yet; it appears as soon as one begins";
   const older = others ? `; ${whole(others)} older ones are not shown` : "";
   return `${active} going on, ${runs.length - active} over${older}`;
