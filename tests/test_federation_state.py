@@ -21,6 +21,7 @@ from vafl.federation.best import BestEmbedding
 from vafl.federation.client import ClientState, run_client, run_until_over
 from vafl.federation.server import ServerRun, ServerState
 from vafl.federation.terms import make_terms, require_same_run
+from vafl.models.folder import read_model
 from vafl.observe.record import RunFolder
 from vafl.plan import make_plan
 from vafl.protocol.messages import Request, Welcome
@@ -29,6 +30,7 @@ from vafl.runtime.folders import HeldFolder
 from vafl.runtime.grpc.worker import Worker
 from vafl.runtime.simulator import Traffic
 from vafl.runtime.training import Point
+from vafl.trained import run_name
 
 LOOPBACK = {"security": "plaintext"}
 DOCUMENT = {"data": {"name": "iris"}, "network": LOOPBACK}
@@ -134,6 +136,21 @@ def test_a_client_that_was_refused_may_try_again_with_another_configuration(tmp_
     monkeypatch.setattr("vafl.federation.client.run_until_over", lambda _: "over")
     assert run_client(CONFIG, "client-1", tmp_path) == "over"
     assert read_config(tmp_path / "config.toml").optimiser == CONFIG.optimiser
+
+
+def test_a_client_that_is_back_when_all_is_over_knows_of_which_run_its_model_is(tmp_path, monkeypatch):
+    """It is told the end before any welcome; a model of no run would be refused at predictions."""
+
+    def welcomed(federation):
+        federation.client.receive(Welcome(0, 0, (0, 0), run=77))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vafl.federation.client.run_until_over", welcomed)
+    with pytest.raises(KeyboardInterrupt):
+        run_client(CONFIG, "client-1", tmp_path)
+    monkeypatch.setattr("vafl.federation.client.run_until_over", lambda _: "over")
+    run_client(CONFIG, "client-1", tmp_path, resume=True)
+    assert read_model(tmp_path / "models" / "client-1").manifest.run == run_name(77)
 
 
 @pytest.mark.parametrize("refresh", ["none", "random:20"])

@@ -67,6 +67,7 @@ class ClientState:
         with restoring(self._folder):
             client.load({name: tensors[f"model.{name}"] for name in client.model.state_dict()})
             client.restore(facts["activation"], facts["iteration"], unflatten(facts["optimiser"], tensors))
+            client.run = facts["run"]
 
     def save_if_due(self) -> None:
         """Every so often; and when the server went back, before anything is said to it: it counts the
@@ -83,6 +84,7 @@ class ClientState:
         tensors |= {f"model.{name}": tensor for name, tensor in client.model.state_dict().items()}
         facts = {
             "terms": asdict(self._terms),
+            "run": client.run,
             "activation": client.applied,
             "iteration": client.iteration,
             "optimiser": optimiser,
