@@ -126,6 +126,8 @@ def test_a_second_ctrl_c_ends_all_though_a_client_does_not_answer(endless, tmp_p
     until(lambda: "once more ends it" in (tmp_path / "log").read_text(), "the first Ctrl-C")
     os.killpg(endless.pid, signal.SIGINT)
     assert endless.wait(40) == 130, (tmp_path / "log").read_text()
+    told = (tmp_path / "run" / "logs" / "client-2.log").read_text()
+    assert "without a result: it was told to stop at once" in " ".join(told.split())
     assert all(is_free(tmp_path / "run" / "state" / f"client-{n}") for n in (1, 2))
 
 

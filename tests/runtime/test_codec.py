@@ -97,7 +97,7 @@ def server_messages(draw):
                 Rekey(2, draw(counts), draw(short)),
                 Keys(2, draw(counts), tuple(draw(st.lists(offers, max_size=4)))),
                 Refused(2, draw(short)),
-                Stop(2, draw(short)),
+                Stop(2, draw(short), draw(st.booleans())),
             ]
         )
     )

@@ -298,7 +298,7 @@ async def _serve(
 ) -> None:
     def interrupt() -> None:
         if conductor.interrupted:
-            federation.fail(_ToldTwice())
+            federation.fail(_ToldTwice(), "it was told to stop at once; go on with --resume once it does")
         else:
             log.info("told to stop: what was reached is evaluated and kept; once more ends it without")
         conductor.interrupted = True

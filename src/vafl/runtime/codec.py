@@ -93,7 +93,7 @@ _LAYOUTS: dict[type[Message], _Layout] = {
     Skipped: _Layout(("activation", "iteration"), counters="activations", text="reason"),
     Request: _Layout(("number", "best"), flag="back", rows="rows"),
     Durable: _Layout(("activation",)),
-    Stop: _Layout(text="reason"),
+    Stop: _Layout(flag="failed", text="reason"),
     Refused: _Layout(text="reason"),
     Offer: _Layout(("sequence", "epoch"), content="offer"),
     MaskedUpload: _Layout(("sequence", "epoch", "activation"), rows="rows", words="words"),

@@ -250,12 +250,28 @@ def test_clients_are_not_told_what_the_server_s_failure_says_of_its_files():
         federation.conductor.checkpoint = full
         serving = asyncio.create_task(federation.serve())
         await federation.listening.wait()
-        reasons = await asyncio.gather(*(federation.client(index).run() for index in range(2)))
+        clients = (federation.client(index).run() for index in range(2))
+        ends = await asyncio.gather(*clients, return_exceptions=True)
         with pytest.raises(OSError, match="secret"):
             await serving
-        return reasons
+        return ends
 
-    assert within(30, story()) == ["the server failed; its log says why"] * 2
+    ends = within(30, story())
+    assert [str(end) for end in ends] == [
+        "the server ended the run without a result: the server failed; its log says why."
+    ] * 2
+    assert {end.exit_code for end in ends} == {4}
+
+
+def test_what_fails_when_the_run_is_over_takes_no_result_away():
+    async def story():
+        async with served() as federation, dialled(federation, 0):
+            await until(lambda: 0 in federation.end.seen)
+            federation.end.finish("enough")
+            await until(federation.end._over.is_set)
+            federation.end.fail(OSError("too late"))
+
+    within(30, story())
 
 
 def test_an_interrupt_before_everybody_has_joined_ends_the_run():

@@ -79,7 +79,12 @@ class Refused(Explained):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stop(Explained):
-    """The run is over, and why."""
+    """The run is over, and why.
+
+    Attributes:
+        failed: it has no result: the server could not, or may not, go on.
+    """
 
     client: int
     reason: str
+    failed: bool = False

@@ -8,7 +8,7 @@ from functools import partial
 import grpc
 import grpc.aio
 
-from vafl.errors import RemoteFault
+from vafl.errors import RemoteFault, RunError
 from vafl.protocol.messages import ClientMessage, Durable, Gradient, Refused, Rekey, Skipped, Stop, Welcome
 from vafl.protocol.respondent import Respondent
 from vafl.runtime.codec import Codec
@@ -62,6 +62,7 @@ class FederationClient:
 
         Raises:
             RemoteFault: the server refused this party, and why.
+            RunError: it ended the run without a result, and why.
             Stalled: the server could not be reached for `patience` seconds.
         """
         self._worker = Worker(self._fail)
@@ -133,6 +134,8 @@ class FederationClient:
         for frame in self._codec.frames(content):
             message = self._codec.from_server(frame, self.client.index)
             if isinstance(message, Stop):
+                if message.failed:
+                    raise RunError(f"the server ended the run without a result: {printable(message.reason)}.")
                 self._worker.tell(session.end, printable(message.reason))
                 return
             if isinstance(message, Refused):

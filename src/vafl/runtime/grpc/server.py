@@ -95,7 +95,7 @@ class FederationServer(Generic[Served]):
         self._over = asyncio.Event()
         self._dismissed: set[int] = set()
         self._reason = ""
-        self._failure: BaseException | None = None
+        self._failure: Exception | None = None
 
     @property
     def now(self) -> float:
@@ -150,11 +150,13 @@ class FederationServer(Generic[Served]):
         self._reason = self._reason or reason
         self._loop.call_soon_threadsafe(self._over.set)
 
-    def fail(self, error: Exception) -> None:
-        """Ends the run loudly: `serve` raises the error, whose words may be of the server's own files and are
-        not for clients; called on the event loop."""
-        self._failure = error
-        self._reason = "the server failed; its log says why"
+    def fail(self, error: Exception, reason: str = "the server failed; its log says why") -> None:
+        """Ends the run without a result, unless it is over: `serve` raises the error, whose words may be of
+        the server's own files; clients are told the reason. Called on the event loop."""
+        if self._over.is_set():
+            log.error("the run was over already when this came: %r", error)
+            return
+        self._failure, self._reason = error, reason
         self._over.set()
 
     def attend(self) -> None:
@@ -193,7 +195,8 @@ class FederationServer(Generic[Served]):
 
     def _dismiss(self, connection: Connection) -> None:
         self._dismissed.add(connection.client)
-        connection.outbox.put_nowait(self._codec.encode(Stop(connection.client, self._reason)))
+        stop = Stop(connection.client, self._reason, failed=self._failure is not None)
+        connection.outbox.put_nowait(self._codec.encode(stop))
 
     # --- one client's stream ---
 
