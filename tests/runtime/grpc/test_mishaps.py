@@ -176,6 +176,37 @@ def test_of_two_processes_with_one_certificate_the_newer_stays_and_the_older_end
     assert "client-1 is here again" in caplog.text
 
 
+def test_a_client_that_hears_nothing_and_dials_again_leaves_no_stream_behind():
+    """Its answers lie on each of them: dialling, it would fill the server's memory."""
+
+    async def flood(hand):
+        for number in range(200):
+            rows, embeddings = torch.arange(100), torch.zeros(100, 4096)
+            await hand.say(Upload(0, number + 1, number, rows, embeddings))
+
+    async def story():
+        model, stop = {"head": "linear", "width": 4096}, {"updates": 1_000_000}
+        async with (
+            served(model=model, stop=stop, evaluation={"every": 1_000_000}) as federation,
+            dialled(federation, 1) as other,
+            dialled(federation, 0) as first,
+        ):
+            connections = federation.end.connections
+            await other.say(Join(1))
+            await first.say(Join(0))
+            flooding = asyncio.create_task(flood(first))
+            await until(lambda: 0 in connections and connections[0].outbox.qsize() > 10)
+            deaf = connections[0]
+            async with dialled(federation, 0):
+                await until(lambda: connections[0] is not deaf)
+                waiting = deaf.outbox.qsize()
+                await until(deaf.reader.done)
+            flooding.cancel()
+            return waiting
+
+    assert within(30, story()) == 2  # why it ends, and its end
+
+
 def test_dialling_again_buys_no_messages():
     async def story():
         async with served(network={"messages_per_second": 0.001}) as federation:

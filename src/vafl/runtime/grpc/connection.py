@@ -31,6 +31,7 @@ class Connection:
         credit: messages it may have waiting for the worker.
         handled: messages the worker has handled and no credit was given back for yet.
         joined: whether the client has said where it stands: before, nothing else is said or heard.
+        reader: what hands on its messages; when that is done, the stream ends.
     """
 
     client: int
@@ -40,6 +41,7 @@ class Connection:
     handled: int = 0
     violations: int = 0
     joined: bool = False
+    reader: "asyncio.Task[None]" = field(init=False)
 
     def give_credit(self) -> None:
         """For what was handled, unless the client lets too many answers lie."""
@@ -47,6 +49,16 @@ class Connection:
             for _ in range(self.handled):
                 self.credit.release()
             self.handled = 0
+
+    def drop_answers(self) -> None:
+        """Of what waits to be read, nothing is worth its memory any more."""
+        while not self.outbox.empty():
+            self.outbox.get_nowait()
+
+    def end(self, grace: float) -> None:
+        """Ends the stream once its client has read all that waits, and after so many seconds if it does not."""
+        self.outbox.put_nowait(None)
+        asyncio.get_running_loop().call_later(grace, self.reader.cancel)
 
 
 @dataclass

@@ -205,14 +205,15 @@ class FederationServer(Generic[Served]):
         client = connection.client
         if older := self.connections.get(client):  # dead, or another process's: that must not dial again
             log.warning("%s is here again: its older stream ends, and whoever is on it", connection.party)
+            older.drop_answers()
             older.outbox.put_nowait(self._codec.encode(Refused(client, _REPLACED)))
-            older.outbox.put_nowait(None)
+            older.end(_GRACE)
         self.connections[client] = connection
         log.info("%s is here", connection.party)
         if self._over.is_set():
             self._dismiss(connection)
         writer = asyncio.create_task(self._write(connection, context))
-        reader = asyncio.create_task(self._read(connection, context))
+        reader = connection.reader = asyncio.create_task(self._read(connection, context))
         try:
             await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -262,14 +263,17 @@ class FederationServer(Generic[Served]):
 
     def _deliver(
         self,
-        contents: Sequence[tuple[Connection, bytes | None]],
+        contents: Sequence[tuple[Connection, bytes]],
         handled: Sequence[Connection],
+        ends: Sequence[Connection],
     ) -> None:
         for connection, content in contents:
             connection.outbox.put_nowait(content)
         for connection in handled:
             connection.handled += 1
             connection.give_credit()
+        for connection in ends:
+            connection.end(_GRACE)
 
     # --- in the worker thread ---
 
@@ -324,9 +328,9 @@ class FederationServer(Generic[Served]):
         ]
         for connection, content in contents:
             self.traffic[connection.client].bytes_down += len(content)
-        ends = [(each, None) for each in set(handled) if each.violations >= MANY_VIOLATIONS]
+        ends = [each for each in set(handled) if each.violations >= MANY_VIOLATIONS]
         if contents or handled:
-            self._worker.tell(self._deliver, [*contents, *ends], handled)
+            self._worker.tell(self._deliver, contents, handled, ends)
 
     def _addressed(self, replies: Sequence[ServerMessage]) -> Replies:
         """Each reply with the stream it goes to. Who has not joined on its stream is sent nothing yet:
