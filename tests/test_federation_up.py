@@ -57,6 +57,19 @@ def test_a_client_that_was_killed_is_left_to_the_runs_rules(tmp_path):
     clients.check()
 
 
+def test_a_client_that_fails_at_the_end_leaves_the_others_time_to_keep_their_models(tmp_path):
+    clients = Clients(["one", "two"], tmp_path, [])
+    script = "import sys, time; time.sleep({}); open({!r}, 'w'); sys.exit({})"
+    (tmp_path / "logs").mkdir()
+    for name, seconds, code in (("one", 0.0, 3), ("two", 1.0, 0)):
+        (tmp_path / "logs" / f"{name}.log").write_text("no room on the disk")
+        command = script.format(seconds, str(tmp_path / name), code)
+        clients._processes[name] = subprocess.Popen([sys.executable, "-c", command])
+    with pytest.raises(RunError, match=r"one ended with exit code 3\. .* ends: no room"):
+        clients.end(LIMIT)
+    assert (tmp_path / "two").exists()
+
+
 def test_the_trial_on_one_machine_needs_no_certificates_that_are_configured_but_not_made(tmp_path):
     write_companies(tmp_path)
     tables = {SERVER: "labels.csv", "bank": "bank.csv", "shop": "shop.parquet"}

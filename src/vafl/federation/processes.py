@@ -64,18 +64,20 @@ class Clients:
                 raise self._failed(name)
 
     def end(self, grace: float) -> None:
-        """Waits for the clients to end; kills those that do not, and says so."""
-        for name, process in self._processes.items():
+        """Waits for the clients to end, so long for each, and kills those that do not; then raises RunError if
+        they had time and one did not end well."""
+        for process in self._processes.values():
             try:
                 process.wait(grace)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            if grace and process.returncode:
-                raise self._failed(name)
         if self._line >= 0:
             os.close(self._line)
             self._line = -1
+        for name, process in self._processes.items():
+            if grace and process.returncode:
+                raise self._failed(name)
 
     def _failed(self, name: str) -> RunError:
         log, code = self._path / "logs" / f"{name}.log", self._processes[name].returncode
