@@ -15,6 +15,7 @@ from vafl.config import Config
 from vafl.errors import ConfigError
 from vafl.federation.prediction import Deployed
 from vafl.federation.refusal import Refusal
+from vafl.federation.terms import rows_at_once
 from vafl.models.losses import probabilities
 from vafl.protocol.scoring import ANSWERED, STATES, Rows
 from vafl.runtime.grpc.prediction import Answer, Live
@@ -52,7 +53,14 @@ class Service:
 
     def __init__(self, deployed: Deployed) -> None:
         self._deployed, settings = deployed, deployed.config.prediction
-        self._live = Live(settings, self._told)
+        fitting = rows_at_once(deployed.config, deployed.terms().width)
+        if settings.largest_request > fitting:
+            raise ConfigError(
+                f"clients must be able to answer prediction.largest_request ids in one message: {fitting:,} fit "
+                f"into network.largest_message. Found {settings.largest_request:,}. Lower it, or raise the "
+                "other at every party."
+            )
+        self._live = Live(settings, self._told, fitting)
         self._federation = deployed.serve(deployed.scorer(cached=settings.cache), self._live)
         self._rows = {each: row for row, each in enumerate(deployed.subjects.ids.to_list())}
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,8 +14,9 @@ from torch import nn
 
 from tests.runtime.grpc.test_federation import configuration, within
 from vafl.build import build
-from vafl.errors import RemoteFault, RunFolderError, Stalled
+from vafl.errors import ConfigError, RemoteFault, RunFolderError, Stalled
 from vafl.federation.prediction import Deployed
+from vafl.federation.serving import Service
 from vafl.launch import launch
 from vafl.models.losses import probabilities
 from vafl.observe.scores import ScoreFile
@@ -52,7 +54,7 @@ def batch_of(config, run, out, present=PARTIES):
 async def _run(config, run, server, present):
     listening = asyncio.Future()
     serving = asyncio.create_task(server.serve(listening.set_result))
-    network = configuration(network={"address": await listening}).network
+    network = replace(config.network, address=await listening)
     clients = []
     for name in present:
         own = Deployed.load(config, name, run)
@@ -166,6 +168,39 @@ def test_of_a_secure_sum_the_server_gets_masked_words_only_and_scores_their_sum(
     found = torch.tensor(scores.select("p(0)", "p(1)", "p(2)").to_numpy(), dtype=torch.float32)
     torch.testing.assert_close(found, shares, atol=1e-5, rtol=1e-4)
     assert received - {Leave} == {Join, Offer, MaskedRefresh}
+
+
+def live_config(path, largest_request):
+    """15 rows fit into a message."""
+    prediction = {"largest_request": largest_request, "deadline": 20.0}
+    config = configuration(prediction=prediction, network={"largest_message": 300})
+    launch(config, path, Console(file=io.StringIO()))
+    return config
+
+
+def test_questions_that_come_together_are_asked_together_as_far_as_answers_fit_into_messages(tmp_path):
+    config = live_config(tmp_path, 10)
+    service = Service(Deployed.load(config, "server", tmp_path))
+
+    async def ask(server):
+        while server.began is None or server.server.absent:
+            await asyncio.sleep(0.01)
+        ids = list(service._rows)[:30]
+        answers = await asyncio.gather(*(service.predict(ids[at : at + 10]) for at in (0, 10, 20)))
+        server.finish("the test is over")
+        return answers
+
+    async def story():
+        asking = asyncio.create_task(ask(service._federation))
+        await _run(config, tmp_path, service._federation, PARTIES)
+        return await asking
+
+    assert all(answer["complete"] for answer in within(20, story()))
+
+
+def test_a_request_that_no_client_could_answer_in_one_message_is_refused_at_the_start(tmp_path):
+    with pytest.raises(ConfigError, match=r"largest_request ids in one message: 15 fit .* Found 16"):
+        Service(Deployed.load(live_config(tmp_path, 16), "server", tmp_path))
 
 
 def test_other_settings_and_others_models_are_refused(tmp_path):

@@ -101,10 +101,13 @@ class Live:
 
     Args:
         finish: makes of the head's outputs [rows, outputs] what callers are told.
+        most_rows: that are asked for together: answers must fit into messages. No question has more.
     """
 
-    def __init__(self, settings: PredictionSettings, finish: Callable[[Tensor], Tensor]) -> None:
-        self._settings, self._finish = settings, finish
+    def __init__(
+        self, settings: PredictionSettings, finish: Callable[[Tensor], Tensor], most_rows: int
+    ) -> None:
+        self._settings, self._finish, self._most_rows = settings, finish, most_rows
         self._gathered: list[_Question] = []
         self._to_ask: deque[list[_Question]] = deque()
         self._under_way: list[tuple[Inquiry, float, list[_Question]]] = []
@@ -115,12 +118,16 @@ class Live:
         """Waits for the clients, but no longer than the deadline."""
         loop = asyncio.get_running_loop()
         question = _Question(rows, loop.create_future())
+        if sum(len(other.rows) for other in self._gathered) + len(rows) > self._most_rows:
+            self._hand_on(federation)
         self._gathered.append(question)
         if len(self._gathered) == 1:
             loop.call_later(self._settings.gather, self._hand_on, federation)
         return await question.answer
 
     def _hand_on(self, federation: Served) -> None:
+        if not self._gathered:
+            return  # they were too many to wait
         self._to_ask.append(self._gathered)
         self._gathered = []
         federation.attend()
