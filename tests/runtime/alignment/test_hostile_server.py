@@ -27,7 +27,7 @@ def rows(places, numbers):
     return pack_rows(np.array(places), np.array(numbers))[0]
 
 
-def told(*script, beats=False):
+def told(*script, beats=False, records="common"):
     """What comes of a client whose server says this, and then nothing or signs of life."""
 
     async def stream(_, context):
@@ -37,14 +37,14 @@ def told(*script, beats=False):
             if beats:
                 await context.write(pack(Kind.BEAT))
 
-    return served(stream)
+    return served(stream, records)
 
 
-def served(stream):
+def served(stream, records="common"):
     """What comes of a client with three ids whose server answers by this."""
 
     async def play():
-        made = Alignments(server=["x"], bank=["a", "b", "c"])
+        made = Alignments(records, server=["x"], bank=["a", "b", "c"])
         async with made.served_by(stream):
             (error,) = await asyncio.gather(made.join("bank"), return_exceptions=True)
         assert not made.kept
@@ -81,6 +81,13 @@ def test_what_a_server_must_not_say(script, message):
     assert isinstance(error, InvalidMessage), error
     assert "the server broke the protocol" in str(error)
     assert message in str(error)
+
+
+def test_a_server_has_no_more_rows_than_ids():
+    """Where clients may lack some, they would make room for any number of them when they train."""
+    error = told(BEGIN, POINTS, result(rows=1 << 50), rows([0, 1], [0, 1]), records="labelled")
+    assert isinstance(error, InvalidMessage), error
+    assert "rows are among the server's 2 ids" in str(error)
 
 
 def test_a_second_exchange_is_in_the_clients_log(caplog):

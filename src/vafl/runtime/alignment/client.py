@@ -141,7 +141,7 @@ class AlignmentClient:
         if kind is Kind.AGAIN:
             await self._answer_loosely(line, crew, unpack_loosened(body, theirs))
             _, body = await line.hear(Kind.RESULT)
-        alignment = await self._receive(line, body, order)
+        alignment = await self._receive(line, body, order, theirs)
         await line.say(pack(Kind.RECEIVED))
         await line.hear(Kind.DONE)
         await asyncio.to_thread(self._keep, alignment)
@@ -159,10 +159,12 @@ class AlignmentClient:
         await line.hear(Kind.BEGIN)
         await self._answer(line, crew, loose, theirs)
 
-    async def _receive(self, line: Line, body: bytes, order: Places) -> Alignment:
+    async def _receive(self, line: Line, body: bytes, order: Places, theirs: int) -> Alignment:
         """The rows that are this party's, checked as if anybody had sent them."""
         facts = unpack_facts(body, token=str, rows=int, label=str, classes=list, own=int)
         rows, own = facts["rows"], facts["own"]
+        if rows > theirs:
+            raise InvalidMessage(f"all rows are among the {SERVER}'s {theirs:,} ids. Found {rows:,} rows.")
         if not 0 <= own <= len(order) or (self._terms.records == "common" and own != rows):
             raise InvalidMessage(f"of {rows:,} rows, {own:,} cannot be those of {len(order):,} ids.")
         content = bytearray()
