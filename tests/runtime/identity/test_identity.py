@@ -250,6 +250,25 @@ def test_other_failures_are_not_blamed_on_certificates(details):
     assert refusal(details) is None
 
 
+def test_a_forwarder_whose_server_is_not_there_is_not_blamed_on_certificates(load):
+    """It takes connections and closes them, some sooner than others."""
+
+    async def close(reader, writer):
+        await reader.read(1)
+        writer.close()
+
+    async def attempt():
+        async with await asyncio.start_server(close, "127.0.0.1", 0) as forwarder:
+            address = "{}:{}".format(*forwarder.sockets[0].getsockname())
+            await say(
+                address, b"hello", load("client-1").channel_credentials(), load("client-1").channel_options()
+            )
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        asyncio.run(attempt())
+    assert refusal(caught.value.details()) is None
+
+
 def test_a_server_that_is_not_there_is_not_blamed_on_certificates(load):
     async def attempt():
         async with serving(load("server").server_credentials()) as (_, address):

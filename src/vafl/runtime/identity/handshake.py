@@ -42,6 +42,7 @@ _MEANINGS = (
     ),
 )
 _CLOSED = ("failed to connect to all addresses", "Socket closed")
+_UNANSWERED = "Handshake read failed"  # the server is not there, and who took the connection for it closed it
 
 
 def refusal(details: str) -> Unauthenticated | None:
@@ -59,6 +60,7 @@ def refusal(details: str) -> Unauthenticated | None:
 
 
 def closed_early(details: str) -> bool:
-    """Whether the server just closed the connection. It does so when it refuses a certificate, but also
-    when it is killed at that moment: only if it happens again and again it is a refusal."""
-    return all(sign in details for sign in _CLOSED)
+    """Whether the server closed the connection when it had seen this party's certificate. It does so when it
+    refuses that, but also when it is killed at that moment: only if it happens again and again it is a
+    refusal."""
+    return all(sign in details for sign in _CLOSED) and _UNANSWERED not in details
