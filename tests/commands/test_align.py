@@ -102,6 +102,14 @@ def test_everybody_on_one_machine(capsys, folder):
     assert pl.read_parquet(folder / "bank.alignment.parquet").columns == ["id", "row"]
 
 
+def test_a_folder_that_is_not_there_is_named_before_anything_is_computed(capsys, folder):
+    """In the end, the server's alignment would be a new one, and the client's missing."""
+    code, words = refused(capsys, folder, "--all", "--set", "tables.bank.alignment=nowhere/bank.parquet")
+    assert code == 3
+    assert "into a folder that is there" in words
+    assert "nowhere" in words
+
+
 def test_a_file_that_is_no_alignment_is_never_replaced_by_one(capsys, folder):
     table = (folder / "labels.csv").read_bytes()
     for who in (["--all"], ["--party", "server"]):

@@ -5,6 +5,7 @@ it, so it stays where the party's table lies.
 """
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -110,8 +111,14 @@ class Alignment:
             ) from error
 
 
-def check_replaceable(path: Path) -> None:
-    """Raises DataError if a file is there that `vafl align` never wrote: a party's table, say."""
+def check_writable(path: Path) -> None:
+    """Raises DataError if no alignment can be written there, or a file is there that `vafl align` never wrote: a
+    party's table, say. Found out in the end, the others' alignments would be new, and this party's lost."""
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise DataError(
+            f'an alignment is written into a folder that is there and may be written. Found "{path.parent}", '
+            "which is not. Make it, or name another file in tables.NAME.alignment."
+        )
     if path.exists() and not _is_alignment(path):
         raise DataError(
             f'an alignment is written in the place of no other file. Found "{path}", which is none. Name '

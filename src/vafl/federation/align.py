@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from vafl.config import Config
-from vafl.data.alignment import Alignment, check_replaceable
+from vafl.data.alignment import Alignment, check_writable
 from vafl.data.labels import label_classes
 from vafl.data.tables import Table, open_table
 from vafl.errors import ConfigError
@@ -92,7 +92,7 @@ def _table(config: Config, party: str) -> Table:
         raise ConfigError(f'"{party}" is no party of this run. Its parties: {", ".join(parties)}.')
     if party not in config.tables:
         raise ConfigError(f"{party} needs a section [tables.{party}] with path and id of its table.")
-    check_replaceable(Path(config.tables[party].alignment))
+    check_writable(Path(config.tables[party].alignment))
     return open_table(config.tables, party)
 
 
