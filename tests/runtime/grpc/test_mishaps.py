@@ -427,6 +427,24 @@ def test_patience_is_for_a_server_that_is_gone_and_not_for_one_that_has_nothing_
     assert within(20, story())
 
 
+def test_a_client_whose_heart_beats_faster_than_the_server_s_is_not_thrown_out():
+    """gRPC's third ping within the time that the server allowed for one ended the connection, every 3 s."""
+
+    async def story():
+        async with served(rule={"name": "t-sync", "t": 2}) as federation, dialled(federation, 1) as other:
+            await other.say(Join(1))
+            federation.overrides = {"heartbeat": 0.5}
+            client = federation.client(0)
+            running = asyncio.create_task(client.run())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(until(lambda: client.reconnects > 0), 4.0)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            return client.reconnects
+
+    assert within(20, story()) == 0
+
+
 CLOSED = "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:127.0.0.1:1: Socket closed"
 REFUSED = "failed to connect to all addresses; last error: UNKNOWN: Connection refused"
 

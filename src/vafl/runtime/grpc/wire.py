@@ -126,7 +126,7 @@ def channel_options(settings: NetworkSettings) -> list[tuple[str, Any]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", period // 2),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", period // 2),
+        ("grpc.http2.max_ping_strikes", 0),  # each party chooses its own heartbeat
         ("grpc.max_concurrent_streams", 4),
         ("grpc.enable_retries", 0),
         ("grpc.max_reconnect_backoff_ms", 1000),
