@@ -53,6 +53,22 @@ def test_what_lies_unheard_does_not_hide_that_the_other_end_takes_nothing(unhear
         played(tell, read, never)
 
 
+def test_whoever_is_speaking_when_the_line_is_closed_does_not_wait_for_ever():
+    """The last word goes to clients that may have left: the server's alignment is done without them."""
+
+    async def never(_):
+        await asyncio.Event().wait()
+
+    async def play():
+        async with Line("shop", alive, never, SETTINGS) as line:
+            speaking = [asyncio.create_task(line.say(pack(Kind.DONE))) for _ in range(5)]
+            await asyncio.sleep(0)
+            assert not all(word.done() for word in speaking)
+        await asyncio.gather(*speaking, line.say(pack(Kind.DONE)))
+
+    asyncio.run(asyncio.wait_for(play(), LIMIT))
+
+
 def test_signs_of_life_are_no_answer(monkeypatch, caplog):
     monkeypatch.setattr(module, "TOLD_EVERY", PATIENCE / 4)
     with caplog.at_level("INFO", "vafl.alignment"), pytest.raises(Stalled, match="nothing but signs of life"):

@@ -63,6 +63,10 @@ class Line:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        while not self._outbox.empty():  # whoever is still speaking, or does later, must not wait for room
+            self._outbox.get_nowait()
+            await asyncio.sleep(0)
+        self._outbox = asyncio.Queue()
 
     async def say(self, content: bytes) -> None:
         """Sends a message, as soon as the other end has room for it; `hear` tells if it never has."""
