@@ -1,101 +1,17 @@
-"""Server and clients over real sockets, all in one process: fast enough to try every mishap."""
+"""Whole runs over real sockets, all in one process."""
 
 import asyncio
 import logging
 
-import grpc
-import grpc.aio
 import pytest
 import torch
 
-from vafl.build import build, make_client, make_server, widths
-from vafl.config import from_document
+from tests.runtime.grpc.parties import Federation, configuration, run_all, within
+from vafl.build import build
 from vafl.errors import RemoteFault
 from vafl.federation.terms import make_terms
 from vafl.plan import make_plan
-from vafl.protocol.messages import Refused, Upload, Welcome
-from vafl.protocol.table import EmbeddingTable
-from vafl.runtime.codec import Codec
-from vafl.runtime.grpc.client import FederationClient
-from vafl.runtime.grpc.conductor import Conductor
-from vafl.runtime.grpc.server import FederationServer
-from vafl.runtime.grpc.wire import PATH, Terms
-from vafl.runtime.training import Watch
-
-
-def configuration(**sections):
-    network = {
-        "address": "127.0.0.1:0",
-        "security": "plaintext",
-        "join_timeout": 20.0,
-        **sections.pop("network", {}),
-    }
-    document = {
-        "data": {"name": "iris"},
-        "schedule": {"batch_size": 16},
-        "stop": {"updates": 60},
-        "evaluation": {"every": 20},
-        **sections,
-        "network": network,
-    }
-    return from_document(document)
-
-
-class Federation:
-    """A server and its clients, on the loop of the test."""
-
-    def __init__(self, config):
-        self.config, self.plan = config, make_plan(config)
-        rows, tests = self.plan.data.rows, len(self.plan.data.test_labels)
-        summed = config.model.combine == "sum"
-        table = EmbeddingTable(rows + tests, widths(self.plan), summed=summed)
-        self.server = make_server(self.plan, table)
-        self.points = []
-        self.conductor = Conductor(
-            held_out=torch.arange(rows, rows + tests),
-            labels=self.plan.data.test_labels,
-            metric=self.plan.task.metric,
-            stop=config.stop,
-            watch=Watch(config.stop, self.plan.task.metric),
-            evaluation=config.evaluation,
-            observe=self.points.append,
-            checkpoint=self.server.settled,
-            checkpoint_every=10,
-        )
-        self.names = [party.name for party in self.plan.data.parties]
-        self.terms = make_terms(self.plan)
-        self.end = FederationServer(self.server, self.names, self.terms, config.network, None, self.conductor)
-        self.listening = asyncio.Event()
-
-    async def serve(self):
-        await self.end.serve(self._listens)
-
-    def _listens(self, address):
-        self.address = address
-        self.listening.set()
-
-    def client(self, index, terms=None):
-        network = configuration(network={"address": self.address, **self.overrides}).network
-        client = make_client(self.plan, index, with_held_out=True)
-        return FederationClient(client, self.names[index], terms or self.terms, network, None)
-
-    overrides: dict = {}  # noqa: RUF012
-
-
-async def run_all(federation):
-    serving = asyncio.create_task(federation.serve())
-    await federation.listening.wait()
-    clients = [federation.client(index) for index in range(len(federation.names))]
-    reasons = await asyncio.gather(*(client.run() for client in clients))
-    await serving
-    return clients, reasons
-
-
-def within(seconds, coroutine):
-    async def limited():
-        return await asyncio.wait_for(coroutine, seconds)
-
-    return asyncio.run(limited())
+from vafl.runtime.grpc.wire import Terms
 
 
 @pytest.mark.parametrize("rule", ["async", "t-sync", "sync"])
@@ -227,50 +143,6 @@ def test_a_stranger_is_refused():
     within(30, story())
 
 
-async def raw_stream(federation, party, frames, refusals):
-    """Speaks frames by hand, as a hostile client would; gives what came back, up to so many refusals."""
-    async with grpc.aio.insecure_channel(federation.address) as channel:
-        stream = channel.stream_stream(PATH)(metadata=(("vafl-party", party),))
-        await stream.write(federation.terms.to_bytes())
-        for frame in frames:
-            await stream.write(frame)
-        answers = []
-        while sum(isinstance(answer, Refused) for answer in answers) < refusals:
-            frames = Codec().frames(await stream.read())
-            answers += [Codec().from_server(frame, 0) for frame in frames]
-        return answers
-
-
-def test_bad_frames_are_answered_counted_and_change_nothing():
-    async def story():
-        federation = Federation(configuration(network={"join_timeout": 0.1, "largest_norm": 100.0}))
-        serving = asyncio.create_task(federation.serve())
-        await federation.listening.wait()
-        codec = Codec()
-        join = codec.encode(federation.client(0).client.join())
-        rows = torch.arange(16)
-        upload = Upload(0, 1, 0, rows, torch.zeros(16, 3))
-        bad = [
-            b"junk",
-            codec.encode(upload)[:-1],
-            codec.encode(Upload(0, 1, 9, rows, torch.zeros(16, 3))),
-            codec.encode(Upload(0, 1, 0, rows, torch.zeros(16, 4))),
-            codec.encode(Upload(0, 1, 0, rows, torch.full((16, 3), 1e6))),
-            codec.encode(Upload(0, 1, 0, rows + 10_000, torch.zeros(16, 3))),
-        ]
-        answers = await raw_stream(federation, federation.names[0], [join, *bad], len(bad))
-        table = federation.server.table
-        untouched = bool((table.cells == 0).all()), federation.server.activations, federation.server.iteration
-        federation.end.finish("enough")
-        await serving
-        return federation, answers, untouched
-
-    federation, answers, untouched = within(30, story())
-    assert isinstance(answers[0], Welcome)
-    assert untouched == (True, [0, 0], 0)
-    assert federation.end.violations == {federation.names[0]: 6}
-
-
 def test_a_turn_of_the_worker_whose_messages_another_took_does_nothing():
     """A message that arrives while the worker takes others has a turn of its own, but is taken with them."""
 
@@ -284,36 +156,6 @@ def test_a_turn_of_the_worker_whose_messages_another_took_does_nothing():
         await serving
 
     within(30, story())
-
-
-async def write_all(stream, frames):
-    """Raises TimeoutError as soon as one cannot be written."""
-    for frame in frames:
-        await asyncio.wait_for(stream.write(frame), 3.0)
-
-
-def test_a_client_that_does_not_read_its_answers_is_not_heard_either():
-    async def story():
-        wide = {"head": "linear", "width": 300}  # 120 kB a message: what lies between is soon full
-        federation = Federation(
-            configuration(model=wide, network={"join_timeout": 0.1}, stop={"updates": 10**9})
-        )
-        serving = asyncio.create_task(federation.serve())
-        await federation.listening.wait()
-        codec, rows, embeddings = Codec(), torch.arange(100), torch.zeros(100, 300)
-        uploads = (Upload(0, number + 1, number, rows, embeddings) for number in range(10_000))
-        async with grpc.aio.insecure_channel(federation.address) as channel:
-            stream = channel.stream_stream(PATH)(metadata=(("vafl-party", federation.names[0]),))
-            await stream.write(federation.terms.to_bytes())
-            await stream.write(codec.encode(federation.client(0).client.join()))
-            with pytest.raises(TimeoutError):
-                await write_all(stream, map(codec.encode, uploads))
-            waiting = federation.end.connections[0].outbox.qsize()
-        federation.end.finish("enough")
-        await serving
-        return waiting
-
-    assert within(50, story()) <= 100
 
 
 def test_a_client_cut_off_comes_back_and_the_run_goes_on():

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.runtime.grpc.test_federation import Federation, configuration, run_all, within
+from tests.runtime.grpc.parties import Federation, configuration, run_all, within
 from vafl.errors import ConfigError
 from vafl.federation.terms import rows_at_once
 
@@ -36,9 +36,8 @@ def test_refreshes_and_evaluations_come_in_messages_that_fit(refresh):
     assert made.end.violations == {}
 
 
-def test_a_batch_that_does_not_fit_ends_its_client_with_the_setting_and_is_no_result(monkeypatch):
+def test_a_batch_that_does_not_fit_ends_its_client_with_the_setting_and_is_no_result():
     """Dialling again and again would not make it fit, and a server alone measures nothing."""
-    monkeypatch.setattr("vafl.runtime.grpc.server._GRACE", 1.0)
 
     async def story():
         made = federation(schedule={"batch_size": 40}, stop={"updates": 60, "seconds": 1.0})

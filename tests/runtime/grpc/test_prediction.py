@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from tests.runtime.grpc.test_federation import configuration, within
+from tests.runtime.grpc.parties import configuration, within
 from vafl.build import build
 from vafl.errors import ConfigError, RemoteFault, RunFolderError, Stalled
 from vafl.federation.prediction import Deployed

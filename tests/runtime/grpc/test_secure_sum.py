@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import torch
 
-from tests.runtime.grpc.test_federation import Federation, configuration, run_all, within
+from tests.runtime.grpc.parties import Federation, configuration, run_all, within
 from vafl.build import build, make_server, make_table
 from vafl.errors import RemoteFault
 from vafl.privacy.fixed_point import decode

@@ -1,0 +1,147 @@
+"""A client that floods, lies or does not listen costs the server little, and the others nothing."""
+
+import asyncio
+import logging
+
+import grpc
+import grpc.aio
+import pytest
+import torch
+
+from tests.runtime.grpc.parties import Federation, configuration, dialled, served, until, upload, within
+from vafl.protocol.messages import Join, Refused, Upload, Welcome
+from vafl.runtime.codec import Codec
+from vafl.runtime.grpc.connection import Allowance
+from vafl.runtime.grpc.wire import PATH
+
+
+async def raw_stream(federation, party, frames, refusals):
+    """Speaks frames by hand, as a hostile client would; gives what came back, up to so many refusals."""
+    async with grpc.aio.insecure_channel(federation.address) as channel:
+        stream = channel.stream_stream(PATH)(metadata=(("vafl-party", party),))
+        await stream.write(federation.terms.to_bytes())
+        for frame in frames:
+            await stream.write(frame)
+        answers = []
+        while sum(isinstance(answer, Refused) for answer in answers) < refusals:
+            frames = Codec().frames(await stream.read())
+            answers += [Codec().from_server(frame, 0) for frame in frames]
+        return answers
+
+
+def test_bad_frames_are_answered_counted_and_change_nothing():
+    async def story():
+        federation = Federation(configuration(network={"join_timeout": 0.1, "largest_norm": 100.0}))
+        serving = asyncio.create_task(federation.serve())
+        await federation.listening.wait()
+        codec = Codec()
+        join = codec.encode(federation.client(0).client.join())
+        rows = torch.arange(16)
+        upload = Upload(0, 1, 0, rows, torch.zeros(16, 3))
+        bad = [
+            b"junk",
+            codec.encode(upload)[:-1],
+            codec.encode(Upload(0, 1, 9, rows, torch.zeros(16, 3))),
+            codec.encode(Upload(0, 1, 0, rows, torch.zeros(16, 4))),
+            codec.encode(Upload(0, 1, 0, rows, torch.full((16, 3), 1e6))),
+            codec.encode(Upload(0, 1, 0, rows + 10_000, torch.zeros(16, 3))),
+        ]
+        answers = await raw_stream(federation, federation.names[0], [join, *bad], len(bad))
+        table = federation.server.table
+        untouched = bool((table.cells == 0).all()), federation.server.activations, federation.server.iteration
+        federation.end.finish("enough")
+        await serving
+        return federation, answers, untouched
+
+    federation, answers, untouched = within(30, story())
+    assert isinstance(answers[0], Welcome)
+    assert untouched == (True, [0, 0], 0)
+    assert federation.end.violations == {federation.names[0]: 6}
+
+
+def test_more_frames_than_may_travel_together_are_refused_in_words():
+    async def story():
+        async with (
+            served() as federation,
+            dialled(federation, 1) as other,
+            dialled(federation, 0) as hostile,
+        ):
+            await other.say(Join(1))
+            await hostile.say(Join(0))
+            await hostile._stream.write(Codec().encode(upload(0)) * 200)
+            refused = await hostile.hear(Refused)
+            return refused.reason, federation.server.activations
+
+    reason, activations = within(20, story())
+    assert "frames travel together. Found more" in reason
+    assert activations == [0, 0]
+
+
+def test_a_flood_is_answered_and_counted_but_does_not_fill_the_log(caplog):
+    async def story():
+        async with (
+            served() as federation,
+            dialled(federation, 1) as other,
+            dialled(federation, 0) as hostile,
+        ):
+            await other.say(Join(1))
+            await hostile.say(Join(0), *[upload(0, 99)] * 100)
+            refused = [await hostile.hear(Refused) for _ in range(100)]
+            await until(lambda: 0 not in federation.end.connections)  # it was shown the door
+            return refused, federation.end.violations
+
+    with caplog.at_level(logging.WARNING, "vafl.server"):
+        refused, violations = within(30, story())
+    assert len(refused) == violations["client-1"] == 100
+    assert 10 <= caplog.text.count("refused from client-1") <= 20
+
+
+def test_dialling_again_buys_no_messages():
+    async def story():
+        async with served(network={"messages_per_second": 0.001}) as federation:
+            async with dialled(federation, 1) as other:
+                await other.say(Join(1))
+                for _ in range(2):
+                    async with dialled(federation, 0) as fast:
+                        await fast.say(Join(0), *[upload(0, 99)] * 8)
+                        refused = [await fast.hear(Refused) for _ in range(8)]
+            return refused
+
+    assert all("at most 0.001 messages a second" in refusal.reason for refusal in within(30, story()))
+
+
+def test_an_allowance_grows_with_time_up_to_a_second():
+    allowance = Allowance(rate=100.0, left=0.0)
+    assert not allowance.take()
+    allowance.at -= 60.0
+    assert sum(allowance.take() for _ in range(200)) in (100, 101)
+
+
+async def write_all(stream, frames):
+    """Raises TimeoutError as soon as one cannot be written."""
+    for frame in frames:
+        await asyncio.wait_for(stream.write(frame), 3.0)
+
+
+def test_a_client_that_does_not_read_its_answers_is_not_heard_either():
+    async def story():
+        wide = {"head": "linear", "width": 300}  # 120 kB a message: what lies between is soon full
+        federation = Federation(
+            configuration(model=wide, network={"join_timeout": 0.1}, stop={"updates": 10**9})
+        )
+        serving = asyncio.create_task(federation.serve())
+        await federation.listening.wait()
+        codec, rows, embeddings = Codec(), torch.arange(100), torch.zeros(100, 300)
+        uploads = (Upload(0, number + 1, number, rows, embeddings) for number in range(10_000))
+        async with grpc.aio.insecure_channel(federation.address) as channel:
+            stream = channel.stream_stream(PATH)(metadata=(("vafl-party", federation.names[0]),))
+            await stream.write(federation.terms.to_bytes())
+            await stream.write(codec.encode(federation.client(0).client.join()))
+            with pytest.raises(TimeoutError):
+                await write_all(stream, map(codec.encode, uploads))
+            waiting = federation.end.connections[0].outbox.qsize()
+        federation.end.finish("enough")
+        await serving
+        return waiting
+
+    assert within(50, story()) <= 100

@@ -1,0 +1,186 @@
+"""A server that is away, slow, silent or refuses: whether its client dials again, and for how long."""
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+
+import grpc
+import grpc.aio
+import pytest
+
+from tests.runtime.grpc.parties import Federation, configuration, dialled, served, until, within
+from vafl.errors import RemoteFault, Stalled, Unauthenticated
+from vafl.protocol.messages import Join
+
+CLOSED = "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:127.0.0.1:1: Socket closed"
+REFUSED = "failed to connect to all addresses; last error: UNKNOWN: Connection refused"
+
+
+def test_patience_is_for_a_server_that_is_gone_and_not_for_one_that_has_nothing_to_say():
+    async def story():
+        async with served(rule={"name": "t-sync", "t": 2}) as federation, dialled(federation, 1) as other:
+            await other.say(Join(1))
+            federation.overrides = {"patience": 1.5}
+            running = asyncio.create_task(federation.client(0).run())
+            await until(lambda: federation.server.activations[0] == 1)
+            await asyncio.sleep(2.0)
+            first = federation.end.connections[0]
+            first.outbox.put_nowait(None)  # the server drops the stream
+            await until(lambda: running.done() or federation.end.connections.get(0, first) is not first)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            return running.cancelled()
+
+    assert within(20, story())
+
+
+def test_a_client_whose_heart_beats_faster_than_the_server_s_is_not_thrown_out():
+    """gRPC's third ping within the time that the server allowed for one ended the connection, every 3 s."""
+
+    async def story():
+        async with served(rule={"name": "t-sync", "t": 2}) as federation, dialled(federation, 1) as other:
+            await other.say(Join(1))
+            federation.overrides = {"heartbeat": 0.5}
+            client = federation.client(0)
+            running = asyncio.create_task(client.run())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(until(lambda: client.reconnects > 0), 4.0)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            return client.reconnects
+
+    assert within(20, story()) == 0
+
+
+def failed(details):
+    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, (), (), details)
+
+
+def test_a_connection_closed_at_once_is_a_refusal_only_if_it_happens_again_and_again():
+    """A server that is killed amid a handshake closes it, too."""
+    federation = Federation(configuration())
+    federation.address = "127.0.0.1:1"
+    client = federation.client(0)
+    for details in (CLOSED, REFUSED, CLOSED, CLOSED, CLOSED, CLOSED):
+        client._reach.judge(failed(details))
+    with pytest.raises(Unauthenticated, match="Its log says why"):
+        client._reach.judge(failed(CLOSED))
+
+
+def test_after_a_welcome_patience_rules_however_often_connections_are_closed():
+    """A forwarder whose server is away accepts connections, and closes them."""
+
+    async def story():
+        async with served(stop={"updates": 1_000_000}) as federation, dialled(federation, 1) as other:
+            await other.say(Join(1))
+            client = federation.client(0)
+            running = asyncio.create_task(client.run())
+            await until(lambda: federation.server.activations[0] > 0)
+            first = federation.end.connections[0]
+            first.outbox.put_nowait(None)  # the server drops the stream
+            await until(lambda: federation.end.connections.get(0, first) is not first)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            return client
+
+    reach = within(20, story())._reach
+    for _ in range(20):
+        reach.judge(failed(CLOSED))
+    reach.heard -= 1000.0
+    with pytest.raises(Stalled, match="patience sets how long to try"):
+        reach.judge(failed(CLOSED))
+
+
+@pytest.mark.parametrize(
+    ("largest", "width", "said"),
+    [(1000, 3, r"Found 1,072\. network\.largest_message sets the limit"), (20_000, 256, "larger than max")],
+)
+def test_parties_that_disagree_on_the_largest_message_do_not_dial_for_ever(largest, width, said):
+    """What a limit below that of the terms lets through is refused when it is read."""
+
+    async def story():
+        model, network = {"head": "linear", "width": width}, {"largest_message": largest}
+        sections = {"schedule": {"batch_size": 64}, "model": model, "network": network}
+        async with served(**sections) as federation, dialled(federation, 1) as other:
+            await other.say(Join(1))
+            with pytest.raises(RemoteFault, match=said):
+                await federation.client(0).run()
+
+    within(20, story())
+
+
+@asynccontextmanager
+async def slow_way(address, seconds):
+    """A way to `address` on which everything takes so long, each way; gives where it begins."""
+    ends = []
+
+    async def carry(reader, writer):
+        while content := await reader.read(1 << 16):
+            asyncio.get_running_loop().call_later(seconds, writer.write, content)
+
+    async def accept(reader, writer):
+        onward, outward = await asyncio.open_connection(*address.split(":"))
+        ends.extend((writer, outward))
+        await asyncio.gather(carry(reader, outward), carry(onward, writer))
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as listener:
+        yield "{}:{}".format(*listener.sockets[0].getsockname())
+        for end in ends:
+            end.close()
+
+
+def test_a_long_way_to_the_server_is_no_reason_to_give_up_a_handshake():
+    async def story():
+        async with served() as federation, slow_way(federation.address, 1.3) as address:
+            federation.address = address
+            running = asyncio.create_task(federation.client(0).run())
+            await until(lambda: 0 in federation.end.seen)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    within(20, story())
+
+
+class Closed:
+    """A channel whose streams the server ends after the first message."""
+
+    said = 0
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *raised):
+        pass
+
+    def stream_stream(self, path):
+        return lambda metadata: self
+
+    async def write(self, frame):
+        self.said += 1
+        if self.said > 1:
+            raise asyncio.InvalidStateError("RPC already finished.")
+
+    async def read(self):
+        return grpc.aio.EOF
+
+    async def code(self):
+        return grpc.StatusCode.FAILED_PRECONDITION
+
+    async def details(self):
+        return "no client of this run"
+
+    async def initial_metadata(self):
+        return ()
+
+    trailing_metadata = initial_metadata
+
+    def cancel(self):
+        pass
+
+
+def test_a_refusal_that_comes_before_the_client_has_said_all_is_heard(monkeypatch):
+    federation = Federation(configuration())
+    federation.address = "127.0.0.1:1"
+    client = federation.client(0)
+    monkeypatch.setattr("vafl.runtime.grpc.client.open_channel", lambda *_: Closed())
+    with pytest.raises(RemoteFault, match="refused client-1: no client of this run"):
+        within(20, client.run())
