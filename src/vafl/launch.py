@@ -107,7 +107,12 @@ def _progress(run: Run, folder: Path, console: Console) -> Progress:
 
 def shown_metric(config: Config, name: str) -> str:
     """The metric as progress is told in it: with validation rows, it is not that of the test rows."""
-    return f"validation {name}" if config.data.validation_fraction else name
+    return f"validation {name}" if _watched(config) == "validation" else name
+
+
+def _watched(config: Config) -> str:
+    """Which rows the evaluations of a run are of."""
+    return "validation" if config.data.validation_fraction else "test"
 
 
 def _share_done(run: Run) -> float:
@@ -125,11 +130,6 @@ def _clients(run: Run) -> list[ClientStatus]:
         ClientStatus(party.name, count, traffic.bytes_up, traffic.bytes_down, index in server.absent)
         for index, (party, count, traffic) in enumerate(rows)
     ]
-
-
-def watched(config: Config) -> str:
-    """Which rows the evaluations of a run are of."""
-    return "validation" if config.data.validation_fraction else "test"
 
 
 def summarise(
@@ -163,7 +163,7 @@ def summarise(
         "bytes_down": end.bytes_down,
         "metric": {"name": metric, "value": kept.metric},
         "kept": {"updates": kept.updates, "seconds": kept.seconds},
-        "watched": watched(config),
+        "watched": _watched(config),
         "test": test,
         "delays": {name: asdict(delay) for name, delay in zip(names, delays, strict=False)},
         "activations": dict(zip(names, activations, strict=False)),

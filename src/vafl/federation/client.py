@@ -141,8 +141,8 @@ def _run_client(
     client = make_client(plan, index, own=own, with_held_out=True, witness=witness, own_seed=own_seed)
     client.refresh_rows = rows_at_once(config, widths(plan)[index])
     every = config.network.checkpoint_every
+    best = BestEmbedding(client, folder, resume=resume)  # first: of another run nothing is left to resume
     state = ClientState(client, folder, every, terms, resume=resume, own_seed=own_seed)
-    best = BestEmbedding(client, folder, resume=resume)
     if not (path / "config.toml").exists() or not (resume or (path / STATE / SERVER).is_dir()):
         write_atomically(path / "config.toml", config.to_toml().encode())
     sleeper = config.delays.clock(len(names), config.seed)[index] if config.network.real_delays else None

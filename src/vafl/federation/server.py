@@ -145,6 +145,7 @@ class ServerRun:
     prepare: Callable[[], Config] | None = None
     watch: Callable[[], None] = lambda: None
     _shown: Progress = field(init=False)
+    _fitting: int = field(init=False)  # rows of embeddings in one message
 
     def run(self, listening: Callable[[str], None] = lambda address: None) -> RecordedRun:
         """Serves until the run is over, and writes the run folder."""
@@ -154,7 +155,7 @@ class ServerRun:
             load_credentials(self.config, SERVER)  # fails before the folder is touched
         if self.resume:
             require_same_run(self.path / STATE / SERVER, make_terms(plan))
-        fitting = rows_at_once(self.config, widths(plan)[0])  # likewise
+        self._fitting = rows_at_once(self.config, widths(plan)[0])  # likewise
         require_free(self.config.network.address)
         opened = RunFolder(self.path, overwrite=self.overwrite, resume=self.resume)
         with opened as folder, torch_threads(self.config.threads):
@@ -163,7 +164,7 @@ class ServerRun:
             credentials = load_credentials(self.config, SERVER)
             make_private_folder(self.path / STATE)
             state = ServerState(plan, self.path / STATE / SERVER, resume=self.resume)
-            state.server.recall_rows = min(RECALL_ROWS, fitting)
+            state.server.recall_rows = min(RECALL_ROWS, self._fitting)
             folder.begin(self.config.to_toml())
             points = folder.rewind(state.facts.get("account", {}).get("seconds", 0.0))
             conductor, federation = self._assemble(plan, state, credentials, folder, points)
@@ -215,7 +216,7 @@ class ServerRun:
             observe=observe,
             checkpoint=lambda: state.save(federation.account()),
             checkpoint_every=config.network.checkpoint_every,
-            most_rows=rows_at_once(config, widths(plan)[0]),
+            most_rows=self._fitting,
         )
         names = [party.name for party in plan.data.parties]
         federation = FederationServer(
