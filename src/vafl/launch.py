@@ -4,6 +4,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,8 +19,9 @@ from vafl.observe.progress import Progress
 from vafl.observe.record import SIMULATED_LEDGERS, RecordedRun, RunFolder, read_run, versions
 from vafl.observe.status import ClientStatus
 from vafl.protocol.delays import DelaySummary
+from vafl.runtime.settings import StopSettings
 from vafl.runtime.simulator import Simulator
-from vafl.runtime.training import BUDGETS_SPENT, Best, Point
+from vafl.runtime.training import BUDGETS_SPENT, Best, Clock, Point
 from vafl.trained import keep_all
 
 
@@ -99,7 +101,7 @@ def _progress(run: Run, folder: Path, console: Console) -> Progress:
         title,
         shown_metric(config, run.task.metric.name),
         run.runtime,
-        lambda: _share_done(run),
+        partial(share_done, run.runtime, config.stop),
         lambda: _clients(run),
         run.delays,
     )
@@ -115,10 +117,10 @@ def _watched(config: Config) -> str:
     return "validation" if config.data.validation_fraction else "test"
 
 
-def _share_done(run: Run) -> float:
-    stop = run.config.stop
-    by_time = run.runtime.now / stop.seconds if stop.seconds else 0.0
-    return min(1.0, max(run.runtime.updates / stop.updates, by_time))
+def share_done(clock: Clock, stop: StopSettings) -> float:
+    """How much of a run is over, from 0 to 1, by the limit that is nearest."""
+    by_time = clock.now / stop.seconds if stop.seconds else 0.0
+    return min(1.0, max(clock.updates / stop.updates, by_time))
 
 
 def _clients(run: Run) -> list[ClientStatus]:

@@ -112,8 +112,8 @@ class Alignment:
 
 
 def check_writable(path: Path) -> None:
-    """Raises DataError if no alignment can be written there, or a file is there that `vafl align` never wrote: a
-    party's table, say. Found out in the end, the others' alignments would be new, and this party's lost."""
+    """Raises DataError if no alignment can be written there, or in the place of another file only: a party's
+    table, say. Found out in the end, the others' alignments would be new, and this party's lost."""
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise DataError(
             f'an alignment is written into a folder that is there and may be written. Found "{path.parent}", '

@@ -64,8 +64,8 @@ class Clients:
                 raise self._failed(name)
 
     def end(self, grace: float) -> None:
-        """Waits for the clients to end, so long for each, and kills those that do not; then raises RunError if
-        they had time and one did not end well."""
+        """Waits for the clients to end, so long for each, and kills those that do not; then raises RunError
+        if they had time and one did not end well."""
         for process in self._processes.values():
             try:
                 process.wait(grace)

@@ -6,6 +6,7 @@ import secrets
 import signal
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from vafl.federation.best import BestHead
 from vafl.federation.credentials import load_credentials
 from vafl.federation.terms import STATE, make_terms, over_network, require_same_run, rows_at_once
 from vafl.files import make_private_folder, remove_drafts
-from vafl.launch import require_updates, shown_metric, summarise
+from vafl.launch import require_updates, share_done, shown_metric, summarise
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import Progress
 from vafl.observe.record import RecordedRun, RunFolder, read_run
@@ -235,11 +236,6 @@ class ServerRun:
                 for index, (name, count, traffic) in enumerate(rows)
             ]
 
-        def share_done() -> float:
-            stop = self.config.stop
-            by_time = federation.now / stop.seconds if stop.seconds else 0.0
-            return min(1.0, max(federation.updates / stop.updates, by_time))
-
         config, sizes = self.config, f"{len(federation.parties)} clients, {plan.data.rows:,} training rows"
         title = f"{config.rule.name} over {config.network.security}: {config.data.title}, {sizes}"
         metric = shown_metric(config, plan.task.metric.name)
@@ -249,7 +245,7 @@ class ServerRun:
             title,
             metric,
             federation,
-            share_done,
+            partial(share_done, federation, config.stop),
             clients,
             federation.server.delays.summaries,
             lambda: federation.to_come or conductor.waiting,

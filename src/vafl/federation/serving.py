@@ -56,9 +56,9 @@ class Service:
         fitting = rows_at_once(deployed.config, deployed.terms().width)
         if settings.largest_request > fitting:
             raise ConfigError(
-                f"clients must be able to answer prediction.largest_request ids in one message: {fitting:,} fit "
-                f"into network.largest_message. Found {settings.largest_request:,}. Lower it, or raise the "
-                "other at every party."
+                "clients must be able to answer prediction.largest_request ids in one message: "
+                f"{fitting:,} fit into network.largest_message. Found {settings.largest_request:,}. Lower "
+                "it, or raise the other at every party."
             )
         self._live = Live(settings, self._told, fitting)
         self._federation = deployed.serve(deployed.scorer(cached=settings.cache), self._live)

@@ -56,7 +56,7 @@ class Connection:
             self.outbox.get_nowait()
 
     def end(self, grace: float) -> None:
-        """Ends the stream once its client has read all that waits, and after so many seconds if it does not."""
+        """Ends the stream once its client has read all that waits, or after so many seconds."""
         self.outbox.put_nowait(None)
         asyncio.get_running_loop().call_later(grace, self.reader.cancel)
 
