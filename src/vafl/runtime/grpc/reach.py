@@ -21,7 +21,6 @@ _FATAL = (
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNIMPLEMENTED,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,  # beyond the other end's largest_message, as it would be again
 )
 _CERTAIN = 5  # connections closed at once, one after the other, before the first welcome, are a refusal
 
@@ -56,6 +55,11 @@ class Reach:
         details = printable(error.details() or "")
         if error.code() in _FATAL:
             raise RemoteFault(f"the server refused {self._party}: {details}") from error
+        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:  # as it would be again
+            raise RemoteFault(
+                "messages must fit into network.largest_message of whoever reads them. Found: "
+                f"{details}. Set it alike at every party."
+            ) from error
         fault, closed = refusal(details), closed_early(details)
         self._closings = self._closings + 1 if closed and not self.welcomed else 0
         if fault and (not closed or self._closings >= _CERTAIN):
