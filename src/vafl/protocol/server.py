@@ -37,12 +37,11 @@ from vafl.protocol.messages import (
 )
 from vafl.protocol.requests import Requests
 from vafl.protocol.rules import Rule, Turn
-from vafl.protocol.settings import LARGEST_WINDOW
+from vafl.protocol.settings import LARGEST_COUNT, LARGEST_WINDOW
 from vafl.protocol.table import FOREVER, EmbeddingTable
 
 _COUNTED_CLIENTS = 8  # whose delays are counted cell by cell at full cost
 RECALL_ROWS = 65_536  # rows of one request for what a client lost
-_LARGEST_COUNT = 2**62  # of uploads; counters travel and are kept as 64-bit numbers
 
 
 class Server:
@@ -343,7 +342,7 @@ class Server:
         What a crash made the server forget, be it all there was, it learns when the client joins for the
         first time since. From then on it knows of every upload that was answered.
         """
-        known = self.activations[join.client] if join.client in self._met else _LARGEST_COUNT
+        known = self.activations[join.client] if join.client in self._met else LARGEST_COUNT
         if join.applied > known:
             raise InvalidMessage(
                 f"at most {known} uploads of client {join.client} can have been answered. Found "

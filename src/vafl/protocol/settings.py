@@ -11,6 +11,7 @@ from typing import Any, Literal
 from vafl.errors import ConfigError
 from vafl.protocol.stepsizes import SCHEDULES, StepSize, constant
 
+LARGEST_COUNT = 2**62  # of uploads or steps; counters travel and are kept as 64-bit numbers
 LARGEST_WINDOW = 64  # uploads a client may ever have in flight: bounds what the server keeps for it
 RuleName = Literal["async", "t-sync", "sync", "centralised"]
 Order = Literal["upload-first", "query-first"]

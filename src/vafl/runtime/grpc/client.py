@@ -2,15 +2,16 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import grpc
 import grpc.aio
 
-from vafl.errors import RemoteFault, RunError
+from vafl.errors import InvalidMessage, RemoteFault, RunError
 from vafl.protocol.messages import ClientMessage, Durable, Gradient, Refused, Rekey, Skipped, Stop, Welcome
 from vafl.protocol.respondent import Respondent
+from vafl.protocol.settings import LARGEST_COUNT
 from vafl.runtime.codec import Codec
 from vafl.runtime.delays import Sleeper
 from vafl.runtime.grpc.reach import FIRST_PAUSE, LONGEST_PAUSE, Reach, open_channel
@@ -142,6 +143,8 @@ class FederationClient:
                 raise RemoteFault(
                     f"the server refused a message of {self.party}: {printable(message.reason)}"
                 )
+            if isinstance(message, Welcome | Gradient | Skipped):
+                self._check_counts(message.iteration, message.activations)
             if isinstance(message, Rekey):
                 log.info("new keys: %s", printable(message.reason))
             if isinstance(message, Durable):
@@ -152,6 +155,16 @@ class FederationClient:
                 self._skips = self._skips + 1 if isinstance(message, Skipped) else 0
             said += self.client.receive(message)
         self._turn(session, said, awake=False)
+
+    def _check_counts(self, iteration: int, activations: Sequence[int]) -> None:
+        """The client will go on, and look ahead, from there: no run can stand elsewhere."""
+        count = len(activations)
+        if count != self._terms.clients or iteration < 0 or max(iteration, *activations) > LARGEST_COUNT:
+            raise InvalidMessage(
+                f"the server must count its steps and the uploads of {self._terms.clients} clients, each "
+                f"from 0 to {LARGEST_COUNT}. Found {iteration} and {count}, {max(activations, default=0)} at "
+                "most."
+            )
 
     def _turn(self, session: Session, said: list[ClientMessage], awake: bool) -> None:
         """Begins an activation if awake, or as many as may be if nothing holds it back; says all of it,
