@@ -24,7 +24,8 @@ from vafl.protocol.messages import (
 )
 from vafl.protocol.server import Server
 from vafl.protocol.table import EmbeddingTable
-from vafl.runtime.codec import Codec, Frame
+from vafl.runtime.codec import Codec
+from vafl.runtime.encodings import Frame
 
 KINDS = ("malformed", "truncated", "replayed", "wrong party", "not finite", "against the rules", "together")
 _SIZES_AT = 32  # where the header says how many rows, columns, counters and bytes of text follow

@@ -8,7 +8,7 @@ frame: whoever reads it knows that from the connection.
 """
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, cast
@@ -42,6 +42,7 @@ from vafl.protocol.messages import (
     Upload,
     Welcome,
 )
+from vafl.runtime.encodings import PACKING, Frame, Parts, matrix_bytes
 from vafl.runtime.settings import ENCODINGS, Encoding
 
 Message = ClientMessage | ServerMessage
@@ -52,9 +53,7 @@ _MAGIC, _VERSION = b"VF", 2
 # magic, version, kind, encoding, flag, 2 spare; three numbers; lines, width, counters, bytes of text
 _HEADER = struct.Struct("<2sBBBBxxqqqIIII")
 _SIZES, _SIZES_AT = struct.Struct("<IIII"), 32
-_ROW, _NUMBER, _FLOAT = np.dtype("<u4"), np.dtype("<i8"), np.dtype("<f4")
-Frame = bytes | memoryview
-Parts = list[Frame]
+_ROW, _NUMBER = np.dtype("<u4"), np.dtype("<i8")
 
 
 @dataclass(frozen=True)
@@ -122,14 +121,14 @@ class Codec:
             raise ConfigError(f"an encoding must be one of {', '.join(ENCODINGS)}. Found {encoding!r}.")
         self.encoding, self.largest = encoding, largest
         self._number = ENCODINGS.index(encoding)
-        self._pack, self._unpack = _PACKING[encoding]
+        self._pack, self._unpack = PACKING[encoding]
 
     def size(self, message: Message) -> int:
         """The bytes of a message's frame, without making it."""
         matrix = getattr(message, _LAYOUTS[type(message)].matrix or "client")
         if self.encoding == "float32" or not isinstance(matrix, Tensor):
             return message.nbytes
-        return message.nbytes - matrix.nbytes + _matrix_bytes(self.encoding, *matrix.shape)
+        return message.nbytes - matrix.nbytes + matrix_bytes(self.encoding, *matrix.shape)
 
     def most_rows(self, width: int, *, masked: bool = False) -> int:
         """How many rows of embeddings, or of masked words, fit into one frame.
@@ -137,7 +136,7 @@ class Codec:
         Raises:
             ConfigError: not even one does.
         """
-        size = ROW_BYTES + (8 * width if masked else _matrix_bytes(self.encoding, 1, width))
+        size = ROW_BYTES + (8 * width if masked else matrix_bytes(self.encoding, 1, width))
         if HEADER_BYTES + size > self.largest:
             raise ConfigError(
                 f"network.largest_message must allow one row's embedding, {HEADER_BYTES + size:,} bytes. "
@@ -267,7 +266,7 @@ class Codec:
             position += ROW_BYTES * lines
         if layout.matrix:
             fields[layout.matrix] = self._unpack(frame, position, lines, width)
-            position += _matrix_bytes(self.encoding, lines, width)
+            position += matrix_bytes(self.encoding, lines, width)
         if layout.words:
             words = np.frombuffer(frame, "<u8", lines * width, position)
             fields[layout.words] = words.astype(np.uint64).reshape(lines, width)
@@ -315,7 +314,7 @@ class Codec:
         if layout.rows:
             size += ROW_BYTES * lines
         if layout.matrix:
-            size += _matrix_bytes(self.encoding, lines, width)
+            size += matrix_bytes(self.encoding, lines, width)
         if layout.words:
             size += 8 * lines * width
         if layout.counts:
@@ -343,56 +342,3 @@ def _cut(content: bytes, lengths: Sequence[int]) -> tuple[bytes, ...]:
 
 def _number(value: int | None) -> int:
     return -1 if value is None else value
-
-
-def _matrix_bytes(encoding: Encoding, lines: int, width: int) -> int:
-    if encoding == "int8":
-        return lines * (width + 4)
-    return lines * width * (4 if encoding == "float32" else 2)
-
-
-def _pack_float32(matrix: Tensor) -> Parts:
-    return [np.ascontiguousarray(matrix.numpy(), _FLOAT).data]
-
-
-def _unpack_float32(frame: Frame, position: int, lines: int, width: int) -> Tensor:
-    flat = np.frombuffer(frame, _FLOAT, lines * width, position)
-    return torch.from_numpy(flat.reshape(lines, width).astype(np.float32))
-
-
-def _pack_as(kind: torch.dtype) -> Callable[[Tensor], Parts]:
-    def pack(matrix: Tensor) -> Parts:
-        return [matrix.to(kind).contiguous().view(torch.uint8).numpy().data]
-
-    return pack
-
-
-def _unpack_as(kind: torch.dtype) -> Callable[[Frame, int, int, int], Tensor]:
-    def unpack(frame: Frame, position: int, lines: int, width: int) -> Tensor:
-        if not lines * width:  # torch does not look at no bytes as another type
-            return torch.zeros(lines, width)
-        raw = np.frombuffer(frame, np.uint8, lines * width * kind.itemsize, position).copy()
-        return torch.from_numpy(raw).view(kind).view(lines, width).float()
-
-    return unpack
-
-
-def _pack_int8(matrix: Tensor) -> Parts:
-    """Each row by its own scale: the largest magnitude becomes 127."""
-    scales = matrix.abs().amax(dim=1).div_(127) if matrix.shape[1] else matrix.new_zeros(len(matrix))
-    steps = (matrix / scales.clamp_min(1e-30)[:, None]).round_().clamp_(-127, 127).to(torch.int8)
-    return [scales.numpy().data, steps.contiguous().numpy().data]
-
-
-def _unpack_int8(frame: Frame, position: int, lines: int, width: int) -> Tensor:
-    scales = torch.from_numpy(np.frombuffer(frame, "<f4", lines, position).copy())
-    steps = np.frombuffer(frame, np.int8, lines * width, position + 4 * lines).copy()
-    return torch.from_numpy(steps).view(lines, width) * scales[:, None]
-
-
-_PACKING: dict[Encoding, tuple[Callable[[Tensor], Parts], Callable[[Frame, int, int, int], Tensor]]] = {
-    "float32": (_pack_float32, _unpack_float32),
-    "float16": (_pack_as(torch.float16), _unpack_as(torch.float16)),
-    "bfloat16": (_pack_as(torch.bfloat16), _unpack_as(torch.bfloat16)),
-    "int8": (_pack_int8, _unpack_int8),
-}

@@ -20,7 +20,8 @@ import grpc.aio
 
 from vafl.errors import InvalidMessage, RemoteFault
 from vafl.protocol.messages import ClientMessage, Join, Leave, Refused, ServerMessage, Stop
-from vafl.runtime.codec import Codec, Frame
+from vafl.runtime.codec import Codec
+from vafl.runtime.encodings import Frame
 from vafl.runtime.grpc.connection import Allowance, Connection, identify, listen, next_message
 from vafl.runtime.grpc.wire import MANY_VIOLATIONS, METHOD, SERVICE, Terms, channel_options
 from vafl.runtime.grpc.worker import HELD_BACK, Worker
