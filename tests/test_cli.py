@@ -233,6 +233,18 @@ gradient_noise = 1.0
 """
 
 
+def test_whoever_will_not_wait_for_the_first_evaluation_interrupts_a_run_without_result(
+    config, tmp_path, monkeypatch, capsys
+):
+    def impatient(evaluator):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vafl.runtime.evaluator.Evaluator.__call__", impatient)
+    assert main(["run", str(config), "--out", str(tmp_path / "run")]) == 130
+    assert "interrupted" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
 def test_a_run_says_why_it_ended_and_warns_of_budgets_that_are_spent(config, tmp_path, capsys):
     config.write_text(SMALL.replace('"iris"', '"iris"\nscale = "none"') + PRIVATE)
     for name, setting, code in (("full", 0.0, 0), ("short", 3.0, 0), ("nothing", 0.5, 4)):

@@ -87,6 +87,8 @@ def _train(run: Run, folder: RunFolder, console: Console) -> tuple[list[Point], 
         try:
             run.train(observe)
         except KeyboardInterrupt:
+            if not points:
+                raise  # told twice: there is no result, not even of the first models
             return points, True
     return points, False
 
