@@ -1,8 +1,10 @@
 """Clients come, go and come back over real sockets: who is heard, and on which of its streams."""
 
 import asyncio
+import gc
 import logging
 import threading
+import weakref
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -140,15 +142,19 @@ def test_a_client_that_hears_nothing_and_dials_again_leaves_no_stream_behind():
             await first.say(Join(0))
             flooding = asyncio.create_task(flood(first))
             await until(lambda: 0 in connections and connections[0].outbox.qsize() > 10)
-            deaf = connections[0]
+            deaf = weakref.ref(connections[0])
             async with dialled(federation, 0):
-                await until(lambda: connections[0] is not deaf)
-                waiting = deaf.outbox.qsize()
-                await until(deaf.reader.done)
+                await until(lambda: connections[0] is not deaf())
+                waiting = deaf().outbox.qsize()
+                await until(lambda: deaf() is None)
             flooding.cancel()
             return waiting
 
-    assert within(30, story()) < 10  # why it ends, its end, and what the worker was about to say
+    gc.disable()  # it must be gone by then, not some time later
+    try:
+        assert within(30, story()) < 10  # why it ends, its end, and what the worker was about to say
+    finally:
+        gc.enable()
 
 
 @asynccontextmanager

@@ -31,7 +31,7 @@ class Connection:
         credit: messages it may have waiting for the worker.
         handled: messages the worker has handled and no credit was given back for yet.
         joined: whether the client has said where it stands: before, nothing else is said or heard.
-        reader: what hands on its messages; when that is done, the stream ends.
+        ending: whether the stream is to end.
     """
 
     client: int
@@ -41,7 +41,7 @@ class Connection:
     handled: int = 0
     violations: int = 0
     joined: bool = False
-    reader: "asyncio.Task[None]" = field(init=False)
+    ending: asyncio.Event = field(default_factory=asyncio.Event)
 
     def give_credit(self) -> None:
         """For what was handled, unless the client lets too many answers lie."""
@@ -55,10 +55,15 @@ class Connection:
         while not self.outbox.empty():
             self.outbox.get_nowait()
 
-    def end(self, grace: float) -> None:
-        """Ends the stream once its client has read all that waits, or after so many seconds."""
+    def end(self) -> None:
+        """Ends the stream, once its client has read all that waits: it has some time for that."""
         self.outbox.put_nowait(None)
-        asyncio.get_running_loop().call_later(grace, self.reader.cancel)
+        self.ending.set()
+
+    async def expire(self, grace: float) -> None:
+        """Waits until the stream is to end and so many seconds more."""
+        await self.ending.wait()
+        await asyncio.sleep(grace)
 
 
 @dataclass

@@ -204,26 +204,31 @@ class FederationServer(Generic[Served]):
     async def _stream(self, _: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         connection = await self._admit(context)
         client = connection.client
-        if older := self.connections.get(client):  # dead, or another process's: that must not dial again
-            log.warning("%s is here again: its older stream ends, and whoever is on it", connection.party)
-            older.drop_answers()
-            older.outbox.put_nowait(self._codec.encode(Refused(client, _REPLACED)))
-            older.end(_GRACE)
-        self.connections[client] = connection
+        self._take_place(connection)
         log.info("%s is here", connection.party)
         if self._over.is_set():
             self._dismiss(connection)
-        writer = asyncio.create_task(self._write(connection, context))
-        reader = connection.reader = asyncio.create_task(self._read(connection, context))
+        parts = self._write(connection, context), self._read(connection, context), connection.expire(_GRACE)
+        tasks = [asyncio.create_task(part) for part in parts]
         try:
-            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            reader.cancel()
-            writer.cancel()
+            for task in tasks:
+                task.cancel()
             if self.connections.get(client) is connection:
                 del self.connections[client]
                 log.info("%s is gone", connection.party)
                 self._worker.do(partial(self._forget, connection))
+
+    def _take_place(self, connection: Connection) -> None:
+        """From now on this is its client's stream. An older one is dead, or another process's, which must not
+        dial again."""
+        if older := self.connections.get(connection.client):
+            log.warning("%s is here again: its older stream ends, and whoever is on it", connection.party)
+            older.drop_answers()
+            older.outbox.put_nowait(self._codec.encode(Refused(connection.client, _REPLACED)))
+            older.end()
+        self.connections[connection.client] = connection
 
     async def _admit(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> Connection:
         """Who is it, and do we agree on the run?"""
@@ -274,7 +279,7 @@ class FederationServer(Generic[Served]):
             connection.handled += 1
             connection.give_credit()
         for connection in ends:
-            connection.end(_GRACE)
+            connection.end()
 
     # --- in the worker thread ---
 
