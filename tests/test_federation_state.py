@@ -7,6 +7,7 @@ import signal
 import threading
 from copy import deepcopy
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from vafl.config import from_document, read_config
 from vafl.errors import RemoteFault, RunFolderError
 from vafl.federation.best import BestEmbedding
 from vafl.federation.client import ClientState, run_client, run_until_over
-from vafl.federation.server import ServerRun, ServerState
+from vafl.federation.server import ServerRun, ServerState, _serve
 from vafl.federation.terms import make_terms, require_same_run
 from vafl.models.folder import read_model
 from vafl.observe.record import RunFolder
@@ -226,6 +227,19 @@ def test_a_second_interrupt_does_not_end_a_client_amid_a_turn():
     with pytest.raises(KeyboardInterrupt):
         run_until_over(busy)
     assert busy.over
+
+
+def test_ctrl_c_when_a_run_has_ended_does_not_make_it_an_interrupted_one():
+    """While the server says goodbye, which takes some seconds if a client is gone."""
+    conductor = SimpleNamespace(interrupted=False, watch=SimpleNamespace(ended="60 updates were made"))
+
+    class Federation:
+        async def serve(self, listening):
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(0.1)
+
+    asyncio.run(_serve(Federation(), conductor, print, lambda: None))
+    assert not conductor.interrupted
 
 
 def moved(module):

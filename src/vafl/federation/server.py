@@ -294,6 +294,9 @@ async def _serve(
     watch: Callable[[], None],
 ) -> None:
     def interrupt() -> None:
+        if conductor.watch.ended:
+            log.info("the run has ended: its clients are being told")
+            return
         if conductor.interrupted:
             federation.fail(_ToldTwice(), "it was told to stop at once; go on with --resume once it does")
         else:
