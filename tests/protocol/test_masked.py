@@ -189,15 +189,25 @@ def test_nobody_is_asked_while_a_client_is_gone():
     assert server.ask_everyone(torch.arange(ROWS, ROWS + 2)) == []
 
 
-def test_a_client_that_declines_ends_the_question():
-    exchange = Exchange(run())
+def test_a_client_that_declines_ends_the_question_and_the_others_answers_are_no_fault():
+    """Budgets of one run are spent at one time: all clients decline, and none knows of the others."""
+    made = run()
+    exchange = Exchange(made)
+    _with_held_out(exchange, made)
     server = joined(exchange)
-    _widen(server)
     asked = server.ask_everyone(torch.arange(ROWS, ROWS + 2))
+    (answer,) = exchange.clients[0].receive(asked[0])
     server.receive(Decline(1, 99, asked[0].number, "the budget is spent"))
     assert server.has_answers(asked)
-    with pytest.raises(InvalidMessage, match="was not asked request"):
-        server.receive(Decline(2, 99, asked[0].number, "so is mine"))
+    before = server.table.cells.clone()
+    assert server.receive(answer) == []
+    assert server.receive(Decline(2, 99, asked[0].number, "so is mine")) == []
+    asked = server.ask_everyone(torch.arange(ROWS, ROWS + 2))
+    assert server.receive(Decline(2, 100, asked[0].number - 1, "very late")) == []
+    assert not server.has_answers(asked)
+    assert torch.equal(server.table.cells, before)
+    with pytest.raises(InvalidMessage, match="client 2 was not asked request 2"):
+        server.receive(Decline(2, 101, asked[0].number + 1, "never asked"))
 
 
 def _with_held_out(exchange, made):

@@ -141,23 +141,24 @@ class MaskedServer(Server):
         if self._is_void(refresh):
             return []
         self.epochs.require_keys(refresh.client)
-        asked = self._check_asked(refresh.client, refresh.request)
-        if not torch.equal(asked.rows, refresh.rows):
+        asked = self._find_asked(refresh.client, refresh.request)
+        if asked is not None and not torch.equal(asked.rows, refresh.rows):
             raise InvalidMessage(f"the answer to request {asked.number} must hold exactly its rows.")
         self._check_words(refresh)
         self._sequences[refresh.client] = refresh.sequence
-        self._asked_words[refresh.client] = refresh.words
-        if len(self._asked_words) == self.table.clients:
-            self._store_sum(asked.rows, self._asked_words)
-            self._asked = None
+        if asked is not None:
+            self._asked_words[refresh.client] = refresh.words
+            if len(self._asked_words) == self.table.clients:
+                self._store_sum(asked.rows, self._asked_words)
+                self._asked = None
         return []
 
     def _take_decline(self, decline: Decline) -> list[ServerMessage]:
         """Without one client there is no sum."""
         self._check_sequence(decline.client, decline.sequence)
-        self._check_asked(decline.client, decline.request)
+        if self._find_asked(decline.client, decline.request) is not None:
+            self._asked = None
         self._sequences[decline.client] = decline.sequence
-        self._asked = None
         return []
 
     def _take_leave(self, leave: Leave) -> list[ServerMessage]:
@@ -203,9 +204,10 @@ class MaskedServer(Server):
     def _check_words(self, message: MaskedUpload | MaskedRefresh) -> None:
         self.table.check(0, message.rows, torch.from_numpy(message.words.view(np.int64)))
 
-    def _check_asked(self, client: int, number: int) -> Request:
-        asked = self._asked
-        if asked is None or asked.number != number or client in self._asked_words:
+    def _find_asked(self, client: int, number: int) -> Request | None:
+        """What was asked; None if that is over: others may have declined while this client answered."""
+        asked = self._asked if self._asked is not None and self._asked.number == number else None
+        if number >= self._sums_asked or (asked is not None and client in self._asked_words):
             raise InvalidMessage(f"client {client} was not asked request {number}.")
         return asked
 
