@@ -175,6 +175,23 @@ def test_a_limit_counts_what_an_earlier_unbounded_run_has_spent(tmp_path):
     assert ledger.charge(accounts, "batch", 1.0, limit=9.0).tolist() == [False, False, True, True, True]
 
 
+@pytest.mark.parametrize("longest", [0, 1 << 30])
+def test_an_unbounded_run_hides_nothing_of_what_later_ones_spend(tmp_path, monkeypatch, longest):
+    """Ann's and Bob's, without a clip; then one that bounds all but carries Cleo in three vectors of Dan."""
+    monkeypatch.setattr("vafl.privacy.ledger._LONGEST", longest)
+    path = tmp_path / "own.ledger"
+    for run, people, cost in (("first", ("ann", "bob"), np.inf), ("second", ("cleo", "dan"), 1.0)):
+        ledger, accounts = opened(path, people, run)
+        for row in (0, 1, 1, 1):
+            ledger.charge(accounts[rows(row)], "batch", cost / 4, carried=cost, trains=True)
+        ledger.close()
+    ledger, accounts = opened(path, ("ann", "cleo"), "third")
+    ledger.charge(accounts[rows(0)], "batch", 0.25)
+    assert ledger.accounts.total.tolist() == [np.inf, np.inf, 3.25, 2.75]
+    assert [share.spent for share in read_history(path, "cleo")] == [3.25]
+    assert [share.spent for share in read_history(path, "ann")] == [np.inf, 0.25]
+
+
 def test_two_processes_cannot_spend_one_budget(tmp_path):
     path = tmp_path / "own.ledger"
     held, _ = opened(path)

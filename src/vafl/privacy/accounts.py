@@ -26,15 +26,15 @@ class Accounts:
     run: so many times the mu^2 here.
 
     Attributes:
-        carried: mu^2 that uploads of others have cost, up to now, whoever was trained on at the very
-            beginning: a trained model takes its records along. Only `embed_only` lets that happen.
+        carried: mu^2 that uploads of others have cost, since the last `settle`, whoever was trained on
+            before: a trained model takes its records along. Only `embed_only` lets that happen.
     """
 
     def __init__(self, count: int = 0) -> None:
         self._spent = np.zeros(count + 1)
         self._spent[NOBODY] = _ENDLESS
         self._counts = np.zeros((len(KINDS), count + 1), dtype=np.uint32)
-        self._first_use = np.zeros(count + 1)
+        self._first_use = np.full(count + 1, np.inf)  # what was carried then; infinite where there was none
         self.carried = 0.0
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class Accounts:
         places = len(self)
         self._spent = np.insert(self._spent, places, np.zeros(count))
         self._counts = np.insert(self._counts, places, np.zeros((count, 1), dtype=np.uint32), axis=1)
-        self._first_use = np.insert(self._first_use, places, np.zeros(count))
+        self._first_use = np.insert(self._first_use, places, np.full(count, np.inf))
 
     def after(self, numbers: Numbers, cost: float) -> Floats:
         """[numbers], what these accounts will have spent, with so much more."""
@@ -77,32 +77,32 @@ class Accounts:
         self._counts[kind][numbers] += 1
         self.carried += carried * len(numbers)
         if trains:
-            first = self._first_use[numbers]
-            if not first.all():
-                self._first_use[numbers[first == 0]] = self.carried
+            self._first_use[numbers[np.isinf(self._first_use[numbers])]] = self.carried
 
     def settle(self) -> None:
-        """Books what others' uploads have carried, so that a limit counts it."""
+        """Books what others' uploads have carried, so that a limit counts it, and begins to count anew: after
+        uploads that carried infinitely much nobody could be told from those who were not trained on."""
         self._spent += self._carried_since()
-        self._first_use[self._first_use > 0] = self.carried
         self._spent[NOBODY] = _ENDLESS  # an upload without a clip costs infinitely much
+        self._first_use[np.isfinite(self._first_use)] = self.carried = 0.0
 
     def _carried_since(self) -> Floats:
-        """What is infinite at the first use is so for the uploads of that record itself."""
-        bounded = (self._first_use > 0) & np.isfinite(self._first_use)
-        return np.where(bounded, self.carried - np.where(bounded, self._first_use, 0), 0)
+        """Where what was carried by the first use is infinite, so is what that record's own upload cost."""
+        used = np.isfinite(self._first_use)
+        return np.where(used, self.carried - np.where(used, self._first_use, 0), 0)
 
     # --- as bytes ---
 
     def balance(self, unit: int = 1) -> bytes:
         """All of it, as `book_balance` takes it."""
         used = np.flatnonzero(self.counts.any(0))
+        first = self._first_use[used]
         return b"".join(
             (
                 _BALANCE.pack(len(used), self.carried),
                 used.astype(_INT32).tobytes(),
                 (self._spent[used] * unit).astype(_FLOAT64).tobytes(),
-                self._first_use[used].astype(_FLOAT64).tobytes(),
+                np.where(np.isfinite(first), first, 0).astype(_FLOAT64).tobytes(),
                 self._counts[:, used].astype(_UINT32).tobytes(),
             )
         )
@@ -115,7 +115,7 @@ class Accounts:
         first = np.frombuffer(content, _FLOAT64, size, places[2])
         self._spent[used] += np.frombuffer(content, _FLOAT64, size, places[1]) / unit
         self._counts[:, used] += np.frombuffer(content, _UINT32, offset=places[3]).reshape(len(KINDS), size)
-        new = (first > 0) & (self._first_use[used] == 0)
+        new = (first > 0) & np.isinf(self._first_use[used])
         self._first_use[used[new]] = self.carried + first[new]
         self.carried += carried
 

@@ -248,17 +248,17 @@ def read_history(path: Path, record: str) -> list[Share]:
     """What each run has spent on one record, of the runs that have."""
     ledger, entries = _found(path)
     shares: list[Share] = []
-    before, known = 0.0, np.zeros(len(KINDS), dtype=np.uint32)
+    known = np.zeros(len(KINDS), dtype=np.uint32)
     for _ in ledger._book_by_run(entries):
         account = ledger.account(record)
         if account is None:
             continue
-        spent, counts = float(ledger.accounts.total[account]), ledger.counts[:, account].copy()
-        if spent > before or (counts > known).any():
+        ledger.accounts.settle()
+        spent, counts = float(ledger.accounts.spent[account]), ledger.counts[:, account].copy()
+        if spent or (counts > known).any():
             uploads = dict(zip(KINDS, (counts - known).tolist(), strict=True))
-            own = spent - before if math.isfinite(before) else math.inf
-            shares.append(Share(ledger.spenders[-1], own, uploads))
-        before, known = spent, counts
+            shares.append(Share(ledger.spenders[-1], spent, uploads))
+        ledger.accounts.spent[account], known = 0.0, counts  # less what is infinite, nothing could be told
     return shares
 
 
