@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from vafl.models.embeddings import SequenceEncoder, cnn, mlp
 from vafl.privacy.layers import HiddenNoise
@@ -33,6 +34,13 @@ class Backwards(nn.Module):
         return self.last(self.first(values).tanh())
 
 
+class Squashed(nn.Linear):
+    """More than an affine map, whatever it is derived from."""
+
+    def forward(self, values):
+        return super().forward(values).tanh()
+
+
 class EachStep(nn.Module):
     """The same layers for every step of a record, all steps of all records in one matrix."""
 
@@ -52,6 +60,8 @@ MODELS = {
     "used twice": (Skips, (3,), 3),
     "backwards": (Backwards, (4,), 4),
     "each step": (EachStep, (5, 2), 2),
+    "derived": (lambda: Squashed(4, 2), (4,), 2),
+    "weight norm": (lambda: weight_norm(nn.Linear(4, 2)), (4,), 2),
 }
 
 

@@ -50,6 +50,7 @@ class NoisyUpdates:
             layer for layer in trained_layers(model) if any(p.requires_grad for p in layer.parameters())
         ]
         self._layers = layers if all(type(layer) is nn.Linear for layer in layers) else []
+        self._alone = self._layers == [model]
         self._trains = [(_is_trained(layer, "weight"), _is_trained(layer, "bias")) for layer in self._layers]
         ends = list(accumulate(parameter.numel() for parameter in self._parameters))
         self._size = ends[-1] if ends else 0
@@ -59,17 +60,17 @@ class NoisyUpdates:
         ]
         self._noting: Noted | None = None
         self._reaches: Lengths | None = None
-        if not isinstance(model, nn.Linear):
+        if not self._alone:
             for number, layer in enumerate(self._layers):
                 layer.register_forward_hook(partial(self._note, number))
-        elif features is not None and self._layers:
+        elif features is not None:
             self._reaches = _reach(self._trains[0], features)
 
     def __call__(
         self, inputs: Tensor, rows: Tensor | None = None
     ) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
         drawn: list[Tensor] = []
-        if isinstance(self._model, nn.Linear):  # its slopes are those of the outputs: no graph
+        if self._alone:  # its slopes are those of the outputs: no graph
             with torch.no_grad():
                 outputs = self._model(inputs)
             passes = [(inputs, outputs)]
@@ -112,7 +113,7 @@ class NoisyUpdates:
         """The clipped gradients' mean. Those of linear layers are outer products: their norms follow without
         making them."""
         slopes_of: Sequence[Tensor] = [slopes]
-        if not isinstance(self._model, nn.Linear):
+        if not self._alone:
             slopes_of = torch.autograd.grad(outputs, [own for _, own in passes], slopes)
         ins = [inputs for inputs, _ in passes]
         if self._reaches is None or rows is None:
