@@ -96,8 +96,9 @@ def test_where_a_step_takes_t_clients_their_probabilities_sum_to_t_and_the_head_
     assert any("Set server_step_size to 2 times step_size" in note for note in found["notes"])
 
 
-def test_without_delay_all_may_step_alike(config, capsys):
-    found = report(capsys, config, *chosen(*DECAY, 'rule={ name = "sync" }'))
+@pytest.mark.parametrize("rule", ["sync", "centralised"])
+def test_without_delay_all_may_step_alike(config, capsys, rule):
+    found = report(capsys, config, *chosen(*DECAY, f'rule={{ name = "{rule}" }}'))
     sizes = found["step_sizes"]["secant estimate"]["strongly-convex-bounded"]
     assert (sizes["head"], sizes["constants"]["q_min"]) == (1, 1.0)
     assert sizes["first"] == pytest.approx(1 / (4 * found["secant"]))

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from vafl.errors import ConfigError
 from vafl.privacy.smoothness import Layer, chain_of, smoothness
@@ -170,7 +171,9 @@ def test_a_chain_knows_its_layers_and_their_noise():
         chain_of(model, 1.0, (0.5, 0.2, 0.1))
 
 
-@pytest.mark.parametrize("model", [nn.Conv2d(1, 2, 3), nn.Sequential(nn.ReLU(), nn.Linear(2, 1))])
+@pytest.mark.parametrize(
+    "model", [nn.Conv2d(1, 2, 3), nn.Sequential(nn.ReLU(), nn.Linear(2, 1)), weight_norm(nn.Linear(2, 1))]
+)
 def test_other_models_have_no_constants(model):
     with pytest.raises(ConfigError, match="The secant estimate works for any model"):
         chain_of(model, 1.0)

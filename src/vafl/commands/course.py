@@ -8,6 +8,7 @@ from vafl.config import Config
 from vafl.errors import ConfigError
 from vafl.plan import Plan
 from vafl.privacy.exposure import Course
+from vafl.protocol.rules import Rule
 from vafl.protocol.schedule import parse_refresh
 
 
@@ -24,7 +25,9 @@ def courses_of(plan: Plan, epochs: float | None = None) -> list[Course]:
         counts = expected_activations(config, clients)
     else:
         counts = [epochs * math.ceil(rows / config.schedule.batch_size)] * clients
-    known = epochs is not None or (quorum(config, clients) == clients and not config.stop.seconds)
+    known = epochs is not None or (
+        Rule.of(config.rule, clients).quorum == clients and not config.stop.seconds
+    )
     name, size = parse_refresh(config.schedule.refresh)
     common: dict[str, Any] = {
         "rows": rows,
@@ -47,18 +50,13 @@ def courses_of(plan: Plan, epochs: float | None = None) -> list[Course]:
 
 def expected_activations(config: Config, clients: int) -> list[float]:
     """Each client's, by its mean gap: a step takes a turn of each of t clients, no client two of one step."""
-    steps, together = float(config.stop.updates), quorum(config, clients)
+    steps, together = float(config.stop.updates), Rule.of(config.rule, clients).quorum
     paces = _paces(config, clients)
     if config.stop.seconds and math.isfinite(sum(paces)):
         steps = min(steps, config.stop.seconds * sum(paces) / together)
     if not math.isfinite(sum(paces)):
         paces = [1.0] * clients
     return _shared_out(steps * together, paces, steps)
-
-
-def quorum(config: Config, clients: int) -> int:
-    """t: how many clients' uploads a step takes."""
-    return {"sync": clients, "t-sync": config.rule.t}.get(config.rule.name, 1)
 
 
 def _paces(config: Config, clients: int) -> list[float]:
@@ -82,7 +80,7 @@ def _shared_out(total: float, paces: Sequence[float], most: float) -> list[float
 
 def _evaluations(config: Config, counts: Sequence[float]) -> int:
     """At the start, at every interval and at the end."""
-    steps, every = sum(counts) / quorum(config, len(counts)), config.evaluation.every
+    steps, every = sum(counts) / Rule.of(config.rule, len(counts)).quorum, config.evaluation.every
     if config.evaluation.every_seconds:
         seconds = config.stop.seconds or sum(counts) / sum(_paces(config, len(counts)))
         return 2 + math.floor(seconds / config.evaluation.every_seconds)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vafl.build import torch_threads
 from vafl.commands.configured import add_config_options, as_json, overrides
-from vafl.commands.course import expected_activations, quorum
+from vafl.commands.course import expected_activations
 from vafl.commands.objective import Objective
 from vafl.config import Config, read_config
 from vafl.errors import ConfigError
@@ -23,6 +23,7 @@ from vafl.models.losses import LARGEST_CURVATURES, LARGEST_SLOPES
 from vafl.plan import Plan, make_plan
 from vafl.privacy.secant import secant
 from vafl.privacy.smoothness import Layer, chain_of, smoothness
+from vafl.protocol.rules import Rule
 from vafl.protocol.stepsizes import SCHEDULES
 
 PAPER = "paper constant (block-diagonal only)"
@@ -34,7 +35,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Those of `vafl smoothness`."""
     add_config_options(parser)
     parser.add_argument(
-        "--delay", type=int, help="D, the largest delay to expect (default: rule.delay_bound, 0 for sync)"
+        "--delay",
+        type=int,
+        help="D, the largest delay to expect (default: rule.delay_bound; 0 for sync, centralised)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.set_defaults(command=run)
@@ -133,7 +136,7 @@ def _step_sizes(config: Config, smooth: float, mu: float, delay: int | None, cli
         cautious = {"L": t * smooth, **own}
         theorems = {"nonconvex": {**cautious, "K": last, "c_eta": given.get("c_eta", 1.0) / t}}
         if mu:
-            q_min = quorum(config, clients) * min(counts) / sum(counts)
+            q_min = Rule.of(config.rule, clients).quorum * min(counts) / sum(counts)
             theorems["strongly-convex"] = {**cautious, "mu": mu, "q_min": q_min}
         for theorem, constants in theorems.items():
             name = f"{theorem}-{kind}"
@@ -144,13 +147,13 @@ def _step_sizes(config: Config, smooth: float, mu: float, delay: int | None, cli
 
 def _times_the_clients(config: Config, delay: int | None, clients: int) -> int:
     """eta_0 / eta_m."""
-    return 1 if delay == 0 else quorum(config, clients)
+    return 1 if delay == 0 else Rule.of(config.rule, clients).quorum
 
 
 def _delay(config: Config, given: int | None) -> int | None:
     if given is not None:
         return given
-    return config.rule.delay_bound or (0 if config.rule.name == "sync" else None)
+    return config.rule.delay_bound or (0 if config.rule.name in ("sync", "centralised") else None)
 
 
 def _notes(config: Config, mu: float, delay: int | None, clients: Mapping[str, Any]) -> list[str]:

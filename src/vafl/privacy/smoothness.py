@@ -82,7 +82,7 @@ def chain_of(
     parts = list(model) if isinstance(model, nn.Sequential) else [model]
     groups: list[tuple[nn.Linear, list[nn.Module]]] = []
     for part in parts:
-        if isinstance(part, nn.Linear):
+        if type(part) is nn.Linear:
             groups.append((part, []))
         elif type(part) not in _SLOPES or (not groups and not isinstance(part, nn.Flatten)):
             known = ", ".join(["Linear", *(kind.__name__ for kind in _SLOPES)])
