@@ -103,6 +103,16 @@ def test_a_run_stops_when_it_is_good_enough(name, values, target):
     assert found[-1].metric == target
 
 
+def test_what_was_good_enough_is_what_the_run_ends_with():
+    """Answers are under way then, which would move the models once more."""
+    seen: list[list[torch.Tensor]] = []
+    delays = {"kind": "fixed", "seconds": [1.0, 1.0], "latency": 0.3}
+    run = run_of(delays=delays, evaluation={"every": 1}, stop={"updates": 50, "metric": 0.5})
+    points = run.train(lambda point: seen.append(parameters(run)))
+    assert 1 < len(points) < 50
+    assert same(parameters(run), seen[-1])
+
+
 @pytest.mark.parametrize(
     ("name", "values"),
     [("accuracy", [0.1, 0.5, 0.5, 0.4, 0.6, 0.2, 0.6, 0.3, 0.9]), ("loss", [9, 5, 5, 6, 4, 7, 4, 8, 1])],

@@ -193,8 +193,7 @@ def train(
                 continue
             due = _next_due(runtime, evaluation)
             if reason := look():
-                watch.ended = reason
-                runtime.settle()
+                watch.ended = reason  # with the models as they were measured: nothing more arrives
                 return points
         watch.ended = over
         runtime.settle()
