@@ -141,6 +141,17 @@ def test_without_a_clip_nothing_is_bounded():
     assert Statement("own", ledger, settings, 1).as_json()["epsilon_any_record"] == math.inf
 
 
+@pytest.mark.parametrize("asked", [[], ["--record", "bob"]])
+def test_what_is_unbounded_is_null_in_json_which_has_no_infinity(tmp_path, capsys, asked):
+    ledger, _ = opened(tmp_path / "own.ledger", settings=PrivacySettings(mode="none"))
+    ledger.charge(np.arange(5), "batch", math.inf)
+    ledger.close()
+    assert main(["privacy", str(ledger.path), "--json", *asked]) == 0
+    said = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    own = said["own"] if asked else said["parties"][0]
+    assert own["mu" if asked else "mu_any_record"] is None
+
+
 def test_an_audit_passes_fails_and_writes_json(run, tmp_path, capsys):
     config = str(run.parent / "private.toml")
     assert main(["audit", config, "--noise-scale", "0.4", "--json", str(tmp_path / "a.json")]) == 6

@@ -1,7 +1,6 @@
 """`vafl audit`: attacks a configuration, and says whether more leaks than is claimed."""
 
 import argparse
-import json
 from pathlib import Path
 
 from rich.console import Console
@@ -10,7 +9,7 @@ from rich.text import Text
 
 from vafl.audit.canaries import AUDITED, Finding
 from vafl.audit.report import Report, audit
-from vafl.commands.configured import add_config_options, overrides
+from vafl.commands.configured import add_config_options, as_json, overrides
 from vafl.config import read_config
 from vafl.errors import AuditFailed, ConfigError
 from vafl.files import write_atomically
@@ -43,7 +42,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
     with console.status("canaries, then a run with an eavesdropper ..."):
         report = audit(config, canaries=options.canaries, noise_scale=options.noise_scale)
     if options.json:
-        write_atomically(options.json, (json.dumps(report.as_json(), indent=2) + "\n").encode())
+        write_atomically(options.json, as_json(report.as_json()).encode())
     _show(report, console)
     failed = [finding for finding in report.findings if finding.verdict == "broken"]
     if failed:

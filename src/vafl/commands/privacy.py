@@ -1,7 +1,6 @@
 """`vafl privacy`: what has been spent on every record of a party, what is left, and how we know."""
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vafl.commands.configured import as_json
 from vafl.config import Config, read_config
 from vafl.errors import DataError, RunFolderError
 from vafl.ledgers import find_ledgers
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
     if options.record is not None:
         accounts = _record(options.record, paths, statements)
         if options.json:
-            sys.stdout.write(json.dumps(accounts, indent=2) + "\n")
+            sys.stdout.write(as_json(accounts))
         else:
             _show_record(options.record, accounts, console)
         return
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
     plots = _plot(statements, options.out or folder / "privacy-spent")
     if options.json:
         report = {"simulated": simulated, "parties": [statement.as_json() for statement in statements]}
-        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+        sys.stdout.write(as_json(report))
     else:
         _show(statements, simulated, console)
         console.print(f"plots: {', '.join(map(str, plots))}")
