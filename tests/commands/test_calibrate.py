@@ -45,6 +45,12 @@ def test_noise_for_a_budget_by_hand(config, capsys):
     )
 
 
+def test_a_secure_sum_may_be_calibrated(config, capsys):
+    choices = ("--set", "privacy.secure_sum=true", "--set", "partition.clients=3")
+    report = calibrated(capsys, config, "--mu", "0.5", *choices)
+    assert report["to_set"]["dp_train"]["gradient_noise"] == pytest.approx(40**0.5 / 0.5)
+
+
 def test_epsilon_and_delta_are_turned_into_mu(config, capsys):
     report = calibrated(capsys, config, "--epsilon", "3.8486", "--delta", "1e-5")
     assert report["budget"]["mu"] == pytest.approx(20**0.5 / 5, rel=1e-4)
@@ -129,7 +135,16 @@ def test_the_tables_say_what_holds_and_what_does_not(config, capsys):
     [
         ([], "a budget to calibrate to, or noise to judge"),
         (["--mu", "1", "--set", "privacy.clip=-1"], "privacy.clip must be 0 or more. Found -1"),
-        (["--mu", "1", "--set", "privacy.neighbours=swap"], "privacy.neighbours must be zero_out or replace"),
+        (
+            ["--mu", "1", "--set", "privacy.neighbours=swap"],
+            "privacy.neighbours must be one of zero_out, replace",
+        ),
+        (["--mu", "1", "--set", "privacy.clp=5.0"], 'unknown key "privacy.clp". Did you mean "clip"?'),
+        (["--mu", "1", "--set", "privacy.mode=frozn"], "privacy.mode must be one of"),
+        (
+            ["--mu", "1", "--set", "privacy.mode=frozen", "--set", "privacy.gradient_clip=2.0"],
+            "makes no use of",
+        ),
         (["--mu", "1", "--set", "privacy=3"], "privacy must be a section"),
         (["--mu", "1", "--delta", "2"], "delta must be between 0 and 1"),
         (["--mu", "-1"], "mu must be 0 or more. Found -1"),

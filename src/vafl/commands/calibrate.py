@@ -1,10 +1,9 @@
 """`vafl calibrate`: what noise a budget needs in the run of a configuration, and what its noise is worth."""
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
 from rich.console import Console
@@ -26,8 +25,7 @@ from vafl.privacy.calibration import (
     guarantee,
 )
 from vafl.privacy.exposure import Course, Exposure, expose, worst
-
-_DELTA = 1e-5
+from vafl.privacy.settings import NEEDS, PrivacySettings
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     budget = parser.add_mutually_exclusive_group()
     budget.add_argument("--mu", type=float, help="the budget of a record, as Gaussian DP's mu")
     budget.add_argument("--epsilon", type=float, help="the same as epsilon, for --delta")
-    parser.add_argument("--delta", type=float, help=f"default: privacy.delta, or {_DELTA}")
+    parser.add_argument("--delta", type=float, help="default: privacy.delta")
     parser.add_argument("--epochs", type=float, help="passes of every client (default: by stop and delays)")
     parser.add_argument(
         "--share", type=float, default=0.5, help="dp_train: the uploads' part of mu^2 (%(default)s)"
@@ -48,9 +46,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, console: Console) -> None:
     """Prints what each mode needs for the budget, and what the configuration's own noise guarantees."""
     document = read_document(options.config, overrides(options))
-    wish = Wish.of(document.pop("privacy", {}), options)  # noise may be missing: that is the question
-    config = from_document(document)
-    plan = make_plan(config, party=a_party(config))
+    config = from_document({**document, "privacy": _noised(document.get("privacy", {}))})
+    wish = Wish.of(config.privacy, document.get("privacy", {}), options)
+    plan = make_plan(replace(config, privacy=PrivacySettings()), party=a_party(config))
     courses = courses_of(plan, options.epochs)
     found = [expose(course) for course in courses]
     names = [party.name for party in plan.data.parties]
@@ -61,67 +59,60 @@ def run(options: argparse.Namespace, console: Console) -> None:
         _show(report, console)
 
 
+def _noised(section: Any) -> Any:
+    """The privacy section, with 1 for what its mode needs and it does not say: noise may be missing, for that
+    is the question."""
+    if not isinstance(section, dict):
+        return section  # for whoever reads it to refuse
+    mode = section.get("mode", "auto")
+    mode = "dp_train" if mode in ("auto", "none") else mode
+    needs = next((needs for own, needs in NEEDS.items() if own == mode), ())
+    return {**section, **{name: section.get(name) or 1.0 for name in needs}, "mode": mode}
+
+
 @dataclass(frozen=True)
 class Wish:
-    """What the privacy section and the command line ask for; 0 where they say nothing."""
+    """What the privacy section and the command line ask for.
 
-    mode: str
-    clip: float
-    gradient_clip: float
-    neighbours: Any
-    noise: float
-    gradient_noise: float
+    Attributes:
+        settings: as `_noised` has completed them.
+        own: the noise that the section says; 0 where it says none, and so is mu.
+    """
+
+    settings: PrivacySettings
+    own: Deviations
     delta: float
     mu: float
     share: float
 
     @classmethod
-    def of(cls, section: Any, options: argparse.Namespace) -> "Wish":
-        if not isinstance(section, dict):
-            raise ConfigError(f"privacy must be a section. Found {section!r}.")
-        neighbours = section.get("neighbours", "zero_out")
-        if neighbours not in ("zero_out", "replace"):
-            raise ConfigError(f"privacy.neighbours must be zero_out or replace. Found {neighbours!r}.")
-        delta = _number(section, "delta", _DELTA) if options.delta is None else options.delta
-        mu = _number(section, "mu_max", 0.0) if options.mu is None else options.mu
+    def of(cls, settings: PrivacySettings, section: dict[str, Any], options: argparse.Namespace) -> "Wish":
+        delta = settings.delta if options.delta is None else options.delta
+        mu = settings.mu_max if options.mu is None else options.mu
         if options.epsilon is not None:
             mu = accountant.mu(options.epsilon, delta)
         accountant.epsilon(1.0, delta)  # refuses a delta that is none
-        return cls(
-            mode=section.get("mode", "auto"),
-            clip=_number(section, "clip", 0.0) or 1.0,
-            gradient_clip=_number(section, "gradient_clip", 0.0) or 1.0,
-            neighbours=neighbours,
-            noise=_number(section, "noise", 0.0),
-            gradient_noise=_number(section, "gradient_noise", 0.0),
-            delta=delta,
-            mu=mu,
-            share=options.share,
-        )
+        own = Deviations(float(section.get("noise", 0.0)), float(section.get("gradient_noise", 0.0)))
+        return cls(settings, own, delta, mu, options.share)
 
     def mechanism(self, mode: PrivateMode) -> Mechanism:
-        return Mechanism(mode, self.clip, self.gradient_clip, self.neighbours)
-
-
-def _number(section: dict[str, Any], key: str, default: float) -> float:
-    value = section.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ConfigError(f"privacy.{key} must be 0 or more. Found {value!r}.")
-    return float(value)
+        settings = self.settings
+        return Mechanism(mode, settings.clip or 1.0, settings.gradient_clip or 1.0, settings.neighbours)
 
 
 def _report(wish: Wish, courses: Sequence[Course], clients: dict[str, Exposure]) -> dict[str, Any]:
     exposure = worst(list(clients.values()))
     course = max(courses, key=lambda course: course.activations)
     modes: tuple[PrivateMode, ...] = get_args(PrivateMode)
+    clipped = wish.mechanism("dp_train")
     report: dict[str, Any] = {
         "clients": {
             name: {"activations": own.activations, "uploads": one.uploads, **asdict(one)}
             for own, (name, one) in zip(courses, clients.items(), strict=True)
         },
-        "clip": wish.clip,
-        "gradient_clip": wish.gradient_clip,
-        "neighbours": wish.neighbours,
+        "clip": clipped.clip,
+        "gradient_clip": clipped.gradient_clip,
+        "neighbours": clipped.neighbours,
         "delta": wish.delta,
         "notes": list(exposure.notes),
     }
@@ -131,22 +122,21 @@ def _report(wish: Wish, courses: Sequence[Course], clients: dict[str, Exposure])
             mode: asdict(calibrate(wish.mechanism(mode), exposure, wish.mu, wish.share)) for mode in modes
         }
         report["paper"] = _paper_noise(wish, course)
-    if wish.noise:
-        deviations = Deviations(wish.noise, wish.gradient_noise)
+    if wish.own.noise:
         worth = {
-            mode: guarantee(wish.mechanism(mode), exposure, deviations)
+            mode: guarantee(wish.mechanism(mode), exposure, wish.own)
             for mode in modes
-            if mode != "dp_train" or wish.gradient_noise
+            if mode != "dp_train" or wish.own.gradient_noise
         }
         report["as_configured"] = {
-            "mode": wish.mode,
-            **asdict(deviations),
+            "mode": wish.settings.kind,
+            **asdict(wish.own),
             "worth": {
                 mode: {"mu": mu, "epsilon": accountant.epsilon(mu, wish.delta)} for mode, mu in worth.items()
             },
             "paper": _paper_mu(wish, course),
         }
-    if not (wish.mu or wish.noise):
+    if not (wish.mu or wish.own.noise):
         raise ConfigError(
             "there must be a budget to calibrate to, or noise to judge. Found none. Give --mu, or --epsilon "
             "with --delta, or set privacy.noise."
@@ -175,8 +165,8 @@ def _paper_noise(wish: Wish, course: Course) -> dict[str, Any]:
 def _paper_mu(wish: Wish, course: Course) -> dict[str, Any]:
     forms = {
         name: {
-            "first_order": paper.first_order_mu(wish.noise),
-            "central_limit": paper.central_limit_mu(wish.noise),
+            "first_order": paper.first_order_mu(wish.own.noise),
+            "central_limit": paper.central_limit_mu(wish.own.noise),
         }
         for name, paper in _papers(wish, course).items()
     }

@@ -11,7 +11,7 @@ Neighbours = Literal["zero_out", "replace"]
 GUARANTEED: tuple[Mode, ...] = ("release_once", "frozen", "dp_train")  # each record is promised something
 FEWEST_SUMMED = 3
 _POSITIVE = ("clip", "noise", "gradient_clip", "gradient_noise")
-_NEEDS: dict[Mode, tuple[str, ...]] = {
+NEEDS: dict[Mode, tuple[str, ...]] = {  # above 0
     "none": (),
     "release_once": ("clip", "noise"),
     "frozen": ("clip", "noise"),
@@ -72,7 +72,7 @@ class PrivacySettings:
             self._check("layers", deviation)
         if not 0 < self.delta < 1:
             raise ConfigError(f"privacy.delta must be between 0 and 1. Found {self.delta}.")
-        missing = [name for name in _NEEDS[self.kind] if not getattr(self, name)]
+        missing = [name for name in NEEDS[self.kind] if not getattr(self, name)]
         if missing:
             raise ConfigError(
                 f"privacy.mode {self.kind} needs {', '.join(f'privacy.{name}' for name in missing)} above 0. "
