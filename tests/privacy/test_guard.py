@@ -46,6 +46,25 @@ def test_of_a_client_that_may_not_answer_an_evaluation_the_last_answer_counts():
     first, seen = run.evaluator(), [run.evaluator() for _ in range(5)]
     assert seen == [first] * 5, "no new noise"
     assert [counts(ledger, "evaluation").sum() for ledger in run.ledgers] == [10, 10]
+    run = private_run({**FROZEN, "mu_max": 0.5})
+    run.ledgers[0].accounts.spent[25] = 0.25
+    run.evaluator()
+    assert [counts(ledger, "evaluation").sum() for ledger in run.ledgers] == [0, 10], "all rows or none"
+
+
+def test_what_the_papers_noise_lets_through_is_charged_to_all_who_were_trained_on():
+    """mu^2 1/4 for an upload, and 1 for every later vector of a model that has learnt from the record."""
+    run = private_run({"mode": "embed_only", "clip": 1.0, "noise": 2.0})
+    client, ledger = run.runtime.clients[0], run.ledgers[0]
+    for activation in range(2):
+        (upload,) = client.wake()
+        client.receive(Gradient(0, activation, activation, torch.ones_like(upload.embeddings), (1, 0)))
+    client.receive(Request(0, 0, torch.tensor([20, 21])))
+    total, first, second = ledger.accounts.total, client._schedule.batch(0), client._schedule.batch(1)
+    assert total[first].tolist() == [0.25 + 4 + 2] * 4
+    assert total[second].tolist() == [0.25 + 2] * 4
+    assert total[20] == 0.25
+    assert total.sum() == 4 * 6.25 + 4 * 2.25 + 2 * 0.25
 
 
 def test_local_steps_cost_each_time():

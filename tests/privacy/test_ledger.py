@@ -138,6 +138,14 @@ def test_no_history_of_charges_passes_the_limit(charges, limit):
     assert np.allclose(ledger.spent, sent)
 
 
+@pytest.mark.parametrize("twice", [(1, 1), (3, 1, 3)])
+def test_a_record_named_twice_is_refused_for_it_would_be_charged_once(twice):
+    ledger = Ledger.in_memory(5)
+    with pytest.raises(ValueError, match="names each record once"):
+        ledger.charge(rows(*twice), "batch", 1.0)
+    assert not ledger.spent.any()
+
+
 def test_what_cannot_be_afforded_whole_is_refused_and_not_charged():
     ledger = Ledger.in_memory(3)
     ledger.charge(rows(1), "batch", 0.9)

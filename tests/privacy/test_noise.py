@@ -1,4 +1,5 @@
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -53,10 +54,29 @@ def test_the_last_bits_of_a_noised_value_tell_nothing_of_it(deviation):
         assert np.abs(found).max() < 2**24
 
 
-def test_noise_added_has_its_deviation_and_values_lose_little_and_never_grow():
-    values = np.linspace(-1, 1, 100_001, dtype=np.float32)
-    added = Noise().added_to(values, 2.0) - values
-    assert kstest(added / 2.0, "norm").pvalue > 1e-6
-    truncated = Noise().added_to(np.array([0.75, -0.75, 0.1, -0.1], np.float32), 1e-9)
-    assert np.abs(truncated).max() < 0.75 + 1e-7
-    assert (Noise().added_to(values, 0.0) == values).all()
+def test_noise_added_has_its_deviation_and_values_lose_little_and_never_grow(monkeypatch):
+    values, noise = np.linspace(-1, 1, 100_001, dtype=np.float32), Noise()
+    assert kstest((noise.added_to(values, 2.0) - values) / 2.0, "norm").pvalue > 1e-6
+    assert (noise.added_to(values, 0.0) == values).all()
+    monkeypatch.setattr(noise, "_normals", lambda count, deviation: np.zeros(count))
+    lost = np.abs(values) - np.abs(noise.added_to(values, 2.0))
+    assert lost.min() == 0
+    assert 0 < lost.max() < 2.0 / 4096
+
+
+def test_normal_noise_after_uniform_noise_is_normal():
+    """Both are made of the same memory."""
+    noise = Noise()
+    noise.gaussian((10,), 1.0)
+    noise.uniform((10,), 1.0)
+    assert kstest(noise.gaussian((20_000,), 1.0).double().numpy(), "norm").pvalue > 1e-6
+
+
+@pytest.mark.parametrize("byte", [b"\0", b"\x7f", b"\x80", b"\xff"])
+def test_no_word_of_the_cipher_makes_noise_that_is_not_finite(monkeypatch, byte):
+    noise = Noise()
+    stream = SimpleNamespace(update_into=lambda plain, out: out.__setitem__(slice(None), byte * len(out)))
+    monkeypatch.setattr(noise, "_stream", stream)
+    drawn = noise.gaussian((3,), 1.0)
+    assert drawn.isfinite().all()
+    assert (drawn != 0).all()

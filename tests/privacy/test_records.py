@@ -1,5 +1,7 @@
 """Per-record gradients: against one backward pass a record, which nobody could afford in a run."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -130,6 +132,23 @@ def test_slopes_that_overflow_stop_nobody_and_pass_no_clip(name):
     found = torch.cat([each.flatten() for each in pull_back(slopes)])
     assert found.isfinite().all()
     assert found.norm() <= 1
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_record_that_is_no_number_counts_as_zero_and_spoils_no_other(name, value):
+    torch.manual_seed(0)
+    make, shape, _ = MODELS[name]
+    model, features = make(), torch.randn(4, *shape)
+    features[2].flatten()[0] = value
+    updates = NoisyUpdates(model, list(model.parameters()), 1.0, 1e-9, Noise(), features=features)
+    outputs, pull_back = updates(features, torch.arange(4))
+    slopes = torch.randn_like(outputs) / 4
+    others = torch.tensor([0, 1, 3])
+    expected = sums_by_hand(model, features[others], slopes[others] * 4 / 3, 1.0)
+    for found, total in zip(pull_back(slopes), expected, strict=True):
+        torch.testing.assert_close(found * 4, total, rtol=1e-3, atol=1e-4)
 
 
 def test_a_bias_may_be_trained_where_its_weight_is_frozen():
