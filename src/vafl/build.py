@@ -232,7 +232,7 @@ def make_client(
         model,
         Descent.of(config.optimiser, model.parameters()),
         schedules[index],
-        make_refresh(config, index, schedules, own_seed),
+        make_refresh(config, index, schedules),
         config.rule,
         l2=config.optimiser.l2,
         embed_batch=own.updates if own else None,
@@ -252,9 +252,7 @@ def make_schedule(config: Config, rows: int, index: int, own_seed: int | None = 
     return BatchSchedule(settings.kind, rows, settings.batch_size, seed, stream)
 
 
-def make_refresh(
-    config: Config, index: int, schedules: Sequence[BatchSchedule], own_seed: int | None = None
-) -> Refresh:
+def make_refresh(config: Config, index: int, schedules: Sequence[BatchSchedule]) -> Refresh:
     """Which rows client `index` refreshes; nothing is ever stale under the sync rule."""
     name, count = parse_refresh(config.schedule.refresh)
     if name == "none" or config.rule.name == "sync":
@@ -263,9 +261,9 @@ def make_refresh(
         return RefreshAll()
     if name == "lookahead":
         return Lookahead(index, schedules)
-    seed = config.seed if own_seed is None else own_seed
-    key = np.random.SeedSequence((seed, _REFRESH_STREAMS + index))
-    return RandomRefresh(schedules[index].rows, count, np.random.Generator(np.random.Philox(key)))
+    own = schedules[index]
+    key = np.random.SeedSequence((own.seed, _REFRESH_STREAMS + index))
+    return RandomRefresh(own.rows, count, np.random.Generator(np.random.Philox(key)))
 
 
 def _centralised(plan: Plan) -> Centralised:

@@ -80,9 +80,8 @@ class BatchSchedule:
     _REMEMBERED = 4  # look-ahead reads across the seam of two epochs
 
     def __init__(self, kind: ScheduleKind, rows: int, batch_size: int, seed: int, stream: int) -> None:
-        self.rows = rows
-        self._kind, self._batch_size = kind, batch_size
-        self._key = (seed, stream)
+        self.rows, self.seed = rows, seed
+        self._kind, self._batch_size, self._stream = kind, batch_size, stream
         self._drawn: OrderedDict[int, npt.NDArray[np.int32]] = OrderedDict()
 
     @property
@@ -110,7 +109,7 @@ class BatchSchedule:
         return self._drawn[epoch]
 
     def _generator(self, index: int) -> np.random.Generator:
-        return np.random.Generator(np.random.Philox(np.random.SeedSequence((*self._key, index))))
+        return np.random.Generator(np.random.Philox(np.random.SeedSequence((self.seed, self._stream, index))))
 
 
 class Refresh(Protocol):
