@@ -15,17 +15,15 @@ def answer(client=1, number=0, rows=ROWS):
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=30))
-def test_the_ledger_holds_what_was_asked_and_not_closed(history):
+def test_it_knows_what_was_asked_and_not_answered(history):
     requests, expected = Requests(), {}
     for asks, which in history:
         if asks:
             made = requests.make(which, ROWS)
             assert made.number not in expected, "a number is used once"
             expected[made.number] = made
-        else:
-            requests.close(which)
-            expected.pop(which, None)
-        assert requests.clients() == sorted({request.client for request in expected.values()})
+        elif which in expected:
+            assert requests.answered(expected.pop(which)) == []
         for client in range(6):
             mine = [expected[number] for number in sorted(expected) if expected[number].client == client]
             assert requests.of(client) == mine
@@ -36,7 +34,7 @@ def test_the_ledger_holds_what_was_asked_and_not_closed(history):
 def test_numbers_are_never_used_again():
     requests = Requests()
     first = requests.make(0, ROWS)
-    requests.close(first.number)
+    requests.answered(first)
     assert requests.make(0, ROWS).number != first.number
 
 
@@ -62,11 +60,23 @@ def test_an_answer_must_fit_the_question(message, said):
     assert requests.of(1) == [made]
 
 
-def test_an_answer_that_fits_is_taken_until_the_request_is_closed():
+def test_an_answer_that_fits_is_taken_once():
     requests = Requests()
-    number = requests.make(1, ROWS).number
-    for message in (answer(number=number), Decline(1, 0, number, "out of budget")):
-        requests.check(message)
-    requests.close(number)
+    made = requests.make(1, ROWS)
+    for message in (answer(), Decline(1, 0, 0, "out of budget")):
+        assert requests.check(message) is made
+    requests.answered(made)
     with pytest.raises(InvalidMessage, match=r"was not asked"):
-        requests.check(answer(number=number))
+        requests.check(answer())
+
+
+def test_parts_are_asked_for_in_turn_until_the_client_is_gone():
+    requests, parts = Requests(), torch.split(torch.arange(5), 2)
+    assert requests.make_in_turn(1, ()) == []
+    (first,) = requests.make_in_turn(1, parts)
+    (second,) = requests.answered(first)
+    assert [one.rows.tolist() for one in (first, second)] == [[0, 1], [2, 3]]
+    requests.forget(1)
+    assert requests.of(1) == []
+    with pytest.raises(InvalidMessage, match=r"was not asked"):
+        requests.check(answer(number=second.number, rows=second.rows))

@@ -159,13 +159,13 @@ class Scorer:
         self.absent.discard(client)
         self.overdue.discard(client)
         self._sequences[client] = -1
-        self._forget(client)
+        self._requests.forget(client)
         owed = [said for inquiry in self.inquiries for said in self._ask(inquiry, client)]
         return [Welcome(client, 0, (0,) * self.clients), *owed]
 
     def _take_leave(self, client: int) -> None:
         self.absent.add(client)
-        self._forget(client)
+        self._requests.forget(client)
         for inquiry in self.inquiries:
             if not inquiry.patient:
                 inquiry.mark(client, ABSENT)
@@ -178,7 +178,7 @@ class Scorer:
             self._check_answer(message, request)
         self._sequences[client] = message.sequence
         self.overdue.discard(client)
-        self._requests.close(request.number)
+        self._requests.answered(request)
         if isinstance(message, Refresh):
             rows = message.rows.numpy()
             if self._cache is not None:
@@ -217,10 +217,6 @@ class Scorer:
             rows = np.setdiff1d(rows, request.rows.numpy(), assume_unique=True)
         if len(rows):
             yield self._requests.make(client, torch.from_numpy(rows))
-
-    def _forget(self, client: int) -> None:
-        for request in self._requests.of(client):
-            self._requests.close(request.number)
 
 
 def _recall(inquiry: Inquiry, cache: EmbeddingTable) -> None:

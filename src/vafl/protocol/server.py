@@ -89,7 +89,6 @@ class Server:
         self.finished: set[int] = set()
         self.requests = Requests()
         self.recall_rows = RECALL_ROWS
-        self._lost_too: dict[int, Sequence[Tensor]] = {}  # by request: rows to ask for once it is answered
         self.run = 0
         self._met: set[int] = set()
         self._evaluate = HeadStep(labels, head, loss, descent, mask)
@@ -216,8 +215,7 @@ class Server:
         self.table.check(refresh.client, refresh.rows, refresh.embeddings)
         more: list[ServerMessage] = []
         if refresh.request is not None:
-            self.requests.check(refresh)
-            more = self._settle(refresh.client, refresh.request, declined=False)
+            more = self._settle(self.requests.check(refresh), declined=False)
         self._sequences[refresh.client] = refresh.sequence
         self._store(refresh)
         return more
@@ -239,9 +237,9 @@ class Server:
 
     def _take_decline(self, decline: Decline) -> list[ServerMessage]:
         self._check_sequence(decline.client, decline.sequence)
-        self.requests.check(decline)
+        more = self._settle(self.requests.check(decline), declined=True)
         self._sequences[decline.client] = decline.sequence
-        return self._settle(decline.client, decline.request, declined=True)
+        return more
 
     def _take_finished(self, finished: Finished) -> list[ServerMessage]:
         self._check_sequence(finished.client, finished.sequence)
@@ -284,16 +282,7 @@ class Server:
         if join.activation < self.activations[client]:
             self.table.lose_since(join.iteration, client)
         lost = self.table.lost(client)
-        return self._ask_in_turn(client, torch.split(lost, self.recall_rows) if len(lost) else ())
-
-    def _ask_in_turn(self, client: int, parts: Sequence[Tensor]) -> list[ServerMessage]:
-        """Asks for the first of these; for the next once that is answered. Asked for all at once, a client
-        could wait for the server to take its answers, and the server for it to take the questions."""
-        if not parts:
-            return []
-        request = self.requests.make(client, parts[0])
-        self._lost_too[request.number] = parts[1:]
-        return [request]
+        return [*self.requests.make_in_turn(client, torch.split(lost, self.recall_rows) if len(lost) else ())]
 
     def _drop_turns(self, client: int, keep: range) -> None:
         """The client does not wait for answers beyond `keep`, and asks its queries again."""
@@ -309,18 +298,15 @@ class Server:
         self._answers.rewind(client, keep)
 
     def _forget_requests(self, client: int) -> None:
-        for request in self.requests.of(client):
-            self.requests.close(request.number)
-            self._lost_too.pop(request.number, None)
+        self.requests.forget(client)
         if self.bound:
             self.bound.forget(client)
 
-    def _settle(self, client: int, number: int, *, declined: bool) -> list[ServerMessage]:
+    def _settle(self, request: Request, *, declined: bool) -> list[ServerMessage]:
         """Takes note of an answer; gives what is to be asked next."""
-        self.requests.close(number)
         if self.bound:
-            self.bound.settle(client, number, declined=declined)
-        return self._ask_in_turn(client, self._lost_too.pop(number, ()))
+            self.bound.settle(request.client, request.number, declined=declined)
+        return [*self.requests.answered(request)]
 
     def _store(self, message: Upload | Refresh) -> None:
         """Stores embeddings as of the iteration whose model they were made with.
