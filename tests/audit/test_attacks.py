@@ -28,6 +28,22 @@ def test_plain_gradients_give_the_labels_away(classes):
     assert replay(heard, truth).value == 1.0
 
 
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"rule": {"order": "query-first", "delay_bound": 2}, "delays": {"kind": "exponential"}},
+        {"delays": {"latency": 0.5, "dropouts": [{"client": 1, "start": 1.55, "end": 3.55}]}},
+        {"delays": {"dropouts": [{"client": 1, "start": 0.0, "end": np.inf}]}},
+        {"delays": {"dropouts": [{"client": 1, "start": 9.0, "end": np.inf}]}},
+    ],
+    ids=["a query waits at the end", "answered twice", "never here", "gone at the end"],
+)
+def test_attacks_need_no_particular_run(sections):
+    _, heard, truth = attacked(2, **sections)
+    infer_labels(heard, truth)
+    assert 0.5 <= replay(heard, truth).value <= 1
+
+
 def test_drawn_labels_are_all_an_attacker_gets():
     document = {
         "labels": {"epsilon": 1.0},

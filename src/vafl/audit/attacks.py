@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vafl.build import Run
 from vafl.errors import ConfigError
-from vafl.protocol.messages import ClientMessage, Gradient, MaskedUpload, ServerMessage, Upload
+from vafl.protocol.messages import ClientMessage, Gradient, Join, MaskedUpload, ServerMessage, Upload
 from vafl.protocol.server import Server
 from vafl.runtime.simulator import Simulator
 
@@ -64,7 +64,7 @@ class Eavesdropper:
         replies = self._receive(message)
         for reply in replies:
             if isinstance(reply, Gradient) and reply.client == self._index:
-                rows = self._sent.pop(reply.activation)
+                rows = self._sent[reply.activation]
                 self.gradients[rows], self.seen[rows] = reply.gradients * len(rows), True
         return replies
 
@@ -72,6 +72,8 @@ class Eavesdropper:
 def infer_labels(heard: Eavesdropper, truth: Labels) -> list[Attack]:
     """A client guesses labels from the gradients it was sent: by sign, by cosine, by norm."""
     gradients, labels = heard.gradients[heard.seen], truth[heard.seen.numpy()]
+    if not len(labels):  # it was gone all the time
+        return []
     guessed = _most_common(labels)
     by_sign = float((_by_sign(gradients) == labels).mean())
     found = [
@@ -85,20 +87,23 @@ def infer_labels(heard: Eavesdropper, truth: Labels) -> list[Attack]:
 
 
 def replay(heard: Eavesdropper, truth: Labels) -> Attack:
-    """A client uploads one record's embedding under every id, and reads the labels off the answers."""
+    """A client uploads one record's embedding under every id, and reads the labels off the answers; what
+    is not answered, since other clients would be needed for it, it guesses."""
     server, rows = heard.server, len(truth)
-    server.last_iteration += rows  # the attacker needs no client to step
+    server.last_iteration += rows
+    if 0 in server.absent:
+        server.receive(Join(0, server.activations[0], server.activations[0]))
     embedding = server.table.column(0)[0].clone()
-    guesses = np.zeros(rows, dtype=np.int64)
+    guesses = np.full(rows, np.bincount(truth).argmax())
     sequence = 1 << 40
     for start in range(0, rows, _REPLAYED):
         chosen = torch.arange(start, min(start + _REPLAYED, rows))
         upload = Upload(
             0, sequence + start, server.activations[0], chosen, embedding.expand(len(chosen), -1).contiguous()
         )
-        answers = [reply for reply in server.receive(upload) if isinstance(reply, Gradient)]
-        mine = [answer for answer in answers if answer.client == 0]
-        guesses[chosen.numpy()] = _by_sign(mine[-1].gradients) if mine else 0
+        for reply in server.receive(upload):
+            if isinstance(reply, Gradient) and (reply.client, reply.activation) == (0, upload.activation):
+                guesses[chosen.numpy()] = _by_sign(reply.gradients)
     value = float((guesses == truth).mean())
     return Attack("one embedding replayed under every id", "accuracy", value, _most_common(truth))
 
