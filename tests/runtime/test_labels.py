@@ -59,8 +59,8 @@ def test_runs_that_name_one_file_share_its_labels(tmp_path):
     assert torch.equal(first.data.train_labels, second.data.train_labels)
 
 
-def server_state(folder, *, resume):
-    plan = make_plan(from_document({"data": {"name": "iris"}, "labels": {"epsilon": 1.0}}))
+def server_state(folder, *, resume, **labels):
+    plan = make_plan(from_document({"data": {"name": "iris"}, "labels": {"epsilon": 1.0, **labels}}))
     return ServerState(plan, folder, resume=resume)
 
 
@@ -69,6 +69,15 @@ def test_a_resumed_server_trains_on_the_labels_it_began_with(tmp_path):
     first.save(0.0)
     again = server_state(tmp_path, resume=True)
     assert torch.equal(again.server._evaluate._labels, first.server._evaluate._labels)
+
+
+@pytest.mark.parametrize("kept", [{}, {"file": "elsewhere.safetensors"}])
+@pytest.mark.parametrize("epsilon", [0.0, 2.0])
+def test_a_server_that_drew_its_labels_does_not_go_on_with_others(tmp_path, monkeypatch, kept, epsilon):
+    monkeypatch.chdir(tmp_path)
+    server_state(tmp_path / "state", resume=False, **kept)
+    with pytest.raises(RunFolderError, match=rf"of labels.epsilon 1 .*Found {epsilon:g}. Set it to 1"):
+        server_state(tmp_path / "state", resume=True, epsilon=epsilon)
 
 
 def test_a_server_whose_labels_are_lost_does_not_resume(tmp_path):

@@ -55,7 +55,7 @@ class ServerState:
     def __init__(self, plan: Plan, folder: Path, *, resume: bool) -> None:
         make_private_folder(folder)
         remove_drafts(folder)
-        self._folder, self.terms = folder, make_terms(plan)
+        self._folder, self.terms, self._epsilon = folder, make_terms(plan), plan.config.labels.epsilon
         self._mapped: list[MappedArray] = []
         rows = plan.data.rows + len(plan.data.test_labels)
         if plan.config.privacy.secure_sum:  # each round sums anew: nothing to keep
@@ -63,6 +63,11 @@ class ServerState:
         else:
             table = self._mapped_table(plan, rows, fresh=not resume)
         tensors, self.facts = load_checkpoint(folder) if resume else ({}, {})
+        if (then := self.facts.get("label_epsilon", self._epsilon)) != self._epsilon:
+            raise RunFolderError(
+                f'--resume goes on with the labels of the run in "{folder}", of labels.epsilon {then:g} (0 '
+                f"leaves them as they are). Found {self._epsilon:g}. Set it to {then:g}, or begin anew."
+            )
         self.server = make_server(_with_kept_labels(plan, folder, resume=resume), table)
         self.server.run = self.facts.get("run") or secrets.randbits(62)
         self.best = BestHead(self.server.head, folder / "best", resume=resume)
@@ -107,6 +112,7 @@ class ServerState:
         facts = {
             "terms": asdict(self.terms),
             "run": server.run,
+            "label_epsilon": self._epsilon,
             "iteration": server.iteration,
             "activations": settled,
             "optimiser": optimiser,
