@@ -195,19 +195,26 @@ def test_a_client_that_declines_ends_the_question_and_the_others_answers_are_no_
     exchange = Exchange(made)
     _with_held_out(exchange, made)
     server = joined(exchange)
-    asked = server.ask_everyone(torch.arange(ROWS, ROWS + 2))
-    (answer,) = exchange.clients[0].receive(asked[0])
-    server.receive(Decline(1, 99, asked[0].number, "the budget is spent"))
-    assert server.has_answers(asked)
-    before = server.table.cells.clone()
-    assert server.receive(answer) == []
-    assert server.receive(Decline(2, 99, asked[0].number, "so is mine")) == []
-    asked = server.ask_everyone(torch.arange(ROWS, ROWS + 2))
-    assert server.receive(Decline(2, 100, asked[0].number - 1, "very late")) == []
-    assert not server.has_answers(asked)
+    rows, before = torch.arange(ROWS, ROWS + 2), server.table.cells.clone()
+    first = server.ask_everyone(rows)
+    answers = [exchange.clients[request.client].receive(request)[0] for request in first]
+    server.receive(answers[0])
+    server.receive(Decline(1, answers[1].sequence, first[1].number, "the budget is spent"))
+    assert server.has_answers(first)
+    assert server.receive(answers[2]) == []
+    second = server.ask_everyone(rows)
+    late = Decline(2, exchange.clients[2]._next(), first[2].number, "so is mine")
+    assert server.receive(late) == []
+    answers = [exchange.clients[request.client].receive(request)[0] for request in second]
     assert torch.equal(server.table.cells, before)
+    assert not server.has_answers(second)
+    for answer in answers:
+        server.receive(answer)
+    assert server.has_answers(second)
+    expected = sum(embed(client.model, client._features, rows) for client in exchange.clients)
+    torch.testing.assert_close(server.table.read(rows), expected)
     with pytest.raises(InvalidMessage, match="client 2 was not asked request 2"):
-        server.receive(Decline(2, 101, asked[0].number + 1, "never asked"))
+        server.receive(Decline(2, 99, second[2].number + 1, "never asked"))
 
 
 def _with_held_out(exchange, made):

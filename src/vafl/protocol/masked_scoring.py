@@ -94,7 +94,6 @@ class MaskedScorer(Scorer):
         elif isinstance(message, Offer):
             replies = [*self._epochs.take(message)]
             if not self._epochs.missing:
-                self._words.clear()
                 replies += [said for number in self._rounds for said in self._requests_of(number)]
         else:
             self._take_words(message)

@@ -185,10 +185,9 @@ class MaskedServer(Server):
             self.activations[turn.client] -= 1
         self._waiting, self._group = [], []
         self._words.clear()
-        self._asked_words.clear()
 
     def _ask_again(self) -> list[Request]:
-        """What is asked for, in this epoch's masks."""
+        """What is asked for, in this epoch's masks; what was said in others', or to what is over, is void."""
         self._asked_words.clear()
         if self._asked is None:
             return []
