@@ -350,3 +350,11 @@ def test_what_cannot_be_written_is_not_charged(tmp_path):
     with pytest.raises(RunFolderError, match="cannot be written, so nothing may be uploaded"):
         ledger.charge(rows(1), "batch", 0.5)
     assert ledger.spent[1] == 0
+
+
+def test_what_does_not_reach_the_disk_itself_is_not_charged(tmp_path, monkeypatch):
+    ledger, _ = opened(tmp_path / "own.ledger")
+    monkeypatch.setattr("os.fdatasync", lambda file: os.close(-1))
+    with pytest.raises(RunFolderError, match="cannot be written, so nothing may be uploaded"):
+        ledger.charge(rows(1), "batch", 0.5)
+    assert ledger.spent[1] == 0

@@ -82,7 +82,7 @@ class Journal:
         return found
 
     def append(self, kind: int, payload: bytes) -> int:
-        """On disk when this returns, and not made if it raises; gives the bytes written."""
+        """On disk when this returns; if it raises, that is not known. Gives the bytes written."""
         head = _head(kind, payload)
         size = len(head) + len(payload)
         try:
