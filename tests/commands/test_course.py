@@ -62,6 +62,11 @@ def test_the_rest_of_the_configuration_arrives():
     assert (one.rows, one.held_out, one.evaluations) == (112, 38, 5)  # at 0, 25, 50, 75 and 100
 
 
+def test_validation_rows_are_what_is_evaluated():
+    data = {"name": "iris", "validation_fraction": 0.1}
+    assert courses_of(plan(data=data, schedule={"batch_size": 16}))[0].held_out == 15
+
+
 def test_nothing_is_refreshed_in_sync():
     one, _ = courses_of(plan(rule={"name": "sync"}, stop={"updates": 100}))
     assert (one.refresh, one.activations) == ("none", 100)
