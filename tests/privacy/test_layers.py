@@ -88,6 +88,12 @@ def test_built_in_models_pass():
     require_separate_records(SequenceEncoder(3, 4, 2), torch.randn(4, 5, 3))
 
 
+def test_dropout_mixes_no_records_and_goes_on_dropping():
+    model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    require_separate_records(model, torch.randn(4, 3))
+    assert model[1].training
+
+
 def test_what_large_weights_round_is_no_mixing():
     """Sums that cancel, beside one that does not: rounding depends on how many rows are multiplied."""
     model = nn.Linear(1000, 2, bias=False)

@@ -92,9 +92,15 @@ def require_separate_records(model: nn.Module, example: Tensor) -> None:
                 f"a private client's model must treat records one by one. Layer {name} is a "
                 f"{type(layer).__name__}, which mixes the records of a batch. Use GroupNorm or LayerNorm."
             )
+    drops = nn.modules.dropout._DropoutNd  # by chance, from each record by itself
+    dropping = [layer for layer in model.modules() if isinstance(layer, drops) and layer.training]
+    for layer in dropping:
+        layer.eval()
     with torch.no_grad():
         together = model(example)
         alone = torch.cat([model(row[None]) for row in example])
+    for layer in dropping:
+        layer.train()
     rounding = 1e-5 * max(1.0, float(together.abs().max()))
     if not torch.allclose(together, alone, rtol=1e-3, atol=rounding):
         raise ConfigError(
