@@ -9,7 +9,7 @@ from torch import nn
 
 from vafl.models.embeddings import SequenceEncoder, cnn, mlp
 from vafl.privacy.noise import Noise
-from vafl.privacy.release import Release, clip_rows, split_last
+from vafl.privacy.release import Release, clip_rows, split_frozen, split_last
 
 
 def test_long_rows_are_clipped_to_the_norm_and_short_ones_left():
@@ -76,6 +76,21 @@ def test_clipping_comes_before_the_noise_and_the_activation_after_it():
     assert found.mean().item() == pytest.approx(1, abs=0.01)
     assert (found > 1).any()
     assert (release(torch.full((2000, 1), 0.0)) >= 0).all()
+
+
+class Residual(nn.Sequential):
+    """A chain by its base class only."""
+
+    def forward(self, values):
+        return values + super().forward(values)
+
+
+@pytest.mark.parametrize("split", [split_last, split_frozen])
+def test_what_is_derived_from_a_chain_is_one_piece(split):
+    model = Residual(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh())
+    model[0].requires_grad_(False)
+    values = torch.randn(5, 3)
+    assert torch.equal(nn.Sequential(*split(model))(values), model(values))
 
 
 @pytest.mark.parametrize(

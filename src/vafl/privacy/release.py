@@ -60,7 +60,7 @@ def split_last(model: nn.Module) -> tuple[nn.Module, nn.Module]:
 
     Only a chain can be cut safely: elsewhere a value might pass by the noise. Other models are one piece.
     """
-    if not isinstance(model, nn.Sequential):
+    if type(model) is not nn.Sequential:
         return model, nn.Identity()
     last = max((i for i, layer in enumerate(model) if any(True for _ in layer.parameters())), default=-1)
     return (model, nn.Identity()) if last < 0 else (model[: last + 1], model[last + 1 :])
@@ -71,7 +71,7 @@ def split_frozen(model: nn.Module) -> tuple[nn.Module, nn.Module]:
 
     A model that is no chain is frozen as a whole or not at all.
     """
-    layers = list(model) if isinstance(model, nn.Sequential) else [model]
+    layers = list(model) if type(model) is nn.Sequential else [model]
     trained = (i for i, layer in enumerate(layers) if any(own.requires_grad for own in layer.parameters()))
     count = next(trained, len(layers))
     if not any(True for layer in layers[:count] for _ in layer.parameters()):

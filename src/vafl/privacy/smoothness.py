@@ -79,7 +79,7 @@ def chain_of(
     Raises:
         ConfigError: the model is no chain of affine layers, for which alone there are constants.
     """
-    parts = list(model) if isinstance(model, nn.Sequential) else [model]
+    parts = list(model) if type(model) is nn.Sequential else [model]
     groups: list[tuple[nn.Linear, list[nn.Module]]] = []
     for part in parts:
         if type(part) is nn.Linear:
