@@ -32,12 +32,6 @@ class Answers:
         kept = self.kept[client] = [answer for answer in self.kept[client] if answer.activation >= applied]
         return kept[0] if kept else None
 
-    def rewind(self, client: int, keep: range) -> None:
-        """The client is back, and waits for answers to these uploads and to none beyond."""
-        self.kept[client] = [answer for answer in self.kept[client] if answer.activation < keep.stop]
-        if client in self.unasked and self.unasked[client].activation not in keep:
-            del self.unasked[client]
-
     def owed(self, client: int, flights: range, waiting: Set[int]) -> Iterator[tuple[int, Gradient | None]]:
         """Those of the uploads that nothing more is done about, each with its answer; None if it is lost."""
         known = {answer.activation: answer for answer in self.kept[client]}

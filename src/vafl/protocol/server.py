@@ -262,7 +262,7 @@ class Server:
         self._sequences[client] = -1  # a connection counts its messages anew
         self._forget_requests(client)
         recalled = self._recall(client, join)
-        self._drop_turns(client, keep=range(join.applied, join.activation))
+        self._drop_turns(client, join.activation)
         self.activations[client] = max(self.activations[client], join.applied)
         welcome = Welcome(client, self.iteration, tuple(self.activations), self.durable[client], self.run)
         owed = self._owed(client, range(join.applied, min(join.activation, self.activations[client])))
@@ -284,10 +284,10 @@ class Server:
         lost = self.table.lost(client)
         return [*self.requests.make_in_turn(client, torch.split(lost, self.recall_rows) if len(lost) else ())]
 
-    def _drop_turns(self, client: int, keep: range) -> None:
-        """The client does not wait for answers beyond `keep`, and asks its queries again."""
+    def _drop_turns(self, client: int, activation: int) -> None:
+        """The client waits for no answer from that activation on, and asks its queries again."""
         mine = [turn for turn in self._waiting if turn.client == client]
-        dropped = [turn for turn in mine if not turn.steps or turn.activation >= keep.stop]
+        dropped = [turn for turn in mine if not turn.steps or turn.activation >= activation]
         self._finish(dropped)
         if self.rule.common_rows:  # those rounds are not over: the client uploads them again
             self.activations[client] -= sum(turn.steps for turn in dropped)
@@ -295,7 +295,6 @@ class Server:
             self._group = []
             if self.bound:
                 self.bound.begin_step()
-        self._answers.rewind(client, keep)
 
     def _forget_requests(self, client: int) -> None:
         self.requests.forget(client)
