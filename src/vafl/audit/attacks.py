@@ -75,7 +75,7 @@ def infer_labels(heard: Eavesdropper, truth: Labels) -> list[Attack]:
     if not len(labels):  # it was gone all the time
         return []
     guessed = _most_common(labels)
-    by_sign = float((_by_sign(gradients) == labels).mean())
+    by_sign = _accuracy(_by_sign(gradients), labels)
     found = [
         Attack("labels from the gradient's sign", "accuracy", by_sign, guessed),
         Attack("labels by cosine to a few known ones", "accuracy", _by_cosine(gradients, labels), guessed),
@@ -104,7 +104,7 @@ def replay(heard: Eavesdropper, truth: Labels) -> Attack:
         for reply in server.receive(upload):
             if isinstance(reply, Gradient) and (reply.client, reply.activation) == (0, upload.activation):
                 guesses[chosen.numpy()] = _by_sign(reply.gradients)
-    value = float((guesses == truth).mean())
+    value = _accuracy(guesses, truth)
     return Attack("one embedding replayed under every id", "accuracy", value, _most_common(truth))
 
 
@@ -138,6 +138,12 @@ def invert_features(run: Run, heard: Eavesdropper) -> Attack:
 
 def _most_common(labels: Labels) -> float:
     return float(np.bincount(labels).max() / len(labels))
+
+
+def _accuracy(guesses: Labels, truth: Labels) -> float:
+    """Of two classes, whichever way round is better: who knows one label knows which."""
+    right = float((guesses == truth).mean())
+    return max(right, 1 - right) if truth.max() == 1 else right
 
 
 def _by_sign(gradients: Tensor) -> Labels:
