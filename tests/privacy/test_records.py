@@ -61,6 +61,11 @@ MODELS = {
     "lstm": (lambda: SequenceEncoder(3, 4, 2), (5, 3), 2),
     "used twice": (Skips, (3,), 3),
     "backwards": (Backwards, (4,), 4),
+    "in place": (
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 2)),
+        (4,),
+        2,
+    ),
     "each step": (EachStep, (5, 2), 2),
     "derived": (lambda: Squashed(4, 2), (4,), 2),
     "weight norm": (lambda: weight_norm(nn.Linear(4, 2)), (4,), 2),

@@ -15,7 +15,7 @@ from vafl.privacy.release import Lengths, clip_rows, lengths_of, scaling
 
 _RECORDS_AT_ONCE = 64  # whose whole gradients are in memory together
 Passes = list[tuple[Tensor, Tensor]]  # what went into a layer and came out
-Noted = dict[int, Passes]  # by layer
+Noted = dict[int, list[tuple[Tensor, Tensor, int]]]  # by layer; and how often both had been written to
 
 
 class NoisyUpdates:
@@ -99,13 +99,19 @@ class NoisyUpdates:
 
     def _note(self, number: int, _: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
         if self._noting is not None:
-            self._noting.setdefault(number, []).append((inputs[0].detach(), outputs))
+            written = inputs[0]._version + outputs._version
+            self._noting.setdefault(number, []).append((inputs[0].detach(), outputs, written))
 
     def _through_each_once(self, noted: Noted, records: int) -> Passes:
-        """What went into each layer and came out, if that was one vector a record, once; else nothing."""
-        passes = [noted[number][0] for number in range(len(self._layers)) if len(noted.get(number, ())) == 1]
-        one_each = all(inputs.ndim == 2 and len(inputs) == records for inputs, _ in passes)
-        return passes if one_each and len(passes) == len(self._layers) else []
+        """What went into each layer and came out, if that was one vector a record, once, and is what it was
+        then (an activation in place writes into it); else nothing."""
+        once = [noted[number][0] for number in range(len(self._layers)) if len(noted.get(number, ())) == 1]
+        passes = [
+            (inputs, outputs)
+            for inputs, outputs, written in once
+            if inputs.ndim == 2 and len(inputs) == records and inputs._version + outputs._version == written
+        ]
+        return passes if len(passes) == len(self._layers) else []
 
     def _mean_linear(
         self, outputs: Tensor, passes: Passes, slopes: Tensor, rows: Tensor | None

@@ -102,7 +102,9 @@ class Release(nn.Module):
         inputs = torch.from_numpy(noised).view_as(values)
         if self._ends_here:
             return inputs, through_clip
-        embeddings: Tensor = self.rest(inputs.requires_grad_())
+        embeddings: Tensor = self.rest(
+            inputs.requires_grad_().clone()
+        )  # which may write into what it is given
 
         def pull_back(slopes: Tensor) -> Tensor:
             return through_clip(torch.autograd.grad(embeddings, inputs, slopes)[0])
