@@ -43,6 +43,18 @@ class Squashed(nn.Linear):
         return super().forward(values).tanh()
 
 
+class Tied(nn.Module):
+    """One weight in two layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.last.weight = self.first.weight
+
+    def forward(self, values):
+        return self.last(self.first(values).tanh())
+
+
 class EachStep(nn.Module):
     """The same layers for every step of a record, all steps of all records in one matrix."""
 
@@ -61,6 +73,7 @@ MODELS = {
     "lstm": (lambda: SequenceEncoder(3, 4, 2), (5, 3), 2),
     "used twice": (Skips, (3,), 3),
     "backwards": (Backwards, (4,), 4),
+    "tied": (Tied, (3,), 3),
     "in place": (
         lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 2)),
         (4,),

@@ -49,7 +49,9 @@ class NoisyUpdates:
         layers = [
             layer for layer in trained_layers(model) if any(p.requires_grad for p in layer.parameters())
         ]
-        self._layers = layers if all(type(layer) is nn.Linear for layer in layers) else []
+        whose = [id(own) for layer in layers for own in layer.parameters() if own.requires_grad]
+        plain = all(type(layer) is nn.Linear for layer in layers) and len(set(whose)) == len(whose)
+        self._layers = layers if plain else []
         self._alone = self._layers == [model]
         self._trains = [(_is_trained(layer, "weight"), _is_trained(layer, "bias")) for layer in self._layers]
         ends = list(accumulate(parameter.numel() for parameter in self._parameters))
@@ -143,7 +145,8 @@ class NoisyUpdates:
     def _mean_any(self, inputs: Tensor, drawn: Sequence[Tensor], slopes: Tensor) -> list[Tensor]:
         """The same of any model: torch.func makes every record's whole gradient, some records at a time."""
         slopes = slopes * len(slopes)
-        fixed = {name: value.detach() for name, value in self._model.state_dict(keep_vars=True).items()}
+        named = [*self._model.named_parameters(), *self._model.named_buffers()]
+        fixed = {name: value.detach() for name, value in named}
         trained = {name: fixed.pop(name) for name in self._names}
         one_gradient = grad(lambda own, *batch: self._loss({**fixed, **own}, *batch))
         each = vmap(one_gradient, in_dims=(None, 0, 0, 0), randomness="different")
