@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from tests.federation import Exchange, run_of, vertical_data
 from vafl.protocol.bound import DelayBound
-from vafl.protocol.messages import Decline, Gradient, Join, Request, Skipped, Upload, Welcome
+from vafl.protocol.messages import Decline, Gradient, Join, Leave, Request, Skipped, Upload, Welcome
 from vafl.protocol.requests import Requests
 from vafl.protocol.rules import Turn
 from vafl.protocol.table import FOREVER, EmbeddingTable
@@ -142,10 +142,15 @@ def decline(exchange, request):
     return exchange.server.receive(Decline(1, sequence, request.number, "out of budget"))
 
 
-def test_a_declined_step_waits():
+def test_a_declined_step_waits_and_the_run_is_over():
+    """A budget that is spent does not come back, unless with a client that has another."""
     exchange = bounded("wait")
+    assert not exchange.server.over
     assert decline(exchange, asked(exchange)) == []
     assert "fresh embeddings from clients [1]" in exchange.server.waiting_for()
+    assert exchange.server.over
+    exchange.server.receive(Leave(1))
+    assert not exchange.server.over
 
 
 def test_a_declined_step_is_skipped():

@@ -69,6 +69,11 @@ class DelayBound:
                 self.asked[client] = made[-1].number
         return made
 
+    @property
+    def hopeless(self) -> bool:
+        """Whether the step now waiting will never be made: who declines has spent its records' budgets."""
+        return self.policy == "wait" and bool(self.declined)
+
     def must_wait(self, stale: dict[int, Tensor]) -> bool:
         return bool(self.asked) or (bool(stale) and self.policy == "wait")
 

@@ -150,8 +150,9 @@ class Server:
 
     @property
     def over(self) -> bool:
-        """Whether so many clients have finished that no step can be made any more."""
-        return self.table.clients - len(self.finished) < self.rule.quorum
+        """Whether so many clients may upload no more that no step can be made."""
+        hopeless = self.bound is not None and self.bound.hopeless
+        return hopeless or self.table.clients - len(self.finished) < self.rule.quorum
 
     def waiting_for(self, names: Sequence[str] = ()) -> str:
         """What the server is waiting for, in words, for whoever watches.
