@@ -143,7 +143,7 @@ def test_names_in_brackets_are_shown_as_they_are(tmp_path, capsys):
     for name in ("[bold]x", "a[/x]b"):
         out = tmp_path / name
         assert main(["run", str(tmp_path / "own.toml"), "--out", str(out)]) == 0
-        assert name in capsys.readouterr().out.replace("\n", "")
+        assert f"the run is in {out}\n" in capsys.readouterr().out
     assert main(["inspect", str(out)]) == 0
     assert "[/b]" in (shown := capsys.readouterr().out)
     assert ":b:" in shown

@@ -73,9 +73,7 @@ def _complain(words: str) -> None:
 
     from vafl.commands.display import Display
 
-    Display(stderr=True).print(
-        Text.assemble(("error:", "bold red"), f" {words}"), highlight=False, soft_wrap=True
-    )
+    Display(stderr=True).print(Text.assemble(("error:", "bold red"), f" {words}"))
 
 
 def _about_file(error: OSError) -> str:

@@ -83,10 +83,10 @@ def _show(report: Report, console: Console) -> None:
                 Text(finding.verdict, _COLOURS[finding.verdict]),
             )
         console.print(table)
-        console.print(f"Audited was {AUDITED}.", style="dim", soft_wrap=True, highlight=False)
+        console.print(f"Audited was {AUDITED}.", style="dim")
         for finding in report.findings:
             if finding.verdict == "cannot tell":
-                console.print(_too_weak(finding), style="yellow", soft_wrap=True, highlight=False)
+                console.print(_too_weak(finding), style="yellow")
     else:
         console.print(Text.assemble(("no canaries:", "yellow"), f" {report.silent}"))
     table = Table(title="attacks on one run (failing proves nothing)")

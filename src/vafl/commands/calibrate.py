@@ -176,20 +176,19 @@ def _paper_mu(wish: Wish, course: Course) -> dict[str, Any]:
 def _show(report: dict[str, Any], console: Console) -> None:
     console.print(_exposure_table(report["clients"]))
     for note in report["notes"]:
-        console.print(f"  {note}", style="yellow", soft_wrap=True)
+        console.print(f"  {note}", style="yellow")
     terms = f"clip {report['clip']:g}, gradient_clip {report['gradient_clip']:g}, {report['neighbours']}"
     if "to_set" in report:
         budget = report["budget"]
         console.print(
             f"\nfor mu {budget['mu']:.4g}, that is epsilon {budget['epsilon']:.4g} at delta "
             f"{report['delta']:g}, set ({terms}):",
-            soft_wrap=True,
         )
         console.print(_noise_table(report))
     if "as_configured" in report:
         own = report["as_configured"]
         second = f" and gradient_noise {own['gradient_noise']:g}" if own["gradient_noise"] else ""
-        console.print(f"\nnoise {own['noise']:g}{second} ({terms}) is worth:", soft_wrap=True)
+        console.print(f"\nnoise {own['noise']:g}{second} ({terms}) is worth:")
         console.print(_worth_table(own))
 
 

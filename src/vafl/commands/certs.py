@@ -48,7 +48,7 @@ def certs(options: argparse.Namespace, console: Console) -> None:
     for party in parties:
         hosts = options.host if party == SERVER else ()
         issue(folder, party, hosts=hosts, days=options.days, overwrite=options.overwrite)
-    console.print(f"in {folder}:", highlight=False, soft_wrap=True)
+    console.print(f"in {folder}:")
     console.print(_table(folder, parties))
     console.print(
         Text.assemble(
@@ -56,8 +56,6 @@ def certs(options: argparse.Namespace, console: Console) -> None:
             ", away from every party: whoever holds it can pose as any of them. It is needed again only to "
             "issue more certificates.",
         ),
-        highlight=False,
-        soft_wrap=True,
     )
 
 

@@ -117,9 +117,7 @@ def _labels(config: Config, table: Table, wanted: pl.DataFrame) -> dict[str, flo
 
 
 def _print(own: Preview, console: Console) -> None:
-    console.print(
-        Text.assemble((own.party, "bold"), f": {own.path}, {own.records:,} records"), highlight=False
-    )
+    console.print(Text.assemble((own.party, "bold"), f": {own.path}, {own.records:,} records"))
     if own.aligned:
         console.print(f"  {own.rows:,} of them are rows of the run, {own.training_rows:,} to train on")
     else:
@@ -128,7 +126,7 @@ def _print(own: Preview, console: Console) -> None:
         )
     if own.labels:
         shown = ", ".join(f"{name} {value:.4g}" for name, value in own.labels.items())
-        console.print(f"  labels: {shown}", highlight=False)
+        console.print(f"  labels: {shown}")
     if not own.columns:
         return
     console.print(f"  {own.features} features:")

@@ -2,8 +2,10 @@
 
 import os
 import sys
+from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 
 class Display(Console):
@@ -14,7 +16,13 @@ class Display(Console):
     """
 
     def __init__(self, *, stderr: bool = False) -> None:
-        super().__init__(stderr=stderr, markup=False, emoji=False)
+        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        """Text keeps its lines, for a path in two of them is none to copy; tables fit into the width."""
+        if all(isinstance(one, str | Text) for one in objects):
+            how.setdefault("soft_wrap", True)
+        super().print(*objects, **how)
 
     def on_broken_pipe(self) -> None:
         """Where rich would exit, whichever thread that happens to be in."""

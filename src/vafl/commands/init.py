@@ -57,7 +57,7 @@ def init(options: argparse.Namespace, console: Console) -> None:
         text = starter_digits(options.clients or _CLIENTS)
     options.out.write_text(text, encoding="utf-8")
     for note in notes:
-        console.print(note, highlight=False, soft_wrap=True)
+        console.print(note)
     console.print(f"wrote {options.out}; now: {then} {options.out}")
 
 

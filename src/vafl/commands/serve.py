@@ -22,6 +22,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _serve(config: Config, options: argparse.Namespace, console: Console) -> None:
     def listening(clients: str, http: str) -> None:
-        console.print(f"listening on {clients} for clients, on {http} for requests", soft_wrap=True)
+        console.print(f"listening on {clients} for clients, on {http} for requests")
 
     serve(config, options.model, options.http, listening)

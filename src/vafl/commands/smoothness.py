@@ -213,11 +213,11 @@ def _show(report: dict[str, Any], console: Console) -> None:
         if "bound" in own:
             together = f"{name}: all layers together at most {own['bound']:.4g}; "
             paper = Text(f"{PAPER}: {own['paper']:.4g}", "bright_black")
-            console.print(Text.assemble(together, paper), highlight=False)
+            console.print(Text.assemble(together, paper))
     console.print(f"secant estimate of the whole objective: {report['secant']:.4g} (L is at least that)")
     _show_steps(report["step_sizes"], console)
     for note in report["notes"]:
-        console.print(note, style="yellow", soft_wrap=True, highlight=False)
+        console.print(note, style="yellow")
 
 
 def _show_steps(found: Mapping[str, Mapping[str, Any]], console: Console) -> None:
