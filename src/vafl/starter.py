@@ -9,6 +9,7 @@ from pathlib import Path
 import polars as pl
 
 from vafl.data.csv_files import read_csv, read_header
+from vafl.data.first_look import task_of, why_ignored
 from vafl.data.settings import LABEL_HOLDER, TableSettings
 from vafl.data.tables import Table
 from vafl.errors import ConfigError, DataError
@@ -55,7 +56,7 @@ every = 50
 
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
-_MOST_NUMBERED_CLASSES = 20  # numbers of more different values are measured, not numbers of classes
+_MOST_NOTES = 20
 
 
 def starter_digits(clients: int) -> str:
@@ -75,27 +76,26 @@ def starter_csv(csv: Path, label: str, clients: int) -> tuple[str, list[str]]:
     label = label or table.columns[-1]
     if label not in table.columns:
         raise DataError(f'"{csv}" has no column "{label}". Its columns: {", ".join(table.columns[:20])}.')
-    reasons = {own.name: _unusable(own) for own in table if own.name != label}
+    task, about_label = task_of(table[label], csv)
+    reasons = {own.name: why_ignored(own, table.columns) for own in table if own.name != label}
     features = [name for name, why in reasons.items() if not why]
-    ignored = {name: why for name, why in reasons.items() if why}
-    notes = [f"{name} is ignored: {why}" for name, why in ignored.items()]
-    notes += ["To use what is ignored, encode text as numbers and fill what is missing"] * bool(ignored)
+    ignored = [name for name, why in reasons.items() if why]
+    notes = _notes(ignored, reasons)
     if len(features) < clients:
         raise DataError(
             f'"{csv}" has {len(features)} columns of numbers beside its label "{label}", too few for '
             f"{clients} clients. Lower --clients, or make more of them. {'. '.join(notes[-5:])}"
         )
-    values, tasks = table[label].n_unique(), ["classification", "regression"]
-    if measured := _is_measured(table[label]):
-        _check_measured(table[label], csv)
-    task, other = reversed(tasks) if measured else tasks
-    notes.append(f'"{label}" is what is learnt, by {task}: it has {values:,} different values')
+    notes.append(f'"{label}" is what is learnt, by {task}: it has {about_label}')
+    if all(name.replace(".", "").isdigit() for name in table.columns):
+        notes.append(f'All columns of "{csv}" have numbers for names: is its first line a record?')
+    other = "classification" if task == "regression" else "regression"
     data = [
         'name = "csv"',
         f"path = {_quoted(str(csv.resolve()))}",
         f"label = {_quoted(label)}",
-        f"ignore = [{', '.join(map(_quoted, ignored))}]  # text, or values are missing: no numbers to use",
-        f'task = "{task}"  # or "{other}"; the label has {values:,} different values',
+        f"ignore = [{', '.join(map(_quoted, ignored))}]  # ids, text, or values are missing",
+        f'task = "{task}"  # or "{other}"',
     ]
     return _TEMPLATE.format(data="\n".join(data), partition=_groups(features, clients)), notes
 
@@ -224,30 +224,17 @@ def _header(path: Path) -> tuple[str, list[str]]:
         raise DataError(f'"{path}" must be a CSV or Parquet file. {error}') from error
 
 
-def _unusable(column: pl.Series) -> str:
-    """Why a CSV's column cannot be a feature as it is; empty if it can."""
-    numbers = column.cast(pl.Float64, strict=False)
-    lacking = column.filter(~numbers.is_finite().fill_null(value=False))
-    if not len(lacking):
-        return "" if column.dtype.is_numeric() or column.dtype == pl.Boolean else "it is text"
-    shown = lacking.drop_nulls()
-    such = f', such as "{str(shown[0])[:20]}"' if len(shown) else ""
-    if len(lacking) > len(column) / 2 and len(shown):
-        return f"it is text{such}"
-    return f"{len(lacking):,} of {len(column):,} values are missing or no numbers{such}"
-
-
-def _check_measured(label: pl.Series, csv: Path) -> None:
-    if why := _unusable(label):
-        raise DataError(
-            f'"{csv}": every label must be a number, or there must be few. In "{label.name}", {why}. '
-            "Drop those lines."
+def _notes(ignored: Sequence[str], reasons: Mapping[str, str]) -> list[str]:
+    """What is ignored, and why."""
+    notes = [f"{name or 'a column without a name'} is ignored: {reasons[name]}" for name in ignored]
+    if len(notes) > _MOST_NOTES:
+        notes[_MOST_NOTES:] = [f"{len(notes) - _MOST_NOTES:,} more are ignored: data.ignore lists them"]
+    if ignored:
+        notes.append(
+            "To use what is ignored, move it from data.ignore to [partition.groups], as numbers and without "
+            "gaps; parties' own tables (--table PARTY=FILE) may have text and gaps"
         )
-
-
-def _is_measured(label: pl.Series) -> bool:
-    """Whether a label is a measurement rather than the number of a class."""
-    return label.cast(pl.Float64, strict=False).n_unique() > _MOST_NUMBERED_CLASSES
+    return notes
 
 
 def _groups(features: list[str], clients: int) -> str:

@@ -104,8 +104,8 @@ NUMBERS = lines("a,y", 8, "{i},{odd}")
             {"task": "regression"},
             r"label of a regression must be a number",
         ),
-        ("", {}, r"must be a CSV with a header line"),
-        ("a,y\n1,2,3,4\n", {}, r"must be a CSV with a header line"),
+        ("", {}, r"must be a CSV in UTF-8, with a header line"),
+        ("a,y\n1,2,3,4\n", {}, r"must be a CSV in UTF-8, with a header line"),
     ],
 )
 def test_a_csv_that_cannot_be_used_says_why(tmp_path, text, settings, said):

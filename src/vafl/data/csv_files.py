@@ -1,4 +1,4 @@
-"""CSV files as people have them: which mark separates their fields, and whether they are UTF-8."""
+"""CSV files as people have them: their separator, their coding, the names of their columns."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,7 +8,10 @@ import polars as pl
 from vafl.errors import DataError
 
 SEPARATORS = (",", ";", "\t", "|")
+PARQUET = b"PAR1"  # how such a file begins
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # what polars makes of a name's bytes that are no UTF-8
+_AGAIN = "_duplicated_"  # what polars puts behind a name that was there before
 
 
 def read_csv(path: Path) -> pl.DataFrame:
@@ -18,9 +21,23 @@ def read_csv(path: Path) -> pl.DataFrame:
         DataError: it is none.
     """
     try:
+        if first_bytes(path, 4) == PARQUET:
+            raise DataError(
+                f'"{path}" must be a CSV. Found a Parquet file, which a party\'s own table may be: '
+                "`vafl init --table PARTY=FILE`."
+            )
         return pl.read_csv(path, separator=read_header(path)[0], infer_schema_length=None, glob=False)
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise DataError(f'"{path}" must be a CSV with a header line, in UTF-8. {error}') from error
+        cause = str(error).partition("\n")[0]
+        raise DataError(
+            f'"{path}" must be a CSV in UTF-8, with a header line and the same fields in every line. {cause}.'
+        ) from error
+
+
+def first_bytes(path: Path, count: int) -> bytes:
+    """As many as the file has, at most `count`."""
+    with path.open("rb") as file:
+        return file.read(count)
 
 
 def read_header(path: Path) -> tuple[str, list[str]]:
@@ -30,14 +47,26 @@ def read_header(path: Path) -> tuple[str, list[str]]:
         for mark in SEPARATORS
     }
     separator, columns = max(names.items(), key=lambda pair: len(pair[1]))
-    check_utf8(columns, path)
+    check_names(columns, path, separator)
     return separator, columns
 
 
-def check_utf8(columns: Iterable[str], path: Path) -> None:
-    """Raises DataError if a column's name was no UTF-8: it would be called otherwise than it is."""
+def check_names(columns: Iterable[str], path: Path, separator: str) -> None:
+    """Raises DataError if polars calls a column otherwise than the file: it is no UTF-8, or one of two.
+
+    A second column of the label's name would be a feature, and tell the label.
+    """
     if unread := [name for name in columns if _UNKNOWN in name]:
+        coding = "UTF-16" if first_bytes(path, 2) in _UTF_16 else "WINDOWS-1252"
         raise DataError(
             f'"{path}" must be UTF-8 text. Found a column "{unread[0]}", whose name is not. Save it '
-            "as UTF-8; for a file from an old spreadsheet: `iconv -f WINDOWS-1252 -t UTF-8`."
+            f"as UTF-8; for a file from a spreadsheet: `iconv -f {coding} -t UTF-8`."
         )
+    if any(_AGAIN in name for name in columns):
+        lines = pl.scan_csv(path, has_header=False, infer_schema=False, separator=separator, glob=False)
+        header = pl.Series(lines.head(1).collect().row(0))
+        if twice := header.filter(header.is_duplicated()).to_list():
+            raise DataError(
+                f'"{path}": every column needs a name of its own. Found "{twice[0]}" more than once. Rename '
+                "one of them; a file without a line of names needs one."
+            )

@@ -13,14 +13,13 @@ from pathlib import Path
 import polars as pl
 
 from vafl.data.columns import match_columns
-from vafl.data.csv_files import SEPARATORS, check_utf8
+from vafl.data.csv_files import PARQUET, SEPARATORS, check_names, first_bytes
 from vafl.data.ids import canonical_ids
 from vafl.data.settings import LABEL_HOLDER, TableSettings
 from vafl.errors import DataError
 
 POSITION = "vafl position"  # beside a batch's columns: where each of its lines belongs
 _ID = "vafl id"
-_PARQUET = b"PAR1"
 _BATCH = 65_536  # lines in memory at once, fewer where there are many columns
 _CELLS = 4_000_000
 
@@ -39,11 +38,11 @@ class Table:
                 f'tables.{party}.path must be a CSV or Parquet file. Found nothing at "{self.path}".'
             )
         with self._reading():
-            self.is_parquet = self.path.suffix == ".parquet" or self._first_bytes(4) == _PARQUET
+            self.is_parquet = self.path.suffix == ".parquet" or first_bytes(self.path, 4) == PARQUET
             self._lines = self._scan()
             self.schema = dict(self._lines.collect_schema())
         if not self.is_parquet:
-            check_utf8(self.schema, self.path)
+            check_names(self.schema, self.path, settings.separator)
         for name in (settings.id, *([settings.label] if settings.label else ())):
             self._check_column(name)
 
@@ -51,10 +50,6 @@ class Table:
         if self.is_parquet:
             return pl.scan_parquet(self.path, glob=False)
         return pl.scan_csv(self.path, separator=self.settings.separator, infer_schema=False, glob=False)
-
-    def _first_bytes(self, count: int) -> bytes:
-        with self.path.open("rb") as file:
-            return file.read(count)
 
     def _check_column(self, name: str) -> None:
         if name in self.schema:
