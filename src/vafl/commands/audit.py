@@ -39,6 +39,10 @@ def run(options: argparse.Namespace, console: Console) -> None:
         raise ConfigError(f"--canaries must be 100 or more to prove anything. Found {options.canaries}.")
     if not options.noise_scale > 0:
         raise ConfigError(f"--noise-scale must be above 0. Found {options.noise_scale}.")
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        if options.json.is_dir():
+            raise ConfigError(f'--json takes a file. "{options.json}" is a folder. Name a file in it.')
     with console.status("canaries, then a run with an eavesdropper ..."):
         report = audit(config, canaries=options.canaries, noise_scale=options.noise_scale)
     if options.json:

@@ -174,6 +174,7 @@ def _paper_mu(wish: Wish, course: Course) -> dict[str, Any]:
 
 
 def _show(report: dict[str, Any], console: Console) -> None:
+    console.print("how often a run uses each client's most used record:")
     console.print(_exposure_table(report["clients"]))
     for note in report["notes"]:
         console.print(f"  {note}", style="yellow")
@@ -202,9 +203,10 @@ _WORDS = {
 
 def _exposure_table(clients: dict[str, Any]) -> Table:
     table = Table(
-        "most used record",
+        "client",
         *("activations", "uploads", "batches", "refreshes", "requests", "updates", "held out"),
         box=None,
+        pad_edge=False,
         header_style="bold",
     )
     for name, own in clients.items():

@@ -7,6 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+_WIDTH = 160  # of what is no terminal: tables of a log lose nothing
+
 
 class Display(Console):
     """A terminal or a file; a run goes on when nobody reads any more.
@@ -17,6 +19,8 @@ class Display(Console):
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
+        if not self.is_terminal and "COLUMNS" not in os.environ:
+            self.width = _WIDTH
 
     def print(self, *objects: Any, **how: Any) -> None:
         """Text keeps its lines, for a path in two of them is none to copy; tables fit into the width."""

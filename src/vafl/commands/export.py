@@ -28,6 +28,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
     """Exports, whole or not at all."""
     if options.out.suffix != ".onnx":
         raise ConfigError(f'the file to write must end in .onnx. Found "{options.out}".')
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     content = export(model_folder(options.run, options.party))
     write_atomically(options.out, content)
     console.print(f"wrote {options.out}: {len(content):,} bytes")

@@ -59,7 +59,9 @@ def run(options: argparse.Namespace, console: Console) -> None:
             _show_record(options.record, accounts, console)
         return
     folder = options.path if options.path.is_dir() else options.path.parent
-    plots = _plot(statements, options.out or folder / "privacy-spent")
+    stem = options.out or folder / "privacy-spent"
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    plots = _plot(statements, stem)
     if options.json:
         report = {"simulated": simulated, "parties": [statement.as_json() for statement in statements]}
         sys.stdout.write(as_json(report))
@@ -190,12 +192,14 @@ def _show_record(record: str, accounts: dict[str, dict[str, Any]], console: Cons
         else:
             batches = "" if left is None else f", {left} minibatches"
             console.print(f"left: mu {_number(account['mu_left'])} of {limit:g}{batches}")
-        table = Table("run", "began", "for", "with", "mode", "mu", "uploads")
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for heading in ("run", "began (UTC)", "for", "with", "mode", "mu", "uploads"):
+            table.add_column(heading, overflow="fold")
         for share in account["runs"]:
             others = [name for name in share["parties"] if name != party]
             table.add_row(
                 share["run"] or "a simulation",
-                share["began"],
+                share["began"][:16].replace("T", " "),
                 share["purpose"],
                 ", ".join(others),
                 share["mode"],
