@@ -1,5 +1,7 @@
 """X in all its forms: who gets which columns, and what is refused."""
 
+from datetime import UTC, datetime
+
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -207,3 +209,35 @@ def test_y_that_holds_no_labels_is_a_value_error(kind, y):
 def test_y_with_gaps_is_refused_with_a_remedy():
     with pytest.raises(DataError, match=r"^y must hold a number or a text for each row.* Leave out the rows"):
         classifier().fit(NUMBERS, ["no", None, *["no", "yes"] * 5])
+
+
+DATES = [datetime(2026, 1, 1 + day, tzinfo=UTC) for day in range(ROWS)]
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+@pytest.mark.parametrize(
+    ("column", "reason"),
+    [(["word"] * ROWS, "convert string to float: 'word'"), (DATES, "is no number"), ([None, 1.0] * 6, "NaN")],
+)
+def test_a_frame_s_column_that_holds_no_numbers_is_named(library, column, reason):
+    """Dates as well where they are a party's only column, which would pass for nanoseconds."""
+    kind = {"pandas": pd.DataFrame, "polars": pl.DataFrame}[library]
+    for others in ({}, {"age": LABELS}):
+        with pytest.raises(DataError, match=f'of "bank" must hold finite.* Found in "odd": .*{reason}'):
+            classifier().fit({"bank": kind({**others, "odd": column}), "shop": NUMBERS}, LABELS)
+
+
+def test_rows_that_pandas_knows_to_be_in_another_order_are_refused():
+    bank = frame("pandas")
+    for shop in (bank[::-1], bank.sample(frac=1, random_state=0)):
+        with pytest.raises(DataError, match='the index of "bank" in another order in "shop"'):
+            classifier().fit({"bank": bank, "shop": shop}, LABELS)
+    named = bank.set_index(pd.Index([f"P{row}" for row in range(ROWS)]))
+    classifier().fit({"bank": bank, "shop": named, "hospital": NUMBERS}, LABELS)
+
+
+def test_a_lazy_frame_is_to_be_collected_first():
+    lazy = frame("polars").lazy()
+    for X in (lazy, {"bank": lazy}):
+        with pytest.raises(DataError, match="Found a LazyFrame"):
+            classifier().fit(X, LABELS)

@@ -19,7 +19,15 @@ from vafl.data.dataset import split_rows
 from vafl.data.partition import Party, VerticalData
 from vafl.errors import ConfigError, DataError
 from vafl.estimator.settings import make_config
-from vafl.estimator.tables import DTYPES, OwnTables, SharedTable, Table, check_form, is_dictionary
+from vafl.estimator.tables import (
+    DTYPES,
+    OwnTables,
+    SharedTable,
+    Table,
+    check_form,
+    check_in_memory,
+    is_dictionary,
+)
 from vafl.runtime.evaluator import outputs
 from vafl.runtime.training import Point
 
@@ -160,6 +168,7 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
 
     def _tables(self, X: Any, *, fitting: bool = False) -> dict[str, Table]:
         """The checked table of each party, in the order of fit."""
+        check_in_memory(X)
         if fitting and is_dictionary(X):
             self._adopt(X)
         if not fitting:

@@ -64,7 +64,7 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
         if len(np.unique(numbers[train])) < 2:
             raise DataError(
                 f"y must show at least two classes. Found one class among {len(train)} training rows: "
-                f"{labels[train[0]]!r}. Is y the right column?"
+                f"{labels[train[0]]}. Is y the right column?"
             )
         return numbers.astype(np.int64), tuple(map(str, self.classes_.tolist()))
 

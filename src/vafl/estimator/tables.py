@@ -82,6 +82,7 @@ class OwnTables:
             self._check_columns(party, tables[party])
         numbers = {party: _numbers(tables[party], party) for party in self.columns}
         _check_rows(numbers)
+        _check_order({party: tables[party] for party in self.columns})
         return numbers
 
     def _check_parties(self, tables: Mapping[str, Any]) -> None:
@@ -114,6 +115,13 @@ class OwnTables:
 def is_dictionary(table: Any) -> TypeGuard[Mapping[str, Any]]:
     """Whether X is a table for each party; some sparse matrices are dictionaries too, but have a shape."""
     return isinstance(table, Mapping) and not hasattr(table, "shape")
+
+
+def check_in_memory(table: Any) -> None:
+    """Raises DataError for a table that is still to be read, as polars' lazy ones are."""
+    for own in table.values() if is_dictionary(table) else (table,):
+        if hasattr(own, "collect") and not hasattr(own, "shape"):
+            raise DataError(f"a table must be in memory. Found a {type(own).__name__}. Call its collect().")
 
 
 def check_form(layout: SharedTable | OwnTables, table: Any) -> None:
@@ -178,9 +186,42 @@ def _named(positions: Iterable[int], names: Sequence[str] | None) -> Columns:
 
 def _numbers(table: Any, party: str) -> Table:
     """Finite numbers [rows, ...], in the precision they came with, and laid out alike whatever held them."""
-    name = f'the table of "{party}"'
+    try:
+        _refuse_dates(table)
+        return _checked(table, f'X of "{party}"')
+    except (TypeError, ValueError) as error:
+        if not hasattr(table, "columns"):
+            raise
+        raise DataError(
+            f'every column of "{party}" must hold finite numbers. Found {_culprit(table)}. Encode text and '
+            "dates as numbers, and fill what is missing."
+        ) from error
+
+
+def _checked(table: Any, name: str) -> Table:
     checked: Table = check_array(table, dtype=DTYPES, order="C", allow_nd=True, input_name=name)
     return checked
+
+
+def _refuse_dates(table: Any) -> None:
+    """Raises TypeError for dates of a data frame, which may pass for nanoseconds since 1970."""
+    for kind in getattr(table, "dtypes", ()):
+        if getattr(kind, "kind", "") in ("m", "M") or getattr(kind, "is_temporal", bool)():
+            raise TypeError(f"{kind} is no number")
+
+
+def _culprit(table: Any) -> str:
+    """The first column of a data frame that holds something else than finite numbers, and what is wrong."""
+    cells = table.iloc if hasattr(table, "iloc") else table
+    for place, name in enumerate(table.columns):
+        own = cells[:, [place]]
+        try:
+            _refuse_dates(own)
+            _checked(own, "X")
+        except (TypeError, ValueError) as error:
+            first_line = str(error).partition("\n")[0]
+            return f'in "{name}": {first_line.rstrip(".")}'
+    return "columns of kinds that do not go together"
 
 
 def _check_rows(tables: Mapping[str, Table]) -> None:
@@ -191,6 +232,19 @@ def _check_rows(tables: Mapping[str, Table]) -> None:
             f"every party must bring the same rows in the same order. Found {found}. "
             "Match the parties' records first."
         )
+
+
+def _check_order(tables: Mapping[str, Any]) -> None:
+    """Raises DataError where pandas' indices name the same rows in different orders."""
+    indices = {party: table.index for party, table in tables.items() if hasattr(table, "iloc")}
+    first, *others = indices or [""]
+    for party in others:
+        own, known = indices[party], indices[first]
+        if not own.equals(known) and own.isin(known).all():
+            raise DataError(
+                f'every party must bring the same rows in the same order. Found the index of "{first}" in '
+                f'another order in "{party}". Sort both alike, or reset indices that mean nothing.'
+            )
 
 
 def _sized(shape: tuple[int, ...]) -> str:
