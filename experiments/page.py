@@ -23,6 +23,8 @@ h2 { font-size: 1.3rem; margin-top: 2.6rem; border-bottom: 1px solid #ccc; }
 h3 { font-size: 1.1rem; margin: 2.2rem 0 0.3rem; }
 p { max-width: 48rem; }
 table { border-collapse: collapse; font-size: 0.86rem; margin: 0.8rem 0; }
+.wide { overflow-x: auto; }
+.wide img, .wide table { min-width: 40rem; }
 th { text-align: left; border: solid #333; border-width: 1.5px 0; vertical-align: bottom; }
 td { border-bottom: 1px solid #e3e3e3; vertical-align: top; }
 th, td { padding: 0.25rem 0.9rem 0.25rem 0; }
@@ -90,7 +92,8 @@ def _page(out: Path, outcomes: Sequence[Outcome], quick: bool) -> str:
         "<h2>Beyond the paper</h2>" if beyond else "",
         *(_section(out, outcome) for outcome in beyond),
     ]
-    head = f'<meta charset="utf-8"><title>VAFL: experiments</title><style>{_STYLE}</style>'
+    screen = '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    head = f'<meta charset="utf-8">{screen}<title>VAFL: experiments</title><style>{_STYLE}</style>'
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
 
 
@@ -136,7 +139,7 @@ def _section(out: Path, outcome: Outcome) -> str:
     parts = [
         f'<h3 id="{study.name}">{escape(study.title)}</h3>',
         f"<p>{escape(study.note)}</p>" if study.note else "",
-        f'<img alt="{escape(study.title)}" src="data:image/png;base64,{picture}">',
+        f'<div class="wide"><img alt="{escape(study.title)}" src="data:image/png;base64,{picture}"></div>',
         f"<p>{verdicts}.</p>" if verdicts else "",
         "" if all(verdict.holds for verdict in outcome.verdicts) else f"<p>{escape(study.why)}</p>",
         f"<p><b>Tried before.</b> {escape(study.before)}</p>" if study.before else "",
@@ -174,7 +177,7 @@ def _cells(row: Row, timed: bool) -> list[str]:
 def _number(value: float | None) -> str:
     if value is None:
         return _NOTHING
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
 def _table(headings: Sequence[str], lines: Sequence[Sequence[Any]], words: int) -> str:
@@ -185,4 +188,4 @@ def _table(headings: Sequence[str], lines: Sequence[Sequence[Any]], words: int) 
         return "".join(f"<{kind}{mark}>{cell}</{kind}>" for mark, cell in zip(marks, line, strict=True))
 
     body = "".join(f"<tr>{cells('td', line)}</tr>" for line in lines)
-    return f"<table><tr>{cells('th', headings)}</tr>{body}</table>"
+    return f'<div class="wide"><table><tr>{cells("th", headings)}</tr>{body}</table></div>'

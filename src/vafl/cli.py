@@ -62,8 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         _complain(_about_file(error))
         return _FILE
-    except KeyboardInterrupt:
-        Display(stderr=True).print("interrupted")
+    except KeyboardInterrupt as told:
+        Display(stderr=True).print(f"interrupted: {told}" if told.args else "interrupted")
         return _INTERRUPTED
     return 0
 

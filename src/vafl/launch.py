@@ -59,9 +59,14 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
     recorded = read_run(path)
     plot_runs([recorded], path / "progress")
     if interrupted:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(what_was_reached(recorded))
     require_updates(config, run.ended, points[-1].updates)
     return recorded
+
+
+def what_was_reached(recorded: RecordedRun) -> str:
+    """What whoever ended a run is told."""
+    return f"{recorded.summary['updates']:,} updates were made, and what they reached is in {recorded.path}"
 
 
 def require_updates(config: Config, ended: str, updates: int) -> None:

@@ -1,5 +1,6 @@
 """What a plot says: its axes name what is drawn, and have numbers."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,11 @@ def test_an_axis_names_the_rows_that_its_curve_is_of(drawn):
 
 def test_a_run_without_a_loss_is_drawn(drawn):
     drawn(run((None,)))
+
+
+def test_a_metric_that_hardly_changes_is_no_cliff(drawn):
+    level = run([1.0] * 12)
+    low, high = drawn(replace(level, points=[replace(point, metric=0.8) for point in level.points]))[
+        0
+    ].get_ylim()
+    assert high - low == pytest.approx(0.109)

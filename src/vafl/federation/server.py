@@ -20,7 +20,7 @@ from vafl.federation.best import BestHead
 from vafl.federation.credentials import load_credentials
 from vafl.federation.terms import STATE, make_terms, over_network, require_same_run, rows_at_once
 from vafl.files import make_private_folder, remove_drafts
-from vafl.launch import require_updates, share_done, shown_metric, summarise
+from vafl.launch import require_updates, share_done, shown_metric, summarise, what_was_reached
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import Progress
 from vafl.observe.record import RecordedRun, RunFolder, read_run
@@ -187,7 +187,7 @@ class ServerRun:
         recorded = read_run(self.path)
         plot_runs([recorded], self.path / "progress")
         if conductor.interrupted:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(what_was_reached(recorded))
         return recorded
 
     def _assemble(

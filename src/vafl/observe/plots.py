@@ -27,6 +27,7 @@ STYLE: Any = {
     "svg.fonttype": "path",
 }
 _DECADES_ALONE = 100  # a scale's largest over its smallest, from where on its decades' numbers are enough
+_LEAST_SPAN = 0.1  # of a metric's scale: what a few rows make of it shall not look like a cliff
 _AXES = (
     ("seconds", "seconds (the run's clock)", lambda point: point.seconds),
     ("updates", "server updates", lambda point: point.updates),
@@ -89,15 +90,15 @@ def _number_decades(axis: "Axes") -> None:
     low, high = axis.get_ylim()
     plain = FuncFormatter(lambda value, _: f"{value:.4g}")
     if high < _DECADES_ALONE * low:
-        axis.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7), numticks=20))
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 7), numticks=20))
         axis.set_ylim(low, high)
     axis.yaxis.set_major_formatter(plain)
     axis.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _focus(axis: "Axes", runs: Sequence[RecordedRun]) -> None:
-    """Leaves out the first, untrained evaluations, which would flatten everything else."""
+    """Leaves out the first, untrained evaluations, which would flatten the rest, and magnifies no chance."""
     values = sorted(point.metric for run in runs for point in run.points)
     if runs[0].higher_is_better and len(values) > 10:
-        low = values[len(values) // 12]
+        low = min(values[len(values) // 12], values[-1] - _LEAST_SPAN)
         axis.set_ylim(low - 0.05 * (values[-1] - low), values[-1] + 0.04 * (values[-1] - low))
