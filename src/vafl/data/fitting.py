@@ -211,7 +211,8 @@ def _useless(profile: Profile, numeric: bool, most: int) -> str:
     counts = profile.counts
     if profile.uncountable or (counts.height > most and counts.height > profile.present / 2):
         return (
-            f"text with {profile.distinct} different values in {profile.present:,} rows: a name or a number?"
+            f"text with {profile.distinct} different values in {profile.present:,} rows, such as "
+            f'"{profile.odd[:20]}": a name? Numbers are to be written as 1234.5'
         )
     if counts.height == 1 and not profile.missing:
         return f'always "{counts["name"][0]}" in the training rows'
