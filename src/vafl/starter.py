@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -108,7 +107,7 @@ seed = 0
 name = "tables"
 parties = [{parties}]  # the clients, in one order everywhere; "server" holds the labels
 records = "common"         # records that every party has; "labelled": all of the server's, see the guide
-task = "classification"    # or "regression"
+task = {task:19} # the same at every party; "classification" or "regression"
 test_fraction = 0.2        # kept for the result: nothing is chosen by it
 validation_fraction = 0.1  # kept to end the training in time
 
@@ -151,8 +150,12 @@ _FEATURES = """
 # categories = []          # columns of numbers that are names of categories"""
 
 
-def starter_tables(tables: Mapping[str, Path], parties: Sequence[str], id_column: str, label: str) -> str:
+def starter_tables(
+    tables: Mapping[str, Path], parties: Sequence[str], id_column: str, label: str
+) -> tuple[str, list[str]]:
     """A configuration for the tables at hand: one party's for its own machine, or all for this one.
+
+    And what was decided for the user to know.
 
     Args:
         parties: all clients; none are those of `tables`.
@@ -177,28 +180,59 @@ def starter_tables(tables: Mapping[str, Path], parties: Sequence[str], id_column
             f'--label names the column to learn, which a client\'s table may have too. None has "{label}": '
             "leave it out."
         )
-    sections = [_table_section(name, path, *headers[name], id_column, label) for name, path in tables.items()]
-    return _TABLES.format(parties=", ".join(map(_quoted, clients)), tables="\n\n".join(sections))
+    opened = [_open(name, path, *headers[name], id_column, label) for name, path in tables.items()]
+    notes = [f'{own.party}: "{own.settings.id}" says whose line it is' for own in opened]
+    task = "classification"
+    if holder := next((own for own in opened if own.party == LABEL_HOLDER), None):
+        task, about = task_of(_labels(holder), holder.path)
+        notes.append(f'"{label}" is what is learnt, by {task}: it has {about}')
+    sections = [_table_section(own, label) for own in opened]
+    names = ", ".join(map(_quoted, clients))
+    return _TABLES.format(parties=names, task=_quoted(task), tables="\n\n".join(sections)), notes
 
 
 _IGNORE_NONE = "# ignore = []              # columns not to use; `vafl data` shows what becomes of each"
 _IGNORE_LABEL = "ignore = [{label}]         # the label is no feature"
 
 
-def _table_section(
+def _open(
     party: str, path: Path, separator: str, columns: Sequence[str], id_column: str, label: str
-) -> str:
-    own = TableSettings(str(path), id_column or next(filter(None, columns), ""), separator=separator)
-    lines = [] if separator == "," else [f"separator = {_quoted(separator)}"]
-    if party == LABEL_HOLDER:
-        own = replace(own, label=label)
+) -> Table:
+    """A party's table; whatever is wrong with the file is said now."""
+    table = Table(
+        party,
+        TableSettings(
+            str(path.resolve()),
+            id_column or next(filter(None, columns), ""),
+            separator=separator,
+            label=label if party == LABEL_HOLDER else "",
+        ),
+    )
+    table.ids()
+    return table
+
+
+def _labels(table: Table) -> pl.Series:
+    """Those that are there, as numbers if all are."""
+    label = table.settings.label
+    values = table.values(label, table.schema[label])
+    batches = [batch.select(values).to_series() for batch in table.all_batches([label])]
+    labels = pl.concat(batches).drop_nulls()
+    numbers = labels.cast(pl.Float64, strict=False)
+    return labels if numbers.null_count() else numbers
+
+
+def _table_section(table: Table, label: str) -> str:
+    own, lines = table.settings, []
+    if own.separator != ",":
+        lines.append(f"separator = {_quoted(own.separator)}")
+    if own.label:
         lines.append(f"label = {_quoted(own.label)}              # the column to learn")
-    Table(party, own).ids()  # whatever is wrong with the file is said now
-    names = {"path": _quoted(str(path.resolve())), "id": _quoted(own.id)}
-    section = _SECTION.format(party=_key(party), more="".join(f"\n{line}" for line in lines), **names)
-    if party == LABEL_HOLDER:
+    names = {"path": _quoted(own.path), "id": _quoted(own.id)}
+    section = _SECTION.format(party=_key(table.party), more="".join(f"\n{line}" for line in lines), **names)
+    if own.label:
         return section
-    ignore = _IGNORE_LABEL.format(label=_quoted(label)) if label in columns else _IGNORE_NONE
+    ignore = _IGNORE_LABEL.format(label=_quoted(label)) if label in table.schema else _IGNORE_NONE
     return section + _FEATURES.format(ignore=ignore)
 
 

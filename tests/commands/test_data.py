@@ -11,6 +11,8 @@ from tests.companies import document, write_companies
 from vafl.cli import main
 from vafl.config import read_config
 
+FILES = {"server": "labels.csv", "bank": "bank.csv"}
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -55,6 +57,19 @@ def test_the_label_holder_that_is_a_client_too_says_so_and_learns_from_its_other
     assert [own["name"] for own in lender["columns"] if own["features"]] == ["age"]
     assert main(["init", *parties, "--table", "bank=bank.csv", "--out", "bank.toml"]) == 3
     assert 'None has "repaid": leave it out' in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(("many", "task"), [(300, "regression"), (20, "classification")])
+def test_init_says_what_it_takes_for_the_id_and_the_label(tmp_path, capsys, many, task):
+    people = pl.DataFrame({"person": range(300), "spent": [n % many for n in range(300)]})
+    people.write_csv(tmp_path / "labels.csv")
+    people.select("person", age=pl.col("spent") / 7).write_csv(tmp_path / "bank.csv")
+    tables = [f"--table={name}={tmp_path / file}" for name, file in FILES.items()]
+    assert main(["init", *tables, "--out", str(tmp_path / "run.toml")]) == 0
+    said = capsys.readouterr().out
+    assert 'bank: "person" says whose line it is' in said
+    assert f'"spent" is what is learnt, by {task}: it has {many} different values' in said
+    assert read_config(tmp_path / "run.toml").data.task == task
 
 
 def test_all_tables_on_one_machine_are_shown_as_a_run_would_use_them(folder, capsys):

@@ -46,15 +46,14 @@ def init(options: argparse.Namespace, console: Console) -> None:
     if options.out.exists():
         raise ConfigError(f'"{options.out}" exists and is left as it is. Name another --out.')
     _refuse_unused(options)
-    notes: list[str] = []
     then = "vafl data" if options.table else "vafl run"
     if options.table:
         parties = [check_party(name.strip()) for name in options.parties.split(",") if name]
-        text = starter_tables(_tables(options.table), parties, options.id, options.label)
+        text, notes = starter_tables(_tables(options.table), parties, options.id, options.label)
     elif options.csv:
         text, notes = starter_csv(options.csv, options.label, options.clients or _CLIENTS)
     else:
-        text = starter_digits(options.clients or _CLIENTS)
+        text, notes = starter_digits(options.clients or _CLIENTS), []
     options.out.write_text(text, encoding="utf-8")
     for note in notes:
         console.print(note)

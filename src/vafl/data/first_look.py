@@ -5,6 +5,7 @@ from pathlib import Path
 
 import polars as pl
 
+from vafl.data.encoding import as_names
 from vafl.errors import DataError
 
 _MOST_NUMBERED_CLASSES = 20  # numbers of more different values are measured, not numbers of classes
@@ -53,7 +54,7 @@ def task_of(label: pl.Series, csv: Path) -> tuple[str, str]:
         if values > max(_MOST_NUMBERED_CLASSES, len(label) / 2):
             wrong = f"most of the {len(label):,} lines have a text of their own"
         if values <= _MOST_NUMBERED_CLASSES:
-            about += f": {', '.join(map(str, label.unique().sort()))}"
+            about += f": {', '.join(as_names(label.drop_nulls().unique().sort()))}"
     if wrong:
         raise DataError(
             f'"{csv}": every label must be a number, or there must be few. In "{label.name}", {wrong}. '
