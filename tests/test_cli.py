@@ -268,7 +268,11 @@ def test_compare_shows_table_json_and_plots(config, tmp_path, capsys):
     assert main(["compare", *runs, "--out", str(tmp_path / "plots" / "all")]) == 0
     shown = capsys.readouterr().out
     assert "async" in shown
+    assert "different data" not in shown
     assert (tmp_path / "plots" / "all.png").exists()
+    main(["run", str(config), "--out", str(tmp_path / "wine"), "--set", "data.name=wine"])
+    assert main(["compare", runs[0], str(tmp_path / "wine"), "--out", str(tmp_path / "two")]) == 0
+    assert "warning: these runs are of different data: iris, wine" in capsys.readouterr().out
     assert main(["compare", *runs, "--json", "--target", "0.5", "--out", str(tmp_path / "all")]) == 0
     lines = json.loads(capsys.readouterr().out)
     assert lines["target"] == 0.5

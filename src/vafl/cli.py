@@ -236,6 +236,8 @@ def _compare(options: argparse.Namespace, console: "Console") -> None:
     else:
         console.print(table(lines, metrics.pop(), target))
         console.print(f"plots: {', '.join(map(str, plots))}")
+        if len(data := sorted({run.summary.get("data", "") for run in runs} - {""})) > 1:
+            console.print(f"warning: these runs are of different data: {', '.join(data)}", style="yellow")
 
 
 if __name__ == "__main__":

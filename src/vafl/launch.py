@@ -164,6 +164,7 @@ def summarise(
     """
     kept = end if best is None or best.point is None else best.point
     return {
+        "data": config.data.title,
         "rule": config.rule.name,
         "clients": len(names),
         "updates": end.updates,
