@@ -10,21 +10,39 @@ from tests.observe.dashboard.folders import written
 from vafl.observe.status import ClientStatus
 
 
+def page_of(runs, profile):
+    """`vafl watch` of a folder, as the browser has it."""
+    command = [sys.executable, "-m", "vafl.cli", "watch", str(runs), "--http", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        found = re.search(r"2 runs: (\S+);", process.stdout.readline())
+        page = rendered(found[1], profile)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    return page
+
+
 @needs_browser
 def test_a_run_is_drawn_and_what_it_says_is_text(tmp_path):
     runs = tmp_path / "runs"
     client = ClientStatus("<img src=x onerror=alert(1)>", 7, 2_000_000, 500_000, gone=True)
     written(runs / "live", share=0.4, at=2**33, waiting="<b>bank</b>", clients=(client,))
     written(runs / "done", summary={"ended": "80 updates were made", "test": 0.875}, share=1.0)
-    command = [sys.executable, "-m", "vafl.cli", "watch", str(runs), "--http", "127.0.0.1:0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        found = re.search(r"2 runs: (\S+);", process.stdout.readline())
-        page = rendered(found[1], tmp_path / "profile")
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+    page = page_of(runs, tmp_path / "profile")
     assert page.count('class="run"') == 2  # a line in the picture for each
     for words in ("1 going on, 1 over", "80 updates were made", "on the test rows", "0.8750"):
         assert words in page
     assert "waiting for &lt;b&gt;bank&lt;/b&gt;" in page
     assert "&lt;img src=x onerror=alert(1)&gt; (not here)" in page
     assert "<img" not in page
+
+
+@needs_browser
+def test_a_loss_is_drawn_to_its_lowest_and_a_run_that_has_just_begun_is_no_level(tmp_path):
+    for name, points in (("long", 36), ("young", 1)):
+        written(tmp_path / "runs" / name, points, metric="loss", at=2**33)
+    page = page_of(tmp_path / "runs", tmp_path / "profile")
+    assert "stroke-dasharray" not in page
+    top, height = map(float, re.search(r'<rect [^>]*y="([\d.]+)" [^>]*height="([\d.]+)"', page).groups())
+    path = max(re.findall(r' d="M([^"]*)"', page), key=len)
+    lowest_loss = max(float(point.split(",")[1]) for point in path.split("L"))
+    assert lowest_loss < top + height

@@ -3,6 +3,7 @@
 
 const COLOURS = ["#0b6e99", "#d1495b", "#edae49", "#3f7d4f", "#6b4e9b", "#7a7a7a", "#c06014", "#2e86ab"];
 const EVERY = 1000; // milliseconds
+const LEAST_SPAN = 0.1; // of a metric's scale
 const MARGIN = { left: 58, right: 14, top: 12, bottom: 40 };
 const ACROSS = {
   seconds: { of: (point) => point.seconds, label: "seconds (the run's clock)" },
@@ -68,7 +69,7 @@ function figures(run) {
   const shown = [];
   if (last && last.metric !== null) shown.push([metricOf(run), last.metric.toFixed(4)]);
   if (run.test !== null) shown.push(["on the test rows", run.test.toFixed(4)]);
-  if (last && last.train_loss !== null) shown.push(["training loss", last.train_loss.toFixed(4)]);
+  if (last && last.train_loss !== null) shown.push(["training loss", brief(last.train_loss)]);
   const at = run.status || last;
   if (at) shown.push(["updates", whole(at.updates)], ["seconds", brief(at.seconds)]);
   if (run.status && run.state === "running") shown.push(["updates per second", brief(run.status.rate)]);
@@ -105,7 +106,7 @@ function lines() {
       colour: colourOf(run.name),
       points: run.points
         .filter((point) => point.metric !== null)
-        .map((point) => ({ x: ACROSS[across].of(point), y: point.metric })),
+        .map((point) => ({ x: ACROSS[across].of(point), y: point.metric, updates: point.updates })),
     }))
     .filter((line) => line.points.length);
 }
@@ -119,11 +120,14 @@ function ticks(low, high, count) {
   return found;
 }
 
-function focus(values) {
-  // Without the first, untrained evaluations, which would flatten everything else.
-  const sorted = [...values].sort((one, other) => one - other);
-  const low = sorted[Math.floor(sorted.length / 12)];
-  const high = sorted[sorted.length - 1];
+function focus(shown) {
+  // Without the first, untrained evaluations, which would flatten everything else; and chance is not magnified.
+  const values = shown.flatMap((line) => line.points.map((point) => point.y));
+  const sorted = values.sort((one, other) => one - other);
+  const untrained = Math.floor(sorted.length / 12);
+  const losses = shown.filter((line) => metricOf(line.run).endsWith("loss")).length;
+  const high = sorted[sorted.length - 1 - (losses === shown.length ? untrained : 0)];
+  const low = losses ? sorted[0] : Math.min(sorted[untrained], high - LEAST_SPAN);
   const room = (high - low || Math.abs(high) || 1) * 0.06;
   return [low - room, high + room];
 }
@@ -137,7 +141,7 @@ function draw() {
   const right = box.width - MARGIN.right;
   const bottom = box.height - MARGIN.bottom;
   const farthest = Math.max(...shown.flatMap((line) => line.points.map((point) => point.x))) || 1;
-  const [low, high] = focus(shown.flatMap((line) => line.points.map((point) => point.y)));
+  const [low, high] = focus(shown);
   const x = (value) => MARGIN.left + (value / farthest) * (right - MARGIN.left);
   const y = (value) => bottom - ((value - low) / (high - low)) * (bottom - MARGIN.top);
   const parts = [];
@@ -154,7 +158,8 @@ function draw() {
   for (const line of shown) {
     const way = line.points.map((point) => `${x(point.x).toFixed(1)},${y(point.y).toFixed(1)}`);
     const same = { class: "run", "clip-path": "url(#inside)", stroke: line.colour };
-    const level = line.points[line.points.length - 1].x === 0; // it never waits or sends: to compare with
+    const last = line.points[line.points.length - 1];
+    const level = last.x === 0 && last.updates > 0; // it never waits or sends: to compare with
     const path = level ? `M${MARGIN.left},${way.at(-1).split(",")[1]}H${right}` : `M${way.join("L")}`;
     parts.push(drawn("path", { ...same, d: path, ...(level && { "stroke-dasharray": "6 4" }) }));
   }
