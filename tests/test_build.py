@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -79,6 +81,25 @@ def test_labels_have_the_type_their_loss_wants(classes, dtype):
 def test_what_only_the_data_can_tell_is_checked_before_training(sections, said):
     with pytest.raises(ConfigError, match=said):
         run_of(vertical_data(rows=20, clients=2), **sections)
+
+
+@pytest.mark.parametrize(
+    ("classes", "metric", "validation", "said"),
+    [
+        (2, "auc", 0, "of the 8 test rows is not defined: rows of both classes"),
+        (2, "auc", 3, "of the 5 test rows is not defined"),
+        (0, "r2", 7, "of the 1 test rows is not defined: two rows or more"),
+    ],
+)
+def test_a_metric_that_would_be_no_number_is_refused_before_training(classes, metric, validation, said):
+    data = vertical_data(classes=classes)
+    labels = data.test_labels[:8].clone()
+    labels[validation:] = labels[0]
+    with pytest.raises(DataError, match=said):
+        build(
+            config(model={"metric": metric}, schedule={"batch_size": 4}),
+            replace(data, test_labels=labels, validation=validation),
+        )
 
 
 def test_data_that_is_not_there_is_said_before_training():

@@ -11,7 +11,7 @@ from vafl.data.dataset import with_validation
 from vafl.data.partition import VerticalData, partition
 from vafl.data.settings import LABEL_HOLDER
 from vafl.data.sources import load
-from vafl.errors import ConfigError
+from vafl.errors import ConfigError, DataError
 from vafl.models.embeddings import make_embedding
 from vafl.models.heads import make_head
 from vafl.models.losses import Metric, metric
@@ -81,6 +81,8 @@ def make_plan(config: Config, data: VerticalData | None = None, party: str | Non
     config.privacy.check_clients(len(data.parties))
     config.labels.check_classes(len(data.classes or ()))
     task = Task.of(config, data)
+    if party in (None, LABEL_HOLDER):  # the others have no labels
+        _check_measurable(task.metric.name, data)
     if config.privacy.kind == "frozen" and config.model.head == "bias":
         raise ConfigError(
             'privacy.mode "frozen" trains the head alone, and model.head = "bias" has next to nothing to '
@@ -90,6 +92,24 @@ def make_plan(config: Config, data: VerticalData | None = None, party: str | Non
         data = replace(data, train_labels=data.train_labels.float(), test_labels=data.test_labels.float())
     models, head = _models(config, data, task)
     return Plan(config, data, task, models, head)
+
+
+def _check_measurable(name: str, data: VerticalData) -> None:
+    """Raises DataError where a metric of the rows held out is not defined: it would be no number."""
+    parts = {"test": data.test_labels[data.validation :]}
+    if data.validation:
+        parts["validation"] = data.test_labels[: data.validation]
+    for part, labels in parts.items():
+        found = ""
+        if name == "auc" and len(torch.unique(labels)) < 2:
+            found = "rows of both classes are needed, and all are of one"
+        if name == "r2" and len(labels) < 2:
+            found = "two rows or more are needed"
+        if found:
+            raise DataError(
+                f'model.metric "{name}" of the {len(labels):,} {part} rows is not defined: {found}. Hold out '
+                f'more (data.{part}_fraction), or set model.metric = "loss".'
+            )
 
 
 def a_party(config: Config) -> str | None:
