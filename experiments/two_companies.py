@@ -208,18 +208,24 @@ def compare(people: People, folder: Path) -> dict[str, float]:
 
 def main() -> int:
     """Both tables; exit code 1 if a federation falls short of its pooled model."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.two_companies", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--data", type=Path, required=True, help="the folder of public data sets")
     parser.add_argument("--out", type=Path, default=Path("build/two_companies"))
     parser.add_argument("--only", choices=SOURCES)
     options = parser.parse_args()
+    if options.out.resolve() == options.data.resolve():
+        parser.error(
+            f"--out is emptied first, and must not be the data sets' own folder. Found {options.out}."
+        )
     results = {}
     for name, read in SOURCES.items():
         if options.only in (None, name):
             shutil.rmtree(options.out / name, ignore_errors=True)
             results[name] = compare(two_companies(read(options.data)), (options.out / name).resolve())
     (options.out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-    shown = Table("people", *next(iter(results.values())))
+    shown = Table("data", *next(iter(results.values())))
     for name, figures in results.items():
         shown.add_row(name, *(f"{value:.4f}" if value < 1 else f"{value:,}" for value in figures.values()))
     Console().print(shown)
