@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
 from vafl.data.encoding import as_names
 from vafl.errors import DataError
 
 _MOST_NUMBERED_CLASSES = 20  # numbers of more different values are measured, not numbers of classes
+_LARGE = 100.0  # of labels; steps towards larger ones take for ever, or overshoot
 
 
 def why_ignored(column: pl.Series, columns: Sequence[str]) -> str:
@@ -49,6 +51,10 @@ def task_of(label: pl.Series, csv: Path) -> tuple[str, str]:
     about = f"{values:,} different values"
     if label.cast(pl.Float64, strict=False).n_unique() > _MOST_NUMBERED_CLASSES:
         task, wrong = "regression", _no_numbers(label)
+        if not wrong and (usual := float(np.median(np.abs(label.to_numpy())))) > _LARGE:
+            about += (
+                f", half of them beyond {usual:g}: Adam and mlp embeddings need labels near 1, divide them"
+            )
     else:
         task, wrong = "classification", f"{gaps:,} are missing" if (gaps := label.null_count()) else ""
         if values > max(_MOST_NUMBERED_CLASSES, len(label) / 2):

@@ -17,7 +17,7 @@ class LossLog:
         if not math.isfinite(loss):
             raise Diverged(
                 f"the loss must stay finite. Found {loss} at iteration {iteration}. "
-                "Lower optimiser.step_size, or scale the features."
+                "Lower optimiser.step_size, or scale the features, and a regression's labels."
             )
 
     def note(self, loss: float) -> None:

@@ -85,7 +85,9 @@ class made_here:  # noqa: N801 - read as: with made_here()
 
     def __exit__(self, kind: object, fault: BaseException | None, trace: object) -> None:
         if isinstance(fault, InvalidMessage):
-            raise Diverged(f"{fault} Lower optimiser.step_size, or scale the features.") from fault
+            raise Diverged(
+                f"{fault} Lower optimiser.step_size, or scale the features, and a regression's labels."
+            ) from fault
 
 
 class Explained:
