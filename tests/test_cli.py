@@ -356,6 +356,8 @@ def test_init_says_what_it_decided_and_what_it_left_out(tmp_path, capsys, mark):
         main(["run", str(tmp_path / "h.toml"), "--out", str(tmp_path / "run"), "--set", "stop.updates=20"])
         == 0
     )
+    assert main(["init", table, "--label", "prices", "--out", str(tmp_path / "two.toml")]) == 3
+    assert 'no column "prices". Did you mean "price"?' in capsys.readouterr().err
     assert main(["init", table, "--out", str(tmp_path / "two.toml")]) == 3
     assert "1 columns of numbers" in capsys.readouterr().err
     assert (

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import polars as pl
 
+from vafl.data.columns import no_column
 from vafl.data.csv_files import read_csv, read_header
 from vafl.data.first_look import task_of, why_ignored
 from vafl.data.settings import LABEL_HOLDER, TableSettings
@@ -74,7 +75,7 @@ def starter_csv(csv: Path, label: str, clients: int) -> tuple[str, list[str]]:
     table = read_csv(csv)
     label = label or table.columns[-1]
     if label not in table.columns:
-        raise DataError(f'"{csv}" has no column "{label}". Its columns: {", ".join(table.columns[:20])}.')
+        raise no_column(csv, label, table.columns)
     task, about_label = task_of(table[label], csv)
     reasons = {own.name: why_ignored(own, table.columns) for own in table if own.name != label}
     features = [name for name, why in reasons.items() if not why]

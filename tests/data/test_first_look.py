@@ -41,7 +41,8 @@ def test_a_label_s_task_and_classes_are_told():
     )
     assert task_of(pl.Series([n / 7 for n in range(LINES)]), Path("a.csv"))[0] == "regression"
     assert (
-        "half of them beyond 2.9795e+06: " in task_of(pl.Series([101_000 * n for n in range(LINES)]), Path())[1]
+        "half of them beyond 2.9795e+06: "
+        in task_of(pl.Series([101_000 * n for n in range(LINES)]), Path())[1]
     )
 
 

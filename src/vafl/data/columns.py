@@ -1,8 +1,9 @@
 """Columns by name or by pattern (`pay_*`)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from vafl.errors import DataError
 
@@ -30,6 +31,14 @@ def match_columns(
             owner[name] = group
         found[group] = [columns.index(name) for name in dict.fromkeys(names)]
     return found
+
+
+def no_column(path: Path, name: str, columns: Iterable[str]) -> DataError:
+    """What is said of a file that lacks the column somebody has named."""
+    columns = list(columns)
+    near = get_close_matches(name, columns, 1)
+    hint = f'Did you mean "{near[0]}"?' if near else f"Its columns: {', '.join(columns[:20])}."
+    return DataError(f'"{path}" has no column "{name}". {hint}')
 
 
 def _matches(columns: Sequence[str], where: str, pattern: str) -> list[str]:

@@ -6,7 +6,6 @@ import math
 import os
 import zlib
 from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import polars as pl
 
 from vafl.data.adult import load_adult
 from vafl.data.cifar10 import load_cifar10
+from vafl.data.columns import no_column
 from vafl.data.credit_default import load_credit_default
 from vafl.data.csv_files import read_csv
 from vafl.data.dataset import Array, Dataset, digest_records, encode_labels, split_rows
@@ -76,11 +76,7 @@ def _load_csv(settings: DataSettings, seed: int) -> Dataset:
     table = read_csv(path)
     for name in (settings.label, *settings.ignore):
         if name not in table.columns:
-            near = get_close_matches(name, table.columns, 1)
-            hint = (
-                f' Did you mean "{near[0]}"?' if near else f" Its columns: {', '.join(table.columns[:20])}."
-            )
-            raise DataError(f'"{path}" has no column "{name}".{hint}')
+            raise no_column(path, name, table.columns)
     if table[settings.label].null_count():
         raise DataError(f'"{path}": the label column "{settings.label}" has missing values. Drop those rows.')
     features = table.drop(settings.label, *settings.ignore)

@@ -6,13 +6,12 @@ In a CSV everything is text until it is encoded: no guess about types can lose t
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 
 import polars as pl
 
-from vafl.data.columns import match_columns
+from vafl.data.columns import match_columns, no_column
 from vafl.data.csv_files import PARQUET, SEPARATORS, check_names, first_bytes
 from vafl.data.ids import canonical_ids
 from vafl.data.settings import LABEL_HOLDER, TableSettings
@@ -54,12 +53,11 @@ class Table:
     def _check_column(self, name: str) -> None:
         if name in self.schema:
             return
-        near = get_close_matches(name, self.schema, 1)
-        hint = f'Did you mean "{near[0]}"?' if near else f"Its columns: {', '.join(list(self.schema)[:20])}."
         header = next(iter(self.schema))
         if len(self.schema) == 1 and (other := [mark for mark in SEPARATORS if mark in header]):
             hint = f"Its header looks separated by {other[0]!r}: set tables.{self.party}.separator."
-        raise DataError(f'"{self.path}" has no column "{name}". {hint}')
+            raise DataError(f'"{self.path}" has no column "{name}". {hint}')
+        raise no_column(self.path, name, self.schema)
 
     @cached_property
     def features(self) -> list[str]:
