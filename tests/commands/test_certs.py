@@ -96,8 +96,8 @@ def test_bad_arguments_write_nothing(arguments, words, certs, tmp_path):
 
 
 @pytest.mark.parametrize(("option", "value"), [("--days", "0"), ("--host", "a b")])
-def test_a_certificate_that_cannot_be_issued_is_refused(option, value, certs, tmp_path):
-    code, printed = certs("--party", "server", option, value)
+def test_a_certificate_that_cannot_be_issued_is_refused_before_any_is(option, value, certs, tmp_path):
+    code, printed = certs("--party", "bank", "--party", "server", option, value)
     assert code == 2
     assert "must" in printed
-    assert not (tmp_path / "certs" / "server").exists()
+    assert not (tmp_path / "certs").exists()

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from vafl.errors import ConfigError
 from vafl.runtime.identity import SERVER, check_party, issue, make_authority
-from vafl.runtime.identity.authority import refuse_issued
+from vafl.runtime.identity.authority import host_name, refuse_issued
 from vafl.runtime.identity.pem import read_certificate
 
 
@@ -65,6 +65,10 @@ def _check(folder: Path, parties: Sequence[str], options: argparse.Namespace) ->
         check_party(party)
         if not options.overwrite:
             refuse_issued(folder, party)
+    for host in options.host:
+        host_name(host)
+    if options.days < 1:
+        raise ConfigError(f"--days must be 1 or more. Found {options.days}.")
     if options.host and SERVER not in parties:
         raise ConfigError(
             f"--host is for the server's certificate. Found --host {' '.join(options.host)} without --party "

@@ -143,7 +143,7 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 def _alternative_names(party: str, hosts: Sequence[str]) -> list[x509.GeneralName]:
     if party == SERVER:
-        return [party_uri(party), *dict.fromkeys(map(_host, [SERVER_NAME, *hosts]))]
+        return [party_uri(party), *dict.fromkeys(map(host_name, [SERVER_NAME, *hosts]))]
     if hosts:
         raise ConfigError(
             f"only the server is dialled and has host names. Found {', '.join(hosts)} for {party}. "
@@ -152,7 +152,8 @@ def _alternative_names(party: str, hosts: Sequence[str]) -> list[x509.GeneralNam
     return [party_uri(party)]
 
 
-def _host(name: str) -> x509.GeneralName:
+def host_name(name: str) -> x509.GeneralName:
+    """As a certificate has it; ConfigError if it is none."""
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
