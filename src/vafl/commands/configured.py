@@ -12,9 +12,13 @@ from typing import Any
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:
     """The configuration, and what overrides it."""
-    parser.add_argument("config", type=Path)
+    parser.add_argument("config", type=Path, help="the TOML file; `vafl init` writes one")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="section.key=value", help="override a setting"
+        "--set",
+        action="append",
+        default=[],
+        metavar="section.key=value",
+        help="override a setting, repeatable; files are meant from the TOML file's folder, as in it",
     )
     parser.add_argument("--data", help="the folder of public data sets (or VAFL_DATA)")
 
