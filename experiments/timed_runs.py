@@ -22,8 +22,8 @@ from vafl.data.sources import load
 from vafl.errors import ConfigError, Diverged, RunFolderError
 from vafl.launch import summarise
 from vafl.observe.record import RecordedRun, RunFolder, read_run
+from vafl.runtime.point import Point
 from vafl.runtime.simulator import Simulator
-from vafl.runtime.training import Point
 
 GRID = 600  # places at which the runs' curves are read
 

@@ -394,7 +394,7 @@ def test_run_refuses_label_privacy_for_a_regression(config, capsys):
 LOADED = """
 import sys
 drawing = {"matplotlib", "pandas", "scipy", "sklearn"}
-import vafl.commands.align
+import vafl.commands.align, vafl.commands.watch, vafl.observe.plots
 vafl.Config()
 print(*sys.modules.keys() & {"torch", *drawing})
 import vafl.federation.client, vafl.federation.up, vafl.launch
@@ -403,7 +403,8 @@ print(*sys.modules.keys() & drawing)
 
 
 def test_a_process_loads_what_it_needs_and_no_more():
-    """A federation on one machine starts one for each party. An alignment needs no torch; plots come last."""
+    """A federation on one machine starts one for each party. Who aligns or watches needs no torch; plots
+    come last."""
     found = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
     assert found.stdout.split() == []
 

@@ -29,8 +29,8 @@ from vafl.protocol.messages import Request, Welcome
 from vafl.runtime.checkpoint import load_checkpoint
 from vafl.runtime.folders import HeldFolder
 from vafl.runtime.grpc.worker import Worker
+from vafl.runtime.point import Point
 from vafl.runtime.simulator import Traffic
-from vafl.runtime.training import Point
 from vafl.trained import run_name
 
 LOOPBACK = {"security": "plaintext"}

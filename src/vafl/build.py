@@ -42,8 +42,9 @@ from vafl.protocol.table import EmbeddingTable
 from vafl.runtime.codec import Codec
 from vafl.runtime.evaluator import Evaluator
 from vafl.runtime.labels import draw_once
+from vafl.runtime.point import Point
 from vafl.runtime.simulator import Simulator
-from vafl.runtime.training import BestModels, CentralisedRuntime, Point, Watch, measure, train
+from vafl.runtime.training import BestModels, CentralisedRuntime, Watch, measure, train
 
 _COMMON_STREAM = 0  # clients have the streams 1..M
 _PRIVATE_STREAMS = 1_000_000

@@ -19,9 +19,10 @@ from vafl.observe.progress import Progress
 from vafl.observe.record import SIMULATED_LEDGERS, RecordedRun, RunFolder, read_run, versions
 from vafl.observe.status import ClientStatus
 from vafl.protocol.delays import DelaySummary
+from vafl.runtime.point import Point
 from vafl.runtime.settings import StopSettings
 from vafl.runtime.simulator import Simulator
-from vafl.runtime.training import BUDGETS_SPENT, Best, Clock, Point
+from vafl.runtime.training import BUDGETS_SPENT, Best, Clock
 from vafl.trained import keep_all
 
 

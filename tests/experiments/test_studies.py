@@ -13,7 +13,7 @@ from experiments.timed_runs import Job, Timed, crossing, hold_out, train, was_ma
 
 from vafl.data.dataset import Dataset
 from vafl.observe.record import RecordedRun
-from vafl.runtime.training import Point
+from vafl.runtime.point import Point
 
 pytestmark = pytest.mark.no_cover  # what they use of vafl has tests of its own
 

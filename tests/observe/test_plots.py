@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from vafl.observe import plots
 from vafl.observe.record import RecordedRun
-from vafl.runtime.training import Point
+from vafl.runtime.point import Point
 
 
 @pytest.fixture

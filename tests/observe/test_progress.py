@@ -9,7 +9,7 @@ from vafl.observe.counting import CountProgress
 from vafl.observe.progress import Progress
 from vafl.observe.status import ClientStatus, Status
 from vafl.protocol.delays import DelaySummary
-from vafl.runtime.training import Point
+from vafl.runtime.point import Point
 
 
 class StandingStill:

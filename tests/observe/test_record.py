@@ -5,7 +5,7 @@ import pytest
 from vafl.errors import RunFolderError
 from vafl.observe.record import RunFolder, read_run
 from vafl.runtime.folders import HeldFolder
-from vafl.runtime.training import Point
+from vafl.runtime.point import Point
 
 
 def point(updates):

@@ -159,7 +159,10 @@ def _delay(config: Config, given: int | None) -> int | None:
 def _notes(config: Config, mu: float, delay: int | None, clients: Mapping[str, Any]) -> list[str]:
     notes = [f"{name}: {own['no_constants']}" for name, own in clients.items() if "no_constants" in own]
     if any(own.get("bound") == math.inf for own in clients.values()):
-        notes.append("a layer without noise has no constant: set privacy.noise and privacy.layers")
+        notes.append(
+            "a layer without noise has no constant by Theorem 5, smooth as it may be without: for one, set "
+            "privacy.noise and privacy.layers"
+        )
     clipped = max((own["clipped"] for own in clients.values() if "clipped" in own), default=0.0)
     if clipped:
         notes.append(

@@ -29,7 +29,7 @@ from vafl.estimator.tables import (
     is_dictionary,
 )
 from vafl.runtime.evaluator import outputs
-from vafl.runtime.training import Point
+from vafl.runtime.point import Point
 
 Labels = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]

@@ -14,7 +14,7 @@ from torch import nn
 
 from vafl.protocol.client import Client
 from vafl.runtime.checkpoint import has_checkpoint, load_checkpoint, move_checkpoint, save_checkpoint
-from vafl.runtime.training import Point
+from vafl.runtime.point import Point
 
 log = logging.getLogger("vafl.client")
 

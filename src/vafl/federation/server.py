@@ -41,7 +41,8 @@ from vafl.runtime.grpc.connection import require_free
 from vafl.runtime.grpc.server import FederationServer
 from vafl.runtime.grpc.wire import run
 from vafl.runtime.identity import SERVER, Credentials
-from vafl.runtime.training import Point, Watch
+from vafl.runtime.point import Point
+from vafl.runtime.training import Watch
 from vafl.trained import keep_head, run_name, stand_ins
 
 log = logging.getLogger("vafl.server")

@@ -19,9 +19,11 @@ from rich.text import Text
 from vafl.observe.counting import Tenths
 from vafl.observe.status import ClientStatus, Status
 from vafl.protocol.delays import DelaySummary
-from vafl.runtime.training import Clock, Point
+from vafl.runtime.point import Point
+from vafl.runtime.training import Clock
 
 _EVERY = 0.5  # seconds between two looks at the run
+_LARGE = 1e4  # a loss that has digits enough before its point
 _PACE = 20  # looks that its speed is taken over
 
 
@@ -117,7 +119,8 @@ class Progress:
     def _line(self, seen: Status) -> str:
         parts = [f"{seen.updates:,} updates", f"{seen.rate:,.0f}/s", f"clock {seen.seconds:,.1f} s"]
         if self._point and self._point.train_loss is not None:
-            parts.append(f"loss {self._point.train_loss:.4f}")
+            loss = self._point.train_loss
+            parts.append(f"loss {loss:.4f}" if loss < _LARGE else f"loss {loss:.4g}")
         if self._point:
             parts.append(f"{self.metric} {self._point.metric:.4f}")
         return "  ".join(parts)

@@ -24,7 +24,7 @@ from vafl.errors import RunFolderError
 from vafl.files import drafted, write_atomically
 from vafl.observe.status import STATUS
 from vafl.runtime.folders import LOCK, HeldFolder
-from vafl.runtime.training import Point
+from vafl.runtime.point import Point
 
 LEDGERS = "privacy"  # of clients that really uploaded: never removed
 SIMULATED_LEDGERS = "privacy-simulated"

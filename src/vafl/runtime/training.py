@@ -1,7 +1,6 @@
 """One training run, whatever moves it: advance, look at it now and then, stop when it is time."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -10,22 +9,11 @@ from vafl.errors import Stalled
 from vafl.models.losses import Metric
 from vafl.protocol.centralised import Centralised
 from vafl.protocol.losslog import LossLog
+from vafl.runtime.point import Point
 from vafl.runtime.settings import EvaluationSettings, StopSettings
 from vafl.runtime.simulator import Traffic
 
 BUDGETS_SPENT = "too few clients may still upload: their privacy budgets are spent"
-
-
-@dataclass(frozen=True)
-class Point:
-    """One evaluation: a line of history.jsonl."""
-
-    seconds: float
-    updates: int
-    bytes_up: int
-    bytes_down: int
-    train_loss: float | None
-    metric: float
 
 
 class Best(Protocol):

@@ -10,7 +10,7 @@ import pytest
 from tests.observe.dashboard.folders import written
 from vafl.errors import RunFolderError
 from vafl.observe.dashboard.views import MOST_RUNS, look, view
-from vafl.runtime.training import Point
+from vafl.runtime.point import Point
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from vafl.errors import RunFolderError
 from vafl.observe.compare import distinct_names
 from vafl.observe.record import HISTORY, SUMMARY
 from vafl.observe.status import STATUS, Status
-from vafl.runtime.training import Point
+from vafl.runtime.point import Point
 
 MOST_RUNS = 24  # that are shown, those that changed last
 _MOST_POINTS = 400  # of a run: as many as a screen can show apart

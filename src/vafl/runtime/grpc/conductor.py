@@ -17,8 +17,9 @@ from vafl.protocol.messages import Request, ServerMessage
 from vafl.protocol.server import Server, listed
 from vafl.protocol.table import FOREVER
 from vafl.runtime.grpc.server import FederationServer
+from vafl.runtime.point import Point
 from vafl.runtime.settings import EvaluationSettings, StopSettings
-from vafl.runtime.training import Point, Watch, why_over
+from vafl.runtime.training import Watch, why_over
 
 log = logging.getLogger("vafl.server")
 
