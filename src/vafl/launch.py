@@ -103,6 +103,8 @@ def _progress(run: Run, folder: Path, console: Console) -> Progress:
     config = run.config
     sizes = f"{len(run.data.parties)} clients, {run.data.rows:,} training rows"
     title = f"{config.rule.name}: {config.data.title}, {sizes}, {config.model.embedding} embedding"
+    if config.rule.name == "centralised" and config.privacy.kind != "none":
+        title += ", without the noise of [privacy]"
     return Progress(
         console,
         folder,

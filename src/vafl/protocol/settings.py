@@ -23,7 +23,8 @@ class RuleSettings:
     """When the server acts.
 
     Attributes:
-        name: `async`, `t-sync`, `sync`, or `centralised` (all columns in one place: the ceiling).
+        name: `async`, `t-sync`, `sync`, or `centralised` (all columns in one place, without
+            any noise: the ceiling).
         t: for `t-sync`, how many different clients a step waits for.
         delay_bound: D; before a step uses a cell older than D iterations, the server asks its client
             for a fresh embedding. 0 means no bound.
