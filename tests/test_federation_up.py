@@ -132,9 +132,17 @@ def test_ctrl_c_in_a_terminal_ends_the_run_in_order_with_every_model(endless, tm
     assert kept == {SERVER, "client-1", "client-2"}
 
 
+def is_overdue(run):
+    """Whether so many updates were made since the last evaluation that the next one must be under way."""
+    last = json.loads((run / "history.jsonl").read_text().splitlines()[-1])
+    made = json.loads((run / "status.json").read_text())["updates"]
+    return made >= last["updates"] + 2 * configuration().evaluation.every
+
+
 def test_a_second_ctrl_c_ends_all_though_a_client_does_not_answer(endless, tmp_path):
     clients = [int(pid) for pid in children(endless.pid)]
     os.kill(clients[0], signal.SIGSTOP)
+    until(lambda: is_overdue(tmp_path / "run"), "an evaluation that waits for it")
     os.killpg(endless.pid, signal.SIGINT)
     until(lambda: "once more ends it" in (tmp_path / "log").read_text(), "the first Ctrl-C")
     os.killpg(endless.pid, signal.SIGINT)
