@@ -14,7 +14,7 @@ demo: .venv/installed
 	$(BIN)/vafl demo --out build/demo
 
 test: .venv/installed lint
-	$(BIN)/pytest -n 3 --dist worksteal -m "not slow" --cov --cov-report=term
+	$(BIN)/pytest -n 4 --dist worksteal -m "not slow" --cov --cov-report=term
 
 slow: .venv/installed
 	$(BIN)/pytest -m slow

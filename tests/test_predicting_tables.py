@@ -100,7 +100,11 @@ def test_what_was_learnt_for_people_it_does_not_know_stands_in_for_a_party(tmp_p
 
 def impatient(config):
     """Waits a moment only for who is missing."""
-    return replace(config, prediction=replace(config.prediction, patience=0.5))
+    return replace(
+        config,
+        network=replace(config.network, join_timeout=4.0),
+        prediction=replace(config.prediction, patience=0.5),
+    )
 
 
 def _everyone(config):
