@@ -398,7 +398,8 @@ import vafl.commands.align, vafl.commands.watch, vafl.observe.plots
 vafl.Config()
 print(*sys.modules.keys() & {"torch", *drawing})
 import vafl.federation.client, vafl.federation.up, vafl.launch
-print(*sys.modules.keys() & drawing)
+vafl.config.from_document({"optimiser": {"name": "Adam"}})
+print(*sys.modules.keys() & {"torch._dynamo", *drawing})
 """
 
 

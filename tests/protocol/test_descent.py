@@ -1,4 +1,5 @@
 import math
+from copy import deepcopy
 
 import pytest
 import torch
@@ -31,11 +32,15 @@ def test_plain_sgd():
         (OptimiserSettings(step_size=0.1, options={"momentum": 0.9}), lambda p: torch.optim.SGD(p, 0.1, 0.9)),
         (OptimiserSettings(name="Adam", step_size=0.1), lambda p: torch.optim.Adam(p, 0.1)),
         (
+            OptimiserSettings(name="Adam", step_size=0.1, options={"amsgrad": True}),
+            lambda p: torch.optim.Adam(p, 0.1, amsgrad=True),
+        ),
+        (
             OptimiserSettings(name="RMSprop", step_size=0.1, options={"alpha": 0.5}),
             lambda p: torch.optim.RMSprop(p, 0.1, 0.5),
         ),
     ],
-    ids=["momentum", "adam", "rmsprop"],
+    ids=["momentum", "adam", "amsgrad", "rmsprop"],
 )
 def test_any_optimiser_of_torch(settings, make):
     gradients = [[1.0, -2.0], [0.5, 3.0], [-1.0, 1.0]]
@@ -45,6 +50,31 @@ def test_any_optimiser_of_torch(settings, make):
         expected.grad = torch.tensor(gradient)
         optimiser.step()
     assert stepped(settings, gradients) == expected.tolist()
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+@pytest.mark.parametrize("options", [{}, {"betas": [0.5, 0.9], "eps": 1e-3, "weight_decay": 0.1}], ids=len)
+def test_adam_steps_as_torchs_own_does_and_goes_on_from_its_state(name, options):
+    generator = torch.Generator().manual_seed(0)
+    starts = [torch.randn(3, 2, generator=generator), torch.randn(5, generator=generator)]
+    gradients = [[torch.randn(start.shape, generator=generator) for start in starts] for _ in range(6)]
+    theirs, ours, again = ([torch.nn.Parameter(start.clone()) for start in starts] for _ in range(3))
+    expected = getattr(torch.optim, name)(theirs, 0.1, **options)
+    settings = OptimiserSettings(name=name, step_size=0.1, options=options)
+    descent, resumed = Descent.of(settings, ours), Descent.of(settings, again)
+    for iteration, each in enumerate(gradients):
+        if iteration == 3:
+            for parameter, stepped in zip(again, theirs, strict=True):
+                parameter.data.copy_(stepped)
+            resumed.restore(deepcopy(expected.state_dict()))
+        for parameter, gradient in zip(theirs, each, strict=True):
+            parameter.grad = gradient
+        expected.step()
+        descent.step(each, iteration)
+        if iteration >= 3:
+            resumed.step(each, iteration)
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(again, theirs)
 
 
 def test_the_servers_own_step_size():
@@ -84,8 +114,9 @@ def test_state_is_what_the_optimiser_remembers():
 
 
 @pytest.mark.parametrize("strided", ["parameter", "gradient"])
-def test_strides_change_no_step_and_what_is_remembered_is_restored(strided):
-    settings = OptimiserSettings(step_size=0.1, options={"momentum": 0.9})
+@pytest.mark.parametrize("settings", [{"options": {"momentum": 0.9}}, {"name": "Adam"}], ids=["sgd", "adam"])
+def test_strides_change_no_step_and_what_is_remembered_is_restored(settings, strided):
+    settings = OptimiserSettings(step_size=0.1, **settings)
     start, slope = torch.arange(6.0).reshape(2, 3), torch.arange(6.0, 12.0).reshape(2, 3)
     plain, other = (torch.nn.Parameter(start.clone()) for _ in range(2))
     if strided == "parameter":
@@ -115,7 +146,9 @@ def test_momentum_goes_on_from_where_it_was():
 
 
 def test_nothing_to_move_is_fine():
-    Descent([], lambda k: 0.1, torch.optim.Adam).step([], 0)
+    nothing = Descent.of(OptimiserSettings(name="Adam"), [])
+    nothing.step([], 0)
+    nothing.restore(nothing.state())
 
 
 def test_one_gradient_a_parameter():
@@ -141,6 +174,10 @@ HARMONIC = {"numerator": 1.0, "offset": 1.0}
         ({"name": "Optimizer"}, r'optimiser.name "Optimizer" with options {} cannot step'),
         ({"name": "LBFGS"}, r'optimiser.name "LBFGS" with options {} cannot step.*closure'),
         ({"options": {"momentumm": 0.9}}, r"with options {'momentumm': 0.9} cannot step.*'momentumm'"),
+        ({"name": "Adam", "options": {"betas": [0.9]}}, r"with options {'betas': \[0.9\]} cannot step"),
+        ({"name": "Adam", "options": {"eps": -1.0}}, r"cannot step: betas must be .* Found .*-1.0"),
+        ({"name": "AdamW", "options": {"betas": [0.9, 1.0]}}, r"from 0 to below 1.*Found \[0.9, 1.0\]"),
+        ({"name": "Adam", "options": {"eps": "1"}}, r"with options {'eps': '1'} cannot step"),
         ({"options": {"momentum": -1.0}}, r"momentum in optimiser.options must be .* 0 or more. Found -1.0"),
         ({"options": {"momentum": "1"}}, r"momentum in optimiser.options must be a number.*Found '1'"),
         ({"schedule": "harmonious"}, r'must be constant or one of harmonic, .*Found "harmonious"'),

@@ -130,7 +130,7 @@ class OptimiserSettings:
                     f"momentum in optimiser.options must be a number, 0 or more. Found {momentum!r}."
                 )
         else:
-            from vafl.protocol.descent import try_once  # noqa: PLC0415 - only torch knows its optimisers
+            from vafl.protocol.optimisers import try_once  # noqa: PLC0415 - only torch knows its optimisers
 
             try_once(self)
 
