@@ -6,13 +6,15 @@ import logging
 import threading
 import weakref
 from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tests.runtime.grpc.parties import dialled, served, until, upload, within
+from tests.runtime.grpc.parties import Federation, configuration, dialled, served, until, upload, within
 from vafl.errors import RemoteFault
 from vafl.protocol.messages import Gradient, Join, Refused, Upload, Welcome
+from vafl.runtime.codec import Codec
 
 
 def test_a_new_stream_hears_nothing_before_its_welcome():
@@ -228,3 +230,19 @@ def test_uploads_that_are_skipped_for_a_client_that_is_gone_come_slower_and_the_
     assert skipped <= 3
     assert "waiting for fresh embeddings from client-2: every upload since" in caplog.text
     assert "gone: client-2" in caplog.text
+
+
+def test_a_server_that_went_back_hears_nothing_before_the_client_has_saved_that(monkeypatch):
+    """Not even when the next uploads take so long that they are not said together."""
+    federation, events = Federation(configuration(rule={"window": 2})), []
+    federation.address = "127.0.0.1:1"
+    client = federation.client(0)
+    client._after = lambda: events.append("saved")
+    client._worker = SimpleNamespace(tell=lambda function, *_: events.append(function.__name__))
+    monkeypatch.setattr("vafl.runtime.grpc.client.HELD_BACK", -1.0)
+
+    def say(contents): ...
+
+    session = SimpleNamespace(welcome=False, answered=0, say=say)
+    client._receive(session, Codec().encode(Welcome(0, 0, (0, 0))))
+    assert events == ["saved", "say", "_end_turn"]

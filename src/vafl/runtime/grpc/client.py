@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 
 import grpc
@@ -34,7 +35,8 @@ class FederationClient:
         settings: address, limits, patience.
         credentials: this party's certificate, or None for plaintext on loopback.
         sleeper: when to wake up next, for experiments; None is as soon as possible.
-        after: called in the worker thread after each turn, for checkpoints.
+        after: called in the worker thread, for checkpoints, when messages were taken in and before anything
+            is said.
     """
 
     def __init__(
@@ -153,8 +155,23 @@ class FederationClient:
                 session.welcome, self.durable = True, message.durable
             if isinstance(message, Gradient | Skipped):
                 self._skips = self._skips + 1 if isinstance(message, Skipped) else 0
-            said += self.client.receive(message)
+            if session.answered > self._settings.largest_message:
+                if not self._has_room(session, said):
+                    return
+                said, session.answered = [], 0
+            answer = self.client.receive(message)
+            session.answered += sum(map(self._codec.size, answer))
+            said += answer
         self._turn(session, said, awake=False)
+
+    def _has_room(self, session: Session, said: list[ClientMessage]) -> bool:
+        """Says this, and waits until the server has taken most of it: one that asks and asks and takes no
+        answer must not fill this party's memory. False if the connection ends first."""
+        self._after()
+        room: Future[bool] = Future()
+        self._worker.tell(session.say, self._codec.contents(said))
+        self._worker.tell(session.find_room, room)
+        return room.result()
 
     def _check_counts(self, iteration: int, activations: Sequence[int]) -> None:
         """The client will go on, and look ahead, from there: no run can stand elsewhere."""
@@ -169,6 +186,7 @@ class FederationClient:
     def _turn(self, session: Session, said: list[ClientMessage], awake: bool) -> None:
         """Begins an activation if awake, or as many as may be if nothing holds it back; says all of it,
         together unless it takes long to make."""
+        self._after()
         at_once, handled = self._sleeper is None and not self._skips, not awake
         begin = time.thread_time()
         while session.welcome and (awake or at_once) and not self.client.waiting:
@@ -177,6 +195,5 @@ class FederationClient:
                 said, begin = [], time.thread_time()
             said += self.client.wake()
             awake = False
-        self._after()
         may_wake = session.welcome and not self.client.waiting
         self._worker.tell(self._end_turn, session, self._codec.contents(said), may_wake, handled)

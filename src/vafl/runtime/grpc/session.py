@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 
 import grpc
@@ -22,16 +23,19 @@ class Session:
 
     Attributes:
         welcome: whether the server has said where the run stands: before, there is nothing to do.
+        answered: bytes that the worker has made in answer to the server since there was `room` for more.
     """
 
     def __init__(self, stream: "grpc.aio.StreamStreamCall[bytes, bytes]", largest_unsent: int) -> None:
-        self.welcome = False
+        self.welcome, self.answered = False, 0
         self._stream = stream
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
         self._unsent, self._largest_unsent = 0, largest_unsent
         self._credit, self._handled = asyncio.Semaphore(_INBOX), 0
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._alarm: asyncio.TimerHandle | None = None
+        self._room: Future[bool] | None = None
+        self._closed = False
 
     async def run(self, hear: Callable[[bytes], None]) -> str:
         """Moves bytes until the run is over; gives the server's reason for ending it.
@@ -49,6 +53,8 @@ class Session:
             if self._alarm is not None:
                 self._alarm.cancel()
             self._stream.cancel()
+            self._closed = True
+            self._give_credit()
 
     def say(self, contents: Sequence[bytes], *, handled: bool = False) -> None:
         """Says these in turn; `handled` if with that a message of the server is done with."""
@@ -56,6 +62,11 @@ class Session:
             self._unsent += len(content)
             self._outbox.put_nowait(content)
         self._handled += handled
+        self._give_credit()
+
+    def find_room(self, room: "Future[bool]") -> None:
+        """Says True once no more lies unsent than may; False if the connection ends before."""
+        self._room = room
         self._give_credit()
 
     def end(self, reason: str) -> None:
@@ -78,7 +89,10 @@ class Session:
         awake()
 
     def _give_credit(self) -> None:
-        """To read on, for what was handled, unless too much lies unsent."""
+        """To read on, for what was handled, and to make more, unless too much lies unsent."""
+        if self._room is not None and (self._closed or self._unsent <= self._largest_unsent):
+            self._room.set_result(not self._closed)
+            self._room = None
         if self._unsent <= self._largest_unsent:
             for _ in range(self._handled):
                 self._credit.release()
