@@ -20,10 +20,10 @@ class Federation:
     def __init__(self, values):
         self.began, self.updates, self.now, self.traffic, self.parties = 0.0, 0, 0.0, [], ["a", "b"]
         self.asked, self.reason, self._values = [], "", iter(values)
-        self.seen, self.heard = {0, 1}, [True, True]
+        self.seen, self.heard, self.looks = {0, 1}, [True, True], 0
         table = SimpleNamespace(
             read=lambda rows: torch.full((len(rows), 1), next(self._values)),
-            delays=lambda rows, _: np.where(self.heard, 5, FOREVER)[None].repeat(len(rows), 0),
+            delays=self._delays,
         )
         self.server = SimpleNamespace(
             absent=set(),
@@ -38,6 +38,10 @@ class Federation:
             has_answers=lambda requests: True,
             made_durable=lambda counts: [],
         )
+
+    def _delays(self, rows, _):
+        self.looks += 1
+        return np.where(self.heard, 5, FOREVER)[None].repeat(len(rows), 0)
 
     def _ask(self, rows, best, *, back):
         self.asked.append((rows.tolist(), best, back))
@@ -82,6 +86,7 @@ def test_a_client_that_has_said_nothing_yet_is_not_measured_by_zeros(caplog):
     for _ in range(3):
         assert conduct(federation) == []
     assert caplog.text.count("no evaluation before b is here") == 1
+    assert federation.looks == 1  # each costs what there are rows held out
     federation.server.absent = set()
     conduct(federation)  # asked, and then it leaves without an answer
     conduct(federation)

@@ -74,7 +74,9 @@ class Conductor:
     _ending: str = ""
     _testing: bool = False
     _tried: bool = False
-    _put_off: bool = False
+    _put_off: set[int] = field(
+        default_factory=set
+    )  # for these clients, who had yet to say the rows asked for
     _done: bool = False
 
     @property
@@ -125,16 +127,17 @@ class Conductor:
     def _ask(self, federation: FederationServer[Server]) -> list[ServerMessage]:
         """Asks every client that is here for its embeddings of the rows held out; at last of the test rows,
         by the best models, if those are kept. Nobody is asked in vain, which costs private clients."""
+        if self._put_off & federation.server.absent:  # to look for others would cost a look at every row
+            return []
         self._testing = bool(self._ending) and self._evaluated_at == federation.updates
         rows, best = self.tests if self._testing else self.held_out, self.watch.best
         if best is not None and self._testing:
             best.restore()
-        if missing := self._unheard(federation, rows) & federation.server.absent:
-            if not self._put_off:
-                log.warning("no evaluation before %s is here", listed(missing, federation.parties))
-            self._put_off = True
+        self._put_off = self._unheard(federation, rows) & federation.server.absent
+        if self._put_off:
+            log.warning("no evaluation before %s is here", listed(self._put_off, federation.parties))
             return []
-        self._put_off, self._to_ask = False, list(torch.split(rows, self.most_rows))
+        self._to_ask = list(torch.split(rows, self.most_rows))
         return self._ask_next(federation)
 
     def _ask_next(self, federation: FederationServer[Server]) -> list[ServerMessage]:
@@ -156,7 +159,7 @@ class Conductor:
         return time.monotonic() - self._asked_at > _EVALUATION_TIMEOUT
 
     def _evaluate(self, federation: FederationServer[Server]) -> None:
-        self._asked, self._to_ask = [], []
+        self._asked, self._to_ask, self._put_off = [], [], set()
         if self._testing:
             self._tried, self.tested = True, self._measure(federation, self.tests, self.test_labels)
             return
