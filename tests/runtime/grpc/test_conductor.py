@@ -21,6 +21,7 @@ class Federation:
         self.began, self.updates, self.now, self.traffic, self.parties = 0.0, 0, 0.0, [], ["a", "b"]
         self.asked, self.reason, self._values = [], "", iter(values)
         self.seen, self.heard, self.looks = {0, 1}, [True, True], 0
+        self.connections = {}
         table = SimpleNamespace(
             read=lambda rows: torch.full((len(rows), 1), next(self._values)),
             delays=self._delays,
@@ -110,6 +111,19 @@ def test_a_run_ends_without_a_result_unless_those_who_lack_never_came(seen, acti
         conduct(federation)
     assert federation.reason == "30 updates were made"
     assert (len(points), conduct.tested is not None) == (measured, measured)
+
+
+def test_a_run_resumed_at_its_end_is_measured_with_those_who_are_about_to_join():
+    points, federation = [], Federation([1.0] * 10)
+    conduct = conductor(points, StopSettings(updates=30), EvaluationSettings(every=10))
+    federation.heard, federation.server.absent, federation.updates = [True, False], {1}, 30
+    federation.connections[1] = "its stream, on which it has yet to join"
+    for _ in range(3):
+        conduct(federation)
+    federation.heard, federation.server.absent = [True, True], set()
+    for _ in range(6):
+        conduct(federation)
+    assert (len(points), federation.reason) == (1, "30 updates were made")
 
 
 class Kept:

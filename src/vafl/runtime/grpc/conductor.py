@@ -108,7 +108,7 @@ class Conductor:
             federation.finish(self._ending)
         elif self._ending or self._progress(federation) >= self._due:
             said += self._ask(federation)
-            if not said and self._ending:  # nobody is left to ask: what the table holds must do
+            if not said and self._ending and not self._joining(federation):  # what the table holds must do
                 self._evaluate(federation)
         return said
 
@@ -135,6 +135,7 @@ class Conductor:
             best.restore()
         self._put_off = self._unheard(federation, rows) & federation.server.absent
         if self._put_off:
+            self._asked_at = time.monotonic()
             log.warning("no evaluation before %s is here", listed(self._put_off, federation.parties))
             return []
         self._to_ask = list(torch.split(rows, self.most_rows))
@@ -154,6 +155,11 @@ class Conductor:
         unknown = server.table.delays(rows, server.iteration) >= FOREVER
         clients = np.flatnonzero(unknown.any(axis=0)).tolist()
         return {m for m in clients if m in federation.seen or server.activations[m]}
+
+    def _joining(self, federation: FederationServer[Server]) -> bool:
+        """Whether one that the last evaluation lacks is about to join, as in a run resumed at its very end."""
+        coming = any(client in federation.connections for client in self._put_off)
+        return coming and federation.began is not None and not self._is_late()
 
     def _is_late(self) -> bool:
         return time.monotonic() - self._asked_at > _EVALUATION_TIMEOUT
