@@ -22,7 +22,7 @@ from vafl.protocol.delays import DelaySummary
 from vafl.runtime.point import Point
 from vafl.runtime.settings import StopSettings
 from vafl.runtime.simulator import Simulator
-from vafl.runtime.training import BUDGETS_SPENT, Best, Clock
+from vafl.runtime.training import Best, Clock, is_in_vain
 from vafl.trained import keep_all
 
 
@@ -71,8 +71,8 @@ def what_was_reached(recorded: RecordedRun) -> str:
 
 
 def require_updates(config: Config, ended: str, updates: int) -> None:
-    """Raises BudgetExhausted where the budgets did not allow a single step: that is no result."""
-    if ended == BUDGETS_SPENT and not updates:
+    """Raises BudgetExhausted where the run was in vain."""
+    if is_in_vain(ended, updates):
         raise BudgetExhausted(
             f"privacy.mu_max must allow every client some uploads. Found {config.privacy.mu_max:g}, and no "
             "update was made: the first uploads would cost more than is left. Raise it or the noise; "

@@ -179,11 +179,10 @@ class ServerRun:
             with self._progress(plan, federation, conductor) as progress:
                 self._shown = progress
                 run(_serve(federation, conductor, listening, self.watch))
+            require_updates(self.config, conductor.watch.ended, state.server.iteration)
+            _require_result(conductor, state.server.iteration)
             defaults = stand_ins(plan.data, state.server.table, conductor.measured)
             keep_head(plan, defaults, self.path, run_name(state.server.run))
-            if not conductor.interrupted:
-                require_updates(self.config, conductor.watch.ended, state.server.iteration)
-            _require_result(points, conductor, state.server.iteration)
             folder.finish(self._summary(plan, federation, points, conductor))
         recorded = read_run(self.path)
         plot_runs([recorded], self.path / "progress")
@@ -225,6 +224,7 @@ class ServerRun:
             checkpoint=lambda: state.save(federation.account()),
             checkpoint_every=config.network.checkpoint_every,
             most_rows=self._fitting,
+            has_result=bool(points),
         )
         names = [party.name for party in plan.data.parties]
         federation = FederationServer(
@@ -278,15 +278,15 @@ class ServerRun:
         return {**summary, "violations": federation.violations, "durable": list(server.durable)}
 
 
-def _require_result(points: list[Point], conductor: Conductor, updates: int) -> None:
-    if points:
+def _require_result(conductor: Conductor, updates: int) -> None:
+    if conductor.has_result:
         return
     if conductor.interrupted:
         raise KeyboardInterrupt
     raise RunError(
         "a run's result is an evaluation, for which every client must have said its embeddings of the rows "
-        f"held out. Found none in {updates:,} updates: the log says who did not answer. The rest is kept: "
-        "see to that client, and start again with --resume and a later stop."
+        f"held out. Found none in {updates:,} updates: the log says who did not answer. See to that client, "
+        "and start every party again with --resume: they go on from where they stand."
     )
 
 

@@ -209,6 +209,11 @@ def why_over(clock: Clock, stop: StopSettings, *, spent: bool) -> str:
     return BUDGETS_SPENT if spent else ""
 
 
+def is_in_vain(ended: str, updates: int) -> bool:
+    """Whether the budgets did not allow a single step: that is no result."""
+    return ended == BUDGETS_SPENT and not updates
+
+
 def _progress(runtime: Runtime, evaluation: EvaluationSettings) -> float:
     return runtime.now if evaluation.every_seconds else runtime.updates
 

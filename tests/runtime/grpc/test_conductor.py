@@ -11,7 +11,7 @@ from vafl.protocol.losslog import LossLog
 from vafl.protocol.table import FOREVER
 from vafl.runtime.grpc.conductor import Conductor
 from vafl.runtime.settings import EvaluationSettings, StopSettings
-from vafl.runtime.training import Watch
+from vafl.runtime.training import BUDGETS_SPENT, Watch
 
 
 class Federation:
@@ -48,8 +48,8 @@ class Federation:
         self.asked.append((rows.tolist(), best, back))
         return [SimpleNamespace()]
 
-    def finish(self, reason):
-        self.reason = reason
+    def finish(self, reason, *, failed):
+        self.reason, self.failed = reason, failed
 
 
 def conductor(points, stop, evaluation, best=None):
@@ -109,8 +109,17 @@ def test_a_run_ends_without_a_result_unless_those_who_lack_never_came(seen, acti
     federation.seen, federation.server.activations = seen, [9, activations]
     for _ in range(6):
         conduct(federation)
-    assert federation.reason == "30 updates were made"
-    assert (len(points), conduct.tested is not None) == (measured, measured)
+    assert federation.reason == f"30 updates were made{'' if measured else ', but nothing was measured'}"
+    assert (len(points), conduct.tested is not None, federation.failed) == (measured, measured, not measured)
+
+
+def test_budgets_that_allow_no_step_are_no_result():
+    points, federation = [], Federation([1.0] * 10)
+    conduct = conductor(points, StopSettings(updates=30), EvaluationSettings(every=10))
+    federation.server.over = True
+    for _ in range(6):
+        conduct(federation)
+    assert (len(points), federation.reason, federation.failed) == (1, BUDGETS_SPENT, True)
 
 
 def test_a_run_resumed_at_its_end_is_measured_with_those_who_are_about_to_join():

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.runtime.grpc.parties import Federation, configuration, dialled, served, until, within
+from vafl.errors import RunError
 from vafl.protocol.messages import Decline, Join, Request
 
 
@@ -22,6 +23,18 @@ def test_a_client_that_comes_back_after_the_end_is_told():
             return await federation.client(0).run()
 
     assert within(30, story()) == "enough"
+
+
+def test_clients_hear_that_a_run_has_ended_without_a_result():
+    async def story():
+        async with served() as federation:
+            running = asyncio.create_task(federation.client(0).run())
+            await until(lambda: federation.end.seen)
+            federation.end.finish("30 updates were made, but nothing was measured", failed=True)
+            with pytest.raises(RunError, match=r"without a result: 30 updates were made, but nothing was"):
+                await running
+
+    within(30, story())
 
 
 def test_the_server_s_words_are_one_line_without_control_characters():
@@ -98,15 +111,15 @@ def test_no_step_follows_the_evaluation_that_turns_out_to_be_the_last():
     server, conductor, ended = federation.server, federation.conductor, []
     server.absent = set()
     end = SimpleNamespace(
-        began=0.0, now=0.0, updates=7, server=server, traffic=[], finish=ended.append, seen={0, 1}
+        began=0.0, now=0.0, updates=7, server=server, traffic=[], parties=federation.names, seen={0, 1}
     )
-    end.parties, server.iteration = federation.names, 7
+    end.finish, server.iteration = lambda reason, *, failed: ended.append((reason, failed)), 7
     asked = conductor(end)
     for request in asked:
         server.receive(Decline(request.client, 1, request.number, "not now"))
     conductor.interrupted = True
     conductor(end)
-    assert ended == ["the server was told to stop"]
+    assert ended == [("the server was told to stop, but nothing was measured", True)]
     assert server.last_iteration == 7
 
 

@@ -19,7 +19,7 @@ from vafl.protocol.table import FOREVER
 from vafl.runtime.grpc.server import FederationServer
 from vafl.runtime.point import Point
 from vafl.runtime.settings import EvaluationSettings, StopSettings
-from vafl.runtime.training import Watch, why_over
+from vafl.runtime.training import Watch, is_in_vain, why_over
 
 log = logging.getLogger("vafl.server")
 
@@ -43,6 +43,7 @@ class Conductor:
         tests: rows that are measured at the end only; none if those are the ones watched.
         test_labels: their labels.
         most_rows: that clients are asked for at a time: answers must fit into messages.
+        has_result: whether there is an evaluation; without, a run has none to end with.
 
     Attributes:
         tested: the metric on the test rows, at the end; None if it is not known.
@@ -61,6 +62,7 @@ class Conductor:
     tests: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     test_labels: Tensor = field(default_factory=lambda: torch.empty(0))
     most_rows: int = 1 << 30
+    has_result: bool = False
     tested: float | None = None
     waiting: str = ""
     interrupted: bool = False
@@ -105,12 +107,18 @@ class Conductor:
         if self._ending and self._measured(federation):
             said += self._save(federation)
             self._done, self.watch.ended = True, self._ending
-            federation.finish(self._ending)
+            self._finish(federation)
         elif self._ending or self._progress(federation) >= self._due:
             said += self._ask(federation)
             if not said and self._ending and not self._joining(federation):  # what the table holds must do
                 self._evaluate(federation)
         return said
+
+    def _finish(self, federation: FederationServer[Server]) -> None:
+        if not self.has_result:
+            federation.finish(f"{self._ending}, but nothing was measured", failed=True)
+        else:
+            federation.finish(self._ending, failed=is_in_vain(self._ending, federation.updates))
 
     def _over(self, federation: FederationServer[Server]) -> str:
         if self.interrupted:
@@ -157,7 +165,7 @@ class Conductor:
         return {m for m in clients if m in federation.seen or server.activations[m]}
 
     def _joining(self, federation: FederationServer[Server]) -> bool:
-        """Whether one that the last evaluation lacks is about to join, as in a run resumed at its very end."""
+        """Whether one that the last evaluation lacks is about to join, as when a run resumes at its end."""
         coming = any(client in federation.connections for client in self._put_off)
         return coming and federation.began is not None and not self._is_late()
 
@@ -185,7 +193,7 @@ class Conductor:
         )
         if (reason := self.watch.sees(point)) and not self._ending:
             log.info("the run ends with %s %.4f: %s", self.metric.name, point.metric, reason)
-        self._ending = self._ending or reason
+        self._ending, self.has_result = self._ending or reason, True
         self.observe(point)
 
     @torch.no_grad()

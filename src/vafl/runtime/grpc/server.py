@@ -95,7 +95,7 @@ class FederationServer(Generic[Served]):
         self._everybody = asyncio.Event()
         self._over = asyncio.Event()
         self._dismissed: set[int] = set()
-        self._reason = ""
+        self._reason, self._failed = "", False
         self._failure: Exception | None = None
 
     @property
@@ -146,9 +146,10 @@ class FederationServer(Generic[Served]):
         if self._failure:
             raise self._failure
 
-    def finish(self, reason: str) -> None:
-        """Ends the run; may be called from any thread."""
-        self._reason = self._reason or reason
+    def finish(self, reason: str, *, failed: bool = False) -> None:
+        """Ends the run, with a result or (`failed`) without; may be called from any thread."""
+        if not self._reason:
+            self._reason, self._failed = reason, failed
         self._loop.call_soon_threadsafe(self._over.set)
 
     def fail(self, error: Exception, reason: str = "the server failed; its log says why") -> None:
@@ -157,7 +158,7 @@ class FederationServer(Generic[Served]):
         if self._over.is_set():
             log.error("the run was over already when this came: %r", error)
             return
-        self._failure, self._reason = error, reason
+        self._failure, self._reason, self._failed = error, reason, True
         self._over.set()
 
     def attend(self) -> None:
@@ -196,7 +197,7 @@ class FederationServer(Generic[Served]):
 
     def _dismiss(self, connection: Connection) -> None:
         self._dismissed.add(connection.client)
-        stop = Stop(connection.client, self._reason, failed=self._failure is not None)
+        stop = Stop(connection.client, self._reason, failed=self._failed)
         connection.outbox.put_nowait(self._codec.encode(stop))
 
     # --- one client's stream ---
