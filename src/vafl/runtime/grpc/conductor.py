@@ -76,9 +76,7 @@ class Conductor:
     _ending: str = ""
     _testing: bool = False
     _tried: bool = False
-    _put_off: set[int] = field(
-        default_factory=set
-    )  # for these clients, who had yet to say the rows asked for
+    _put_off: set[int] = field(default_factory=set)  # clients that the rows asked for wait for
     _done: bool = False
 
     @property
