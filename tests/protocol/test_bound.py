@@ -166,6 +166,19 @@ def test_a_declined_step_is_skipped():
     assert isinstance(asked(exchange), Request), "the next step asks anew"
 
 
+def test_when_nothing_but_skips_has_come_of_two_epochs_the_run_is_over():
+    """Those who would have to answer are here and decline: only a client that comes back may change that."""
+    exchange = bounded("skip")
+    while exchange.server.bound.skipped_rows < 2 * exchange.server.table.stored_at.size:
+        assert not exchange.server.over
+        (reply,) = decline(exchange, asked(exchange))
+        exchange.down[0].append(reply)
+        exchange.play(("down", 0))
+    assert exchange.server.over
+    exchange.server.receive(Leave(1))
+    assert not exchange.server.over
+
+
 def test_a_declined_step_uses_the_stale_cell_and_reports_it():
     exchange = bounded("use")
     (reply,) = decline(exchange, asked(exchange))

@@ -41,6 +41,7 @@ from vafl.protocol.settings import LARGEST_COUNT, LARGEST_WINDOW
 from vafl.protocol.table import FOREVER, EmbeddingTable
 
 _COUNTED_CLIENTS = 8  # whose delays are counted cell by cell at full cost
+_FRUITLESS = 2  # epochs of every client skipped in a row: as things are there will be no step any more
 RECALL_ROWS = 65_536  # rows of one request for what a client lost
 
 
@@ -150,9 +151,15 @@ class Server:
 
     @property
     def over(self) -> bool:
-        """Whether so many clients may upload no more that no step can be made."""
+        """Whether so many clients may upload or answer no more that no step can be made."""
         hopeless = self.bound is not None and self.bound.hopeless
-        return hopeless or self.table.clients - len(self.finished) < self.rule.quorum
+        declined = self.fruitless and not self.absent  # by whoever the uploads are skipped for want of
+        return hopeless or declined or self.table.clients - len(self.finished) < self.rule.quorum
+
+    @property
+    def fruitless(self) -> bool:
+        """Whether all uploads have been skipped for so long that, unless a client comes back, all will be."""
+        return self.bound is not None and self.bound.skipped_rows >= _FRUITLESS * self.table.stored_at.size
 
     def waiting_for(self, names: Sequence[str] = ()) -> str:
         """What the server is waiting for, in words, for whoever watches.

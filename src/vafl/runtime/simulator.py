@@ -21,7 +21,6 @@ from vafl.runtime.codec import Codec
 from vafl.runtime.delays import DelaySettings
 
 Event = partial[None]
-_FRUITLESS = 2  # epochs of every client skipped in a row: then there will be no step any more
 _REMEDY = (
     'Let the client come back, lower rule.t, or set rule.when_unanswered to "skip", or to "use" if that '
     "does not help."
@@ -124,7 +123,7 @@ class Simulator:
     def stalled(self) -> str:
         """Why no step will be made any more, although clients go on uploading; empty while one may be."""
         server = self.server
-        if server.bound is None or server.bound.skipped_rows < _FRUITLESS * server.table.stored_at.size:
+        if server.over or not server.fruitless:
             return ""
         if any(event.func == self._return or isinstance(event.args[0], Join) for _, _, event in self._events):
             return ""  # somebody comes back
