@@ -104,7 +104,8 @@ def test_numbers_and_categories_mean_the_same_in_both_formats(tmp_path):
     generator = np.random.default_rng(0)
     kinds = [None if kind == 3 else float(kind) for kind in generator.integers(0, 4, 200)]
     frame = pl.DataFrame({"id": range(200), "x": generator.normal(size=200), "kind": kinds})
-    frame.write_parquet(tmp_path / "t.parquet")
+    frame = frame.with_columns(y=pl.when(pl.col("x") < 1).then("x"))  # a sixth is missing
+    frame.with_columns(pl.col("kind", "y").fill_null(float("nan"))).write_parquet(tmp_path / "t.parquet")
     frame.with_columns(kind=pl.col("kind").cast(pl.Int8)).write_csv(tmp_path / "t.csv")
     found = []
     for name in ("t.csv", "t.parquet"):
@@ -112,7 +113,17 @@ def test_numbers_and_categories_mean_the_same_in_both_formats(tmp_path):
         encoder, _ = fit(own, lines(*range(200)))
         found.append((encoder, encoder.read(own, lines(*range(200)), 200)))
     assert found[0][0] == found[1][0]
+    assert found[0][0].names[-2:] == ["y", "y is missing"]
     np.testing.assert_array_equal(found[0][1], found[1][1])
+
+
+def test_a_column_of_numbers_is_one_though_some_are_infinite(tmp_path):
+    values = [float("inf")] * 30 + [float(number) for number in range(70)]
+    pl.DataFrame({"id": range(100), "x": values, "y": float("inf")}).write_parquet(tmp_path / "t.parquet")
+    encoder, reports = fit(Table("bank", TableSettings(str(tmp_path / "t.parquet"), "id")), lines(*range(100)))
+    assert encoder.names == ["x", "x is missing"]
+    assert encoder.columns[0].fill == 34.5
+    assert reports[2].why == "missing in every training row"
 
 
 def test_an_encoder_survives_toml_and_json(tmp_path):

@@ -94,7 +94,7 @@ class Profile:
 
     @property
     def is_numeric(self) -> bool:
-        return self.numbers >= _ARE_NUMBERS * self.present
+        return not is_text(self.type) or self.numbers >= _ARE_NUMBERS * self.present
 
     @property
     def is_dated(self) -> bool:
@@ -203,7 +203,7 @@ def _not_asked_for(table: Table, name: str) -> str:
 
 
 def _useless(profile: Profile, numeric: bool, most: int) -> str:
-    if not profile.present:
+    if not (profile.numbers if numeric else profile.present):
         return "missing in every training row"
     if numeric:
         only = profile.smallest == profile.largest and profile.numbers == profile.lines

@@ -113,7 +113,7 @@ class Table:
         if kind == pl.String or isinstance(kind, pl.Categorical | pl.Enum):
             text = pl.col(column).cast(pl.String).str.strip_chars()
             return pl.when(~text.is_in(["", *self.settings.missing])).then(text).alias(column)
-        return pl.col(column)
+        return pl.col(column).fill_nan(None) if kind.is_float() else pl.col(column)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
