@@ -12,7 +12,7 @@ from vafl.models.folder import FORMAT, MANIFEST, TENSORS, read_model, write_mode
 
 FACTS = {
     "party": "bank",
-    "kind": "embedding",
+    "kind": "head",
     "run": "123",
     "records": "abc",
     "features": [3],
@@ -39,6 +39,18 @@ def test_what_was_written_is_read_back(folder):
     assert stored.defaults["shop"].tolist() == [1.0, 2.0]
     assert stored.manifest.size == 8
     assert sorted(path.name for path in folder.iterdir()) == [MANIFEST, TENSORS]
+
+
+def test_weights_that_are_shared_and_modules_of_any_name_come_back(tmp_path):
+    def module():
+        own = nn.ModuleDict({"default": nn.Linear(3, 3), "other": nn.Linear(3, 3)})
+        own["other"].weight = own["default"].weight
+        return own
+
+    trained, again = module(), module()
+    write_model(tmp_path, trained, **FACTS | {"kind": "embedding"})
+    read_model(tmp_path).load_into(again)
+    assert all(torch.equal(own, again.state_dict()[name]) for name, own in trained.state_dict().items())
 
 
 def test_a_crash_between_the_two_files_is_noticed(folder):

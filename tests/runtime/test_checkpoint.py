@@ -23,6 +23,7 @@ from vafl.runtime.checkpoint import (
 def test_what_was_saved_is_loaded(tmp_path):
     assert not has_checkpoint(tmp_path)
     tensors = {"head.bias": torch.randn(3), "step": torch.tensor(7)}
+    tensors["head.shared"] = tensors["head.bias"]
     save_checkpoint(tmp_path, tensors, {"iteration": 12, "activations": [3, 4]})
     assert has_checkpoint(tmp_path)
     loaded, facts = load_checkpoint(tmp_path)

@@ -84,8 +84,11 @@ class Manifest:
     @property
     def size(self) -> int:
         """How many parameters the model has."""
-        own = (shape for name, shape in self.shapes.items() if not name.startswith(DEFAULT))
-        return sum(math.prod(shape) for shape in own)
+        return sum(math.prod(shape) for name, shape in self.shapes.items() if self.is_parameter(name))
+
+    def is_parameter(self, name: str) -> bool:
+        """Whether a tensor of that name is the module's; a head's folder has what stands in for clients too."""
+        return self.kind == "embedding" or not name.startswith(DEFAULT)
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class StoredModel:
         Raises:
             RunFolderError: it has others, or others' shapes; the module is as it was.
         """
-        own = {name: tensor for name, tensor in self.tensors.items() if not name.startswith(DEFAULT)}
+        own = {name: tensor for name, tensor in self.tensors.items() if self.manifest.is_parameter(name)}
         here = {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
         self.require({"shapes": here}, {"shapes": {name: list(tensor.shape) for name, tensor in own.items()}})
         module.load_state_dict(own)
@@ -135,7 +138,7 @@ def write_model(
         facts: the manifest's entries, but for those that follow from the module.
     """
     tensors = module.state_dict() | {DEFAULT + name: tensor for name, tensor in (defaults or {}).items()}
-    content = save({name: tensor.detach().contiguous() for name, tensor in tensors.items()})
+    content = save({name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()})
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     manifest = Manifest(
         shapes=shapes,

@@ -25,7 +25,7 @@ _FILE = "checkpoint.safetensors"
 
 def save_checkpoint(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Writes tensors and plain facts (numbers, lists, text) as one file, for its owner's eyes only."""
-    plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    plain = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}  # two may be one
     content = save(plain, {"facts": json.dumps(facts)})
     with _writing(folder / _FILE, len(content)):
         make_private_folder(folder)
