@@ -124,6 +124,7 @@ def test_a_dictionary_may_hold_sequences():
         ({"bank": [5]}, DataError, r"^parties\.bank: .* a position in 0\.\.4\. Found 5\.$"),
         ({"bank": [-1]}, DataError, r"Found -1"),
         ({"bank": [0.5]}, DataError, r"Found 0\.5"),
+        ({"bank": [True, False, True]}, DataError, r"Found True"),
         ({"bank": ["income"]}, DataError, r'^parties\.bank: no column matches "income"'),
         ({"bank": [0, 1], "shop": [1]}, DataError, r'"1" is claimed by both "bank" and "shop"'),
         ({"bank": None}, DataError, r"Found None"),

@@ -167,7 +167,7 @@ def _several(own: Any) -> list[Any]:
 def _name(wish: Any, known: Sequence[str], party: str) -> str:
     if isinstance(wish, str):
         return wish
-    if not isinstance(wish, int | np.integer) or not 0 <= wish < len(known):
+    if isinstance(wish, bool) or not isinstance(wish, int | np.integer) or not 0 <= wish < len(known):
         raise DataError(
             f"parties.{party}: a column is a name, a pattern, or a position in 0..{len(known) - 1}. "
             f"Found {wish!r}."
