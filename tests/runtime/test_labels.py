@@ -35,13 +35,15 @@ def test_two_servers_that_begin_together_train_on_one_draw(tmp_path, monkeypatch
     assert [entry.name for entry in tmp_path.iterdir()] == ["labels.safetensors"]
 
 
-@pytest.mark.parametrize("terms", [(2.0, "records"), (1.0, "others")])
-def test_labels_of_another_epsilon_or_of_other_records_are_refused(tmp_path, terms):
+@pytest.mark.parametrize(
+    ("labels", "terms"), [(TRUE, (2.0, "records")), (TRUE, (1.0, "others")), (2 - TRUE, (1.0, "records"))]
+)
+def test_labels_of_another_epsilon_or_of_others_are_refused(tmp_path, labels, terms):
     path = tmp_path / "labels.safetensors"
     draw_once(TRUE, 3, 1.0, "records", path)
     before = path.read_bytes()
     with pytest.raises(DataError, match="drawing again spends epsilon again"):
-        draw_once(TRUE, 3, *terms, path)
+        draw_once(labels, 3, *terms, path)
     assert path.read_bytes() == before
 
 

@@ -1,5 +1,6 @@
 """The labels a server trains on, drawn by randomised response once and kept: drawing again spends again."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -21,9 +22,10 @@ def draw_once(labels: Tensor, classes: int, epsilon: float, records: str, path: 
         path: None keeps them nowhere.
 
     Raises:
-        DataError: the file was drawn for other records or another epsilon, or it is damaged.
+        DataError: the file was drawn for other records, labels or epsilon, or it is damaged.
     """
-    terms = {"epsilon": epsilon, "classes": classes, "records": records, "rows": len(labels)}
+    true = hashlib.sha256(labels.long().numpy().tobytes()).hexdigest()[:16]
+    terms = {"epsilon": epsilon, "classes": classes, "records": records, "labels": true}
     if path is None:
         return randomise(labels, classes, epsilon)
     if not path.is_file():
@@ -43,7 +45,7 @@ def _read(path: Path, terms: dict[str, object]) -> Tensor:
     if found != terms:
         differing = [f"{name} {found.get(name)} (now {terms[name]})" for name in terms]
         raise DataError(
-            f'the labels in "{path}" must be drawn for this run\'s records and epsilon. Found '
+            f'the labels in "{path}" must be drawn for this run\'s records, labels and epsilon. Found '
             f"{', '.join(differing)}. Name another labels.file; drawing again spends epsilon again."
         )
     return labels
