@@ -10,6 +10,7 @@ from rich.console import Console
 
 from tests.companies import configuration, write_companies
 from tests.runtime.grpc.test_prediction import batch_of
+from vafl.config import from_document
 from vafl.data.aligned import join
 from vafl.errors import DataError, RunFolderError
 from vafl.federation.prediction import Deployed
@@ -132,3 +133,18 @@ def test_tables_that_changed_are_refused(tmp_path, console):
     other = configuration(tmp_path / "then", data={"records": "labelled"}, **LOOPBACK)
     with pytest.raises(RunFolderError, match=r"settings\.data\.records: common in the model, labelled here"):
         open_model(other, tmp_path / "run", "bank")
+
+
+def test_one_csv_of_all_parties_is_asked_about_its_own_rows_only(tmp_path, console):
+    """Another would be standardised by itself, and three quarters of it left out."""
+    path = tmp_path / "all.csv"
+    rows = pl.DataFrame({"x": range(40), "z": [n % 7 for n in range(40)], "y": [n % 2 for n in range(40)]})
+    rows.write_csv(path)
+    data = {"name": "csv", "path": str(path), "label": "y", "validation_fraction": 0.1}
+    config = from_document({"data": data, "stop": {"updates": 5}, "schedule": {"batch_size": 8}})
+    launch(config, tmp_path / "run", console)
+    stored = open_model(config, tmp_path / "run", "client-1")
+    assert len(load_subjects(config, "client-1", stored).chosen) == 10
+    rows.with_columns(pl.col("x") * 100).write_csv(path)
+    with pytest.raises(RunFolderError, match=r'data\.name = "csv" .* Found other data'):
+        load_subjects(config, "client-1", stored)

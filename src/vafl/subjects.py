@@ -12,6 +12,7 @@ from vafl.data.aligned import find_alignments, ids_by_position
 from vafl.data.dataset import Records
 from vafl.data.encoding import Encoder
 from vafl.data.tables import POSITION, open_table
+from vafl.errors import RunFolderError
 from vafl.models.folder import StoredModel
 from vafl.plan import load_data
 from vafl.runtime.identity import SERVER
@@ -46,11 +47,17 @@ def load_subjects(config: Config, party: str, model: StoredModel) -> Subjects:
 
     Raises:
         ConfigError, DataError: a file or a column is missing.
-        RunFolderError: the features are not those of the model.
+        RunFolderError: the features, or records that must be, are not those of the model.
     """
     if config.data.name == "tables":
         return _from_tables(config, party, model)
     data = load_data(config)
+    if data.record_digest != model.manifest.records:
+        raise RunFolderError(
+            f'a model of data.name = "{config.data.name}" scores the rows that were held out of the very data '
+            "it was trained on: others would be scaled by themselves. Found other data. For new records, "
+            'train on data.name = "tables", whose models know how to encode them.'
+        )
     rows = data.rows + len(data.test_labels)
     features = torch.empty(rows, 0)
     for own in data.parties:

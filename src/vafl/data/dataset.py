@@ -85,7 +85,7 @@ class Dataset:
             test_labels=labels[test],
             columns=columns,
             classes=classes,
-            record_digest=digest_records(train, test),
+            record_digest=digest_records(train, test, of=features.tobytes() + labels.tobytes()),
             records=np.array([*train, *test], dtype=np.int64),
         )
 
@@ -149,15 +149,17 @@ def with_validation(dataset: Dataset, fraction: float, seed: int) -> Dataset:
         test=np.concatenate([dataset.train[watched], dataset.test]),
         train_labels=dataset.train_labels[train],
         test_labels=np.concatenate([dataset.train_labels[watched], dataset.test_labels]),
-        record_digest=digest_records(numbers[train].tolist(), numbers[held_out].tolist()),
+        record_digest=digest_records(
+            numbers[train].tolist(), numbers[held_out].tolist(), of=dataset.record_digest.encode()
+        ),
         records=np.concatenate([numbers[train], numbers[held_out]]),
         validation=len(watched),
     )
 
 
-def digest_records(train: Sequence[int], test: Sequence[int]) -> str:
-    """A short digest of the record numbers of both parts, in order."""
-    both = hashlib.sha256()
+def digest_records(train: Sequence[int], test: Sequence[int], of: bytes = b"") -> str:
+    """A short digest of the record numbers of both parts, in order, and of what is numbered."""
+    both = hashlib.sha256(of)
     for part in (train, test):
         both.update(np.asarray(part, dtype="<i8").tobytes() + b"|")
     return both.hexdigest()[:16]
