@@ -36,6 +36,7 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
     with RunFolder(path, overwrite=overwrite) as folder:
         folder.begin(config.to_toml())
         points, interrupted = _train(run, folder, console)
+        test = run.evaluator.test()  # charged, too
         keep_all(run, path)
         for ledger, party in zip(run.ledgers, run.data.parties, strict=False):
             ledger.save_copy(path / SIMULATED_LEDGERS / f"{party.name}.ledger")
@@ -52,7 +53,7 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
                 counts,
                 classes=len(run.data.classes or ()),
                 interrupted=interrupted,
-                test=run.evaluator.test(),
+                test=test,
                 best=run.best,
                 ended=run.ended,
             )

@@ -16,6 +16,8 @@ from vafl.privacy.spender import Spender
 from vafl.privacy.statement import Statement
 
 CONFIG = """
+[data]
+validation_fraction = 0.1
 [partition]
 clients = 2
 [schedule]
@@ -44,12 +46,14 @@ def test_it_says_what_was_spent_and_what_is_left(run, capsys):
     assert main(["privacy", str(run), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["simulated"] is True
+    evaluations = len((run / "history.jsonl").read_text().splitlines())
     for party in report["parties"]:
         uses = party["mu_any_record"] ** 2 / 0.5
         assert uses == pytest.approx(round(uses))
         assert party["epsilon_any_record"] == pytest.approx(epsilon(party["mu_any_record"], 1e-5))
         assert party["minibatches_left"] == 18 - round(uses)
         assert sum(party["histogram"]["records"]) == party["records"] == 1797
+        assert party["uploads"]["evaluation"] == 180 * evaluations + 449  # validation rows; test rows once
         assert party["paper"]["valid"] is False
     assert (run / "privacy-spent.png").stat().st_size > 5000
     assert (run / "privacy-spent.svg").exists()
