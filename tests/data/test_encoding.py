@@ -155,6 +155,15 @@ def test_a_public_encoder_depends_on_no_record(tmp_path):
         fit(table(tmp_path), lines(1, 2, 3), public=True)
 
 
+def test_numbers_far_from_zero_are_standardised_as_any(tmp_path):
+    """Contract numbers, say: nine digits of their mean were a hundred deviations away from it."""
+    content = "id,x\n" + "".join(f"{n},{4930123450000 + n}\n" for n in range(100))
+    own = table(tmp_path, content)
+    features = fit(own, lines(*range(100)))[0].read(own, lines(*range(100)), 100)
+    assert features.mean() == pytest.approx(0, abs=1e-4)
+    assert features.std() == pytest.approx(1, abs=1e-4)
+
+
 def test_many_batches_are_as_one(tmp_path, monkeypatch):
     generator = np.random.default_rng(1)
     values = generator.normal(1e6, 1.0, size=5000)

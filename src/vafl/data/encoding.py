@@ -153,7 +153,8 @@ class Encoder:
         """
         odd = Counter() if odd is None else odd
         into = np.zeros((batch.height, len(self.names)), dtype=np.float32)
-        values = batch.select(table.values(own.name, batch.schema[own.name]) for own in self.columns)
+        kinds = batch.schema  # once: polars makes it anew each time, from all columns
+        values = batch.select(table.values(own.name, kinds[own.name]) for own in self.columns)
         start = 0
         for own in self.columns:
             end = start + len(own.names)

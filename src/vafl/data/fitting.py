@@ -1,5 +1,6 @@
 """How a table is to be encoded, found from its training rows in one pass over the file."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -220,9 +221,12 @@ def _useless(profile: Profile, numeric: bool, most: int) -> str:
 
 
 def _number(profile: Profile, *, scale: bool) -> NumberColumn:
-    """Nine digits of the statistics: more depend on how the file happened to be cut into batches."""
+    """Nine digits of the statistics: more depend on how the file happened to be cut into batches. Of a mean
+    far from 0, as many as a millionth of the deviation needs."""
     spread = (profile.squares / profile.numbers) ** 0.5 if profile.smallest < profile.largest else 1.0
-    fill, deviation = float(f"{profile.mean:.9g}"), float(f"{spread or 1.0:.9g}")
+    deviation = float(f"{spread or 1.0:.9g}")
+    digits = max(9, 6 + math.ceil(math.log10(abs(profile.mean) / deviation or 1.0)))
+    fill = float(f"{profile.mean:.{digits}g}")
     flags = profile.numbers < profile.lines
     return NumberColumn(profile.name, fill, *((fill, deviation) if scale else (0.0, 1.0)), flags)
 
