@@ -3,9 +3,11 @@ import hashlib
 
 import numpy as np
 import pytest
+import torch
 
 from vafl.data import sources
-from vafl.data.settings import DataSettings
+from vafl.data.partition import partition
+from vafl.data.settings import DataSettings, PartitionSettings
 from vafl.data.sources import load, read_idx
 from vafl.errors import ConfigError, DataError
 
@@ -67,6 +69,14 @@ def test_a_csv_of_numbers_and_truth_values(tmp_path):
     assert (len(found.train), len(found.test)) == (6, 2)
     expected = np.array([[2, 1.5, 0], [1, 0.5, 1]], dtype=np.float32)
     assert np.array_equal(found.train, expected[found.train_labels])
+
+
+def test_a_csv_s_numbers_are_rounded_to_float32_after_scaling_only(tmp_path):
+    """Seconds since 1970 differ by less than float32 has there: they were all one."""
+    found = csv(tmp_path, lines("seconds,y", 40, "17000000{i:02},{odd}"))
+    own = partition(found, PartitionSettings(clients=1)).parties[0].train
+    assert own.dtype == torch.float32
+    assert len(own.unique()) == len(own)
 
 
 def test_a_csv_for_regression_with_columns_to_ignore(tmp_path):

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from vafl.errors import DataError
 
 Array = npt.NDArray[np.float32]
+Features = npt.NDArray[np.floating[Any]]  # float64 where columns are to be scaled before they are rounded
 Labels = npt.NDArray[np.generic]
 Records = npt.NDArray[np.int64]
 Split = Literal["train", "test"]
@@ -21,7 +22,7 @@ class Dataset:
     """Features and labels of the training and the test rows.
 
     Attributes:
-        train, test: float32 [rows, columns], series [rows, steps, columns], or images [rows, channels,
+        train, test: [rows, columns], series [rows, steps, columns], or images [rows, channels,
             height, width].
         columns: the names of the columns of a table or of series; empty for images.
         classes: the sorted class names, which labels index; None for regression.
@@ -34,8 +35,8 @@ class Dataset:
     """
 
     name: str
-    train: Array
-    test: Array
+    train: Features
+    test: Features
     train_labels: Labels
     test_labels: Labels
     columns: tuple[str, ...] = ()
@@ -68,7 +69,7 @@ class Dataset:
     def of_rows(
         cls,
         name: str,
-        features: Array,
+        features: Features,
         labels: Labels,
         train: Sequence[int],
         test: Sequence[int],
@@ -94,7 +95,7 @@ class Dataset:
         """Whether columns differ in what they measure, and so in scale; an image's pixels do not."""
         return self.train.ndim < 4
 
-    def _check_finite(self, features: Array) -> None:
+    def _check_finite(self, features: Features) -> None:
         if np.isfinite(features).all():
             return
         flat = features.reshape(-1, features.shape[-1] if self.columns else features[0].size)
@@ -165,7 +166,7 @@ def digest_records(train: Sequence[int], test: Sequence[int], of: bytes = b"") -
     return both.hexdigest()[:16]
 
 
-def standardised(train: Array, test: Array) -> tuple[Array, Array]:
+def standardised(train: Features, test: Features) -> tuple[Array, Array]:
     """Zero mean and unit deviation per column by the training rows alone; of series, over all steps.
 
     Both are taken in float64, and a constant column keeps its scale: rounding is no deviation.

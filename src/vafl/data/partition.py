@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vafl.data.columns import match_columns
-from vafl.data.dataset import Array, Dataset, Records, standardised
+from vafl.data.dataset import Dataset, Features, Records, standardised
 from vafl.data.settings import PartitionSettings
 from vafl.errors import ConfigError
 
@@ -95,7 +95,7 @@ def partition(dataset: Dataset, settings: PartitionSettings, scale: str = "auto"
     )
 
 
-def _by_name(dataset: Dataset, settings: PartitionSettings) -> list[tuple[str, Array, Array]]:
+def _by_name(dataset: Dataset, settings: PartitionSettings) -> list[tuple[str, Features, Features]]:
     if not dataset.columns:
         raise ConfigError(
             f"partition.groups needs a table with named columns. Found {dataset.name}, which has none. "
@@ -105,7 +105,7 @@ def _by_name(dataset: Dataset, settings: PartitionSettings) -> list[tuple[str, A
     return [(name, dataset.train[..., chosen], dataset.test[..., chosen]) for name, chosen in matched.items()]
 
 
-def _equal_shares(dataset: Dataset, settings: PartitionSettings) -> list[tuple[str, Array, Array]]:
+def _equal_shares(dataset: Dataset, settings: PartitionSettings) -> list[tuple[str, Features, Features]]:
     train, test = _laid_out(dataset.train, settings.layout), _laid_out(dataset.test, settings.layout)
     axis = 2 if train.ndim > 2 and settings.layout != "views" else 1
     if settings.clients > train.shape[axis]:
@@ -125,7 +125,7 @@ def _shared(settings: PartitionSettings) -> str:
     return {"views": "views", "bands": "lines"}.get(settings.layout, "columns")
 
 
-def _laid_out(features: Array, layout: str) -> Array:
+def _laid_out(features: Features, layout: str) -> Features:
     """Flat [rows, columns], bands [rows, channels, height, width], or sequences [rows, steps, features]."""
     if layout == "columns":
         return features.reshape(len(features), -1)
@@ -141,5 +141,5 @@ def _laid_out(features: Array, layout: str) -> Array:
     return features.reshape(rows, channels * height, width)
 
 
-def _tensor(features: Array) -> Tensor:
+def _tensor(features: Features) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32))

@@ -18,7 +18,8 @@ from vafl.data.cifar10 import load_cifar10
 from vafl.data.columns import no_column
 from vafl.data.credit_default import load_credit_default
 from vafl.data.csv_files import read_csv
-from vafl.data.dataset import Array, Dataset, digest_records, encode_labels, split_rows
+from vafl.data.dataset import Dataset, Features, digest_records, encode_labels, split_rows
+from vafl.data.encoding import LARGEST
 from vafl.data.mimic3 import load_mimic3
 from vafl.data.modelnet40 import load_modelnet40
 from vafl.data.parkinson import load_parkinson
@@ -86,7 +87,8 @@ def _load_csv(settings: DataSettings, seed: int) -> Dataset:
             f'"{path}": features must be numbers. Found text in {", ".join(words[:5])}. Encode these columns '
             "as numbers, or list them in data.ignore."
         )
-    numbers = features.cast(pl.Float32).fill_null(float("nan")).to_numpy()
+    numbers = features.cast(pl.Float64).fill_null(float("nan")).to_numpy(writable=True)
+    numbers[np.abs(numbers) > LARGEST] = np.nan
     regression = settings.task == "regression"
     return _split(
         settings, numbers, table[settings.label].to_numpy(), tuple(features.columns), regression, seed
@@ -95,7 +97,7 @@ def _load_csv(settings: DataSettings, seed: int) -> Dataset:
 
 def _split(
     settings: DataSettings,
-    features: Array,
+    features: Features,
     labels: npt.NDArray[Any],
     columns: tuple[str, ...],
     regression: bool,
