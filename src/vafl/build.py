@@ -12,6 +12,7 @@ from torch import nn
 
 from vafl.config import Config
 from vafl.data.partition import VerticalData
+from vafl.data.settings import LABEL_HOLDER
 from vafl.ledgers import is_entered, ledger_path, open_ledger
 from vafl.models.losses import LOSSES
 from vafl.plan import Plan, Task, make_plan
@@ -137,12 +138,13 @@ def with_drawn_labels(plan: Plan, path: Path | None = None) -> Plan:
 
     They are kept in `path` unless labels.file names another place.
     """
-    settings, data = plan.config.labels, plan.data
+    config, settings, data = plan.config, plan.config.labels, plan.data
     if not settings.epsilon:
         return plan
     path = Path(settings.file) if settings.file else path
     classes = len(data.classes or ())
-    labels = draw_once(data.train_labels, classes, settings.epsilon, data.record_digest, path)
+    name = config.tables[LABEL_HOLDER].label if config.tables else config.data.label
+    labels = draw_once(data.train_labels, classes, settings.epsilon, name, data.record_digest, path)
     return replace(plan, data=replace(data, train_labels=labels))
 
 

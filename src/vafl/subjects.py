@@ -54,7 +54,7 @@ def load_subjects(config: Config, party: str, model: StoredModel) -> Subjects:
     data = load_data(config)
     if data.record_digest != model.manifest.records:
         raise RunFolderError(
-            f'a model of data.name = "{config.data.name}" scores the rows that were held out of the very data '
+            f'a model of data.name = "{config.data.name}" scores the rows that were held out of the data '
             "it was trained on: others would be scaled by themselves. Found other data. For new records, "
             'train on data.name = "tables", whose models know how to encode them.'
         )

@@ -120,7 +120,9 @@ def test_numbers_and_categories_mean_the_same_in_both_formats(tmp_path):
 def test_a_column_of_numbers_is_one_though_some_are_infinite(tmp_path):
     values = [float("inf")] * 30 + [float(number) for number in range(70)]
     pl.DataFrame({"id": range(100), "x": values, "y": float("inf")}).write_parquet(tmp_path / "t.parquet")
-    encoder, reports = fit(Table("bank", TableSettings(str(tmp_path / "t.parquet"), "id")), lines(*range(100)))
+    encoder, reports = fit(
+        Table("bank", TableSettings(str(tmp_path / "t.parquet"), "id")), lines(*range(100))
+    )
     assert encoder.names == ["x", "x is missing"]
     assert encoder.columns[0].fill == 34.5
     assert reports[2].why == "missing in every training row"

@@ -14,10 +14,10 @@ TRUE = torch.arange(600) % 3
 
 def test_labels_are_drawn_once_and_read_ever_after(tmp_path):
     path = tmp_path / "deep" / "labels.safetensors"
-    drawn = draw_once(TRUE, 3, 1.0, "records", path)
+    drawn = draw_once(TRUE, 3, 1.0, "label", "records", path)
     assert not torch.equal(drawn, TRUE)
-    assert torch.equal(draw_once(TRUE, 3, 1.0, "records", path), drawn)
-    assert torch.equal(draw_once(TRUE.float(), 3, 1.0, "records", path), drawn.float())
+    assert torch.equal(draw_once(TRUE, 3, 1.0, "label", "records", path), drawn)
+    assert torch.equal(draw_once(TRUE.float(), 3, 1.0, "label", "records", path), drawn.float())
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["labels.safetensors"]
 
 
@@ -27,32 +27,32 @@ def test_two_servers_that_begin_together_train_on_one_draw(tmp_path, monkeypatch
 
     def drawn_meanwhile(*arguments):
         monkeypatch.undo()
-        others.append(draw_once(TRUE, 3, 1.0, "records", path))
+        others.append(draw_once(TRUE, 3, 1.0, "label", "records", path))
         return randomise(*arguments)
 
     monkeypatch.setattr("vafl.runtime.labels.randomise", drawn_meanwhile)
-    assert torch.equal(draw_once(TRUE, 3, 1.0, "records", path), others[0])
+    assert torch.equal(draw_once(TRUE, 3, 1.0, "label", "records", path), others[0])
     assert [entry.name for entry in tmp_path.iterdir()] == ["labels.safetensors"]
 
 
 @pytest.mark.parametrize(
-    ("labels", "terms"), [(TRUE, (2.0, "records")), (TRUE, (1.0, "others")), (2 - TRUE, (1.0, "records"))]
+    "terms", [(2.0, "label", "records"), (1.0, "other", "records"), (1.0, "label", "others")]
 )
-def test_labels_of_another_epsilon_or_of_others_are_refused(tmp_path, labels, terms):
+def test_labels_of_another_epsilon_or_column_or_of_others_are_refused(tmp_path, terms):
     path = tmp_path / "labels.safetensors"
-    draw_once(TRUE, 3, 1.0, "records", path)
+    draw_once(TRUE, 3, 1.0, "label", "records", path)
     before = path.read_bytes()
     with pytest.raises(DataError, match="drawing again spends epsilon again"):
-        draw_once(labels, 3, *terms, path)
+        draw_once(TRUE, 3, *terms, path)
     assert path.read_bytes() == before
 
 
 def test_a_damaged_file_is_refused_and_not_drawn_again(tmp_path):
     path = tmp_path / "labels.safetensors"
-    draw_once(TRUE, 3, 1.0, "records", path)
+    draw_once(TRUE, 3, 1.0, "label", "records", path)
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(DataError, match="damaged"):
-        draw_once(TRUE, 3, 1.0, "records", path)
+        draw_once(TRUE, 3, 1.0, "label", "records", path)
 
 
 def test_runs_that_name_one_file_share_its_labels(tmp_path):

@@ -86,7 +86,7 @@ class Dataset:
             test_labels=labels[test],
             columns=columns,
             classes=classes,
-            record_digest=digest_records(train, test, of=features.tobytes() + labels.tobytes()),
+            record_digest=digest_records(train, test, of=np.ascontiguousarray(features).data),
             records=np.array([*train, *test], dtype=np.int64),
         )
 
@@ -158,8 +158,9 @@ def with_validation(dataset: Dataset, fraction: float, seed: int) -> Dataset:
     )
 
 
-def digest_records(train: Sequence[int], test: Sequence[int], of: bytes = b"") -> str:
-    """A short digest of the record numbers of both parts, in order, and of what is numbered."""
+def digest_records(train: Sequence[int], test: Sequence[int], of: bytes | memoryview = b"") -> str:
+    """A short digest of the record numbers of both parts, in order, and of what is numbered; never of labels,
+    for others see it."""
     both = hashlib.sha256(of)
     for part in (train, test):
         both.update(np.asarray(part, dtype="<i8").tobytes() + b"|")

@@ -87,7 +87,7 @@ class Manifest:
         return sum(math.prod(shape) for name, shape in self.shapes.items() if self.is_parameter(name))
 
     def is_parameter(self, name: str) -> bool:
-        """Whether a tensor of that name is the module's; a head's folder has what stands in for clients too."""
+        """Whether a tensor of that name is the module's; a head's folder has stand-ins for clients too."""
         return self.kind == "embedding" or not name.startswith(DEFAULT)
 
 

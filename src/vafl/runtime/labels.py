@@ -1,6 +1,5 @@
 """The labels a server trains on, drawn by randomised response once and kept: drawing again spends again."""
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -13,19 +12,21 @@ from vafl.files import write_once
 from vafl.privacy.labels import randomise
 
 
-def draw_once(labels: Tensor, classes: int, epsilon: float, records: str, path: Path | None) -> Tensor:
+def draw_once(
+    labels: Tensor, classes: int, epsilon: float, name: str, records: str, path: Path | None
+) -> Tensor:
     """The labels in the file `path`; where there is no such file yet, they are drawn, and on disk before
     anybody sees them.
 
     Args:
+        name: of the label column.
         records: a digest of which records these are.
         path: None keeps them nowhere.
 
     Raises:
-        DataError: the file was drawn for other records, labels or epsilon, or it is damaged.
+        DataError: the file was drawn for another column, other records or epsilon, or it is damaged.
     """
-    true = hashlib.sha256(labels.long().numpy().tobytes()).hexdigest()[:16]
-    terms = {"epsilon": epsilon, "classes": classes, "records": records, "labels": true}
+    terms = {"label": name, "epsilon": epsilon, "classes": classes, "records": records, "rows": len(labels)}
     if path is None:
         return randomise(labels, classes, epsilon)
     if not path.is_file():
@@ -45,7 +46,7 @@ def _read(path: Path, terms: dict[str, object]) -> Tensor:
     if found != terms:
         differing = [f"{name} {found.get(name)} (now {terms[name]})" for name in terms]
         raise DataError(
-            f'the labels in "{path}" must be drawn for this run\'s records, labels and epsilon. Found '
+            f'the labels in "{path}" must be drawn for this run\'s label, records and epsilon. Found '
             f"{', '.join(differing)}. Name another labels.file; drawing again spends epsilon again."
         )
     return labels
