@@ -2,6 +2,8 @@
 
 import io
 import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 from rich.console import Console
 
@@ -18,11 +20,9 @@ class StandingStill:
     traffic = ()
 
 
-def shown(folder, *, terminal: bool, points: int = 1) -> str:
-    output = io.StringIO()
-    console = Console(file=output, force_terminal=terminal, width=100)
-    progress = Progress(
-        console,
+def made(folder, output=None, *, terminal: bool = False) -> Progress:
+    return Progress(
+        Console(file=output or io.StringIO(), force_terminal=terminal, width=100),
         folder,
         "async: a run",
         "accuracy",
@@ -32,7 +32,11 @@ def shown(folder, *, terminal: bool, points: int = 1) -> str:
         delays=lambda: [DelaySummary(80, 12, 3.5, 3, 11, 0, 0, 1)],
         waiting=lambda: "bank",
     )
-    with progress:
+
+
+def shown(folder, *, terminal: bool, points: int = 1) -> str:
+    output = io.StringIO()
+    with made(folder, output, terminal=terminal) as progress:
         for _ in range(points):
             progress.observe(Point(12.5, 40, 2_000_000, 500_000, 0.25, 0.875))
     return output.getvalue()
@@ -66,6 +70,18 @@ def test_the_folder_tells_how_the_run_stood_last(tmp_path):
     assert (status.updates, status.share, status.waiting) == (40, 0.4, "bank")
     assert status.clients == (ClientStatus("bank", 7, 2_000_000, 500_000, True, 3.5, 12),)
     assert [entry.name for entry in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_the_display_s_thread_and_the_run_s_may_look_at_the_same_time(tmp_path):
+    """The run's, which has an evaluation to tell of, would fail the run."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with made(tmp_path) as progress, ThreadPoolExecutor(2) as threads:
+            looks = [threads.submit(lambda: [progress._look() for _ in range(3000)]) for _ in range(2)]
+            assert all(look.result() for look in looks)
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_what_is_counted_gets_a_line_at_each_tenth():

@@ -101,8 +101,9 @@ class Progress:
         now, updates = time.monotonic(), self.runtime.updates
         (then, before), clients = self._pace[0], self.clients()
         if updates == before:  # its speed is taken from when it has begun, or goes on
-            self._pace.clear()
-        self._pace.append((now, updates))
+            self._pace = deque([(now, updates)], _PACE)  # never empty: two threads look
+        else:
+            self._pace.append((now, updates))
         for number, delay in enumerate(self._delays):
             clients[number] = replace(clients[number], delay_mean=delay.mean, delay_max=delay.max)
         return Status(

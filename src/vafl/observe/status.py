@@ -7,13 +7,14 @@ tells how it stood last.
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from vafl.files import write_atomically
 
 STATUS = "status.json"
+_BEYOND = 2.0**63  # any number that a run can reach
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,25 @@ class Status:
             TypeError: it did not.
         """
         clients = tuple(ClientStatus(**client) for client in document.pop("clients", ()))
-        return cls(**document, clients=clients)
+        status = cls(**document, clients=clients)
+        _check(status)
+        for client in clients:
+            _check(client)
+        return status
 
     def write(self, folder: Path) -> None:
         content = json.dumps(asdict(self)).encode()
         write_atomically(folder / STATUS, content, durable=False)
+
+
+def _check(made: Status | ClientStatus) -> None:
+    """Raises TypeError unless words are words, and numbers are finite ones."""
+    for each in fields(made):
+        value = getattr(made, each.name)
+        fits = isinstance(value, str) if each.type is str else _is_number(value) or each.name == "clients"
+        if not fits:
+            raise TypeError(f"{each.name} {value!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) < _BEYOND

@@ -3,12 +3,14 @@
 import json
 import math
 import time
+from contextlib import suppress
 from dataclasses import asdict
 
 import pytest
 
 from tests.observe.dashboard.folders import written
 from vafl.errors import RunFolderError
+from vafl.observe.dashboard.exporter import as_prometheus
 from vafl.observe.dashboard.views import MOST_RUNS, look, view
 from vafl.runtime.point import Point
 
@@ -39,6 +41,28 @@ def test_a_line_that_is_being_written_and_a_status_of_another_version_are_left_o
     seen = view(run, "run")
     assert [point.updates for point in seen.points] == [0, 40, 80]
     assert seen.status is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"share": NaN}',
+        '{"at": "now"}',
+        '{"at": 1e999}',
+        '{"metric": 5}',
+        '{"clients": [{"name": null, "activations": 0, "bytes_up": 0, "bytes_down": 0}]}',
+        "[" * 100_000,
+    ],
+)
+def test_of_a_status_that_no_run_wrote_nothing_is_shown_and_the_others_are(tmp_path, content):
+    run = written(tmp_path / "run", share=0.4)
+    with suppress(ValueError, RecursionError):
+        content = json.dumps(json.loads((run / "status.json").read_bytes()) | json.loads(content))
+    (run / "status.json").write_text(content)
+    views, _ = look([tmp_path])
+    assert views[0].status is None
+    assert "vafl_metric" in as_prometheus(views)
+    json.dumps([seen.as_json() for seen in views], allow_nan=False)
 
 
 def test_runs_are_found_in_folders_of_folders_the_newest_first(tmp_path):

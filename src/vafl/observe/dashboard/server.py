@@ -77,7 +77,7 @@ class _Request(BaseHTTPRequestHandler):
             return self.send_error(HTTPStatus.NOT_FOUND)
         kind, answer = found
         try:
-            content = answer().encode()
+            content = answer().encode(errors="replace")  # a folder's name may be no text
         except Exception:
             log.exception("%s could not be answered", self.path)
             return self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, "the dashboard failed; its log says why")

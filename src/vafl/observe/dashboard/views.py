@@ -110,7 +110,7 @@ def _status(run: Path) -> Status | None:
 def _document(path: Path) -> dict[str, Any] | None:
     try:
         document = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
 
@@ -120,7 +120,7 @@ def _points(run: Path) -> Iterator[Point]:
     try:
         for line in (run / HISTORY).read_bytes().splitlines():
             yield Point(**json.loads(line))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return
 
 
