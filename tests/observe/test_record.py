@@ -27,6 +27,17 @@ def test_what_a_crash_undid_is_taken_out_of_the_history(tmp_path):
     assert [each.updates for each in read_run(tmp_path).points] == [0, 10, 20]
 
 
+@pytest.mark.parametrize("line", [b"\0\0\n", b"[]\n", b'{"of": "another version"}\n'])
+def test_a_history_that_is_damaged_is_left_as_it_is(tmp_path, line):
+    with RunFolder(tmp_path) as folder:
+        folder.append(point(0))
+        content = (tmp_path / "history.jsonl").read_bytes() + line
+        (tmp_path / "history.jsonl").write_bytes(content)
+        with pytest.raises(RunFolderError, match=r"Line 2 of .* is damaged: .* resume again"):
+            folder.rewind(100.0)
+    assert (tmp_path / "history.jsonl").read_bytes() == content
+
+
 def test_a_run_that_goes_on_has_not_ended(tmp_path):
     with RunFolder(tmp_path) as folder:
         folder.begin("")

@@ -73,15 +73,28 @@ class RunFolder:
     def rewind(self, seconds: float) -> list[Point]:
         """Goes back to where the run stood after so many seconds; gives the evaluations made until then.
 
-        Those after it were undone by a crash, which may also have cut the last line short."""
-        points, length = [], 0
+        Those after it were undone by a crash, which may also have cut the last line short.
+
+        Raises:
+            RunFolderError: a line is damaged.
+        """
+        points, length = list[Point](), 0
         for line in self._history.read_bytes().splitlines(keepends=True):
-            if not line.endswith(b"\n") or (point := Point(**json.loads(line))).seconds > seconds:
+            if not line.endswith(b"\n") or (point := self._read_point(line, len(points))).seconds > seconds:
                 break
             points.append(point)
             length += len(line)
         os.truncate(self._history, length)
         return points
+
+    def _read_point(self, line: bytes, before: int) -> Point:
+        try:
+            return Point(**json.loads(line))
+        except (ValueError, TypeError) as error:
+            raise RunFolderError(
+                f'--resume needs the evaluations so far. Line {before + 1} of "{self._history}" is damaged: '
+                f"{error}. Remove it and those below it, and resume again: only they are lost."
+            ) from error
 
     def _to_replace(self, overwrite: bool) -> list[str]:
         """What must go to make room for the run, if the user asked for that; only ever our own files."""

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Thread
@@ -35,6 +36,12 @@ def test_runs_that_begin_later_are_shown_too(tmp_path):
         assert (run["name"], run["state"]) == ("run", "running")
         assert [client["name"] for client in run["status"]["clients"]] == ["bank", "shop"]
         assert "vafl_run_up" in asked(dashboard, "/metrics")[2]
+
+
+def test_a_folder_whose_name_is_no_text_is_shown_with_the_others(tmp_path):
+    written(tmp_path / os.fsdecode(b"run-\xff"), share=0.4)
+    with serving(tmp_path) as dashboard:
+        assert [asked(dashboard, path)[0] for path in ("/runs.json", "/metrics")] == [200, 200]
 
 
 def test_the_page_is_all_its_own(tmp_path):
