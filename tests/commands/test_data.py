@@ -90,8 +90,9 @@ def test_all_tables_on_one_machine_are_shown_as_a_run_would_use_them(folder, cap
 def test_names_are_written_as_toml_has_them(folder):
     path = folder / "run.toml"
     (folder / "bank.csv").rename(folder / "größe 😀.csv")
-    table = f"north.bank={folder / 'größe 😀.csv'}"
-    assert main(["init", "--table", table, "--parties", "north.bank, shop", "--out", str(path)]) == 0
+    (folder / "shop.parquet").rename(folder / "shop.pq")
+    tables = [f"--table=north.bank={folder / 'größe 😀.csv'}", f"--table=shop={folder / 'shop.pq'}"]
+    assert main(["init", *tables, "--parties", "north.bank, shop", "--out", str(path)]) == 0
     assert read_config(path).tables["north.bank"].path.endswith("größe 😀.csv")
     assert read_config(path).data.parties == ("north.bank", "shop")
 
