@@ -187,3 +187,28 @@ def test_a_refusal_that_comes_before_the_client_has_said_all_is_heard(monkeypatc
     monkeypatch.setattr("vafl.runtime.grpc.client.open_channel", lambda *_: Closed())
     with pytest.raises(RemoteFault, match="refused client-1: no client of this run"):
         within(20, client.run())
+
+
+def test_a_server_that_hangs_up_is_dialled_once_at_a_time():
+    """Channels that were closed went on dialling by themselves: ten times a second after some minutes."""
+
+    async def story():
+        dials = []
+
+        async def hang_up(_, writer):
+            dials.append(writer)
+            writer.close()
+
+        listener = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+        federation = Federation(configuration())
+        federation.address = f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        client = federation.client(0)
+        running = asyncio.create_task(client.run())
+        await asyncio.sleep(1.5)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        listener.close()
+        return len(dials), client.reconnects + 1
+
+    dials, attempts = within(20, story())
+    assert 2 <= dials <= attempts
