@@ -72,6 +72,21 @@ def test_the_server_says_for_whom_it_waits_at_the_start(caplog):
     assert "waiting for client-1, client-2, 20 s at most" in caplog.text
 
 
+def test_a_client_says_when_it_has_joined(caplog):
+    """Else the last that its log says of a server that came late is that it is out of reach."""
+
+    async def story():
+        async with served() as federation, dialled(federation, 1) as other:
+            await other.say(Join(1))
+            running = asyncio.create_task(federation.client(0).run())
+            await until(lambda: "joined the run at 127.0.0.1" in caplog.text)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    with caplog.at_level(logging.INFO, "vafl.client"):
+        within(20, story())
+
+
 def test_a_client_that_is_back_before_the_server_has_noticed_that_it_was_gone_stays():
     """While the worker is busy: the new stream's join is taken before the old one's end is."""
     busy, over = threading.Event(), threading.Event()

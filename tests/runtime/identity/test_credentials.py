@@ -113,6 +113,8 @@ def test_an_expired_certificate_says_the_dates(own):
     assert f"to {now - timedelta(days=3):%Y-%m-%d %H:%M} UTC" in message
     assert f"clock says {now:%Y-%m-%d %H:%M} UTC" in message
     assert "`vafl certs --overwrite`" in message
+    with pytest.raises(ConfigError, match=r'"client-1\.pem" must be in date. Found it expired'):
+        Credentials.load(own, "client-1").require_in_date(now=now)
 
 
 def test_a_certificate_of_tomorrow_says_the_dates(own):

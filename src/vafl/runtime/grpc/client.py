@@ -153,6 +153,7 @@ class FederationClient:
                 self.durable = message.activation
             if isinstance(message, Welcome):
                 session.welcome, self.durable = True, message.durable
+                log.info("joined the run at %s", self._settings.address)
             if isinstance(message, Gradient | Skipped):
                 self._skips = self._skips + 1 if isinstance(message, Skipped) else 0
             if session.answered > self._settings.largest_message:

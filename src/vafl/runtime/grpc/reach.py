@@ -31,6 +31,7 @@ def open_channel(settings: NetworkSettings, credentials: Credentials | None) -> 
     if credentials is None:
         require_loopback(settings.address)
         return grpc.aio.insecure_channel(settings.address, [*options, *LOOPBACK_OPTIONS])
+    credentials.require_in_date()
     options += credentials.channel_options()
     return grpc.aio.secure_channel(settings.address, credentials.channel_credentials(), options)
 

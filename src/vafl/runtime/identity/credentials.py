@@ -55,6 +55,12 @@ class Credentials:
         trusted, own = pem.certificate_to_pem(authority), pem.certificate_to_pem(certificate)
         return cls(party, trusted, own, pem.key_to_pem(key))
 
+    def require_in_date(self, *, now: datetime | None = None) -> None:
+        """Raises ConfigError if the certificate has run out since it was loaded: the server could only hang
+        up on it."""
+        certificate = x509.load_pem_x509_certificate(self.certificate)
+        pem.check_dates(certificate, f"{self.party}.pem", now or datetime.now(UTC))
+
     def server_credentials(self) -> grpc.ServerCredentials:
         """To listen with: every client must show a certificate of this authority."""
         if self.party != SERVER:
