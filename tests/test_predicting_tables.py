@@ -52,7 +52,7 @@ def test_people_who_came_later_are_scored_as_the_training_encoded(tmp_path, cons
     before = configuration(tmp_path / "then", data={"records": records}, **LOOPBACK)
     launch(before, tmp_path / "run", console)
     config, labels = later(tmp_path / "now", records)
-    scores = batch_of(config, tmp_path / "run", tmp_path / "scores.parquet", ["bank", "shop"])
+    scores = batch_of(config, tmp_path / "run", tmp_path / "scores[1].parquet", ["bank", "shop"])
     shared = (
         labels
         if records == "labelled"

@@ -107,7 +107,7 @@ seed = 0
 [data]
 name = "tables"
 parties = [{parties}]  # the clients, in one order everywhere; "server" holds the labels
-records = "common"         # records that every party has; "labelled": all of the server's, see the guide
+records = "common"         # records that every party has; "labelled": all of the server's
 task = {task:19} # the same at every party; "classification" or "regression"
 test_fraction = 0.2        # kept for the result: nothing is chosen by it
 validation_fraction = 0.1  # kept to end the training in time

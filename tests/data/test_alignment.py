@@ -24,13 +24,14 @@ def alignment(**changes):
 @pytest.mark.parametrize("classes", [("no", "yes"), None])
 def test_it_reads_back_as_it_was_written(tmp_path, classes):
     written = alignment(classes=classes)
-    written.write(tmp_path / "a.parquet")
-    found = Alignment.read(tmp_path / "a.parquet")
+    path = tmp_path / "a[1].parquet"  # no pattern
+    written.write(path)
+    found = Alignment.read(path)
     assert (found.token, found.rows, found.classes, found.label) == (TOKEN, 5, classes, "paid")
     assert found.ids.to_list() == ["b", "007", "ü"]
     assert found.numbers.tolist() == [0, 3, 4]
     assert {name: held.to_list() for name, held in found.holders.items()} == {"bank": [True, False, True]}
-    assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a[1].parquet"]
 
 
 def test_a_party_may_have_none_of_the_rows(tmp_path):

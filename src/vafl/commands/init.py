@@ -1,6 +1,7 @@
 """`vafl init`: a commented configuration for a CSV, for the parties' tables, or for scikit-learn's digits."""
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def init(options: argparse.Namespace, console: Console) -> None:
     options.out.write_text(text, encoding="utf-8")
     for note in notes:
         console.print(note)
-    console.print(f"wrote {options.out}; now: {then} {options.out}")
+    console.print(f"wrote {options.out}; now: {then} {shlex.quote(str(options.out))}")
 
 
 def _refuse_unused(options: argparse.Namespace) -> None:

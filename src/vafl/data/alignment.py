@@ -101,7 +101,7 @@ class Alignment:
             version, token, rows, label, classes = (facts[name] for name in named)
             if version != _VERSION or (type(token), type(rows), type(label)) != (str, int, str):
                 raise DataError(f"version {_VERSION} with token, rows and label is needed. Found {facts}.")
-            table = pl.read_parquet(path)
+            table = pl.read_parquet(path, glob=False)
             names = None if classes is None else tuple(map(str, classes))
             held = {name.removeprefix(_HELD): table[name] for name in table.columns if name.startswith(_HELD)}
             return cls(token, rows, names, table["id"], table["row"].to_numpy(), held, label)

@@ -58,7 +58,7 @@ class ScoreFile:
             if self._file is not None:
                 self._file.close()
             elif error is None:
-                pl.scan_parquet(self._parts / "*.parquet").sink_parquet(self._draft)
+                pl.scan_parquet(sorted(self._parts.iterdir()), glob=False).sink_parquet(self._draft)
             if error is None:
                 _sync(self._draft)
                 self._draft.replace(self.path)

@@ -48,7 +48,7 @@ def batch_of(config, run, out, present=PARTIES):
         )
         server = deployed.serve(deployed.scorer(cached=False), batch)
         within(30, _run(config, run, server, present))
-    return (pl.read_csv if out.suffix == ".csv" else pl.read_parquet)(out)
+    return (pl.read_csv if out.suffix == ".csv" else pl.read_parquet)(out, glob=False)
 
 
 async def _run(config, run, server, present):
