@@ -75,6 +75,17 @@ def test_without_out_runs_are_numbered_and_the_same_seed_gives_the_same_bytes(co
         assert main(["run", str(config)]) == 0
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["small", "small-2"]
     assert results(tmp_path / "runs" / "small") == results(tmp_path / "runs" / "small-2")
+    assert main(["run", str(config), "--overwrite"]) == 0  # the last of them
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+def test_resume_without_out_goes_on_with_the_last_run(config, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("small", "small-2"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    security = ["--set", "network.security=plaintext"]
+    assert main(["server", str(config), *security, "--resume"]) == 5
+    assert 'Found none in "runs/small-2/state/server"' in capsys.readouterr().err
 
 
 def test_a_taken_folder_is_left_alone_and_its_config_runs_again_to_the_same_result(config, tmp_path, capsys):

@@ -46,6 +46,7 @@ _EXIT_CODES = """exit codes:
   7 refused by the other party    8 a file could not be read or written    130 interrupted
 """
 _FILE, _INTERRUPTED = 8, 130
+_NUMBERED = "runs/NAME, numbered if taken; to --resume or --overwrite: the last of these"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -95,7 +96,7 @@ def _parser(asked: str) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
 
     run = commands.add_parser("run", help="train as a TOML file says, on the simulator's virtual clock")
-    _add_run_options(run)
+    _add_run_options(run, _NUMBERED)
     run.set_defaults(command=_run)
 
     for name, text in (
@@ -104,7 +105,7 @@ def _parser(asked: str) -> argparse.ArgumentParser:
         ("up", "a whole federation on this machine, as real processes"),
     ):
         party = commands.add_parser(name, help=text)
-        _add_run_options(party)
+        _add_run_options(party, "runs/NAME-PARTY" if name == "client" else _NUMBERED)
         party.set_defaults(command={"server": _server, "client": _client, "up": _up}[name])
         if name == "client":
             party.add_argument("--party", required=True, help="whose columns these are")
@@ -130,9 +131,9 @@ def _parser(asked: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_run_options(parser: argparse.ArgumentParser) -> None:
+def _add_run_options(parser: argparse.ArgumentParser, default: str) -> None:
     add_config_options(parser)
-    parser.add_argument("--out", type=Path, help="the run folder (default: runs/NAME, numbered if taken)")
+    parser.add_argument("--out", type=Path, help=f"the run folder (default: {default})")
     parser.add_argument("--overwrite", action="store_true", help="replace the run in the folder")
 
 
@@ -146,7 +147,7 @@ def _server(options: argparse.Namespace, console: "Console") -> None:
     from vafl.federation.server import ServerRun
 
     log_to_stderr()
-    out = options.out or _free_folder(options.config.stem)
+    out = _folder(options, last=options.resume or options.overwrite)
     served = ServerRun(_config(options), out, console, resume=options.resume, overwrite=options.overwrite)
     _report(served.run(lambda address: console.print(f"listening on {address}")), console)
 
@@ -166,7 +167,7 @@ def _up(options: argparse.Namespace, console: "Console") -> None:
     from vafl.federation.up import up
 
     log_to_stderr()
-    out = options.out or _free_folder(options.config.stem)
+    out = _folder(options, last=options.overwrite)
     _report(up(_config(options), out, console, overwrite=options.overwrite), console)
 
 
@@ -202,17 +203,20 @@ def _demo(options: argparse.Namespace, console: "Console") -> None:
 def _run(options: argparse.Namespace, console: "Console") -> None:
     from vafl.launch import launch
 
-    out = options.out or _free_folder(options.config.stem)
+    out = _folder(options, last=options.overwrite)
     _report(launch(_config(options), out, console, overwrite=options.overwrite), console)
 
 
-def _free_folder(name: str) -> Path:
-    """runs/NAME, or runs/NAME-2, runs/NAME-3, ..."""
-    path, number = Path("runs") / name, 1
-    while path.exists():
+def _folder(options: argparse.Namespace, *, last: bool) -> Path:
+    """--out, or the first of runs/NAME, runs/NAME-2, ... that is free; `last`: the one before, if any."""
+    if options.out:
+        return Path(options.out)
+    name, number = options.config.stem, 1
+    taken = free = Path("runs", name)
+    while free.exists():
         number += 1
-        path = Path("runs") / f"{name}-{number}"
-    return path
+        taken, free = free, Path("runs", f"{name}-{number}")
+    return taken if last else free
 
 
 def _compare(options: argparse.Namespace, console: "Console") -> None:

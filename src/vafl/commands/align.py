@@ -18,7 +18,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     who.add_argument("--party", help='whose table this is; "server" is the label holder')
     who.add_argument("--all", action="store_true", help="every party, on this machine")
     parser.add_argument(
-        "--workers", type=int, default=0, help="processes that compute (default: one for each core)"
+        "--workers",
+        type=int,
+        default=0,
+        help="processes that compute, at each party (default: one for each core)",
     )
     parser.set_defaults(command=align)
 
@@ -30,7 +33,7 @@ def align(options: argparse.Namespace, console: Console) -> None:
         raise ConfigError(f"--workers must be 0 or more. Found {options.workers}.")
     config = read_config(Path(options.config), overrides(options))
     if options.all:
-        align_all(config, console)
+        align_all(config, console, options.workers)
     else:
         align_party(
             config,

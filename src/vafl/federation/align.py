@@ -64,15 +64,19 @@ def align_party(
     return path
 
 
-def align_all(config: Config, console: Console) -> None:
-    """The server here, each client as a process of its own, over loopback: for tables on one machine."""
+def align_all(config: Config, console: Console, workers: int = 0) -> None:
+    """The server here, each client as a process of its own, over loopback: for tables on one machine.
+
+    Args:
+        workers: processes that compute at each party; 0 shares the cores out.
+    """
     for party in (SERVER, *config.data.parties):
         _table(config, party)  # fails before anything is started
     with TemporaryDirectory(prefix="vafl-align-") as temporary:
         folder = Path(temporary)
         config = certified(config, list(config.data.parties), folder)
         write_atomically(folder / "config.toml", config.to_toml().encode())
-        share = max(1, cores() // (1 + len(config.data.parties)))
+        share = workers or max(1, cores() // (1 + len(config.data.parties)))
         clients = Clients(list(config.data.parties), folder, ["align", "--workers", str(share)])
         try:
             align_party(config, SERVER, console, share, clients.start, clients.check)
