@@ -129,7 +129,7 @@ def channel_options(settings: NetworkSettings) -> list[tuple[str, Any]]:
         ("grpc.http2.max_ping_strikes", 0),  # each party chooses its own heartbeat
         ("grpc.max_concurrent_streams", 4),
         ("grpc.enable_retries", 0),
-        # A channel dials once, and shares nothing: when to dial again `Reach` decides, and one that was closed
+        # A channel dials once and shares nothing: when to dial again `Reach` decides, and one that was closed
         # goes on dialling for as long as something holds its stream.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.max_reconnect_backoff_ms", 3 * period),
