@@ -28,7 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--host",
         action="append",
         default=[],
-        help="a further DNS name or IP address of the server, repeatable",
+        help="a further DNS name or IP address of the server, for others than vafl's clients, repeatable",
     )
     parser.add_argument(
         "--days", type=int, default=825, help="how long a party's certificate holds (%(default)s)"
