@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import version
 
 import pytest
 from safetensors.torch import load_file
@@ -419,6 +420,12 @@ def test_a_process_loads_what_it_needs_and_no_more():
     come last."""
     found = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
     assert found.stdout.split() == []
+
+
+def test_the_version_is_the_packages(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"vafl {version('vafl')}\n")
 
 
 def test_help_names_every_command_and_exit_code(capsys):

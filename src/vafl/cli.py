@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import vafl
 from vafl.commands.configured import add_config_options, log_to_stderr, overrides
 from vafl.errors import ConfigError, VaflError
 from vafl.files import drafted
@@ -93,6 +94,8 @@ def _parser(asked: str) -> argparse.ArgumentParser:
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    version = f"vafl {vafl.__version__}" if asked == "--version" else ""  # slow to find out
+    parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(required=True, metavar="command")
 
     run = commands.add_parser("run", help="train as a TOML file says, on the simulator's virtual clock")
