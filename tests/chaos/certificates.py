@@ -23,6 +23,13 @@ class Unproven(Credentials):
         return grpc.ssl_channel_credentials(self.authority)
 
 
+class Careless(Credentials):
+    """Does not look at its own dates before it dials."""
+
+    def require_in_date(self, **_):
+        pass
+
+
 @dataclass(frozen=True)
 class Impostor:
     """Somebody who shows the wrong certificate, and what is to be read on either side."""
@@ -41,13 +48,14 @@ def impostors(parties: Parties) -> list[Impostor]:
     mallory = Credentials.load(issue(certs, "mallory"), "mallory")
     mine = Credentials.load(certs / "client-1", "client-1")
     second = Credentials.load(certs / "client-2", "client-2")
-    unproven = Unproven(mine.party, mine.authority, mine.certificate, mine.key)
+    unproven = Unproven(**vars(mine))
     trusting = replace(other, authority=mine.authority)
+    expired = Careless(**vars(forge(certs, begin=-2, end=-1)))
     closed = "must accept this party's certificate"
     return [
         Impostor("no certificate", unproven, closed, "PEER_DID_NOT_RETURN_A_CERTIFICATE"),
         Impostor("another authority's", trusting, closed, "issuer certificate"),
-        Impostor("expired", forge(certs, begin=-2, end=-1), closed, "certificate has expired"),
+        Impostor("expired", expired, closed, "certificate has expired"),
         Impostor("another party's", second, "Found that of", 'Found that of "client-2", shown by "client-1"'),
         Impostor("no member's", mallory, "shown by", 'Found that of "mallory", shown by "client-1"'),
     ]
