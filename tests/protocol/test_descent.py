@@ -169,7 +169,10 @@ HARMONIC = {"numerator": 1.0, "offset": 1.0}
         ({"server_step_size": math.nan}, r"server_step_size must be above 0.*Found nan"),
         ({"l2": -1.0}, r"optimiser.l2 must be 0 or more. Found -1.0"),
         ({"l2": math.nan}, r"optimiser.l2 must be 0 or more. Found nan"),
-        ({"name": "Adamm"}, r'"sgd" or a class of torch.optim. Found "Adamm". Did you mean "Adam"?'),
+        (
+            {"name": "Adamm"},
+            r'^optimiser.name must be "sgd" or a class of torch.optim. Found "Adamm". Did you mean "Adam"\?$',
+        ),
         ({"name": "lr_scheduler"}, r'Found "lr_scheduler"'),
         ({"name": "Optimizer"}, r'optimiser.name "Optimizer" with options {} cannot step'),
         ({"name": "LBFGS"}, r'optimiser.name "LBFGS" with options {} cannot step.*closure'),

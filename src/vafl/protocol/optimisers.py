@@ -169,6 +169,8 @@ def try_once(settings: OptimiserSettings) -> None:
     """
     try:
         make_optimiser(settings, [torch.zeros(1, requires_grad=True)]).step([torch.ones(1)], 0.1)
+    except ConfigError:
+        raise
     except (RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(
             f'optimiser.name "{settings.name}" with options {settings.options} cannot step: {error}. '
