@@ -15,7 +15,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Those of `vafl predict`."""
     add_model_options(parser, _predict)
     parser.add_argument(
-        "--out", type=Path, default=Path("scores.csv"), help="the server's scores: .csv or .parquet (%(default)s)"
+        "--out", type=Path, default=Path("scores.csv"), help="the server's: .csv or .parquet (%(default)s)"
     )
 
 
