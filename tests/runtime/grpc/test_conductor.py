@@ -122,13 +122,14 @@ def test_budgets_that_allow_no_step_are_no_result():
     assert (len(points), federation.reason, federation.failed) == (1, BUDGETS_SPENT, True)
 
 
-def test_a_run_resumed_at_its_end_is_measured_with_those_who_are_about_to_join():
+def test_a_run_resumed_at_its_end_is_measured_with_those_who_are_about_to_join(caplog):
     points, federation = [], Federation([1.0] * 10)
     conduct = conductor(points, StopSettings(updates=30), EvaluationSettings(every=10))
     federation.heard, federation.server.absent, federation.updates = [True, False], {1}, 30
     federation.connections[1] = "its stream, on which it has yet to join"
     for _ in range(3):
         conduct(federation)
+    assert not caplog.text
     federation.heard, federation.server.absent = [True, True], set()
     for _ in range(6):
         conduct(federation)

@@ -142,7 +142,8 @@ class Conductor:
         self._put_off = self._unheard(federation, rows) & federation.server.absent
         if self._put_off:
             self._asked_at = time.monotonic()
-            log.warning("no evaluation before %s is here", listed(self._put_off, federation.parties))
+            if gone := self._put_off - federation.connections.keys():  # the others are about to join
+                log.warning("no evaluation before %s is here", listed(gone, federation.parties))
             return []
         self._to_ask = list(torch.split(rows, self.most_rows))
         return self._ask_next(federation)
