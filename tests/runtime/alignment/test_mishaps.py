@@ -157,7 +157,7 @@ def test_a_client_that_shows_nothing_but_life_is_not_waited_for(monkeypatch):
         async with stream(made) as call:
             await call.write(pack_hello(made.terms, 2))
             while not work.done():
-                with suppress(asyncio.InvalidStateError):  # the stream has ended
+                with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # the stream has ended
                     await call.write(pack(Kind.BEAT))
                 await asyncio.wait([work], timeout=0.1)
         return await work
