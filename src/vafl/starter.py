@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 
 from vafl.data.columns import no_column
-from vafl.data.csv_files import PARQUET, first_bytes, read_csv, read_header
+from vafl.data.csv_files import is_parquet, read_csv, read_header
 from vafl.data.first_look import task_of, why_ignored
 from vafl.data.settings import LABEL_HOLDER, TableSettings
 from vafl.data.tables import Table
@@ -252,7 +252,7 @@ def _header(path: Path) -> tuple[str, list[str]]:
     if not path.is_file():
         raise DataError(f'a table must be a CSV or Parquet file. Found nothing at "{path}".')
     try:
-        if path.suffix == ".parquet" or first_bytes(path, 4) == PARQUET:
+        if is_parquet(path):
             return ",", pl.scan_parquet(path, glob=False).collect_schema().names()
         return read_header(path)
     except (pl.exceptions.PolarsError, OSError) as error:

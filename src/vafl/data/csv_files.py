@@ -8,7 +8,7 @@ import polars as pl
 from vafl.errors import DataError
 
 SEPARATORS = (",", ";", "\t", "|")
-PARQUET = b"PAR1"  # how such a file begins
+_PARQUET = b"PAR1"  # how such a file begins
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # what polars makes of a name's bytes that are no UTF-8
 _AGAIN = "_duplicated_"  # what polars puts behind a name that was there before
@@ -21,7 +21,7 @@ def read_csv(path: Path) -> pl.DataFrame:
         DataError: it is none.
     """
     try:
-        if first_bytes(path, 4) == PARQUET:
+        if _first_bytes(path, 4) == _PARQUET:
             raise DataError(
                 f'"{path}" must be a CSV. Found a Parquet file, which a party\'s own table may be: '
                 "`vafl init --table PARTY=FILE`."
@@ -34,7 +34,12 @@ def read_csv(path: Path) -> pl.DataFrame:
         ) from error
 
 
-def first_bytes(path: Path, count: int) -> bytes:
+def is_parquet(path: Path) -> bool:
+    """Whether that is what the file is called, or is."""
+    return path.suffix == ".parquet" or _first_bytes(path, 4) == _PARQUET
+
+
+def _first_bytes(path: Path, count: int) -> bytes:
     """As many as the file has, at most `count`."""
     with path.open("rb") as file:
         return file.read(count)
@@ -57,7 +62,7 @@ def check_names(columns: Iterable[str], path: Path, separator: str) -> None:
     A second column of the label's name would be a feature, and tell the label.
     """
     if unread := [name for name in columns if _UNKNOWN in name]:
-        coding = "UTF-16" if first_bytes(path, 2) in _UTF_16 else "WINDOWS-1252"
+        coding = "UTF-16" if _first_bytes(path, 2) in _UTF_16 else "WINDOWS-1252"
         raise DataError(
             f'"{path}" must be UTF-8 text. Found a column "{unread[0]}", whose name is not. Save it '
             f"as UTF-8; for a file from a spreadsheet: `iconv -f {coding} -t UTF-8`."

@@ -12,7 +12,7 @@ from pathlib import Path
 import polars as pl
 
 from vafl.data.columns import match_columns, no_column
-from vafl.data.csv_files import PARQUET, SEPARATORS, check_names, first_bytes
+from vafl.data.csv_files import SEPARATORS, check_names, is_parquet
 from vafl.data.ids import canonical_ids
 from vafl.data.settings import LABEL_HOLDER, TableSettings
 from vafl.errors import DataError
@@ -37,7 +37,7 @@ class Table:
                 f'tables.{party}.path must be a CSV or Parquet file. Found nothing at "{self.path}".'
             )
         with self._reading():
-            self.is_parquet = self.path.suffix == ".parquet" or first_bytes(self.path, 4) == PARQUET
+            self.is_parquet = is_parquet(self.path)
             self._lines = self._scan()
             self.schema = dict(self._lines.collect_schema())
         if not self.is_parquet:
