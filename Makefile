@@ -5,7 +5,7 @@ export PYTHONDONTWRITEBYTECODE :=  # what is imported is compiled once, not in e
 
 .PHONY: demo test slow lint bench soak chaos theory experiments clean
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml constraints.txt src/vafl/kernels/native.c
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $@

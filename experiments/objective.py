@@ -24,6 +24,7 @@ class Objective:
         self._parameters = [parameter for module in modules for parameter in module.parameters()]
         self._features = [party.train.double() for party in run.data.parties]
         self._labels, self._loss = run.data.train_labels, LOSSES[run.task.loss]
+        self._weights = torch.full((run.data.rows,), 1 / run.data.rows, dtype=torch.float64)
         self._summed = run.config.model.combine == "sum"
         decay = float(run.config.optimiser.options.get("weight_decay", 0.0))
         coefficients = [run.config.optimiser.l2 + decay] * len(self._models) + [decay]
@@ -84,9 +85,9 @@ class Objective:
     def _value(self) -> tuple[float, list[Tensor]]:
         """F and its gradient w.r.t. each parameter, where the parameters are now."""
         outputs = self._forward()
-        losses, slopes = self._loss(outputs.detach(), self._labels)
-        gradients = torch.autograd.grad(outputs, self._parameters, slopes / len(slopes))
-        value, steps = float(losses.mean()), list[Tensor]()
+        value, slopes = self._loss(outputs.detach(), self._labels, self._weights)
+        gradients = torch.autograd.grad(outputs, self._parameters, slopes)
+        steps = list[Tensor]()
         for gradient, decay, parameter in zip(gradients, self._decays, self._parameters, strict=True):
             value += decay / 2 * float(parameter.detach().square().sum())
             steps.append(gradient.add(parameter.detach(), alpha=decay))

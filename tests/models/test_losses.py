@@ -7,40 +7,49 @@ import torch.nn.functional as F  # noqa: N812
 from vafl.models.losses import LOSSES, accuracy, auc, metric, r2
 
 
+def loss_of_each(name, outputs, labels):
+    """Row by row, and the slopes of their sum."""
+    rows = [LOSSES[name](outputs[i : i + 1], labels[i : i + 1], torch.ones(1)) for i in range(len(labels))]
+    return [loss for loss, _ in rows], torch.cat([slopes for _, slopes in rows])
+
+
 def test_softmax_is_the_log_loss_of_the_label():
     outputs, labels = torch.tensor([[0.0, math.log(3)], [0.0, 0.0]]), torch.tensor([1, 0])
-    assert LOSSES["softmax"](outputs, labels)[0].tolist() == pytest.approx([math.log(4 / 3), math.log(2)])
+    assert loss_of_each("softmax", outputs, labels)[0] == pytest.approx([math.log(4 / 3), math.log(2)])
 
 
 def test_binary_is_the_log_loss_of_one_output():
     outputs, labels = torch.tensor([[math.log(3)], [math.log(3)]]), torch.tensor([1.0, 0.0])
-    assert LOSSES["binary"](outputs, labels)[0].tolist() == pytest.approx([math.log(4 / 3), math.log(4)])
+    assert loss_of_each("binary", outputs, labels)[0] == pytest.approx([math.log(4 / 3), math.log(4)])
 
 
 def test_squared_error():
-    assert LOSSES["squared"](torch.tensor([[1.0], [4.0]]), torch.tensor([3.0, 4.0]))[0].tolist() == [
-        4.0,
-        0.0,
-    ]
+    outputs, labels = torch.tensor([[1.0], [4.0]]), torch.tensor([3.0, 4.0])
+    assert loss_of_each("squared", outputs, labels)[0] == [4.0, 0.0]
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", LOSSES)
-def test_slopes_are_the_gradient_of_each_value(name):
-    outputs = torch.randn(7, 4 if name == "softmax" else 1, dtype=torch.float64, requires_grad=True)
-    labels = torch.tensor([0, 1, 2, 3, 0, 1, 1]) if name == "softmax" else torch.rand(7, dtype=torch.float64)
-    reference = {
+def test_the_loss_is_a_weighted_sum_and_the_slopes_are_its_gradient(name, kind):
+    outputs = torch.randn(7, 4 if name == "softmax" else 1, dtype=kind, requires_grad=True)
+    labels = torch.tensor([0, 1, 2, 3, 0, 1, 1]) if name == "softmax" else torch.rand(7, dtype=kind)
+    weights = torch.rand(7, dtype=kind)
+    each = {
         "softmax": lambda: F.cross_entropy(outputs, labels, reduction="none"),
         "binary": lambda: F.binary_cross_entropy_with_logits(outputs[:, 0], labels, reduction="none"),
         "squared": lambda: F.mse_loss(outputs[:, 0], labels, reduction="none"),
     }[name]()
-    values, slopes = LOSSES[name](outputs, labels)
-    torch.testing.assert_close(values, reference.detach())
-    torch.testing.assert_close(slopes, torch.autograd.grad(reference.sum(), outputs)[0])
+    before = outputs.detach().clone()
+    loss, slopes = LOSSES[name](outputs, labels, weights)
+    assert loss == pytest.approx((each * weights).sum().item(), rel=1e-6)
+    torch.testing.assert_close(slopes, torch.autograd.grad((each * weights).sum(), outputs)[0])
+    assert torch.equal(outputs, before)
 
 
 def test_huge_outputs_keep_a_finite_loss():
-    values, slopes = LOSSES["softmax"](torch.tensor([[1e30, 0.0], [0.0, 1e30]]), torch.tensor([0, 0]))
-    assert values[0] == 0.0
+    outputs, labels = torch.tensor([[1e30, 0.0], [0.0, 1e30]]), torch.tensor([0, 0])
+    losses, slopes = loss_of_each("softmax", outputs, labels)
+    assert losses == [0.0, pytest.approx(1e30)]
     assert slopes.tolist() == [[0.0, 0.0], [-1.0, 1.0]]
 
 

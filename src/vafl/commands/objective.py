@@ -76,4 +76,5 @@ class Objective:
         parts = [client() for client in self._clients]
         summed = self._plan.config.model.combine == "sum"
         outputs = self._head(torch.stack(parts).sum(0) if summed else torch.cat(parts, dim=1))
-        return outputs, LOSSES[self._plan.task.loss](outputs.detach(), self._labels)[1]
+        each = torch.ones(len(self._labels))
+        return outputs, LOSSES[self._plan.task.loss](outputs.detach(), self._labels, each)[1]

@@ -1,7 +1,7 @@
-"""Losses (one value and one slope a row) and metrics (one value a data set).
+"""Losses (of rows, each with a weight) and metrics (one value a data set).
 
-A loss takes outputs [batch, outputs] and labels [batch]; it gives each row's value [batch] and the slopes
-of these values, [batch, outputs]: in closed form, so that no graph has to be recorded for them.
+A loss takes outputs [batch, outputs], labels [batch] and weights [batch]; it gives the weighted sum of the
+rows' losses and the slopes of that sum, [batch, outputs]: in closed form, so no graph has to be recorded.
 """
 
 from collections.abc import Callable
@@ -12,45 +12,43 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from vafl import kernels
 
-def softmax(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Softmax cross-entropy, labels int64.
+Loss = Callable[[Tensor, Tensor, Tensor], tuple[float, Tensor]]
 
-    Computed class after class, by numpy: along the last axis torch's log_softmax takes twenty times as
-    long when classes are few.
-    """
-    scores = outputs.detach().numpy().T.copy()
-    scores -= scores.max(0)
-    shares = np.exp(scores)
-    totals = shares.sum(0)
-    batch = scores.shape[1]
-    correct = labels.numpy() * batch + np.arange(batch)  # their places in what is [classes, batch]
-    values = np.log(totals)
-    values -= scores.take(correct)
-    shares /= totals
-    shares.reshape(-1)[correct] -= 1
-    return torch.from_numpy(values), torch.from_numpy(shares.T)
+
+def softmax(outputs: Tensor, labels: Tensor, weights: Tensor) -> tuple[float, Tensor]:
+    """Softmax cross-entropy, labels int64."""
+    slopes = outputs.detach().numpy().copy()
+    loss = kernels.softmax(slopes, labels.numpy(), weights.numpy())
+    return loss, torch.from_numpy(slopes)
 
 
 @torch.no_grad()
-def binary(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def binary(outputs: Tensor, labels: Tensor, weights: Tensor) -> tuple[float, Tensor]:
     """Binary cross-entropy of one output, labels 0.0 or 1.0."""
-    values = F.binary_cross_entropy_with_logits(outputs[:, 0], labels, reduction="none")
-    return values, outputs.sigmoid() - labels[:, None]
+    values = F.binary_cross_entropy_with_logits(outputs[:, 0], labels, weights, reduction="sum")
+    return float(values), (outputs.sigmoid() - labels[:, None]) * weights[:, None]
 
 
 @torch.no_grad()
-def squared(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def squared(outputs: Tensor, labels: Tensor, weights: Tensor) -> tuple[float, Tensor]:
     """Squared error of one output."""
     errors = outputs - labels[:, None]
-    return errors[:, 0].square(), 2 * errors
+    weighted = errors * weights[:, None]
+    return float((errors * weighted).sum()), 2 * weighted
 
 
-LOSSES: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+LOSSES: dict[str, Loss] = {
     "softmax": softmax,
     "binary": binary,
     "squared": squared,
 }
+
+
+def evenly(rows: int) -> Tensor:
+    """The weights of a mean."""
+    return torch.full((rows,), 1 / rows)
 
 
 def probabilities(outputs: Tensor, loss: str) -> Tensor:
@@ -102,5 +100,6 @@ class Metric:
 def metric(name: str, loss: str) -> Metric:
     """The metric of that name; `loss` means the run's own loss, on the test set."""
     if name == "loss":
-        return Metric("loss", lambda outputs, labels: float(LOSSES[loss](outputs, labels)[0].mean()), False)
+        own = LOSSES[loss]
+        return Metric("loss", lambda outputs, labels: own(outputs, labels, evenly(len(labels)))[0], False)
     return Metric(name, {"accuracy": accuracy, "auc": auc, "r2": r2}[name])

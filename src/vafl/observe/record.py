@@ -22,6 +22,7 @@ from typing import Any
 
 from vafl.errors import RunFolderError
 from vafl.files import drafted, write_atomically
+from vafl.kernels import NATIVE
 from vafl.observe.status import STATUS
 from vafl.runtime.folders import LOCK, HeldFolder
 from vafl.runtime.point import Point
@@ -178,7 +179,7 @@ def _read_points(path: Path) -> list[Point]:
 def versions() -> dict[str, str]:
     """The versions that made a result."""
     packages = {name: version(name) for name in ("vafl", "torch", "numpy")}
-    return {"python": platform.python_version(), **packages}
+    return {"python": platform.python_version(), **packages, "kernels": "native" if NATIVE else "portable"}
 
 
 @dataclass(frozen=True)

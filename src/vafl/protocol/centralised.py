@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vafl.protocol.descent import Descent
 from vafl.protocol.gradients import pull_back
-from vafl.protocol.head_step import Loss
+from vafl.protocol.head_step import Loss, mean_weights
 from vafl.protocol.losslog import LossLog
 from vafl.protocol.schedule import BatchSchedule
 
@@ -52,12 +52,12 @@ class Centralised:
         ]
         inputs = torch.stack(parts).sum(0) if self._summed else torch.cat(parts, dim=1)
         outputs = self.head(inputs)
-        losses, slopes = self._loss(outputs.detach(), self._labels.index_select(0, rows))
-        loss = float(losses.mean())
+        labels, weights = self._labels.index_select(0, rows), mean_weights((len(rows),))
+        loss, slopes = self._loss(outputs.detach(), labels, weights)
         self.losses.check(loss, self.iteration)
         self.losses.note(loss)
         parameters = [parameter for descent in self._descents for parameter in descent.parameters]
-        gradients = pull_back(outputs, slopes.div_(len(rows)), parameters)
+        gradients = pull_back(outputs, slopes, parameters)
         for descent in self._descents:
             mine, gradients = gradients[: len(descent.parameters)], gradients[len(descent.parameters) :]
             if descent is not self._descents[-1]:

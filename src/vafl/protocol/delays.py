@@ -56,7 +56,7 @@ class DelayLog:
         """Those of the rows of the next step whose delays are to be recorded; none, maybe."""
         if self._every == 1:
             return rows
-        sampled = rows[self._skipping :: self._every]
+        sampled = rows[self._skipping :: self._every].contiguous()
         self._skipping = (self._skipping - len(rows)) % self._every
         return sampled
 

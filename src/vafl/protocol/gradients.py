@@ -16,13 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
+from vafl import kernels
+
 PullBack = Callable[[Tensor], list[Tensor]]
 HeadPullBack = Callable[[Tensor], tuple[Tensor, list[Tensor]]]
 ModelPass = Callable[[Tensor], tuple[Tensor, PullBack]]
 Array = npt.NDArray[np.float32]
 BatchPass = Callable[[Tensor, Tensor], tuple[Tensor, PullBack]]
 HeadPass = Callable[[Tensor], tuple[Tensor, HeadPullBack]]
-_BY_TORCH = 1 << 18  # multiplications of a product; numpy's BLAS would use several threads for more
+# Multiplications of a product. For more, numpy's BLAS would use threads of its own, whose waiting takes a
+# core from the others.
+_BY_TORCH = 1 << 18
 
 
 def pull_back(outputs: Tensor, slopes: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -105,11 +109,13 @@ def followed_by(
 class Affine:
     """The way back through one affine map: the same whatever its parameters have become meanwhile."""
 
-    inputs: Tensor
+    inputs: Array
     ages: ClassVar[bool] = False
 
+    @np.errstate(all="ignore")
     def __call__(self, slopes: Tensor) -> list[Tensor]:
-        return [slopes.t() @ self.inputs, slopes.sum(0)]
+        outer = slopes.numpy()
+        return [torch.from_numpy(_product(outer.T, self.inputs)), torch.from_numpy(kernels.sum_rows(outer))]
 
 
 def ages(back: PullBack) -> bool:
@@ -138,7 +144,7 @@ class Chain:
     def as_model(self, inputs: Tensor) -> tuple[Tensor, PullBack]:
         """Outputs, and the way back to the parameters."""
         outputs, given = self._forward(inputs.numpy())
-        back = Affine(inputs) if len(given) == 1 else lambda slopes: self._back(given, 0, slopes)[1]
+        back = Affine(given[0]) if len(given) == 1 else lambda slopes: self._back(given, 0, slopes)[1]
         return torch.from_numpy(outputs), back
 
     @np.errstate(all="ignore")
@@ -165,7 +171,7 @@ class Chain:
             if affine is None:
                 slopes = slopes * (given[place] > 0)
                 continue
-            gradients += (_sum_of_rows(slopes), _product(slopes.T, given[place]))
+            gradients += (kernels.sum_rows(slopes), _product(slopes.T, given[place]))
             slopes = slopes if place == first else _product(slopes, affine[0])
         return torch.from_numpy(slopes), [torch.from_numpy(gradient) for gradient in reversed(gradients)]
 
@@ -177,12 +183,6 @@ def _product(left: Array, right: Array) -> Array:
         return product
     by_torch: Array = torch.mm(torch.from_numpy(left), torch.from_numpy(right)).numpy()
     return by_torch
-
-
-def _sum_of_rows(matrix: Array) -> Array:
-    """matrix.sum(0), by torch: numpy takes five times as long where columns are few."""
-    total: Array = torch.from_numpy(matrix).sum(0).numpy()
-    return total
 
 
 def _plain_layers(module: nn.Module, parameters: Sequence[Tensor]) -> list[nn.Module]:

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +13,7 @@ from vafl.protocol.rows import take_rows
 from vafl.protocol.rules import Turn
 from vafl.protocol.table import EmbeddingTable
 
-Loss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Loss = Callable[[Tensor, Tensor, Tensor], tuple[float, Tensor]]
 Mask = Callable[[Tensor], Tensor]
 
 
@@ -25,7 +23,8 @@ class HeadStep:
     Args:
         labels: [training rows], one label a row.
         head: maps what `table.read` gives to outputs.
-        loss: (outputs, labels) -> the loss of each row, [batch], and its slopes, [batch, outputs].
+        loss: (outputs, labels, weights [batch]) -> the weighted sum of the rows' losses, and its slopes,
+            [batch, outputs].
         descent: steps the head's parameters.
         mask: what gradients [batch, width] go through before they leave, or None.
 
@@ -59,12 +58,9 @@ class HeadStep:
         turns = group[:1] if shared else group
         rows = turns[0].rows if len(turns) == 1 else torch.cat([turn.rows for turn in turns])
         outputs, pull_back = self._through_head(table.read(rows))
-        losses, slopes = self._loss(outputs, take_rows(self._labels, rows))
-        weights = _mean_weights(tuple([turn.rows.numel() for turn in turns]))
-        loss = float(losses.numpy() @ weights[:, 0])
+        weights = mean_weights(tuple([turn.rows.numel() for turn in turns]))
+        loss, slopes = self._loss(outputs, take_rows(self._labels, rows), weights)
         self.losses.check(loss, iteration)
-        scaled = slopes.numpy()
-        scaled *= weights
         gradient, steps = pull_back(slopes)
         if group[0].steps:
             self.losses.note(loss)
@@ -94,7 +90,6 @@ def _split(gradient: Tensor, table: EmbeddingTable, group: Sequence[Turn], share
 
 
 @lru_cache(maxsize=16)
-def _mean_weights(sizes: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """[rows, 1]: weights that make a sum over all rows the mean, over the turns, of each turn's mean."""
-    each = [np.full((size, 1), 1 / (size * len(sizes)), np.float32) for size in sizes]
-    return np.concatenate(each)
+def mean_weights(sizes: tuple[int, ...]) -> Tensor:
+    """[rows]: weights that make a sum over all rows the mean, over the turns, of each turn's mean."""
+    return torch.cat([torch.full((size,), 1 / (size * len(sizes))) for size in sizes])

@@ -6,23 +6,20 @@ storing, so nothing has to be counted up: delay = iteration - stored_at.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vafl import kernels
 from vafl.errors import ConfigError, InvalidMessage
-from vafl.protocol.rows import check_rows, sum_of_squares
+from vafl.protocol.rows import check_rows
 
 FOREVER = 2**30  # a delay at or above this means: never uploaded, or lost
 _LOST = -FOREVER - 1  # stands for when a cell was stored, if a crash made it worthless
-_EXACT_CHANGE = 2.0**20  # beyond it float64 no longer remembers the small embeddings beside a large one
+_LARGEST_EXACT = 2.0**20  # beyond it float64 no longer remembers the small embeddings beside a large one
 Delays = npt.NDArray[np.int32]
-Numbers = npt.NDArray[np.int64]
-Embeddings = npt.NDArray[np.float32]
-Sums = npt.NDArray[np.float64]
 
 
 class EmbeddingTable:
@@ -72,7 +69,7 @@ class EmbeddingTable:
             np.sum(self._held, axis=0, dtype=np.float64, out=self._sums)
         else:
             self._views = [self._held[:, column] for column in self.columns]
-        self._items = [_as_items(view) for view in self._views]
+        self._stored_at = [fresh[:, client] for client in range(len(widths))]
         held = torch.from_numpy(self._held)
         self.cells = held.transpose(0, 1) if summed else held
         self.sums = None if self._sums is None else torch.from_numpy(self._sums)
@@ -103,23 +100,13 @@ class EmbeddingTable:
     def store(self, client: int, rows: Tensor, embeddings: Tensor, iteration: int) -> None:
         """Replaces the cells of `client` at distinct `rows`: fresh for step `iteration`."""
         numbers, fresh = rows.numpy(), np.ascontiguousarray(embeddings.numpy())
+        cells, stored_at = self._views[client], self._stored_at[client]
         if self._sums is None:
-            self._items[client][numbers] = _as_items(fresh)
-        else:
-            old = self._views[client].take(numbers, 0)
-            self._items[client][numbers] = _as_items(fresh)
-            _as_items(self._sums)[numbers] = _as_items(self._changed(self._sums, numbers, old, fresh))
-        self.stored_at[:, client][numbers] = iteration
-
-    def _changed(self, sums: Sums, numbers: Numbers, old: Embeddings, fresh: Embeddings) -> Sums:
-        """S[row] - old + fresh; summed anew where something huge came or went and took digits with it."""
-        if not sum_of_squares(fresh) + sum_of_squares(old) < _EXACT_CHANGE**2:
-            anew: Sums = self._held.take(numbers, 1).sum(0, dtype=np.float64)
-            return anew
-        changed = sums.take(numbers, 0)
-        changed -= old
-        changed += fresh
-        return changed
+            kernels.store(cells, stored_at, numbers, fresh, iteration)
+        elif not kernels.store_summed(
+            cells, stored_at, numbers, fresh, self._sums, iteration, _LARGEST_EXACT
+        ):  # summed anew: something huge came or went and took digits with it
+            self._sums[numbers] = self._held.take(numbers, 1).sum(0, dtype=np.float64)
 
     def column(self, client: int) -> Tensor:
         """[rows, width]: this client's cells, as they are."""
@@ -138,15 +125,11 @@ class EmbeddingTable:
     def read(self, rows: Tensor) -> Tensor:
         """What the head sees of these rows: [batch, width] of sums, or [batch, all widths]."""
         numbers = rows.numpy()
-        found = self._held.take(numbers, 0) if self._sums is None else self._sums.take(numbers, 0)
-        return torch.from_numpy(found.astype(np.float32, copy=False))
+        if self._sums is None:
+            return torch.from_numpy(kernels.gather(self._held, numbers))
+        return torch.from_numpy(kernels.gather_sums(self._sums, numbers))
 
     def delays(self, rows: Tensor, iteration: int) -> Delays:
         """[batch, clients]: the delay of each cell at step `iteration`; FOREVER or more if never stored."""
-        stored_at: Delays = self.stored_at.take(rows.numpy(), axis=0)
+        stored_at: Delays = kernels.gather(self.stored_at, rows.numpy())
         return np.subtract(np.int32(iteration), stored_at, out=stored_at)
-
-
-def _as_items(matrix: npt.NDArray[Any]) -> npt.NDArray[np.void]:
-    """Each row as one item: numpy scatters those in a third of the time that rows take, it or torch."""
-    return matrix.view(np.dtype((np.void, matrix.shape[1] * matrix.itemsize)))[:, 0]

@@ -1,8 +1,11 @@
 """The worker thread: in order, on one thread, and loud once."""
 
 import asyncio
+import os
 import sys
 import threading
+
+import torch
 
 from vafl.runtime.grpc.worker import Worker
 
@@ -76,3 +79,21 @@ def test_a_loop_that_was_torn_down_is_told_nothing():
     go.set()
     workers[0]._queue.put(None)
     workers[0]._thread.join()  # an exception in it would fail this test
+
+
+def test_torch_keeps_to_its_number_of_threads_in_the_worker():
+    """Which another thread than the first does not do by itself: small products took every core there."""
+    started = []
+
+    def multiply():
+        before = set(os.listdir("/proc/self/task"))
+        torch.ones(600, 10).t() @ torch.ones(600, 16)
+        started.extend(set(os.listdir("/proc/self/task")) - before)
+
+    async def story():
+        worker = Worker(started.append)
+        worker.do(multiply)
+        await worker.stop()
+
+    asyncio.run(story())
+    assert not started

@@ -1,14 +1,12 @@
 """What every message is checked for, and how long its parts are on the wire."""
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vafl import kernels
 from vafl.errors import Diverged, InvalidMessage
-from vafl.protocol.rows import sum_of_squares
 from vafl.protocol.settings import LARGEST_WINDOW
 
 HEADER_BYTES = 48  # kind, encoding, sequence, activation, iteration, lengths
@@ -30,8 +28,7 @@ def matrix_fault(name: str, matrix: Tensor, count: int | None = None) -> str | N
         return f"{name} must be a float32 matrix [rows, width]. Found {matrix.dtype} {list(matrix.shape)}."
     if count is not None and matrix.shape[0] != count:
         return f"{name} must have one line a row, {count}. Found {matrix.shape[0]}."
-    values = matrix.numpy()
-    if not (math.isfinite(sum_of_squares(values)) or np.isfinite(values).all()):  # the first is quick
+    if not kernels.all_finite(matrix.numpy()):
         return f"{name} must be finite. Found NaN or infinity: a step size too large does that."
     return None
 

@@ -5,7 +5,9 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-HELD_BACK = 0.002  # seconds of work that may wait to be said together with more: longer, and the peer idles
+import torch
+
+HELD_BACK = 0.001  # seconds of work that may wait to be said together with more: longer, and the peer idles
 
 
 class Worker:
@@ -50,6 +52,7 @@ class Worker:
         self._thread.join()
 
     def _run(self) -> None:
+        torch.get_num_threads()  # until a thread has asked, some of torch's kernels take every core in it
         failed = False
         while (given := self._queue.get()) is not None:
             if isinstance(given, asyncio.Future):

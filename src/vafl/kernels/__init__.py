@@ -1,0 +1,36 @@
+"""Loops over the rows of a batch: what the server does to its table, and a loss to its scores.
+
+For each of them numpy needs several passes, and goes as often through its own set-up, which on small batches
+takes longer than the arithmetic. So they are written in C (native.c) and compiled when vafl is installed.
+Where there was no compiler, numpy does the same: portable.py, which also says what each of them means.
+"""
+
+try:
+    from vafl.kernels.native import (
+        all_finite,
+        gather,
+        gather_sums,
+        in_order,
+        softmax,
+        store,
+        store_summed,
+        sum_rows,
+    )
+
+    NATIVE = True
+except ImportError:  # it was not compiled
+    from vafl.kernels.portable import (
+        all_finite,
+        gather,
+        gather_sums,
+        in_order,
+        softmax,
+        store,
+        store_summed,
+        sum_rows,
+    )
+
+    NATIVE = False
+
+__all__ = ["NATIVE", "all_finite", "gather", "gather_sums", "in_order", "softmax"]
+__all__ += ["store", "store_summed", "sum_rows"]

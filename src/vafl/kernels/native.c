@@ -1,0 +1,372 @@
+/* The loops of portable.py, which says what each of them means, in one pass.
+
+   Arrays come by the buffer protocol. Types, shapes, alignment and every index are checked before anything
+   is written: no arguments can make a loop read or write beside its arrays. */
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030b0000
+#include <Python.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+enum {
+    AHEAD = 12,          /* rows that are asked of memory before they are needed */
+    NEAR_BYTES = 256,    /* of such a row: the processor itself asks for those that follow */
+    LONG_BYTES = 1 << 16 /* of work, during which other threads may run */
+};
+
+/* --- arguments --- */
+
+enum { STRIDED = PyBUF_STRIDES, CONTIGUOUS = PyBUF_C_CONTIGUOUS, WRITABLE = PyBUF_WRITABLE };
+
+typedef struct {
+    const char *types; /* format characters; NULL: an array of anything */
+    int itemsize, axes, flags;
+} Kind;
+
+#define PLACES {"lq", 8, 1, CONTIGUOUS}
+#define FLOATS(axes, flags) {"f", 4, axes, flags}
+#define ANYTHING(flags) {NULL, 0, 0, CONTIGUOUS | flags}
+
+/* Takes hold of the first arguments, arrays of these kinds; the others are the caller's. */
+static int acquire(PyObject *const *given, Py_ssize_t count, Py_ssize_t expected, Py_buffer *views,
+                   const Kind *kinds, int arrays)
+{
+    if (count != expected) {
+        PyErr_Format(PyExc_TypeError, "%zd arguments are needed. Found %zd.", expected, count);
+        return 0;
+    }
+    for (int i = 0; i < arrays; i++) {
+        Py_buffer *view = &views[i];
+        const Kind *kind = &kinds[i];
+        if (PyObject_GetBuffer(given[i], view, kind->flags | PyBUF_FORMAT) < 0) {
+            view->obj = NULL;
+            return 0;
+        }
+        if (kind->types == NULL)
+            continue;
+        if (view->ndim != kind->axes || !strchr(kind->types, view->format[0]) || view->format[1]
+            || view->itemsize != kind->itemsize || (uintptr_t)view->buf % (size_t)kind->itemsize
+            || view->strides[0] % kind->itemsize
+            || (kind->axes == 2 && view->shape[1] > 1 && view->strides[1] != kind->itemsize)) {
+            PyErr_Format(PyExc_TypeError, "argument %d must have %d axes and be of type %s. Found %d, %s.",
+                         i + 1, kind->axes, kind->types, view->ndim, view->format);
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static void release(Py_buffer *views, int arrays)
+{
+    for (int i = 0; i < arrays; i++)
+        if (views[i].obj)
+            PyBuffer_Release(&views[i]);
+}
+
+static int of_one_shape(int same)
+{
+    if (!same)
+        PyErr_SetString(PyExc_ValueError, "the arrays' shapes do not fit together.");
+    return same;
+}
+
+/* Whether all of these are places among `bound`. */
+static int within(const Py_buffer *places, Py_ssize_t bound)
+{
+    const int64_t *place = places->buf;
+    uint64_t furthest = 0;
+    for (Py_ssize_t i = 0; i < places->shape[0]; i++)
+        furthest = (uint64_t)place[i] > furthest ? (uint64_t)place[i] : furthest;
+    if (places->shape[0] && furthest >= (uint64_t)bound) {
+        PyErr_Format(PyExc_IndexError, "every index must be below %zd. Found %lld.", bound, (long long)furthest);
+        return 0;
+    }
+    return 1;
+}
+
+static int in_32_bits(long long number)
+{
+    if (number < INT32_MIN || number > INT32_MAX)
+        PyErr_Format(PyExc_OverflowError, "an iteration has 32 bits. Found %lld.", number);
+    return number >= INT32_MIN && number <= INT32_MAX;
+}
+
+static PyThreadState *begin(Py_ssize_t bytes)
+{
+    return bytes >= LONG_BYTES ? PyEval_SaveThread() : NULL;
+}
+
+static void end(PyThreadState *state)
+{
+    if (state)
+        PyEval_RestoreThread(state);
+}
+
+/* --- rows --- */
+
+static inline char *line(const Py_buffer *view, int64_t row)
+{
+    return (char *)view->buf + row * view->strides[0];
+}
+
+static inline void fetch(const char *row, Py_ssize_t bytes)
+{
+    for (Py_ssize_t at = 0; at < bytes && at < NEAR_BYTES; at += 64)
+        __builtin_prefetch(row + at);
+    __builtin_prefetch(row + bytes - 1);
+}
+
+static PyObject *in_order(PyObject *self, PyObject *const *given, Py_ssize_t count)
+{
+    static const Kind kinds[] = {PLACES};
+    Py_buffer view[1] = {{0}};
+    PyObject *answer = NULL;
+    if (acquire(given, count, 2, view, kinds, 1)) {
+        const int64_t *row = view->buf, bound = PyLong_AsLongLong(given[1]);
+        Py_ssize_t rows = view->shape[0];
+        int falls = 0;
+        for (Py_ssize_t i = 1; i < rows; i++)
+            falls |= row[i] <= row[i - 1];
+        if (!PyErr_Occurred())
+            answer = PyBool_FromLong(!falls && (!rows || (row[0] >= 0 && row[rows - 1] < bound)));
+    }
+    release(view, 1);
+    return answer;
+}
+
+static PyObject *gather(PyObject *self, PyObject *const *given, Py_ssize_t count)
+{
+    static const Kind kinds[] = {ANYTHING(0), PLACES, ANYTHING(WRITABLE)};
+    Py_buffer view[3] = {{0}}, *from = &view[0], *rows = &view[1], *out = &view[2];
+    int done = acquire(given, count, 3, view, kinds, 3) && of_one_shape(from->ndim > 0 && from->ndim == out->ndim);
+    Py_ssize_t bytes = from->itemsize;
+    for (int axis = 1; done && axis < from->ndim; axis++)
+        bytes *= from->shape[axis];
+    done = done && of_one_shape(out->len == rows->shape[0] * bytes) && within(rows, from->shape[0]);
+    if (done) {
+        const int64_t *row = rows->buf;
+        const char *first = from->buf;
+        char *to = out->buf;
+        Py_ssize_t length = rows->shape[0];
+        PyThreadState *state = begin(out->len);
+        for (Py_ssize_t i = 0; i < length; i++, to += bytes) {
+            if (i + AHEAD < length)
+                fetch(first + row[i + AHEAD] * bytes, bytes);
+            memcpy(to, first + row[i] * bytes, (size_t)bytes);
+        }
+        end(state);
+    }
+    release(view, 3);
+    return done ? Py_NewRef(Py_None) : NULL;
+}
+
+/* Sums as float32. */
+static PyObject *gather_sums(PyObject *self, PyObject *const *given, Py_ssize_t count)
+{
+    static const Kind kinds[] = {{"d", 8, 2, CONTIGUOUS}, PLACES, FLOATS(2, CONTIGUOUS | WRITABLE)};
+    Py_buffer view[3] = {{0}}, *sums = &view[0], *rows = &view[1], *out = &view[2];
+    int done = acquire(given, count, 3, view, kinds, 3)
+        && of_one_shape(out->shape[0] == rows->shape[0] && out->shape[1] == sums->shape[1])
+        && within(rows, sums->shape[0]);
+    if (done) {
+        const int64_t *row = rows->buf;
+        Py_ssize_t length = rows->shape[0], width = sums->shape[1];
+        float *to = out->buf;
+        PyThreadState *state = begin(out->len);
+        for (Py_ssize_t i = 0; i < length; i++, to += width) {
+            if (i + AHEAD < length)
+                fetch(line(sums, row[i + AHEAD]), 8 * width);
+            const double *sum = (const double *)line(sums, row[i]);
+            for (Py_ssize_t j = 0; j < width; j++)
+                to[j] = (float)sum[j];
+        }
+        end(state);
+    }
+    release(view, 3);
+    return done ? Py_NewRef(Py_None) : NULL;
+}
+
+/* Of the values at `cell` that give way to `fresh`: keeps `sum` up. Whether none of them is beyond `largest`. */
+static inline int change(double *sum, const float *cell, const float *fresh, Py_ssize_t width, float largest)
+{
+    int exact = 1;
+    for (Py_ssize_t j = 0; j < width; j++) {
+        exact &= (fabsf(cell[j]) <= largest) & (fabsf(fresh[j]) <= largest);
+        sum[j] = sum[j] - cell[j] + fresh[j];
+    }
+    return exact;
+}
+
+/* The last array, if there are five, are the sums; after the arrays come the iteration and, for sums, the
+   largest value. */
+static PyObject *replace(PyObject *const *given, Py_ssize_t count, int arrays)
+{
+    static const Kind kinds[] = {FLOATS(2, STRIDED | WRITABLE),
+                                 {"i", 4, 1, STRIDED | WRITABLE},
+                                 PLACES,
+                                 FLOATS(2, CONTIGUOUS),
+                                 {"d", 8, 2, CONTIGUOUS | WRITABLE}};
+    Py_buffer view[5] = {{0}}, *cells = &view[0], *stored_at = &view[1], *rows = &view[2], *fresh = &view[3];
+    Py_buffer *sums = arrays == 5 ? &view[4] : NULL;
+    int done = acquire(given, count, arrays == 5 ? 7 : 5, view, kinds, arrays)
+        && of_one_shape(cells->shape[1] == fresh->shape[1] && rows->shape[0] == fresh->shape[0]
+                        && cells->shape[0] == stored_at->shape[0])
+        && (!sums || of_one_shape(sums->shape[0] == cells->shape[0] && sums->shape[1] == cells->shape[1]))
+        && within(rows, cells->shape[0]);
+    long long iteration = done ? PyLong_AsLongLong(given[arrays]) : 0;
+    float largest = done && sums ? (float)PyFloat_AsDouble(given[6]) : 0;
+    int exact = 1;
+    done = done && !PyErr_Occurred() && in_32_bits(iteration);
+    if (done) {
+        const int64_t *row = rows->buf;
+        Py_ssize_t length = rows->shape[0], width = fresh->shape[1], bytes = width * (Py_ssize_t)sizeof(float);
+        const float *to_come = fresh->buf;
+        PyThreadState *state = begin(fresh->len);
+        for (Py_ssize_t i = 0; i < length; i++, to_come += width) {
+            if (i + AHEAD < length) {
+                fetch(line(cells, row[i + AHEAD]), bytes);
+                fetch(line(stored_at, row[i + AHEAD]), sizeof(int32_t));
+                if (sums)
+                    fetch(line(sums, row[i + AHEAD]), 2 * bytes);
+            }
+            float *cell = (float *)line(cells, row[i]);
+            if (sums)
+                exact &= change((double *)line(sums, row[i]), cell, to_come, width, largest);
+            memcpy(cell, to_come, (size_t)bytes);
+            *(int32_t *)line(stored_at, row[i]) = (int32_t)iteration;
+        }
+        end(state);
+    }
+    release(view, arrays);
+    return done ? PyBool_FromLong(exact) : NULL;
+}
+
+static PyObject *store(PyObject *self, PyObject *const *given, Py_ssize_t count)
+{
+    return replace(given, count, 4);
+}
+
+static PyObject *store_summed(PyObject *self, PyObject *const *given, Py_ssize_t count)
+{
+    return replace(given, count, 5);
+}
+
+/* --- values --- */
+
+static PyObject *all_finite(PyObject *self, PyObject *const *given, Py_ssize_t count)
+{
+    static const Kind kinds[] = {FLOATS(2, CONTIGUOUS)};
+    Py_buffer view[1] = {{0}};
+    PyObject *answer = NULL;
+    if (acquire(given, count, 1, view, kinds, 1)) {
+        const uint32_t *bits = view->buf, exponent = 0x7f800000u;
+        uint32_t broken = 0;
+        PyThreadState *state = begin(view->len);
+        for (Py_ssize_t i = 0; i < view->len / 4; i++)
+            broken |= (bits[i] & exponent) == exponent;
+        end(state);
+        answer = PyBool_FromLong(!broken);
+    }
+    release(view, 1);
+    return answer;
+}
+
+
+static PyObject *sum_rows(PyObject *self, PyObject *const *given, Py_ssize_t count)
+{
+    static const Kind kinds[] = {FLOATS(2, STRIDED), FLOATS(1, CONTIGUOUS | WRITABLE)};
+    Py_buffer view[2] = {{0}}, *matrix = &view[0], *out = &view[1];
+    int done = acquire(given, count, 2, view, kinds, 2) && of_one_shape(out->shape[0] == matrix->shape[1]);
+    if (done) {
+        float *sum = out->buf;
+        PyThreadState *state = begin(matrix->len);
+        memset(sum, 0, (size_t)out->len);
+        for (Py_ssize_t i = 0; i < matrix->shape[0]; i++) {
+            const float *row = (const float *)line(matrix, i);
+            for (Py_ssize_t j = 0; j < out->shape[0]; j++)
+                sum[j] += row[j];
+        }
+        end(state);
+    }
+    release(view, 2);
+    return done ? Py_NewRef(Py_None) : NULL;
+}
+
+/* --- losses --- */
+
+/* e^x for x <= 0, within 2 units in the last place; not a number where x is none. By a polynomial (Cephes'
+   coefficients) in the rest that whole powers of two leave: the compiler makes vectors of it. */
+static inline float power_of_e(float x)
+{
+    const float rounder = 12582912.0f; /* 1.5 * 2^23: added, it leaves a whole number in the last bits */
+    float shifted = x * 1.44269504f + rounder, whole = shifted - rounder;
+    float rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+    float sum = 1.9875691500e-4f;
+    sum = sum * rest + 1.3981999507e-3f;
+    sum = sum * rest + 8.3334519073e-3f;
+    sum = sum * rest + 4.1665795894e-2f;
+    sum = sum * rest + 1.6666665459e-1f;
+    sum = sum * rest + 5.0000001201e-1f;
+    sum = sum * rest * rest + rest + 1.0f;
+    union {
+        float value;
+        uint32_t bits;
+    } power = {shifted};
+    power.bits = (power.bits + 127u) << 23; /* 2^whole: the rounder's own bits are shifted out */
+    return x < -87.0f ? 0.0f : sum * power.value;
+}
+
+static PyObject *softmax(PyObject *self, PyObject *const *given, Py_ssize_t count)
+{
+    static const Kind kinds[] = {FLOATS(2, CONTIGUOUS | WRITABLE), PLACES, FLOATS(1, CONTIGUOUS)};
+    Py_buffer view[3] = {{0}}, *scores = &view[0], *labels = &view[1], *weights = &view[2];
+    int done = acquire(given, count, 3, view, kinds, 3)
+        && of_one_shape(labels->shape[0] == scores->shape[0] && weights->shape[0] == scores->shape[0])
+        && within(labels, scores->shape[1]);
+    double loss = 0;
+    if (done) {
+        const int64_t *label = labels->buf;
+        const float *weight = weights->buf;
+        Py_ssize_t rows = scores->shape[0], classes = scores->shape[1];
+        float *score = scores->buf;
+        PyThreadState *state = begin(scores->len);
+        for (Py_ssize_t i = 0; i < rows; i++) {
+            float *own = score + i * classes, largest = own[0];
+            for (Py_ssize_t j = 1; j < classes; j++)
+                largest = own[j] > largest ? own[j] : largest;
+            for (Py_ssize_t j = 0; j < classes; j++)
+                own[j] -= largest;
+            loss -= (double)weight[i] * own[label[i]];
+        }
+        for (Py_ssize_t i = 0; i < rows * classes; i++)
+            score[i] = power_of_e(score[i]);
+        for (Py_ssize_t i = 0; i < rows; i++) {
+            float *own = score + i * classes, total = 0;
+            for (Py_ssize_t j = 0; j < classes; j++)
+                total += own[j];
+            float scale = weight[i] / total;
+            for (Py_ssize_t j = 0; j < classes; j++)
+                own[j] *= scale;
+            own[label[i]] -= weight[i];
+            loss += (double)weight[i] * logf(total);
+        }
+        end(state);
+    }
+    release(view, 3);
+    return done ? PyFloat_FromDouble(loss) : NULL;
+}
+
+#define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
+
+static PyMethodDef functions[] = {
+    FUNCTION(in_order),   FUNCTION(gather),   FUNCTION(gather_sums), FUNCTION(store), FUNCTION(store_summed),
+    FUNCTION(all_finite), FUNCTION(sum_rows), FUNCTION(softmax),     {NULL, NULL, 0, NULL}};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, 0, functions, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__native(void)
+{
+    return PyModuleDef_Init(&module);
+}

@@ -1,0 +1,44 @@
+"""The loops of portable.py in C, for float32 and rows one after the other; numpy does the others."""
+
+import numpy as np
+
+from vafl.kernels import _native, portable
+from vafl.kernels._native import in_order, store, store_summed
+from vafl.kernels.portable import Array, Floats, Numbers, Sums, Values
+
+__all__ = ["all_finite", "gather", "gather_sums", "in_order", "softmax", "store", "store_summed", "sum_rows"]
+
+
+def gather(matrix: Array, rows: Numbers) -> Array:
+    """matrix[rows]."""
+    if not matrix.flags.c_contiguous:
+        return portable.gather(matrix, rows)
+    found: Array = np.empty((len(rows), *matrix.shape[1:]), matrix.dtype)
+    _native.gather(matrix, rows, found)
+    return found
+
+
+def gather_sums(sums: Sums, rows: Numbers) -> Floats:
+    """sums[rows], rounded to float32."""
+    found = np.empty((len(rows), sums.shape[1]), np.float32)
+    _native.gather_sums(sums, rows, found)
+    return found
+
+
+def all_finite(matrix: Floats) -> bool:
+    """Whether there is no NaN and no infinity among these."""
+    return _native.all_finite(matrix) if matrix.flags.c_contiguous else portable.all_finite(matrix)
+
+
+def sum_rows(matrix: Floats) -> Floats:
+    """matrix.sum(0)."""
+    total = np.empty(matrix.shape[1], np.float32)
+    _native.sum_rows(np.ascontiguousarray(matrix), total)
+    return total
+
+
+def softmax(scores: Values, labels: Numbers, weights: Floats) -> float:
+    """The weighted loss; its slopes replace the scores."""
+    if scores.dtype != np.float32:
+        return portable.softmax(scores, labels, weights)
+    return _native.softmax(scores, labels, weights)

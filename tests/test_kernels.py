@@ -1,0 +1,241 @@
+"""Both versions of each loop mean the same; the compiled one cannot be made to leave its arrays."""
+
+import shutil
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vafl import kernels
+from vafl.build import build
+from vafl.config import from_document
+from vafl.kernels import portable
+
+LARGEST = 2.0**20
+compiled = pytest.mark.skipif(not kernels.NATIVE, reason="no compiler when vafl was installed")
+VERSIONS = [portable]
+if kernels.NATIVE:
+    from vafl.kernels import _native, native
+
+    VERSIONS.append(native)
+
+
+def test_they_are_compiled_wherever_they_can_be():
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    assert kernels.NATIVE or not (shutil.which("cc") and header.exists())
+
+
+@pytest.mark.parametrize("loops", VERSIONS)
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([], True),
+        ([0], True),
+        ([0, 2, 9], True),
+        ([10], False),
+        ([-1, 3], False),
+        ([3, 3], False),
+        ([3, 2], False),
+    ],
+)
+def test_rows_in_order(loops, rows, expected):
+    assert loops.in_order(np.array(rows, np.int64), 10) is expected
+
+
+@pytest.mark.parametrize("loops", VERSIONS)
+@pytest.mark.parametrize("shape", [(50,), (50, 10), (50, 3, 4, 4), (50, 0), (50, 300)])
+@pytest.mark.parametrize("kind", [np.float32, np.int64, np.int32, np.uint8])
+def test_gathered_rows(loops, shape, kind):
+    random = np.random.default_rng(0)
+    matrix = (100 * random.random(shape)).astype(kind)
+    for rows in (random.integers(50, size=80), np.empty(0, np.int64)):
+        found = loops.gather(matrix, rows)
+        assert found.dtype == kind
+        assert np.array_equal(found, matrix[rows])
+    assert np.array_equal(loops.gather(matrix[::2], np.array([3, 1])), matrix[[6, 2]])
+
+
+@pytest.mark.parametrize("loops", VERSIONS)
+def test_gathered_sums_are_rounded(loops):
+    sums = np.random.default_rng(0).random((30, 7)) * 1e9
+    rows = np.array([29, 0, 5, 5])
+    found = loops.gather_sums(sums, rows)
+    assert found.dtype == np.float32
+    assert np.array_equal(found, sums[rows].astype(np.float32))
+
+
+@pytest.mark.parametrize("loops", VERSIONS)
+def test_summed_rows(loops):
+    matrix = np.arange(30, dtype=np.float32).reshape(10, 3)
+    assert loops.sum_rows(matrix).tolist() == [135.0, 145.0, 155.0]
+    assert loops.sum_rows(np.asfortranarray(matrix)).tolist() == [135.0, 145.0, 155.0]
+    assert loops.sum_rows(matrix[:0]).tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("loops", VERSIONS)
+@pytest.mark.parametrize("value", [0.0, 3e38, 1e-45, np.nan, np.inf, -np.inf])
+def test_what_is_finite(loops, value):
+    matrix = np.ones((7, 5), np.float32)
+    matrix[6, 4] = value
+    assert loops.all_finite(matrix) is bool(np.isfinite(value))
+    assert loops.all_finite(matrix.T) is bool(np.isfinite(value))
+    assert loops.all_finite(matrix[:0]) is True
+
+
+def a_table(width=3, rows=20):
+    random = np.random.default_rng(1)
+    held = random.random((rows, 2 * width), np.float32)
+    return held, np.zeros((rows, 2), np.int32), held[:, :width].astype(np.float64) + held[:, width:]
+
+
+@pytest.mark.parametrize("loops", VERSIONS)
+def test_stored_rows_are_one_clients_own(loops):
+    held, stored_at, _ = a_table()
+    before, rows = held.copy(), np.array([7, 0, 19])
+    fresh = np.full((3, 3), 5, np.float32)
+    assert loops.store(held[:, 3:], stored_at[:, 1], rows, fresh, 9) is True
+    before[rows, 3:] = 5
+    assert np.array_equal(held, before)
+    assert np.flatnonzero(stored_at[:, 1] == 9).tolist() == [0, 7, 19]
+    assert not stored_at[:, 0].any()
+
+
+@pytest.mark.parametrize("loops", VERSIONS)
+@pytest.mark.parametrize("huge", [0.0, 2e6, -2e6])
+def test_sums_follow_what_is_stored_and_what_is_huge_is_told(loops, huge):
+    held, stored_at, sums = a_table()
+    rows, fresh = np.array([3, 4]), np.array([[1, 2, 3], [4, 5, 6 + huge]], np.float32)
+    expected = sums.copy()
+    expected[rows] += fresh - held[rows, :3].astype(np.float64)
+    arguments = (held[:, :3], stored_at[:, 0], rows)
+    assert loops.store_summed(*arguments, fresh, sums, 2, LARGEST) is not bool(huge)
+    assert np.allclose(sums, expected, rtol=1e-15)
+    assert loops.store_summed(*arguments, np.zeros_like(fresh), sums, 3, LARGEST) is not bool(huge)
+
+
+@compiled
+@given(st.integers(1, 40), st.integers(1, 70), st.integers(0, 2**32))
+def test_both_versions_store_the_same(rows, width, seed):
+    random = np.random.default_rng(seed)
+    results = []
+    chosen = random.permutation(rows)[: random.integers(rows + 1)]
+    fresh = random.normal(size=(len(chosen), width)).astype(np.float32)
+    for loops in (portable, native):
+        held, stored_at, sums = a_table(width, rows)
+        exact = loops.store_summed(held[:, width:], stored_at[:, 1], chosen, fresh, sums, 7, LARGEST)
+        results.append((held, stored_at, sums, exact))
+    for one, other in zip(*results, strict=True):
+        assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("loops", VERSIONS)
+@pytest.mark.parametrize("classes", [1, 2, 10, 100])
+@pytest.mark.parametrize("scale", [0.1, 10.0, 1000.0])
+def test_softmax_is_torchs(loops, classes, scale):
+    random = np.random.default_rng(2)
+    scores = (scale * random.normal(size=(500, classes))).astype(np.float32)
+    labels, weights = random.integers(classes, size=500), random.random(500, np.float32)
+    exact = torch.from_numpy(scores).double().requires_grad_()
+    each = F.cross_entropy(exact, torch.from_numpy(labels), reduction="none")
+    weighted = each @ torch.from_numpy(weights).double()
+    (slopes,) = torch.autograd.grad(weighted, exact)
+    loss = loops.softmax(scores, labels, weights)
+    assert loss == pytest.approx(weighted.item(), rel=1e-6, abs=1e-5)
+    assert np.allclose(scores, slopes.numpy(), rtol=1e-5, atol=2e-7)
+
+
+@pytest.mark.parametrize("loops", VERSIONS)
+def test_a_share_is_within_a_few_units_of_the_last_place(loops):
+    below = np.linspace(-86.9, 0, 100_001, dtype=np.float32)
+    scores = np.stack([np.zeros_like(below), below], 1)
+    loops.softmax(scores, np.zeros(len(below), np.int64), np.ones(len(below), np.float32))
+    exact = np.exp(below.astype(np.float64))
+    assert np.abs(scores[:, 1] / (exact / (1 + exact)) - 1).max() < 4e-7
+
+
+@pytest.mark.parametrize("loops", VERSIONS)
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_what_is_no_number_makes_no_loss(loops, broken, place):
+    scores = np.zeros((4, 3), np.float32)
+    scores[2, place] = broken
+    assert not np.isfinite(loops.softmax(scores, np.zeros(4, np.int64), np.ones(4, np.float32)))
+
+
+@compiled
+@pytest.mark.parametrize("row", [20, -1, 2**62, -(2**62)])
+def test_a_row_that_is_not_there_changes_nothing(row):
+    held, stored_at, sums = a_table()
+    before = held.copy(), stored_at.copy(), sums.copy()
+    rows, fresh = np.array([1, row]), np.ones((2, 3), np.float32)
+    with pytest.raises(IndexError, match="below 20"):
+        native.store(held[:, :3], stored_at[:, 0], rows, fresh, 1)
+    with pytest.raises(IndexError, match="below 20"):
+        native.store_summed(held[:, :3], stored_at[:, 0], rows, fresh, sums, 1, LARGEST)
+    with pytest.raises(IndexError, match="below 20"):
+        native.gather(held, rows)
+    with pytest.raises(IndexError, match="below 20"):
+        native.gather_sums(sums, rows)
+    with pytest.raises(IndexError, match="below 3"):
+        native.softmax(fresh, rows, np.ones(2, np.float32))
+    assert all(map(np.array_equal, (held, stored_at, sums), before))
+
+
+@compiled
+def test_what_does_not_fit_is_refused():
+    held, stored_at, sums = a_table()
+    cells, at, rows, fresh = held[:, :3], stored_at[:, 0], np.array([1, 2]), np.ones((2, 3), np.float32)
+    misplaced = np.frombuffer(bytes(25), np.uint8)[1:].view(np.float32).reshape(2, 3)
+    for wrong in (
+        (cells, at, rows, fresh[:1], 1),
+        (cells, at, rows, fresh[:, :2], 1),
+        (cells, at[:5], rows, fresh, 1),
+        (cells, at, rows.astype(np.int32), fresh, 1),
+        (cells, at, np.arange(4)[::2], fresh, 1),
+        (cells, at, rows, fresh.astype(np.float64), 1),
+        (cells, at, rows, fresh.T.copy().T, 1),
+        (cells, at, rows, misplaced, 1),
+        (cells, at, rows, fresh.ravel(), 1),
+        (cells, at, rows, fresh, 2**31),
+        (cells, at, rows, fresh, "1"),
+        (cells, at, rows, fresh),
+        (cells, at, rows, fresh, 1, 2),
+        (None, at, rows, fresh, 1),
+        (held.T[:3].T[:, ::2], at, rows, fresh[:, :2].copy(), 1),
+    ):
+        with pytest.raises((TypeError, ValueError, OverflowError)):
+            native.store(*wrong)
+    held.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        native.store(held[:, :3], at, rows, fresh, 1)
+    with pytest.raises(ValueError, match="shapes"):
+        native.store_summed(np.ones((20, 3), np.float32), at, rows, fresh, sums[:19], 1, LARGEST)
+    with pytest.raises(ValueError, match="shapes"):
+        _native.gather(held, rows, np.empty((2, 5), np.float32))
+    with pytest.raises(ValueError, match="shapes"):
+        _native.gather(np.float32(1), rows, np.empty(2, np.float32))
+    with pytest.raises(ValueError, match="shapes"):
+        native.softmax(fresh, np.array([0]), np.ones(2, np.float32))
+    with pytest.raises(ValueError, match="shapes"):
+        _native.sum_rows(fresh, np.empty(2, np.float32))
+    assert not stored_at.any()
+
+
+@compiled
+def test_a_run_by_numpy_ends_where_one_by_compiled_loops_does(monkeypatch):
+    def trained():
+        run = build(from_document({"stop": {"updates": 60}}))
+        while run.runtime.updates < 60:
+            run.runtime.advance()
+        return [p.detach().clone() for model in (*run.models, run.head) for p in model.parameters()]
+
+    by_loops = trained()
+    for name in kernels.__all__[1:]:
+        monkeypatch.setattr(kernels, name, getattr(portable, name))
+    for one, other in zip(by_loops, trained(), strict=True):
+        torch.testing.assert_close(one, other)
