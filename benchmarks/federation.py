@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.peers.processes import hear, started, tell
-from vafl.build import make_client, make_server
+from vafl.build import limited_threads, make_client, make_server
 from vafl.config import from_document
 from vafl.data.partition import Party, VerticalData
 from vafl.federation.terms import make_terms, over_network
@@ -167,13 +167,13 @@ async def _until_the_end(end: FederationClient) -> None:
 def main(party: str, folder: str, limit: str, workload: str, *address: str) -> None:
     """Be one party."""
     signal.alarm(int(limit))
-    torch.set_num_threads(1)
     credentials = Credentials.load(Path(folder) / party, party)
     plan = Workload(**json.loads(workload)).plan(*address)
-    if party == SERVER:
-        _serve(plan, credentials)
-    else:
-        _work(plan, party, credentials)
+    with limited_threads(plan.config.threads):
+        if party == SERVER:
+            _serve(plan, credentials)
+        else:
+            _work(plan, party, credentials)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.harness import Figure, benchmark, interleave, ratios
 from benchmarks.simulator import random_data
-from vafl.build import make_client, make_guard
+from vafl.build import limited_threads, make_client, make_guard
 from vafl.config import Config
 from vafl.data.partition import VerticalData
 from vafl.models.settings import ModelSettings
@@ -40,11 +40,11 @@ def dp_train_cost_mlp() -> Figure:
     return _cost(ModelSettings(embedding="mlp", hidden=(64,)))
 
 
+@limited_threads(1)
 def _cost(model: ModelSettings) -> Figure:
     schedule = ScheduleSettings(batch_size=600, refresh="none")
     plain = Config(model=model, schedule=schedule, optimiser=OptimiserSettings(step_size=1e-4))
     private = replace(plain, privacy=_TRAINED)
-    torch.set_num_threads(1)
     data = random_data(60_000, [(112,)])
     with tempfile.TemporaryDirectory() as folder:
         actions = [_steps(plain, data), _steps(private, data), _steps(private, data, Path(folder))]

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.harness import Figure, benchmark, interleave, ratios
 from benchmarks.simulator import random_data
-from vafl.build import make_client
+from vafl.build import limited_threads, make_client
 from vafl.config import Config
 from vafl.plan import make_plan
 from vafl.privacy.settings import PrivacySettings
@@ -34,11 +34,11 @@ def secure_sum_cost_8() -> Figure:
     return _cost(8)
 
 
+@limited_threads(1)
 def _cost(clients: int) -> Figure:
     schedule = ScheduleSettings(batch_size=_BATCH, refresh="none")
     plain = Config(rule=RuleSettings(name="sync"), schedule=schedule)
     secure = replace(plain, privacy=PrivacySettings(secure_sum=True))
-    torch.set_num_threads(1)
     with_masks, without = interleave(_steps(secure, clients), _steps(plain, clients), clock=process_time)
     detail = {
         name: round(Figure(seconds).quartiles[1] / _STEPS * 1e6, 1)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from benchmarks.harness import REPEATS, Figure, benchmark, interleave, ratios
+from vafl.build import limited_threads
 from vafl.models.heads import Bias
 from vafl.models.losses import softmax
 from vafl.protocol.descent import Descent
@@ -25,6 +26,7 @@ FILL_ROWS = 1 << 18
 
 
 @benchmark(target=1.25)
+@limited_threads(1)
 def server_step_growth_rows() -> Figure:
     """4 clients: a table of 10^7 rows over one of 10^4."""
     sizes = [10**7, 10**4, 10**5, 10**6]
@@ -34,6 +36,7 @@ def server_step_growth_rows() -> Figure:
 
 
 @benchmark(target=1.25)
+@limited_threads(1)
 def server_step_growth_clients() -> Figure:
     """60,000 rows: 40 clients over 4."""
     many, few = interleave(_steps(60_000, clients=40), _steps(60_000, clients=4), clock=process_time)
@@ -48,7 +51,6 @@ def _microseconds(seconds: list[float]) -> float:
 
 def _steps(rows: int, clients: int) -> Callable[[], None]:
     """STEPS steps of a server whose table is full, on uploads not seen before."""
-    torch.set_num_threads(1)
     server = _server(rows, clients)
     schedules = [BatchSchedule("iid", rows, BATCH, seed=0, stream=client) for client in range(clients)]
     uploads = iter([_upload(schedules, number) for number in range(STEPS * (REPEATS + 1))])

@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from benchmarks.harness import REPEATS, Figure, benchmark, interleave, ratios
-from vafl.build import Run, build
+from vafl.build import Run, build, limited_threads
 from vafl.config import Config
 from vafl.data.partition import Party, VerticalData
 from vafl.models.settings import ModelSettings
@@ -59,12 +59,12 @@ def random_data(rows: int, shapes: Sequence[tuple[int, ...]], test_rows: int = 1
     return VerticalData(tuple(parties), labels[:rows], labels[rows:], tuple(map(str, range(CLASSES))))
 
 
+@limited_threads(1)
 def _overhead(data: VerticalData, model: ModelSettings, schedule: ScheduleSettings, updates: int) -> Figure:
     """Time of `updates` updates by the simulator over their time in the bare loop, again and again."""
     optimiser = OptimiserSettings(step_size=STEP_SIZE, l2=L2)
     endless = StopSettings(updates=10**9)
     config = Config(model=model, schedule=schedule, optimiser=optimiser, stop=endless)
-    torch.set_num_threads(config.threads)
     moves = _record(build(config, data), updates * (REPEATS + 1))
     run = build(config, data)
     loops = [kind(build(config, data), moves) for kind in (BareLoop, LoopWithTable)]

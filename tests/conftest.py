@@ -3,8 +3,9 @@
 import os
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
+
+from vafl.build import limited_threads
 
 SLOW_START = [HealthCheck.too_slow]  # the first example pays for torch's own start
 
@@ -26,10 +27,8 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with limited_threads(1):
+        yield
 
 
 @pytest.fixture(autouse=True)

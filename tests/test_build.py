@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from threadpoolctl import threadpool_info
 
 from tests.federation import parameters, run_of, same, vertical_data
 from vafl.build import build, make_refresh, make_schedule
@@ -128,12 +129,16 @@ def test_a_seed_gives_the_models_and_leaves_torchs_generator_alone():
 
 
 def test_threads_are_set_for_the_run_and_put_back():
-    seen = []
-    before = torch.get_num_threads()
+    def threads():
+        products = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+        return torch.get_num_threads(), products
+
+    seen, before = [], threads()
     run = build(config(threads=2, stop={"updates": 3}, schedule={"batch_size": 4}), vertical_data())
-    run.train(lambda point: seen.append(torch.get_num_threads()))
-    assert set(seen) == {2}
-    assert torch.get_num_threads() == before
+    run.train(lambda point: seen.append(threads()))
+    assert before[1]  # numpy's
+    assert {count for torchs, numpys in seen for count in (torchs, *numpys)} == {2}
+    assert threads() == before
 
 
 def test_schedules_are_common_under_sync_and_each_clients_own_otherwise():

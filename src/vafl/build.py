@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 from torch import nn
 
 from vafl.config import Config
@@ -76,7 +77,7 @@ class Run:
         self.best = BestModels([*self.models, self.head]) if self.config.stop.patience else None
         watch = Watch(self.config.stop, self.task.metric, self.best)
         try:
-            with torch_threads(self.config.threads):
+            with limited_threads(self.config.threads):
                 return train(
                     self.runtime,
                     self.evaluator,
@@ -287,11 +288,12 @@ def _centralised(plan: Plan) -> Centralised:
 
 
 @contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Lets torch use so many threads inside."""
+def limited_threads(count: int) -> Iterator[None]:
+    """Lets torch, and numpy's products, use so many threads inside."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
-        yield
+        with threadpool_limits(count, user_api="blas"):
+            yield
     finally:
         torch.set_num_threads(before)

@@ -36,7 +36,7 @@ class Config:
 
     Attributes:
         seed: fixes initial models, batches, test rows and delays (never the privacy noise).
-        threads: torch's threads; small models are fastest with one.
+        threads: of the arithmetic, torch's and numpy's; small models are fastest with one.
         tables: party name -> its own table, for data.name = "tables"; a party's file needs its own only.
     """
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
 
-from vafl.build import torch_threads
+from vafl.build import limited_threads
 from vafl.commands.configured import add_config_options, as_json, overrides
 from vafl.commands.course import expected_activations
 from vafl.commands.objective import Objective
@@ -46,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, console: Console) -> None:
     """Prints each client's constants, a secant estimate for the whole objective, and step sizes."""
     plan = make_plan(read_config(options.config, overrides(options)))
-    with torch_threads(plan.config.threads):
+    with limited_threads(plan.config.threads):
         report = _report(plan, options.delay)
     if options.json:
         sys.stdout.write(as_json(report))

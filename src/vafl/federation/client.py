@@ -7,7 +7,7 @@ import signal
 from dataclasses import asdict
 from pathlib import Path
 
-from vafl.build import make_client, make_guard, torch_threads, widths
+from vafl.build import limited_threads, make_client, make_guard, widths
 from vafl.config import Config
 from vafl.errors import DataError, RunFolderError
 from vafl.federation.best import BestEmbedding
@@ -149,7 +149,7 @@ def _run_client(
     federation = FederationClient(
         client, party, terms, config.network, credentials, sleeper, state.save_if_due
     )
-    with torch_threads(config.threads):
+    with limited_threads(config.threads):
         try:
             reason = run_until_over(federation)
             if config.stop.patience:

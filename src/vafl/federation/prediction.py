@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from vafl.build import torch_threads
+from vafl.build import limited_threads
 from vafl.config import Config, read_config
 from vafl.federation.client import run_until_over, witness_of
 from vafl.federation.credentials import load_credentials
@@ -157,7 +157,7 @@ def answer(config: Config, party: str, run: Path) -> str:
     credentials = load_credentials(config, party)
     client = deployed.respondent(run, witness_of(config, credentials))
     federation = FederationClient(client, party, deployed.terms(), config.network, credentials)
-    with torch_threads(config.threads):
+    with limited_threads(config.threads):
         return run_until_over(federation)
 
 
@@ -185,7 +185,7 @@ def predict(
     deployed = Deployed.load(config, SERVER, run_folder)
     missing = np.zeros(len(deployed.parties), dtype=np.int64)
     counted = CountProgress(console, "records")
-    with ScoreFile(out) as file, torch_threads(config.threads), counted:
+    with ScoreFile(out) as file, limited_threads(config.threads), counted:
         counted.begin(len(deployed.subjects.chosen))
 
         def write(rows: Rows, outputs: Tensor, states: States) -> None:

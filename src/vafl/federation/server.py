@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from vafl.build import make_server, make_table, torch_threads, widths, with_drawn_labels
+from vafl.build import limited_threads, make_server, make_table, widths, with_drawn_labels
 from vafl.config import Config
 from vafl.errors import RunError, RunFolderError, VaflError
 from vafl.federation.best import BestHead
@@ -166,7 +166,7 @@ class ServerRun:
         self._fitting = rows_at_once(self.config, widths(plan)[0])  # likewise
         require_free(self.config.network.address)
         opened = RunFolder(self.path, overwrite=self.overwrite, resume=self.resume)
-        with opened as folder, torch_threads(self.config.threads):
+        with opened as folder, limited_threads(self.config.threads):
             if self.prepare is not None:
                 self.config = over_network(self.prepare())
             credentials = load_credentials(self.config, SERVER)

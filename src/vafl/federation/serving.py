@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from vafl.build import torch_threads
+from vafl.build import limited_threads
 from vafl.config import Config
 from vafl.errors import ConfigError
 from vafl.federation.prediction import Deployed
@@ -35,7 +35,7 @@ def serve(config: Config, run_folder: Path, http: str, listening: Callable[[str,
     address = HttpAddress.of(http, "ask for predictions")
     _require_aiohttp()
     service = Service(Deployed.load(config, SERVER, run_folder))
-    with torch_threads(config.threads):
+    with limited_threads(config.threads):
         run(service.run(address, listening))
 
 

@@ -24,9 +24,6 @@ ModelPass = Callable[[Tensor], tuple[Tensor, PullBack]]
 Array = npt.NDArray[np.float32]
 BatchPass = Callable[[Tensor, Tensor], tuple[Tensor, PullBack]]
 HeadPass = Callable[[Tensor], tuple[Tensor, HeadPullBack]]
-# Multiplications of a product. For more, numpy's BLAS would use threads of its own, whose waiting takes a
-# core from the others.
-_BY_TORCH = 1 << 18
 
 
 def pull_back(outputs: Tensor, slopes: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -115,7 +112,7 @@ class Affine:
     @np.errstate(all="ignore")
     def __call__(self, slopes: Tensor) -> list[Tensor]:
         outer = slopes.numpy()
-        return [torch.from_numpy(_product(outer.T, self.inputs)), torch.from_numpy(kernels.sum_rows(outer))]
+        return [torch.from_numpy(outer.T @ self.inputs), torch.from_numpy(kernels.sum_rows(outer))]
 
 
 def ages(back: PullBack) -> bool:
@@ -156,7 +153,7 @@ class Chain:
             if affine is None:
                 values = np.maximum(values, 0)
             else:
-                values = _product(values, affine[0].T)
+                values = values @ affine[0].T
                 values += affine[1]
         return values, given
 
@@ -171,18 +168,9 @@ class Chain:
             if affine is None:
                 slopes = slopes * (given[place] > 0)
                 continue
-            gradients += (kernels.sum_rows(slopes), _product(slopes.T, given[place]))
-            slopes = slopes if place == first else _product(slopes, affine[0])
+            gradients += (kernels.sum_rows(slopes), slopes.T @ given[place])
+            slopes = slopes if place == first else slopes @ affine[0]
         return torch.from_numpy(slopes), [torch.from_numpy(gradient) for gradient in reversed(gradients)]
-
-
-def _product(left: Array, right: Array) -> Array:
-    """left @ right: numpy begins sooner, torch is faster once it has begun."""
-    if left.size * right.shape[1] < _BY_TORCH:
-        product: Array = left @ right
-        return product
-    by_torch: Array = torch.mm(torch.from_numpy(left), torch.from_numpy(right)).numpy()
-    return by_torch
 
 
 def _plain_layers(module: nn.Module, parameters: Sequence[Tensor]) -> list[nn.Module]:
