@@ -70,6 +70,36 @@ def test_gathered_sums_are_rounded(loops):
 
 
 @pytest.mark.parametrize("loops", VERSIONS)
+def test_delays_since_rows_were_stored(loops):
+    stored_at = np.array([[5, -(2**30)], [7, 3], [0, 9]], np.int32)
+    assert loops.gather_delays(stored_at, np.array([2, 0]), 10).tolist() == [[10, 1], [5, 2**30 + 10]]
+
+
+@pytest.mark.parametrize("loops", VERSIONS)
+@pytest.mark.parametrize("own", [-1, 0, 1])
+def test_counted_delays(loops, own):
+    delays = np.array([[0, 3], [3, 100], [3, 102], [99, 0]], np.int32)  # forever is 100
+    counts = np.zeros((2, 102), np.int64)
+    assert loops.count_delays(delays, counts, own, 100) == 99
+    expected = np.zeros_like(counts)
+    for client, places in enumerate([(2, 5, 5, 101), (5, 1, 1, 2)]):
+        np.add.at(expected[client], [0] * 4 if client == own else list(places), 1)
+    assert np.array_equal(counts, expected)
+    before = counts.copy()
+    assert loops.count_delays(np.array([[1, 1], [100, 1]], np.int32), counts, -1, 200) == 100
+    assert np.array_equal(counts, before)  # there is no bin for 100
+
+
+@pytest.mark.parametrize("loops", VERSIONS)
+@pytest.mark.parametrize("below", [-1, -2, -3, -(2**31)])
+def test_a_delay_below_zero_is_counted_nowhere(loops, below):
+    counts = np.zeros((2, 50), np.int64)
+    with pytest.raises(ValueError, match="must be 0 or more"):
+        loops.count_delays(np.array([[3, 4], [below, 1]], np.int32), counts, -1, 100)
+    assert not counts.any()
+
+
+@pytest.mark.parametrize("loops", VERSIONS)
 def test_summed_rows(loops):
     matrix = np.arange(30, dtype=np.float32).reshape(10, 3)
     assert loops.sum_rows(matrix).tolist() == [135.0, 145.0, 155.0]
@@ -181,6 +211,8 @@ def test_a_row_that_is_not_there_changes_nothing(row):
         native.gather(held, rows)
     with pytest.raises(IndexError, match="below 20"):
         native.gather_sums(sums, rows)
+    with pytest.raises(IndexError, match="below 20"):
+        native.gather_delays(stored_at, rows, 1)
     with pytest.raises(IndexError, match="below 3"):
         native.softmax(fresh, rows, np.ones(2, np.float32))
     assert all(map(np.array_equal, (held, stored_at, sums), before))
@@ -219,6 +251,10 @@ def test_what_does_not_fit_is_refused():
         _native.gather(held, rows, np.empty((2, 5), np.float32))
     with pytest.raises(ValueError, match="shapes"):
         _native.gather(np.float32(1), rows, np.empty(2, np.float32))
+    with pytest.raises(ValueError, match="shapes"):
+        native.count_delays(stored_at, np.zeros((3, 9), np.int64), -1, 9)
+    with pytest.raises(ValueError, match="shapes"):
+        native.count_delays(stored_at, np.zeros((2, 1), np.int64), -1, 9)
     with pytest.raises(ValueError, match="shapes"):
         native.softmax(fresh, np.array([0]), np.ones(2, np.float32))
     with pytest.raises(ValueError, match="shapes"):

@@ -8,7 +8,9 @@ Where there was no compiler, numpy does the same: portable.py, which also says w
 try:
     from vafl.kernels.native import (
         all_finite,
+        count_delays,
         gather,
+        gather_delays,
         gather_sums,
         in_order,
         softmax,
@@ -21,7 +23,9 @@ try:
 except ImportError:  # it was not compiled
     from vafl.kernels.portable import (
         all_finite,
+        count_delays,
         gather,
+        gather_delays,
         gather_sums,
         in_order,
         softmax,
@@ -32,5 +36,5 @@ except ImportError:  # it was not compiled
 
     NATIVE = False
 
-__all__ = ["NATIVE", "all_finite", "gather", "gather_sums", "in_order", "softmax"]
-__all__ += ["store", "store_summed", "sum_rows"]
+__all__ = ["NATIVE", "all_finite", "count_delays", "gather", "gather_delays", "gather_sums", "in_order"]
+__all__ += ["softmax", "store", "store_summed", "sum_rows"]

@@ -89,7 +89,7 @@ static int within(const Py_buffer *places, Py_ssize_t bound)
 static int in_32_bits(long long number)
 {
     if (number < INT32_MIN || number > INT32_MAX)
-        PyErr_Format(PyExc_OverflowError, "an iteration has 32 bits. Found %lld.", number);
+        PyErr_Format(PyExc_OverflowError, "an iteration, or a delay, has 32 bits. Found %lld.", number);
     return number >= INT32_MIN && number <= INT32_MAX;
 }
 
@@ -186,6 +186,65 @@ static PyObject *gather_sums(PyObject *self, PyObject *const *given, Py_ssize_t 
     }
     release(view, 3);
     return done ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *gather_delays(PyObject *self, PyObject *const *given, Py_ssize_t count)
+{
+    static const Kind kinds[] = {{"i", 4, 2, CONTIGUOUS}, PLACES, {"i", 4, 2, CONTIGUOUS | WRITABLE}};
+    Py_buffer view[3] = {{0}}, *stored_at = &view[0], *rows = &view[1], *out = &view[2];
+    int done = acquire(given, count, 4, view, kinds, 3)
+        && of_one_shape(out->shape[0] == rows->shape[0] && out->shape[1] == stored_at->shape[1])
+        && within(rows, stored_at->shape[0]);
+    long long iteration = done ? PyLong_AsLongLong(given[3]) : 0;
+    done = done && !PyErr_Occurred() && in_32_bits(iteration);
+    if (done) {
+        const int64_t *row = rows->buf;
+        Py_ssize_t length = rows->shape[0], clients = stored_at->shape[1];
+        uint32_t *to = out->buf; /* without a sign, what overflows is defined */
+        PyThreadState *state = begin(out->len);
+        for (Py_ssize_t i = 0; i < length; i++, to += clients) {
+            if (i + AHEAD < length)
+                fetch(line(stored_at, row[i + AHEAD]), 4 * clients);
+            const uint32_t *then = (const uint32_t *)line(stored_at, row[i]);
+            for (Py_ssize_t j = 0; j < clients; j++)
+                to[j] = (uint32_t)iteration - then[j];
+        }
+        end(state);
+    }
+    release(view, 3);
+    return done ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *count_delays(PyObject *self, PyObject *const *given, Py_ssize_t count)
+{
+    static const Kind kinds[] = {{"i", 4, 2, CONTIGUOUS}, {"lq", 8, 2, CONTIGUOUS | WRITABLE}};
+    Py_buffer view[2] = {{0}}, *delays = &view[0], *counts = &view[1];
+    int done = acquire(given, count, 4, view, kinds, 2)
+        && of_one_shape(counts->shape[0] == delays->shape[1] && counts->shape[1] > 1);
+    long long own = done ? PyLong_AsLongLong(given[2]) : 0, limit = done ? PyLong_AsLongLong(given[3]) : 0;
+    int32_t longest = 0, shortest = 0;
+    done = done && !PyErr_Occurred() && in_32_bits(limit);
+    if (done) {
+        const int32_t forever = (int32_t)limit;
+        const int32_t *delay = delays->buf;
+        int64_t *counted = counts->buf;
+        Py_ssize_t rows = delays->shape[0], clients = delays->shape[1], bins = counts->shape[1];
+        PyThreadState *state = begin(delays->len);
+        for (Py_ssize_t i = 0; i < rows * clients; i++) {
+            int32_t known = delay[i] >= forever ? 0 : delay[i];
+            longest = known > longest ? known : longest;
+            shortest = known < shortest ? known : shortest;
+        }
+        if (!shortest && longest < bins - 2)
+            for (Py_ssize_t i = 0; i < rows; i++)
+                for (Py_ssize_t j = 0; j < clients; j++, delay++)
+                    counted[j * bins + (j == own ? 0 : *delay >= forever ? 1 : *delay + 2)]++;
+        end(state);
+    }
+    release(view, 2);
+    if (shortest)
+        PyErr_Format(PyExc_ValueError, "a delay must be 0 or more. Found %d.", (int)shortest);
+    return done && !shortest ? PyLong_FromLong(longest) : NULL;
 }
 
 /* Of the values at `cell` that give way to `fresh`: keeps `sum` up. Whether none of them is beyond `largest`. */
@@ -361,8 +420,9 @@ static PyObject *softmax(PyObject *self, PyObject *const *given, Py_ssize_t coun
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
 static PyMethodDef functions[] = {
-    FUNCTION(in_order),   FUNCTION(gather),   FUNCTION(gather_sums), FUNCTION(store), FUNCTION(store_summed),
-    FUNCTION(all_finite), FUNCTION(sum_rows), FUNCTION(softmax),     {NULL, NULL, 0, NULL}};
+    FUNCTION(in_order),     FUNCTION(gather),     FUNCTION(gather_sums), FUNCTION(gather_delays),
+    FUNCTION(count_delays), FUNCTION(store),      FUNCTION(store_summed), FUNCTION(all_finite),
+    FUNCTION(sum_rows),     FUNCTION(softmax),    {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, 0, functions, NULL, NULL, NULL, NULL};
 

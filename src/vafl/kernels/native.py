@@ -3,10 +3,11 @@
 import numpy as np
 
 from vafl.kernels import _native, portable
-from vafl.kernels._native import in_order, store, store_summed
-from vafl.kernels.portable import Array, Floats, Numbers, Sums, Values
+from vafl.kernels._native import count_delays, in_order, store, store_summed
+from vafl.kernels.portable import Array, Floats, Iterations, Numbers, Sums, Values
 
-__all__ = ["all_finite", "gather", "gather_sums", "in_order", "softmax", "store", "store_summed", "sum_rows"]
+__all__ = ["all_finite", "count_delays", "gather", "gather_delays", "gather_sums", "in_order", "softmax"]
+__all__ += ["store", "store_summed", "sum_rows"]
 
 
 def gather(matrix: Array, rows: Numbers) -> Array:
@@ -22,6 +23,13 @@ def gather_sums(sums: Sums, rows: Numbers) -> Floats:
     """sums[rows], rounded to float32."""
     found = np.empty((len(rows), sums.shape[1]), np.float32)
     _native.gather_sums(sums, rows, found)
+    return found
+
+
+def gather_delays(stored_at: Iterations, rows: Numbers, iteration: int) -> Iterations:
+    """iteration - stored_at[rows]."""
+    found = np.empty((len(rows), stored_at.shape[1]), np.int32)
+    _native.gather_delays(stored_at, rows, found, iteration)
     return found
 
 

@@ -30,6 +30,35 @@ def gather_sums(sums: Sums, rows: Numbers) -> Floats:
     return sums.take(rows, 0).astype(np.float32)
 
 
+def gather_delays(stored_at: Iterations, rows: Numbers, iteration: int) -> Iterations:
+    """iteration - stored_at[rows]."""
+    found: Iterations = np.int32(iteration) - stored_at.take(rows, 0)
+    return found
+
+
+def count_delays(delays: Iterations, counts: Numbers, own: int, forever: int, /) -> int:
+    """Counts [uses, clients] delays into [clients, bins]: delay d into bin d + 2.
+
+    Bin 1 is for delays of `forever` and more, bin 0 for all of the client `own` (-1: none). If the longest
+    delay does not fit, nothing is counted.
+
+    Returns:
+        The longest.
+    """
+    clients, bins = counts.shape
+    known = np.where(delays < forever, delays, 0)
+    longest = int(known.max(initial=0))
+    if known.min(initial=0) < 0:
+        raise ValueError(f"a delay must be 0 or more. Found {known.min()}.")
+    if longest < bins - 2:
+        places = np.where(delays < forever, delays + 2, 1)
+        if own >= 0:
+            places[:, own] = 0
+        places += bins * np.arange(clients, dtype=np.int32)
+        counts += np.bincount(places.ravel(), minlength=clients * bins).reshape(clients, bins)
+    return longest
+
+
 def store(cells: Floats, stored_at: Iterations, rows: Numbers, fresh: Floats, iteration: int, /) -> bool:
     """cells[rows] = fresh, and stored_at[rows] = iteration, for distinct rows; True."""
     _as_items(cells)[rows] = _as_items(fresh)

@@ -131,5 +131,4 @@ class EmbeddingTable:
 
     def delays(self, rows: Tensor, iteration: int) -> Delays:
         """[batch, clients]: the delay of each cell at step `iteration`; FOREVER or more if never stored."""
-        stored_at: Delays = kernels.gather(self.stored_at, rows.numpy())
-        return np.subtract(np.int32(iteration), stored_at, out=stored_at)
+        return kernels.gather_delays(self.stored_at, rows.numpy(), iteration)
