@@ -263,6 +263,33 @@ def test_what_does_not_fit_is_refused():
 
 
 @compiled
+def test_an_index_that_turns_bad_while_numbers_are_read_is_found():
+    held, stored_at, sums = a_table()
+    rows, fresh = np.array([1, 2]), np.ones((2, 3), np.float32)
+
+    class Iteration:
+        def __index__(self):
+            rows[1] = 20
+            return 1
+
+    for use in (
+        lambda: native.store(held[:, :3], stored_at[:, 0], rows, fresh, Iteration()),
+        lambda: native.store_summed(held[:, :3], stored_at[:, 0], rows, fresh, sums, Iteration(), LARGEST),
+        lambda: native.gather_delays(stored_at, rows, Iteration()),
+    ):
+        rows[1] = 2
+        with pytest.raises(IndexError, match="below 20"):
+            use()
+    assert not stored_at.any()
+
+
+@compiled
+def test_objects_which_python_counts_are_not_copied_as_bytes():
+    with pytest.raises(TypeError, match="must hold no objects"):
+        native.gather(np.array([[object()]]), np.array([0]))
+
+
+@compiled
 def test_a_run_by_numpy_ends_where_one_by_compiled_loops_does(monkeypatch):
     def trained():
         run = build(from_document({"stop": {"updates": 60}}))

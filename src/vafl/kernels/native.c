@@ -1,7 +1,8 @@
 /* The loops of portable.py, which says what each of them means, in one pass.
 
-   Arrays come by the buffer protocol. Types, shapes, alignment and every index are checked before anything
-   is written: no arguments can make a loop read or write beside its arrays. */
+   Arrays come by the buffer protocol. Types, shapes, alignment and, last, every index are checked before
+   anything is written: no arguments can make a loop read or write beside its arrays, as long as those share
+   no memory and no other thread changes them meanwhile. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
@@ -21,7 +22,7 @@ enum {
 enum { STRIDED = PyBUF_STRIDES, CONTIGUOUS = PyBUF_C_CONTIGUOUS, WRITABLE = PyBUF_WRITABLE };
 
 typedef struct {
-    const char *types; /* format characters; NULL: an array of anything */
+    const char *types; /* format characters; NULL: anything but objects, whose references are counted */
     int itemsize, axes, flags;
 } Kind;
 
@@ -44,8 +45,12 @@ static int acquire(PyObject *const *given, Py_ssize_t count, Py_ssize_t expected
             view->obj = NULL;
             return 0;
         }
-        if (kind->types == NULL)
-            continue;
+        if (kind->types == NULL) {
+            if (!strchr(view->format, 'O'))
+                continue;
+            PyErr_Format(PyExc_TypeError, "argument %d must hold no objects. Found %s.", i + 1, view->format);
+            return 0;
+        }
         if (view->ndim != kind->axes || !strchr(kind->types, view->format[0]) || view->format[1]
             || view->itemsize != kind->itemsize || (uintptr_t)view->buf % (size_t)kind->itemsize
             || view->strides[0] % kind->itemsize
@@ -193,10 +198,9 @@ static PyObject *gather_delays(PyObject *self, PyObject *const *given, Py_ssize_
     static const Kind kinds[] = {{"i", 4, 2, CONTIGUOUS}, PLACES, {"i", 4, 2, CONTIGUOUS | WRITABLE}};
     Py_buffer view[3] = {{0}}, *stored_at = &view[0], *rows = &view[1], *out = &view[2];
     int done = acquire(given, count, 4, view, kinds, 3)
-        && of_one_shape(out->shape[0] == rows->shape[0] && out->shape[1] == stored_at->shape[1])
-        && within(rows, stored_at->shape[0]);
+        && of_one_shape(out->shape[0] == rows->shape[0] && out->shape[1] == stored_at->shape[1]);
     long long iteration = done ? PyLong_AsLongLong(given[3]) : 0;
-    done = done && !PyErr_Occurred() && in_32_bits(iteration);
+    done = done && !PyErr_Occurred() && in_32_bits(iteration) && within(rows, stored_at->shape[0]);
     if (done) {
         const int64_t *row = rows->buf;
         Py_ssize_t length = rows->shape[0], clients = stored_at->shape[1];
@@ -272,12 +276,11 @@ static PyObject *replace(PyObject *const *given, Py_ssize_t count, int arrays)
     int done = acquire(given, count, arrays == 5 ? 7 : 5, view, kinds, arrays)
         && of_one_shape(cells->shape[1] == fresh->shape[1] && rows->shape[0] == fresh->shape[0]
                         && cells->shape[0] == stored_at->shape[0])
-        && (!sums || of_one_shape(sums->shape[0] == cells->shape[0] && sums->shape[1] == cells->shape[1]))
-        && within(rows, cells->shape[0]);
+        && (!sums || of_one_shape(sums->shape[0] == cells->shape[0] && sums->shape[1] == cells->shape[1]));
     long long iteration = done ? PyLong_AsLongLong(given[arrays]) : 0;
     float largest = done && sums ? (float)PyFloat_AsDouble(given[6]) : 0;
     int exact = 1;
-    done = done && !PyErr_Occurred() && in_32_bits(iteration);
+    done = done && !PyErr_Occurred() && in_32_bits(iteration) && within(rows, cells->shape[0]);
     if (done) {
         const int64_t *row = rows->buf;
         Py_ssize_t length = rows->shape[0], width = fresh->shape[1], bytes = width * (Py_ssize_t)sizeof(float);
