@@ -105,6 +105,9 @@ def test_summed_rows(loops):
     assert loops.sum_rows(matrix).tolist() == [135.0, 145.0, 155.0]
     assert loops.sum_rows(np.asfortranarray(matrix)).tolist() == [135.0, 145.0, 155.0]
     assert loops.sum_rows(matrix[:0]).tolist() == [0.0, 0.0, 0.0]
+    many = np.full((1_000_000, 2), 1e-7, np.float32)  # in float32, each that comes would be cut short
+    assert loops.sum_rows(many).tolist() == pytest.approx([0.1, 0.1], rel=1e-6)
+    assert loops.sum_rows(np.full((2, 40), 3e38, np.float32)).tolist() == [np.inf] * 40
 
 
 @pytest.mark.parametrize("loops", VERSIONS)

@@ -39,7 +39,7 @@ def all_finite(matrix: Floats) -> bool:
 
 
 def sum_rows(matrix: Floats) -> Floats:
-    """matrix.sum(0)."""
+    """matrix.sum(0), by way of float64."""
     total = np.empty(matrix.shape[1], np.float32)
     _native.sum_rows(np.ascontiguousarray(matrix), total)
     return total

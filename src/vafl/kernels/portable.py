@@ -95,9 +95,10 @@ def all_finite(matrix: Floats) -> bool:
     return bool(np.isfinite(matrix).all())
 
 
+@np.errstate(all="ignore")
 def sum_rows(matrix: Floats) -> Floats:
-    """matrix.sum(0)."""
-    total: Floats = matrix.sum(0)
+    """matrix.sum(0), by way of float64: added row after row, many rows would lose digits."""
+    total: Floats = matrix.sum(0, dtype=np.float64).astype(np.float32)
     return total
 
 
