@@ -200,6 +200,14 @@ def test_what_is_no_number_makes_no_loss(loops, broken, place):
     assert not np.isfinite(loops.softmax(scores, np.zeros(4, np.int64), np.ones(4, np.float32)))
 
 
+@pytest.mark.parametrize("loops", VERSIONS)
+def test_minus_infinity_is_a_share_of_nothing_and_no_loss_only_at_the_label(loops):
+    scores, weights = np.array([[0, 0, -np.inf]], np.float32), np.ones(1, np.float32)
+    assert loops.softmax(scores.copy(), np.array([2]), weights) == np.inf
+    assert loops.softmax(scores, np.array([0]), weights) == pytest.approx(np.log(2))
+    assert scores.tolist() == [[-0.5, 0.5, 0.0]]
+
+
 @compiled
 @pytest.mark.parametrize("row", [20, -1, 2**62, -(2**62)])
 def test_a_row_that_is_not_there_changes_nothing(row):

@@ -46,6 +46,15 @@ def test_the_loss_is_a_weighted_sum_and_the_slopes_are_its_gradient(name, kind):
     assert torch.equal(outputs, before)
 
 
+@pytest.mark.parametrize("labels", [torch.tensor([[1, 0], [2, 0]])[:, 0], torch.tensor([1, 2]).int()])
+def test_labels_of_a_table_or_of_32_bits_will_do(labels):
+    outputs = torch.tensor([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]])
+    loss, slopes = LOSSES["softmax"](outputs, labels, torch.ones(2))
+    expected, expected_slopes = LOSSES["softmax"](outputs, torch.tensor([1, 2]), torch.ones(2))
+    assert loss == expected
+    assert torch.equal(slopes, expected_slopes)
+
+
 def test_huge_outputs_keep_a_finite_loss():
     outputs, labels = torch.tensor([[1e30, 0.0], [0.0, 1e30]]), torch.tensor([0, 0])
     losses, slopes = loss_of_each("softmax", outputs, labels)

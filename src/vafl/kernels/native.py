@@ -49,4 +49,4 @@ def softmax(scores: Values, labels: Numbers, weights: Floats) -> float:
     """The weighted loss; its slopes replace the scores."""
     if scores.dtype != np.float32:
         return portable.softmax(scores, labels, weights)
-    return _native.softmax(scores, labels, weights)
+    return _native.softmax(scores, np.ascontiguousarray(labels, np.int64), weights)

@@ -106,7 +106,8 @@ def sum_rows(matrix: Floats) -> Floats:
 def softmax(scores: Values, labels: Numbers, weights: Floats) -> float:
     """The sum over i of weights[i] * (log(sum of exp(scores[i])) - scores[i, labels[i]]).
 
-    Its slopes replace the scores. Not finite if something in a row is infinite or not a number.
+    Its slopes replace the scores. Not finite if a score is infinite or not a number; one of minus infinity
+    has a share of 0, and matters at the label only.
     Done class after class: along the last axis numpy and torch take long where classes are few.
     """
     shares = scores.T.copy()
