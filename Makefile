@@ -7,6 +7,7 @@ export PYTHONDONTWRITEBYTECODE :=  # what is imported is compiled once, not in e
 
 .venv/installed: pyproject.toml constraints.txt src/vafl/kernels/native.c
 	$(PYTHON) -m venv .venv
+	@rm -f src/vafl/kernels/_native*.so  # else an old one stays where native.c no longer compiles
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $@
 
