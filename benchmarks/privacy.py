@@ -61,7 +61,7 @@ def _steps(config: Config, data: VerticalData, ledgers: Path | None = None) -> C
     """Some activations of one client, answered at once."""
     plan = make_plan(config, data)
     client = make_client(plan, 0, own=make_guard(plan, 0, ledgers))
-    answer = torch.randn(config.schedule.batch_size, 10) / config.schedule.batch_size
+    answer = torch.randn(config.schedule.batch_size, 10).div(config.schedule.batch_size).numpy()
 
     def step() -> None:
         for _ in range(_STEPS):

@@ -55,7 +55,7 @@ def _steps(config: Config, clients: int) -> Callable[[], None]:
     if config.privacy.secure_sum:
         said = [message for party in parties for message in party.receive(Rekey(party.index, 0, "begin"))]
         own.receive(Keys(0, 0, tuple(message.offer for message in said if isinstance(message, Offer))))
-    answer = torch.randn(_BATCH, 10) / _BATCH
+    answer = torch.randn(_BATCH, 10).div(_BATCH).numpy()
 
     def step() -> None:
         for _ in range(_STEPS):

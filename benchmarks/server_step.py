@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from time import process_time
 
 import numpy as np
-import torch
 
 from benchmarks.harness import REPEATS, Figure, benchmark, interleave, ratios
 from vafl.build import limited_threads
@@ -15,6 +14,7 @@ from vafl.models.heads import Bias
 from vafl.models.losses import softmax
 from vafl.protocol.descent import Descent
 from vafl.protocol.messages import Upload
+from vafl.protocol.rows import in_parts
 from vafl.protocol.rules import Rule
 from vafl.protocol.schedule import BatchSchedule
 from vafl.protocol.server import Server
@@ -63,17 +63,17 @@ def _steps(rows: int, clients: int) -> Callable[[], None]:
 
 
 def _server(rows: int, clients: int) -> Server:
-    table = EmbeddingTable(rows, [WIDTH] * clients, summed=True)
+    table, generator = EmbeddingTable(rows, [WIDTH] * clients, summed=True), np.random.default_rng(0)
     for client in range(clients):
-        for part in torch.split(torch.arange(rows), FILL_ROWS):
-            table.store(client, part, torch.rand(len(part), WIDTH), 0)
+        for part in in_parts(np.arange(rows), FILL_ROWS):
+            table.store(client, part, generator.random((len(part), WIDTH), np.float32), 0)
     head = Bias(WIDTH)
-    labels = torch.from_numpy(np.random.default_rng(0).integers(WIDTH, size=rows))  # as real labels are
+    labels = generator.integers(WIDTH, size=rows)  # as real labels are
     return Server(table, labels, head, softmax, Descent(head.parameters(), constant(0.1)), Rule(1))
 
 
 def _upload(schedules: Sequence[BatchSchedule], number: int) -> Upload:
     """Upload `number` of all, the clients taking turns."""
     activation, client = divmod(number, len(schedules))
-    rows = torch.from_numpy(schedules[client].batch(activation))
-    return Upload(client, activation, activation, rows, torch.rand(BATCH, WIDTH))
+    embeddings = np.random.default_rng(number).random((BATCH, WIDTH), np.float32)
+    return Upload(client, activation, activation, schedules[client].batch(activation), embeddings)

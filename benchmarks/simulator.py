@@ -106,9 +106,9 @@ def _record(run: Run, updates: int) -> list[Move]:
         replies = receive(message)
         if isinstance(message, Upload):
             others = server.table.read(message.rows) - message.embeddings
-            moves.append(Move(message.client, message.rows, others))
+            moves.append(Move(message.client, torch.from_numpy(message.rows), torch.from_numpy(others)))
         elif isinstance(message, Refresh):
-            moves.append(Move(message.client, message.rows, None))
+            moves.append(Move(message.client, torch.from_numpy(message.rows), None))
         return replies
 
     server.receive = receive_and_note  # type: ignore[method-assign]

@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
@@ -24,7 +25,7 @@ class Objective:
         self._parameters = [parameter for module in modules for parameter in module.parameters()]
         self._features = [party.train.double() for party in run.data.parties]
         self._labels, self._loss = run.data.train_labels, LOSSES[run.task.loss]
-        self._weights = torch.full((run.data.rows,), 1 / run.data.rows, dtype=torch.float64)
+        self._weights = np.full(run.data.rows, 1 / run.data.rows)
         self._summed = run.config.model.combine == "sum"
         decay = float(run.config.optimiser.options.get("weight_decay", 0.0))
         coefficients = [run.config.optimiser.l2 + decay] * len(self._models) + [decay]
@@ -85,8 +86,8 @@ class Objective:
     def _value(self) -> tuple[float, list[Tensor]]:
         """F and its gradient w.r.t. each parameter, where the parameters are now."""
         outputs = self._forward()
-        value, slopes = self._loss(outputs.detach(), self._labels, self._weights)
-        gradients = torch.autograd.grad(outputs, self._parameters, slopes)
+        value, slopes = self._loss(outputs.detach().numpy(), self._labels.numpy(), self._weights)
+        gradients = torch.autograd.grad(outputs, self._parameters, torch.from_numpy(slopes))
         steps = list[Tensor]()
         for gradient, decay, parameter in zip(gradients, self._decays, self._parameters, strict=True):
             value += decay / 2 * float(parameter.detach().square().sum())

@@ -51,8 +51,8 @@ def snapshot(server) -> dict:
     """All that a message could change in a server, copied deeply."""
     table, bound = server.table, server.bound
     state = {
-        "cells": table.cells.clone(),
-        "sums": None if table.sums is None else table.sums.clone(),
+        "cells": table.cells.copy(),
+        "sums": None if table.sums is None else table.sums.copy(),
         "stored_at": table.stored_at.copy(),
         "head": [p.detach().clone() for p in server.head.parameters()],
         "iteration": server.iteration,
@@ -81,7 +81,7 @@ def same(one, other) -> bool:
     if isinstance(one, torch.Tensor):
         return isinstance(other, torch.Tensor) and torch.equal(one, other)
     if isinstance(one, np.ndarray):
-        return np.array_equal(one, other)
+        return isinstance(other, np.ndarray) and np.array_equal(one, other)
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):

@@ -254,7 +254,7 @@ def moved(module):
 def test_a_client_goes_back_to_its_model_of_the_best_evaluation(tmp_path, resume):
     """Requests tell how many were the best so far: the first, the third, and the fourth, which it missed, so
     that what it had said at the third stood in."""
-    client, rows = make_client(make_plan(CONFIG), 0, with_held_out=True), torch.tensor([149])
+    client, rows = make_client(make_plan(CONFIG), 0, with_held_out=True), np.array([149])
     BestEmbedding(client, tmp_path, resume=False)
     said, models = [], []
     for number, best in enumerate((0, 1, 1, 3)):
@@ -268,11 +268,11 @@ def test_a_client_goes_back_to_its_model_of_the_best_evaluation(tmp_path, resume
     for _ in range(2):  # it may be asked again
         said += client.receive(Request(0, 9, rows, 3, back=True))
         assert same(dict(client.model.state_dict()), dict(models[2]))
-    assert torch.equal(said[-1].embeddings, said[2].embeddings)
+    assert np.array_equal(said[-1].embeddings, said[2].embeddings)
 
 
 def test_a_new_run_knows_no_best_evaluation_of_another(tmp_path, caplog):
-    client, rows = make_client(make_plan(CONFIG), 0, with_held_out=True), torch.tensor([149])
+    client, rows = make_client(make_plan(CONFIG), 0, with_held_out=True), np.array([149])
     for best, back in ((0, False), (1, True)):
         BestEmbedding(client, tmp_path, resume=False)
         model = moved(client.model)

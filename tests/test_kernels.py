@@ -100,6 +100,28 @@ def test_a_delay_below_zero_is_counted_nowhere(loops, below):
 
 
 @pytest.mark.parametrize("loops", VERSIONS)
+@pytest.mark.parametrize("shape", [(1, 1), (10, 3), (0, 3), (3, 0), (500, 40)])
+def test_a_row_is_added_to_every_row(loops, shape):
+    random = np.random.default_rng(0)
+    matrix, row = random.standard_normal(shape, np.float32), random.standard_normal(shape[1], np.float32)
+    expected, before = matrix + row, row.copy()
+    assert loops.add_row(matrix, row) is None
+    assert np.array_equal(matrix, expected)
+    assert np.array_equal(row, before)
+
+
+@compiled
+@given(st.integers(0, 40), st.integers(0, 70), st.integers(0, 2**32))
+def test_both_versions_add_the_same_row(rows, width, seed):
+    random = np.random.default_rng(seed)
+    one, row = random.standard_normal((rows, width), np.float32), random.standard_normal(width, np.float32)
+    other = one.copy()
+    portable.add_row(one, row)
+    native.add_row(other, row)
+    assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("loops", VERSIONS)
 def test_summed_rows(loops):
     matrix = np.arange(30, dtype=np.float32).reshape(10, 3)
     assert loops.sum_rows(matrix).tolist() == [135.0, 145.0, 155.0]
@@ -271,6 +293,38 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="shapes"):
         _native.sum_rows(fresh, np.empty(2, np.float32))
     assert not stored_at.any()
+
+
+@compiled
+def test_a_row_that_does_not_fit_is_added_to_nothing():
+    matrix, row = np.ones((2, 3), np.float32), np.ones(3, np.float32)
+    misplaced = np.frombuffer(bytearray(25), np.uint8)[1:].view(np.float32)
+    for wrong in (
+        (matrix, row[:2]),
+        (matrix, row[:1]),
+        (matrix, np.ones(4, np.float32)),
+        (matrix, np.ones(6, np.float32)[::2]),
+        (matrix, row.astype(np.float64)),
+        (matrix, row[None]),
+        (matrix, matrix),
+        (matrix, misplaced[:3]),
+        (matrix, np.float32(1)),
+        (matrix, None),
+        (matrix,),
+        (matrix, row, 1),
+        (row, row),
+        (matrix.astype(np.float64), row),
+        (matrix[:, :2], row[:2]),
+        (matrix.T, row[:2]),
+        (misplaced.reshape(2, 3), row),
+    ):
+        with pytest.raises((TypeError, ValueError)):
+            native.add_row(*wrong)
+    matrix.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        native.add_row(matrix, row)
+    assert (matrix == 1).all()
+    assert not misplaced.any()
 
 
 @compiled

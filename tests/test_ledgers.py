@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
-import torch
 from rich.console import Console
 
 from tests.companies import configuration
@@ -47,7 +46,7 @@ def upload_all(config, run, times=1):
     plan = make_plan(config, party="bank")
     index = config.data.parties.index("bank")
     own = make_guard(plan, index, run)
-    rows = torch.arange(len(own.features))
+    rows = np.arange(len(own.features))
     uploaded = [len(own.budget.spend(rows, "request")) for _ in range(times)]
     own.budget.ledger.close()
     return plan.data.parties[index].ids, uploaded
@@ -110,8 +109,8 @@ def test_predictions_go_on_with_the_ledger_of_the_training_wherever_the_new_tabl
     upload_all(settings(then), run, 3)
     write_tables(now, range(20, 40))
     client = Deployed.load(settings(now), "bank", run).respondent(run)
-    assert len(client._budget.spend(torch.arange(20), "prediction")) == 20
-    assert len(client._budget.spend(torch.arange(20), "prediction")) == 10
+    assert len(client._budget.spend(np.arange(20), "prediction")) == 20
+    assert len(client._budget.spend(np.arange(20), "prediction")) == 10
     client._budget.ledger.close()
     assert not (now / "bank.ledger").exists()
 
@@ -146,7 +145,7 @@ def test_predictions_without_noise_are_entered_too(tmp_path):
     with pytest.raises(ConfigError, match="have a privacy ledger"):
         Deployed.load(unprotected(now), "bank", run).respondent(run)
     client = Deployed.load(unprotected(now, mode="none"), "bank", run).respondent(run)
-    assert len(client._budget.spend(torch.arange(5), "prediction")) == 5
+    assert len(client._budget.spend(np.arange(5), "prediction")) == 5
     client._budget.ledger.close()
     assert sorted(spent(now).values()) == [0.25] * 25 + [math.inf] * 5
 

@@ -154,7 +154,7 @@ def make_server(plan: Plan, table: EmbeddingTable | None = None) -> Server:
     rule, clients = plan.config.rule, len(plan.data.parties)
     table = table or make_table(plan, plan.data.rows)
     others = (
-        plan.data.train_labels,
+        plan.data.train_labels.numpy(),
         plan.head,
         LOSSES[plan.task.loss],
         Descent.of(plan.config.optimiser, plan.head.parameters(), server=True),

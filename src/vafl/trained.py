@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +19,7 @@ from vafl.models.heads import make_head
 from vafl.models.settings import ModelSettings
 from vafl.plan import Plan
 from vafl.protocol.masked_server import SumTable
+from vafl.protocol.rows import Matrix, Rows, in_parts
 from vafl.protocol.table import FOREVER, EmbeddingTable
 from vafl.runtime.identity import SERVER
 
@@ -77,12 +79,12 @@ def keep_all(run: Run, path: Path) -> None:
 
 def _simulated(run: Run) -> Iterator[tuple[str, Tensor]]:
     """`stand_ins` of a run that was one process."""
-    held_out = torch.arange(run.data.rows, run.data.rows + len(run.data.test_labels))
+    held_out = np.arange(run.data.rows, run.data.rows + len(run.data.test_labels))
     for party, cells in zip(run.data.parties, run.evaluator.embeddings(), strict=True):
-        yield party.name, _mean(cells, _telling(party, held_out) - run.data.rows)
+        yield party.name, _mean(cells.numpy(), _telling(party, held_out) - run.data.rows)
 
 
-def stand_ins(data: VerticalData, table: EmbeddingTable, measured: Tensor) -> dict[str, Tensor]:
+def stand_ins(data: VerticalData, table: EmbeddingTable, measured: Rows) -> dict[str, Tensor]:
     """What stands in for each client that cannot answer, as the server's table knows it: the embedding
     learnt for records that the client lacks, or its mean where none is lacking.
 
@@ -94,26 +96,26 @@ def stand_ins(data: VerticalData, table: EmbeddingTable, measured: Tensor) -> di
     """
     found = {}
     for client, party in enumerate([] if isinstance(table, SumTable) else data.parties):
-        for rows in (measured, torch.arange(data.rows)):
-            known = rows[torch.from_numpy(table.stored_at[rows, client] > -FOREVER)]
+        for rows in (measured, np.arange(data.rows)):
+            known = rows[table.stored_at[rows, client] > -FOREVER]
             if len(known):
                 found[party.name] = _mean(table.column(client), _telling(party, known))
                 break
     return found
 
 
-def _telling(party: Party, rows: Tensor) -> Tensor:
+def _telling(party: Party, rows: Rows) -> Rows:
     """Those of the rows that the party lacks: its model says of all of them what it learnt to say of people
     it does not know. All of them, if it lacks none."""
     if party.ids is None:
         return rows
-    lacked = torch.from_numpy(party.ids.is_null().to_numpy())[rows]
+    lacked = party.ids.is_null().to_numpy()[rows]
     return rows[lacked] if lacked.any() else rows
 
 
-def _mean(cells: Tensor, rows: Tensor) -> Tensor:
-    parts = [cells.index_select(0, part).double().sum(0) for part in torch.split(rows, _ROWS)]
-    return torch.stack(parts).sum(0).div(len(rows)).float()
+def _mean(cells: Matrix, rows: Rows) -> Tensor:
+    parts = [cells[part].sum(0, dtype=np.float64) for part in in_parts(rows, _ROWS)]
+    return torch.from_numpy(np.sum(parts, axis=0) / len(rows)).float()
 
 
 def open_model(config: Config, run: Path, party: str) -> StoredModel:

@@ -5,7 +5,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
 from vafl.build import make_client, make_server, widths
 from vafl.errors import InvalidMessage
@@ -57,7 +57,7 @@ class Armoury:
 
     def __init__(self, plan: Plan, client: Client, said: Sequence[bytes], largest_norm: float, seed: int):
         self._plan, self._client, self._said, self._norm = plan, client, list(said), largest_norm
-        self._chance, self._codec = random.Random(seed), Codec()
+        self._chance, self._numbers, self._codec = random.Random(seed), np.random.default_rng(seed), Codec()
         self._width = widths(plan)[client.index]
         self._others = [
             make_client(plan, i).wake() for i in range(len(plan.data.parties)) if i != client.index
@@ -98,8 +98,8 @@ class Armoury:
     def _is_allowed(self, frame: Frame) -> bool:
         try:
             message = self._codec.from_client(frame, self._client.index)
-            embeddings = getattr(message, "embeddings", torch.zeros(0, 1))
-            if isinstance(message, Join) or (embeddings.norm(dim=1) > self._norm).any():
+            embeddings = getattr(message, "embeddings", np.zeros((0, 1), np.float32)).astype(float)
+            if isinstance(message, Join) or (np.linalg.norm(embeddings, axis=1) > self._norm).any():
                 return False
             self._judge.receive(message)
         except InvalidMessage:
@@ -109,23 +109,24 @@ class Armoury:
 
     def _upload(self, **changes) -> Upload:
         """What this client would have to say next, but for the changes."""
-        rows = torch.from_numpy(self._client._schedule.batch(self._client.activation))
+        rows = self._client._schedule.batch(self._client.activation)
+        shape = len(changes.get("rows", rows)), self._width
         fields = {
             "client": self._client.index,
             "sequence": 1,
             "activation": self._client.activation,
             "rows": rows,
-            "embeddings": torch.randn(len(changes.get("rows", rows)), self._width),
+            "embeddings": self._numbers.normal(size=shape).astype(np.float32),
             **changes,
         }
         return Upload(**fields)
 
     def _some(self) -> bytes:
         """A frame of the right form, of any kind a client says."""
-        rows = torch.arange(self._chance.randrange(1, 64))
+        rows = np.arange(self._chance.randrange(1, 64))
         messages = (
             self._upload(),
-            Refresh(self._client.index, 1, rows, torch.zeros(len(rows), self._width), _ODD),
+            Refresh(self._client.index, 1, rows, np.zeros((len(rows), self._width), np.float32), _ODD),
             Query(self._client.index, 1, _ODD),
             Decline(self._client.index, 1, _ODD, "no"),
         )
@@ -162,7 +163,7 @@ class Armoury:
         mine, counts = self._client.index, (1,) * len(self._plan.data.parties)
         messages = (
             Welcome(mine, 1, counts),
-            Gradient(mine, 0, 1, torch.zeros(2, 3), counts),
+            Gradient(mine, 0, 1, np.zeros((2, 3), np.float32), counts),
             Stop(mine, "!"),
         )
         return self._codec.encode(self._chance.choice(messages))
@@ -178,14 +179,14 @@ class Armoury:
     def _against_the_rules(self) -> bytes:
         """Well-formed and finite, and still not to be said now."""
         mine, rows, number = self._client.index, self._plan.data.rows, self._chance.randrange(1, 1 << 40)
-        some = torch.tensor(sorted(self._chance.sample(range(rows), 8)))
+        some = np.array(sorted(self._chance.sample(range(rows), 8)))
         messages = (
-            lambda: self._upload(rows=torch.cat([some, some[:1]])),  # a row twice
+            lambda: self._upload(rows=np.concatenate([some, some[:1]])),  # a row twice
             lambda: self._upload(rows=some + rows),  # rows that are held out
             lambda: self._upload(rows=some + (1 << 30)),
             lambda: self._upload(activation=self._client.activation + number),
-            lambda: self._upload(rows=some, embeddings=torch.zeros(8, self._width + 1)),
-            lambda: Refresh(mine, 1, some, torch.zeros(8, self._width), number),
+            lambda: self._upload(rows=some, embeddings=np.zeros((8, self._width + 1), np.float32)),
+            lambda: Refresh(mine, 1, some, np.zeros((8, self._width), np.float32), number),
             lambda: Decline(mine, 1, number, "no" * 300),
             lambda: Query(mine, 1, number),
             self._client.join,  # a second time

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-import torch
+import numpy as np
 
 from vafl import cli
 from vafl.federation.server import ServerState
@@ -34,7 +34,7 @@ def digest_of(server: Server) -> str:
     """Of all that training rests on. Who is connected, and what was asked of whom, is not part of it."""
     table = server.table
     digest = hashlib.blake2b(digest_size=16)
-    for array in (table.cells.numpy(), table.stored_at):
+    for array in (table.cells, table.stored_at):
         digest.update(array.tobytes())
     for tensor in server.head.state_dict().values():
         digest.update(tensor.numpy().tobytes())
@@ -56,7 +56,7 @@ def trace_server(trace: Trace) -> None:
         trace.write("life", iteration=state.server.iteration, activations=state.server.activations)
 
     def traced_step(server, group):
-        rows = torch.cat([turn.rows for turn in group])
+        rows = np.concatenate([turn.rows for turn in group])
         delays = server.table.delays(rows, server.iteration)
         uploads = [(turn.client, turn.activation) for turn in group if turn.steps]
         if uploads:

@@ -29,7 +29,7 @@ def counted(refresh="none", kind="epochs", delays=None, rule=None, updates=150):
     def count(message):
         if isinstance(message, Upload | Refresh):
             kind = 0 if isinstance(message, Upload) else 1 if message.request is None else 2
-            counts[message.client, kind, message.rows.numpy()] += 1
+            counts[message.client, kind, message.rows] += 1
         return receive(message)
 
     run.runtime.server.receive = count

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -102,7 +103,7 @@ def test_clipped_sums_are_those_of_each_record_by_itself(name, clip):
     torch.manual_seed(0)
     make, shape, _ = MODELS[name]
     model = make()
-    features, rows = torch.randn(100, *shape), torch.randperm(100)[:70]
+    features, rows = torch.randn(100, *shape), torch.randperm(100)[:70].numpy()
     inputs = features[rows]
     updates = NoisyUpdates(model, list(model.parameters()), clip, 1e-9, Noise(), features=features)
     outputs, pull_back = updates(inputs, rows)
@@ -161,7 +162,7 @@ def test_a_record_that_is_no_number_counts_as_zero_and_spoils_no_other(name, val
     model, features = make(), torch.randn(4, *shape)
     features[2].flatten()[0] = value
     updates = NoisyUpdates(model, list(model.parameters()), 1.0, 1e-9, Noise(), features=features)
-    outputs, pull_back = updates(features, torch.arange(4))
+    outputs, pull_back = updates(features, np.arange(4))
     slopes = torch.randn_like(outputs) / 4
     others = torch.tensor([0, 1, 3])
     expected = sums_by_hand(model, features[others], slopes[others] * 4 / 3, 1.0)
@@ -174,7 +175,7 @@ def test_a_bias_may_be_trained_where_its_weight_is_frozen():
     model.weight.requires_grad_(False)
     inputs = torch.randn(5, 3)
     updates = NoisyUpdates(model, [model.bias], 1e6, 1e-9, Noise(), features=inputs)
-    (gradient,) = updates(inputs, torch.arange(5))[1](torch.ones(5, 2))
+    (gradient,) = updates(inputs, np.arange(5))[1](torch.ones(5, 2))
     torch.testing.assert_close(gradient, torch.full((2,), 5.0), rtol=1e-4, atol=0)
 
 

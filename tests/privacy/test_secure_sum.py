@@ -4,7 +4,6 @@ import itertools
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +23,7 @@ def masks(parties, epoch=0):
 
 
 def hidden(parties, scores, rows=None, number=0, purpose="batch"):
-    rows = torch.arange(len(scores[0])) if rows is None else rows
+    rows = np.arange(len(scores[0])) if rows is None else rows
     return [own.hide(purpose, number, rows, part) for own, part in zip(parties, scores, strict=True)]
 
 
@@ -32,7 +31,7 @@ def hidden(parties, scores, rows=None, number=0, purpose="batch"):
 def test_the_sum_of_what_is_hidden_is_the_sum_of_the_scores(clients, lines, width, data):
     values = st.floats(-1e5, 1e5, width=32)
     flat = data.draw(st.lists(values, min_size=clients * lines * width, max_size=clients * lines * width))
-    scores = torch.tensor(flat).view(clients, lines, width)
+    scores = np.array(flat, np.float32).reshape(clients, lines, width)
     total = np.add.reduce(hidden(masks(agreements(clients)), scores))
     assert np.array_equal(total, np.add.reduce([encode(part, clients) for part in scores]))
 
@@ -40,7 +39,7 @@ def test_the_sum_of_what_is_hidden_is_the_sum_of_the_scores(clients, lines, widt
 @pytest.mark.parametrize("clients", [3, 6])
 def test_without_one_client_everything_looks_uniform(clients):
     """Each byte of what M - 1 clients say, and of its sum, occurs as often as any other."""
-    scores = torch.full((clients, 4000, 2), 3.25)
+    scores = np.full((clients, 4000, 2), 3.25, np.float32)
     said = hidden(masks(agreements(clients)), scores)[1:]
     for words in (*said, np.add.reduce(said)):
         counts = np.bincount(words.view(np.uint8).ravel(), minlength=256)
@@ -54,25 +53,25 @@ def test_without_one_client_everything_looks_uniform(clients):
 
 def test_masks_differ_by_epoch_round_purpose_rows_and_width():
     parties = agreements(3)
-    zeros = torch.zeros(3, 4, 2)
+    zeros = np.zeros((3, 4, 2), np.float32)
     agreed = masks(parties, epoch=1)
     first = hidden(agreed, zeros)[0]
     others = [
         hidden(agreed, zeros, number=1)[0],
         hidden(agreed, zeros, purpose="evaluation")[0],
-        hidden(agreed, zeros, number=2, rows=torch.tensor([0, 1, 2, 4]))[0],
+        hidden(agreed, zeros, number=2, rows=np.array([0, 1, 2, 4]))[0],
         hidden(masks(parties, epoch=2), zeros)[0],
         hidden(masks(agreements(3, "another run")), zeros)[0],
     ]
-    narrow = hidden(agreed, torch.zeros(3, 8, 1), number=3)[0]
+    narrow = hidden(agreed, np.zeros((3, 8, 1), np.float32), number=3)[0]
     for words in (*others, narrow.reshape(4, 2)):
         assert not (words == first).any()
 
 
 def test_clients_that_mean_different_rows_have_no_sum():
     agreed = masks(agreements(3))
-    rows = [torch.tensor([1, 2]), torch.tensor([1, 2]), torch.tensor([1, 3])]
-    ones = torch.ones(2, 1)
+    rows = [np.array([1, 2]), np.array([1, 2]), np.array([1, 3])]
+    ones = np.ones((2, 1), np.float32)
     total = np.add.reduce([own.hide("batch", 0, mine, ones) for own, mine in zip(agreed, rows, strict=True)])
     assert not (total == 3 * encode(ones, 3)).any()
 
@@ -80,7 +79,7 @@ def test_clients_that_mean_different_rows_have_no_sum():
 @pytest.mark.parametrize("number", [5, 4, 0])
 def test_masks_of_a_round_serve_once(number):
     own = masks(agreements(3))[0]
-    rows, ones = torch.arange(2), torch.ones(2, 1)
+    rows, ones = np.arange(2), np.ones((2, 1), np.float32)
     own.hide("batch", 5, rows, ones)
     with pytest.raises(InvalidMessage, match=f"masks are used once. Found batch round {number}"):
         own.hide("batch", number, rows, ones)
@@ -124,7 +123,7 @@ def test_whoever_was_told_other_keys_masks_differently():
         parties[1].agree(0, [*offers[:2], forged]),
         parties[2].agree(0, offers),
     ]
-    said = hidden(agreed, torch.ones(3, 2, 1))
+    said = hidden(agreed, np.ones((3, 2, 1), np.float32))
     for some in ((0, 1), (0, 2), (0, 1, 2)):
         total = np.add.reduce([said[client] for client in some])
-        assert not (total == len(some) * encode(torch.ones(2, 1), 3)).any()
+        assert not (total == len(some) * encode(np.ones((2, 1), np.float32), 3)).any()

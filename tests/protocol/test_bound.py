@@ -1,5 +1,5 @@
+import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -236,7 +236,7 @@ def test_a_step_that_waits_is_not_overtaken():
     exchange.play(("up", 0))
     (request,) = exchange.down[0]  # the query's own rows are the stale ones
     server, iteration = exchange.server, exchange.server.iteration
-    upload = Upload(1, 100, 1, torch.arange(9), torch.ones(9, 3), answer=False)
+    upload = Upload(1, 100, 1, np.arange(9), np.ones((9, 3), np.float32), answer=False)
     assert server.receive(upload) == []
     answer, *_ = server.receive(exchange.clients[0].receive(request)[0])
     assert isinstance(answer, Gradient)
@@ -252,7 +252,7 @@ def test_a_decline_does_not_outlive_the_step_it_was_for():
     assert exchange.server.bound.declined == {1}, "the upload was taken: its step still waits"
     exchange.server.receive(Join(0))
     assert exchange.server.bound.declined == set()
-    message = Upload(0, 0, 2, torch.arange(3), torch.zeros(3, 3))
+    message = Upload(0, 0, 2, np.arange(3), np.zeros((3, 3), np.float32))
     (request,) = exchange.server.receive(message)
     assert isinstance(request, Request)
     assert request.client == 1
@@ -272,28 +272,28 @@ def test_what_waits_for_fresh_cells_waits_on_while_its_client_is_away():
 
 def test_only_the_turns_that_need_a_missing_row_are_skipped():
     bound = DelayBound(1, "skip")
-    turns = [Turn(0, 0, torch.tensor([0, 1]), True, True), Turn(1, 0, torch.tensor([2]), True, True)]
-    assert bound.to_skip(turns, {2: torch.tensor([1])}) == turns[:1]
+    turns = [Turn(0, 0, np.array([0, 1]), True, True), Turn(1, 0, np.array([2]), True, True)]
+    assert bound.to_skip(turns, {2: np.array([1])}) == turns[:1]
     assert bound.to_skip(turns, {}) == []
-    assert DelayBound(1, "use").to_skip(turns, {2: torch.tensor([1])}) == []
+    assert DelayBound(1, "use").to_skip(turns, {2: np.array([1])}) == []
 
 
 def test_stale_names_each_row_once_and_only_clients_that_have_one():
     table = EmbeddingTable(4, [1] * CLIENTS, summed=False)
     for client in range(2):
-        table.store(client, torch.arange(4), torch.zeros(4, 1), 0)
-    table.store(0, torch.tensor([3]), torch.zeros(1, 1), 3)
-    stale = DelayBound(2).stale(table, torch.tensor([3, 1, 3, 1]), 3)
+        table.store(client, np.arange(4), np.zeros((4, 1), np.float32), 0)
+    table.store(0, np.array([3]), np.zeros((1, 1), np.float32), 3)
+    stale = DelayBound(2).stale(table, np.array([3, 1, 3, 1]), 3)
     assert {client: rows.tolist() for client, rows in stale.items()} == {0: [1], 1: [1, 3], 2: [1, 3]}
-    assert DelayBound(3).stale(table, torch.tensor([3, 1]), 3).keys() == {2}
-    assert DelayBound(FOREVER + 3).stale(table, torch.tensor([3, 1]), 3) == {}
+    assert DelayBound(3).stale(table, np.array([3, 1]), 3).keys() == {2}
+    assert DelayBound(FOREVER + 3).stale(table, np.array([3, 1]), 3) == {}
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4), st.booleans()), max_size=12))
 def test_only_the_answer_to_what_the_step_asked_settles_it(answers):
     """Clients 0 and 1 were asked 0 and 1; other numbers (an evaluation's, say) are none of the step's."""
     bound, requests = DelayBound(1), Requests()
-    bound.ask({0: torch.tensor([2]), 1: torch.tensor([3])}, set(), requests)
+    bound.ask({0: np.array([2]), 1: np.array([3])}, set(), requests)
     asked, declined = {0: 0, 1: 1}, set()
     for client, number, no in answers:
         bound.settle(client, number, declined=no)
@@ -305,7 +305,7 @@ def test_only_the_answer_to_what_the_step_asked_settles_it(answers):
 
 def test_who_is_gone_has_declined_or_was_asked_is_not_asked():
     bound, requests = DelayBound(1), Requests()
-    stale = {client: torch.tensor([client]) for client in range(4)}
+    stale = {client: np.array([client]) for client in range(4)}
     bound.declined.add(2)
     made = bound.ask(stale, {1}, requests)
     assert [(request.client, request.rows.tolist()) for request in made] == [(0, [0]), (3, [3])]

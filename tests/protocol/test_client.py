@@ -1,5 +1,6 @@
 from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -37,8 +38,7 @@ def state(of):
 
 
 def gradient(upload, activations=(4, 4), iteration=8):
-    shape = upload.embeddings.shape
-    values = torch.arange(float(shape.numel())).reshape(shape)
+    values = np.arange(upload.embeddings.size, dtype=np.float32).reshape(upload.embeddings.shape)
     return Gradient(1, upload.activation, iteration, values, activations)
 
 
@@ -51,8 +51,9 @@ def test_an_activation_uploads_the_scheduled_batch_and_waits_for_the_answer():
     assert isinstance(upload, Upload)
     assert (upload.client, upload.activation, upload.answer) == (1, 0, True)
     assert upload.rows.tolist() == BatchSchedule("epochs", ROWS, 3, 0, 1).batch(0).tolist()
-    torch.testing.assert_close(upload.embeddings, own.model(own._features[upload.rows]).detach())
-    assert not upload.embeddings.requires_grad
+    expected = own.model(own._features[upload.rows]).detach().numpy()
+    np.testing.assert_allclose(upload.embeddings, expected, rtol=1.3e-6, atol=1e-5)
+    assert isinstance(upload.embeddings, np.ndarray), "no graph leaves with it"
     assert own.waiting
     assert own.receive(gradient(upload)) == []
     assert not own.waiting
@@ -68,8 +69,9 @@ def test_the_answer_is_backpropagated_with_the_regulariser(l2):
     features, answer = own._features[upload.rows], gradient(upload)
     weight, bias = (p.detach().clone() for p in own.model.parameters())
     own.receive(answer)
-    assert torch.allclose(own.model.weight, weight - ETA * (answer.gradients.T @ features + l2 * weight))
-    assert torch.allclose(own.model.bias, bias - ETA * (answer.gradients.sum(0) + l2 * bias))
+    slopes = torch.from_numpy(answer.gradients)
+    assert torch.allclose(own.model.weight, weight - ETA * (slopes.T @ features + l2 * weight))
+    assert torch.allclose(own.model.bias, bias - ETA * (slopes.sum(0) + l2 * bias))
 
 
 def test_local_steps_apply_the_same_gradient_at_the_moved_point():
@@ -81,10 +83,11 @@ def test_local_steps_apply_the_same_gradient_at_the_moved_point():
     expected.load_state_dict(model.state_dict())
     answer = gradient(upload)
     own.receive(answer)
+    slopes = torch.from_numpy(answer.gradients)
     for _ in range(2):
         out = expected(own._features[upload.rows])
         penalty = 0.05 * sum(p.square().sum() for p in expected.parameters())
-        gradients = torch.autograd.grad((out * answer.gradients).sum() + penalty, list(expected.parameters()))
+        gradients = torch.autograd.grad((out * slopes).sum() + penalty, list(expected.parameters()))
         with torch.no_grad():
             for p, g in zip(expected.parameters(), gradients, strict=True):
                 p.sub_(g, alpha=ETA)
@@ -109,15 +112,15 @@ def test_the_refresh_comes_after_the_update_with_the_new_model():
     assert isinstance(refresh, Refresh)
     assert refresh.request is None
     assert refresh.rows.tolist() == list(range(ROWS))
-    assert torch.equal(refresh.embeddings, own.model(own._features).detach())
+    assert np.array_equal(refresh.embeddings, own.model(own._features).detach().numpy())
 
 
 def test_a_request_is_answered_with_exactly_its_rows_even_while_waiting():
     own = client()
     own.wake()
-    (answer,) = own.receive(Request(1, 5, torch.tensor([6, 0])))
+    (answer,) = own.receive(Request(1, 5, np.array([6, 0])))
     assert (answer.request, answer.rows.tolist()) == (5, [6, 0])
-    assert torch.equal(answer.embeddings, own.model(own._features[[6, 0]]).detach())
+    assert np.array_equal(answer.embeddings, own.model(own._features[[6, 0]]).detach().numpy())
     assert own.waiting
 
 
@@ -143,8 +146,8 @@ def test_query_first_asks_updates_then_uploads_anew():
     upload, refresh = own.receive(gradient(first))
     assert not torch.equal(own.model.weight, before)
     assert upload.activation == 1
-    assert torch.equal(upload.embeddings, own.model(own._features[upload.rows]).detach())
-    assert torch.equal(refresh.embeddings, own.model(own._features).detach())
+    assert np.array_equal(upload.embeddings, own.model(own._features[upload.rows]).detach().numpy())
+    assert np.array_equal(refresh.embeddings, own.model(own._features).detach().numpy())
     assert not own.waiting
 
 
@@ -157,7 +160,7 @@ def test_a_welcome_puts_the_client_where_the_server_stands(order):
     assert own.receive(Welcome(1, 40, (9, 6))) == []
     assert not own.waiting
     before = state(own)
-    assert own.receive(Gradient(1, 0, 3, torch.ones(3, WIDTH), (1, 1))) == [], "given up: no fault"
+    assert own.receive(Gradient(1, 0, 3, np.ones((3, WIDTH), np.float32), (1, 1))) == [], "given up: no fault"
     assert same(before, state(own))
     (upload,) = own.wake()
     assert upload.activation == 6
@@ -190,8 +193,8 @@ def test_uploads_the_server_never_got_are_said_again_bit_by_bit(known):
     assert len(again) == 2 - known
     for first, second in zip(uploads[known:], again, strict=True):
         assert (second.activation, second.in_flight) == (first.activation, first.in_flight)
-        assert torch.equal(second.rows, first.rows)
-        assert torch.equal(second.embeddings, first.embeddings), "not even the noise is drawn anew"
+        assert np.array_equal(second.rows, first.rows)
+        assert np.array_equal(second.embeddings, first.embeddings), "not even the noise is drawn anew"
     assert [message.sequence for message in again] == list(range(1, 3 - known)), "counted anew"
     assert own.waiting
 
@@ -245,7 +248,7 @@ def test_a_window_lets_so_many_uploads_be_in_flight():
         uploads += own.wake()
         assert (uploads[-1].activation, uploads[-1].in_flight) == (behind, behind)
     assert own.waiting
-    (refresh,) = own.receive(Request(1, 0, torch.tensor([2])))
+    (refresh,) = own.receive(Request(1, 0, np.array([2])))
     assert refresh.in_flight == 3
     own.receive(gradient(uploads[0]))
     assert not own.waiting
@@ -263,7 +266,7 @@ def test_an_answer_to_an_older_model_is_differentiated_where_the_model_now_is():
     answer = gradient(second)
     before = [p.detach().clone() for p in model.parameters()]
     embeddings = model(own._features[second.rows])
-    expected = torch.autograd.grad(embeddings, list(model.parameters()), answer.gradients)
+    expected = torch.autograd.grad(embeddings, list(model.parameters()), torch.from_numpy(answer.gradients))
     own.receive(answer)
     for found, old, wanted in zip(model.parameters(), before, expected, strict=True):
         assert torch.allclose(found, old - ETA * wanted, atol=1e-6)
@@ -276,30 +279,35 @@ def test_rows_held_out_are_embedded_as_for_evaluation_and_only_when_asked_for():
     everything, upload = own.wake()
     (refresh,) = own.receive(gradient(upload))
     assert len(everything.rows) == len(refresh.rows) == ROWS
-    (answer,) = own.receive(Request(1, 0, torch.tensor([ROWS, ROWS + 3])))
-    assert torch.equal(answer.embeddings, model[0](own._features[[ROWS, ROWS + 3]]).detach())
+    (answer,) = own.receive(Request(1, 0, np.array([ROWS, ROWS + 3])))
+    assert np.array_equal(answer.embeddings, model[0](own._features[[ROWS, ROWS + 3]]).detach().numpy())
     assert model.training
 
 
 # --- what a client refuses ---
 
+
+def zeros(*shape):
+    return np.zeros(shape, np.float32)
+
+
 REFUSED = {
     "for another client": (
-        Gradient(0, 0, 1, torch.zeros(3, WIDTH), (1, 1)),
+        Gradient(0, 0, 1, zeros(3, WIDTH), (1, 1)),
         r"client 1 was sent a message for client 0",
     ),
-    "another activation": (Gradient(1, 4, 1, torch.zeros(3, WIDTH), (1, 1)), r"activation 4 is not waiting"),
+    "another activation": (Gradient(1, 4, 1, zeros(3, WIDTH), (1, 1)), r"activation 4 is not waiting"),
     "another width": (
-        Gradient(1, 0, 1, torch.zeros(3, 5), (1, 1)),
+        Gradient(1, 0, 1, zeros(3, 5), (1, 1)),
         r"gradients of activation 0 must be \[3, 2\]. Found \[3, 5\]",
     ),
-    "too few rows": (Gradient(1, 0, 1, torch.zeros(2, WIDTH), (1, 1)), r"must be \[3, 2\]. Found \[2, 2\]"),
+    "too few rows": (Gradient(1, 0, 1, zeros(2, WIDTH), (1, 1)), r"must be \[3, 2\]. Found \[2, 2\]"),
     "rows it does not have": (
-        Request(1, 0, torch.tensor([2, ROWS])),
+        Request(1, 0, np.array([2, ROWS])),
         r"rows must be in 0\.\.6. Found 2\.\.7",
     ),
-    "negative rows": (Request(1, 0, torch.tensor([-1])), r"Found -1\.\.-1"),
-    "a row twice": (Request(1, 0, torch.tensor([3, 2, 3])), "named twice"),
+    "negative rows": (Request(1, 0, np.array([-1])), r"Found -1\.\.-1"),
+    "a row twice": (Request(1, 0, np.array([3, 2, 3])), "named twice"),
     "skipped another activation": (Skipped(1, 3, 1, (1, 1), "stale"), r"activation 3 is not waiting"),
 }
 
@@ -347,7 +355,7 @@ def test_the_regulariser_of_one_parameter_does_not_reach_another():
     (upload,) = own.wake()
     answer = gradient(upload)
     own.receive(answer)
-    summed = answer.gradients.sum(0)
+    summed = torch.from_numpy(answer.gradients).sum(0)
     assert torch.allclose(own.model.one, 1 - ETA * (summed + 0.1 * 1))
     assert torch.allclose(own.model.two, 5 - ETA * (summed + 0.1 * 5))
 
@@ -375,7 +383,7 @@ def test_embedding_in_parts_gives_the_same(monkeypatch):
     model, features = nn.Linear(COLUMNS, WIDTH), torch.randn(ROWS, COLUMNS)
     monkeypatch.setattr("vafl.protocol.respondent._EMBED_ROWS", 2)
     assert torch.allclose(embed(model, features), model(features))
-    rows = torch.tensor([6, 1, 3])
+    rows = np.array([6, 1, 3])
     assert torch.allclose(embed(model, features, rows), model(features[rows]))
     assert not embed(model, features).requires_grad
 
@@ -383,7 +391,7 @@ def test_embedding_in_parts_gives_the_same(monkeypatch):
 def test_what_leaves_is_perturbed():
     own = client(perturb=lambda embeddings: embeddings * 0 + 7, start="upload")
     everything, upload = own.wake()
-    (answer,) = own.receive(Request(1, 0, torch.tensor([2])))
+    (answer,) = own.receive(Request(1, 0, np.array([2])))
     for message in (everything, upload, answer):
         assert (message.embeddings == 7).all()
 
@@ -425,3 +433,43 @@ def test_one_round_moves_every_parameter_along_the_joint_gradient(embedding, hea
     assert exchange.server.iteration == 1
     for found, old, wanted in zip(parameters(run), before, gradients, strict=True):
         assert torch.allclose(found, old - ETA * wanted, atol=1e-6)
+
+
+class Scaled(nn.Module):
+    """Its parameter is a single number."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, features):
+        return features[:, :2] * self.scale
+
+
+class Rounded(nn.Module):
+    """Its parameters are of a kind that numpy does not know."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2).bfloat16()
+
+    def forward(self, features):
+        return self.layer(features.bfloat16()).float()
+
+
+def strided():
+    layer = nn.Linear(3, 2)
+    layer.bias = nn.Parameter(torch.arange(4.0)[::2])
+    return layer
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "Adam", "RMSprop"])
+@pytest.mark.parametrize("model", [Scaled, Rounded, strided])
+def test_parameters_of_any_kind_are_trained(model, optimiser):
+    own = model()
+    subject = client(own, l2=0.1)
+    subject.descent = Descent.of(OptimiserSettings(name=optimiser, step_size=0.5), own.parameters())
+    before = [parameter.detach().clone() for parameter in own.parameters()]
+    (upload,) = subject.wake()
+    subject.receive(gradient(upload))
+    assert all(not torch.equal(was, now) for was, now in zip(before, own.parameters(), strict=True))

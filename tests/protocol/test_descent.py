@@ -1,6 +1,7 @@
 import math
 from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,17 +14,36 @@ def parameter(*values):
     return torch.nn.Parameter(torch.tensor(values))
 
 
-def stepped(settings, gradients, server=False):
+def array(*values):
+    return np.array(values, np.float32)
+
+
+def stepped(settings, gradients, server=False, l2=0.0):
     """Where a parameter at (1, 2) is after steps along these gradients, at iterations 0, 1, ..."""
     moved = parameter(1.0, 2.0)
     descent = Descent.of(settings, [moved], server=server)
     for iteration, gradient in enumerate(gradients):
-        descent.step([torch.tensor(gradient)], iteration)
+        descent.step([array(*gradient)], iteration, l2=l2)
     return moved.tolist()
 
 
 def test_plain_sgd():
     assert stepped(OptimiserSettings(step_size=0.5), [[1.0, -2.0], [2.0, 0.0]]) == [-0.5, 3.0]
+
+
+def test_l2_pulls_each_parameter_to_zero_from_where_it_is():
+    assert stepped(OptimiserSettings(step_size=0.5), [[1.0, -2.0], [2.0, 0.0]], l2=0.5) == [-0.8125, 1.875]
+
+
+@pytest.mark.parametrize("settings", [{}, {"options": {"momentum": 0.9}}, {"name": "Adam"}], ids=str)
+def test_l2_is_a_gradient_like_any_other_and_changes_none_that_parameters_share(settings):
+    settings, shared = OptimiserSettings(step_size=0.1, **settings), array(3.0, 4.0)
+    starts = [(1.0, -2.0), (0.5, 8.0)]
+    ours, theirs = ([parameter(*start) for start in starts] for _ in range(2))
+    Descent.of(settings, ours).step([shared, shared], 0, l2=0.5)
+    Descent.of(settings, theirs).step([array(3.5, 3.0), array(3.25, 8.0)], 0)
+    assert [own.tolist() for own in ours] == [other.tolist() for other in theirs]
+    assert shared.tolist() == [3.0, 4.0]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +77,9 @@ def test_any_optimiser_of_torch(settings, make):
 def test_adam_steps_as_torchs_own_does_and_goes_on_from_its_state(name, options):
     generator = torch.Generator().manual_seed(0)
     starts = [torch.randn(3, 2, generator=generator), torch.randn(5, generator=generator)]
-    gradients = [[torch.randn(start.shape, generator=generator) for start in starts] for _ in range(6)]
+    gradients = [
+        [torch.randn(start.shape, generator=generator).numpy() for start in starts] for _ in range(6)
+    ]
     theirs, ours, again = ([torch.nn.Parameter(start.clone()) for start in starts] for _ in range(3))
     expected = getattr(torch.optim, name)(theirs, 0.1, **options)
     settings = OptimiserSettings(name=name, step_size=0.1, options=options)
@@ -68,7 +90,7 @@ def test_adam_steps_as_torchs_own_does_and_goes_on_from_its_state(name, options)
                 parameter.data.copy_(stepped)
             resumed.restore(deepcopy(expected.state_dict()))
         for parameter, gradient in zip(theirs, each, strict=True):
-            parameter.grad = gradient
+            parameter.grad = torch.from_numpy(gradient)
         expected.step()
         descent.step(each, iteration)
         if iteration >= 3:
@@ -109,7 +131,7 @@ def test_state_is_what_the_optimiser_remembers():
     plain = Descent.of(OptimiserSettings(), [parameter(1.0)])
     assert plain.state() == {}
     adam = Descent.of(OptimiserSettings(name="Adam"), [parameter(1.0)])
-    adam.step([torch.ones(1)], 0)
+    adam.step([array(1.0)], 0)
     assert adam.state()["state"][0]["step"] == 1
 
 
@@ -117,11 +139,11 @@ def test_state_is_what_the_optimiser_remembers():
 @pytest.mark.parametrize("settings", [{"options": {"momentum": 0.9}}, {"name": "Adam"}], ids=["sgd", "adam"])
 def test_strides_change_no_step_and_what_is_remembered_is_restored(settings, strided):
     settings = OptimiserSettings(step_size=0.1, **settings)
-    start, slope = torch.arange(6.0).reshape(2, 3), torch.arange(6.0, 12.0).reshape(2, 3)
+    start, slope = torch.arange(6.0).reshape(2, 3), np.arange(6, 12, dtype=np.float32).reshape(2, 3)
     plain, other = (torch.nn.Parameter(start.clone()) for _ in range(2))
     if strided == "parameter":
         other = torch.nn.Parameter(start.t().contiguous().t())
-    own = slope.t().contiguous().t() if strided == "gradient" else slope
+    own = np.asfortranarray(slope) if strided == "gradient" else slope
     ours, theirs = Descent.of(settings, [plain]), Descent.of(settings, [other])
     for iteration in range(2):
         ours.step([slope], iteration)
@@ -135,7 +157,7 @@ def test_strides_change_no_step_and_what_is_remembered_is_restored(settings, str
 
 def test_momentum_goes_on_from_where_it_was():
     settings = OptimiserSettings(step_size=0.1, options={"momentum": 0.9})
-    (whole, broken), gradient = [[parameter(1.0)] for _ in range(2)], [torch.ones(1)]
+    (whole, broken), gradient = [[parameter(1.0)] for _ in range(2)], [array(1.0)]
     straight, first = Descent.of(settings, whole), Descent.of(settings, broken)
     for descent in (straight, straight, first):
         descent.step(gradient, 0)

@@ -107,11 +107,11 @@ def test_what_is_not_masked_or_not_asked_is_refused():
     for client in range(CLIENTS):
         parties.join(client)
     with pytest.raises(InvalidMessage, match=r"asked under masks\. Found a plain answer of client 1"):
-        parties.scorer.receive(Refresh(1, 9, torch.tensor([1]), torch.ones(1, WIDTH), 0))
+        parties.scorer.receive(Refresh(1, 9, rows(1), np.ones((1, WIDTH), np.float32), 0))
     parties.scorer.ask(rows(1))
     words = np.ones((1, WIDTH), dtype=np.uint64)
     for number, row, fault in ((5, 1, "nobody was asked request 5"), (0, 2, "exactly its rows")):
         with pytest.raises(InvalidMessage, match=fault):
-            parties.scorer.receive(MaskedRefresh(1, 9, 0, number, torch.tensor([row]), words))
+            parties.scorer.receive(MaskedRefresh(1, 9, 0, number, rows(row), words))
     with pytest.raises(InvalidMessage, match=r"masks are in epoch 0\. Found epoch 1"):
-        parties.scorer.receive(MaskedRefresh(1, 9, 1, 0, torch.tensor([1]), words))
+        parties.scorer.receive(MaskedRefresh(1, 9, 1, 0, rows(1), words))

@@ -93,7 +93,7 @@ class Ledger(Exchange):
         missed = [k for activation, k in self.answered[client].items() if activation not in learned]
         expected = min([self.server.iteration, *missed])
         self._dispatch(self.server.receive(message))
-        assert set(self.server.table.stored_at[message.rows.numpy(), client].tolist()) == {expected}
+        assert set(self.server.table.stored_at[message.rows, client].tolist()) == {expected}
 
     def _dispatch(self, replies):
         for reply in replies:

@@ -1,17 +1,18 @@
+import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vafl.errors import InvalidMessage
 from vafl.protocol.messages import Decline, Refresh
 from vafl.protocol.requests import Requests
+from vafl.protocol.rows import in_parts
 
-ROWS = torch.tensor([2, 3])
+ROWS = np.array([2, 3])
 
 
 def answer(client=1, number=0, rows=ROWS):
-    return Refresh(client, 0, rows, torch.zeros(len(rows), 1), number)
+    return Refresh(client, 0, rows, np.zeros((len(rows), 1), np.float32), number)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=30))
@@ -45,9 +46,9 @@ FAULTS = {
     "declined, another number": (Decline(1, 0, 9, ""), r"client 1 was not asked request 9"),
     "declined, a negative number": (Decline(1, 0, -1, ""), r"client 1 was not asked request -1"),
     "declined by another client": (Decline(0, 0, 0, ""), r"client 0 was not asked request 0"),
-    "another order": (answer(rows=ROWS.flip(0)), r"request 0 must hold exactly its rows"),
+    "another order": (answer(rows=ROWS[::-1]), r"request 0 must hold exactly its rows"),
     "too few rows": (answer(rows=ROWS[:1]), r"exactly its rows"),
-    "too many rows": (answer(rows=torch.tensor([2, 3, 4])), r"exactly its rows"),
+    "too many rows": (answer(rows=np.array([2, 3, 4])), r"exactly its rows"),
 }
 
 
@@ -71,7 +72,7 @@ def test_an_answer_that_fits_is_taken_once():
 
 
 def test_parts_are_asked_for_in_turn_until_the_client_is_gone():
-    requests, parts = Requests(), torch.split(torch.arange(5), 2)
+    requests, parts = Requests(), in_parts(np.arange(5), 2)
     assert requests.make_in_turn(1, ()) == []
     (first,) = requests.make_in_turn(1, parts)
     (second,) = requests.answered(first)

@@ -1,5 +1,5 @@
+import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,7 +9,7 @@ from vafl.protocol.settings import RuleSettings
 
 
 def turn(client, steps=True, activation=0):
-    return Turn(client, activation, torch.tensor([0]), steps, True)
+    return Turn(client, activation, np.array([0]), steps, True)
 
 
 turns = st.lists(st.builds(turn, st.integers(0, 3), st.booleans()), max_size=12)

@@ -126,8 +126,8 @@ class Cap:
 
     def spend(self, wanted, kind, *, whole=False):
         assert kind == "prediction"
-        allowed = wanted[torch.from_numpy(self.spent[wanted.numpy()] < self.most)]
-        self.spent[allowed.numpy()] += 1
+        allowed = wanted[self.spent[wanted] < self.most]
+        self.spent[allowed] += 1
         return allowed
 
 
@@ -147,15 +147,15 @@ def test_bad_messages_change_nothing():
     parties = Parties()
     inquiry = parties.ask(1, 2)
     number = next(request.number for request in parties.asked if request.client == 0)
-    two, wide = torch.zeros(2, WIDTH), torch.zeros(2, WIDTH + 1)
+    two, wide = np.zeros((2, WIDTH), np.float32), np.zeros((2, WIDTH + 1), np.float32)
     bad = [
-        (Refresh(0, 1, torch.tensor([1, 3]), two, number), "rows of it"),
-        (Refresh(0, 1, torch.tensor([1, 1]), two, number), "at most once"),
-        (Refresh(0, 1, torch.tensor([1, 2]), wide, number), "2 wide"),
-        (Refresh(1, 1, torch.tensor([1, 2]), two, number), "was not asked"),
-        (Refresh(0, 1, torch.tensor([1, 2]), two), "was not asked"),
+        (Refresh(0, 1, rows(1, 3), two, number), "rows of it"),
+        (Refresh(0, 1, rows(1, 1), two, number), "at most once"),
+        (Refresh(0, 1, rows(1, 2), wide, number), "2 wide"),
+        (Refresh(1, 1, rows(1, 2), two, number), "was not asked"),
+        (Refresh(0, 1, rows(1, 2), two), "was not asked"),
         (Decline(0, 1, 99, ""), "was not asked"),
-        (Upload(0, 1, 0, torch.tensor([1]), two[:1]), "no steps are made"),
+        (Upload(0, 1, 0, rows(1), two[:1]), "no steps are made"),
         (Query(0, 1, 0), "no steps are made"),
         (Join(2), "client must be in 0..1"),
     ]

@@ -1,7 +1,7 @@
 """Every message that breaks a rule is refused, and nothing has changed then."""
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,12 +14,13 @@ WIDTH = 3
 
 
 def upload(client=0, sequence=100, activation=1, rows=(0, 1), width=WIDTH, answer=True, in_flight=0):
-    rows = torch.tensor(rows)
-    return Upload(client, sequence, activation, rows, torch.ones(len(rows), width), answer, in_flight)
+    matrix = np.ones((len(rows), width), np.float32)
+    return Upload(client, sequence, activation, np.array(rows), matrix, answer, in_flight)
 
 
 def refresh(client=1, sequence=100, rows=(0, 1), width=WIDTH, request=None, in_flight=0):
-    return Refresh(client, sequence, torch.tensor(rows), torch.ones(len(rows), width), request, in_flight)
+    matrix = np.ones((len(rows), width), np.float32)
+    return Refresh(client, sequence, np.array(rows), matrix, request, in_flight)
 
 
 def waiting_for_client_2():

@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,7 +7,7 @@ from vafl.errors import ConfigError, InvalidMessage
 from vafl.protocol.table import FOREVER, EmbeddingTable
 
 ROWS, CLIENTS = 5, 3
-ALL = torch.arange(ROWS)
+ALL = np.arange(ROWS)
 
 row_sets = st.lists(st.integers(0, ROWS - 1), unique=True, max_size=ROWS)
 stores = st.tuples(st.integers(0, CLIENTS - 1), row_sets)
@@ -30,9 +29,10 @@ def paper_delays(history):
 def test_delays_follow_equation_3_for_any_history(history):
     table = EmbeddingTable(ROWS, [2] * CLIENTS, summed=False)
     for iteration, stored in enumerate(history):
-        for client, rows in stored:
-            table.store(client, torch.tensor(rows, dtype=torch.int64), torch.ones(len(rows), 2), iteration)
-            assert (table.delays(torch.tensor(rows, dtype=torch.int64), iteration)[:, client] == 0).all()
+        for client, numbers in stored:
+            rows = np.array(numbers, np.int64)
+            table.store(client, rows, np.ones((len(rows), 2), np.float32), iteration)
+            assert (table.delays(rows, iteration)[:, client] == 0).all()
     found = table.delays(ALL, len(history)).astype(float)
     found[found >= FOREVER] = np.inf
     assert np.array_equal(found, paper_delays(history))
@@ -50,37 +50,37 @@ def test_running_sums_equal_recomputed_sums_after_any_history(history):
     """Whatever has come and gone in between, be it 3e38: the error is that of the numbers now there."""
     table = EmbeddingTable(ROWS, [2] * CLIENTS, summed=True)
     for client, row, values in history:
-        table.store(client, torch.tensor([row]), torch.tensor([values]), 0)
-    cells = table.cells.double().view(ROWS, CLIENTS, 2)
-    error = (table.sums - cells.sum(1)).abs()
-    assert (error <= 1e-12 * cells.abs().sum(1) + 1e-8).all()
+        table.store(client, np.array([row]), np.array([values], np.float32), 0)
+    cells = table.cells.astype(np.float64).reshape(ROWS, CLIENTS, 2)
+    error = np.abs(table.sums - cells.sum(1))
+    assert (error <= 1e-12 * np.abs(cells).sum(1) + 1e-8).all()
 
 
 def test_a_small_embedding_survives_a_huge_one_that_came_and_went():
-    table, row = EmbeddingTable(1, [1, 1], summed=True), torch.tensor([0])
-    table.store(0, row, torch.tensor([[1.0]]), 0)
-    table.store(1, row, torch.tensor([[1e30]]), 0)
-    table.store(1, row, torch.tensor([[2.0]]), 0)
+    table, row = EmbeddingTable(1, [1, 1], summed=True), np.array([0])
+    for client, value in ((0, 1.0), (1, 1e30), (1, 2.0)):
+        table.store(client, row, np.array([[value]], np.float32), 0)
     assert table.read(row).item() == 3.0
 
 
 def test_sums_do_not_drift_over_a_long_history():
-    table, rows = EmbeddingTable(4, [3] * 2, summed=True), torch.arange(4)
-    generator = torch.Generator().manual_seed(0)
+    table, rows = EmbeddingTable(4, [3] * 2, summed=True), np.arange(4)
+    generator = np.random.default_rng(0)
     for step in range(2000):
-        table.store(step % 2, rows, torch.randn(4, 3, generator=generator), step)
-    assert torch.allclose(table.sums, table.cells.double().view(4, 2, 3).sum(1), rtol=0, atol=1e-12)
+        table.store(step % 2, rows, generator.standard_normal((4, 3), np.float32), step)
+    cells = table.cells.astype(np.float64).reshape(4, 2, 3)
+    assert np.allclose(table.sums, cells.sum(1), rtol=0, atol=1e-12)
 
 
 def test_a_read_gives_sums_or_all_cells_in_the_order_asked():
     summed, joined = EmbeddingTable(3, [2, 2], summed=True), EmbeddingTable(3, [2, 1], summed=False)
     for table in (summed, joined):
-        table.store(0, torch.tensor([2, 0]), torch.tensor([[1.0, 2], [3, 4]]), 0)
-    summed.store(1, torch.tensor([0]), torch.tensor([[10.0, 20]]), 0)
-    joined.store(1, torch.tensor([0]), torch.tensor([[10.0]]), 0)
-    wanted = torch.tensor([0, 1, 2])
+        table.store(0, np.array([2, 0]), np.array([[1, 2], [3, 4]], np.float32), 0)
+    summed.store(1, np.array([0]), np.array([[10, 20]], np.float32), 0)
+    joined.store(1, np.array([0]), np.array([[10]], np.float32), 0)
+    wanted = np.array([0, 1, 2])
     assert summed.read(wanted).tolist() == [[13, 24], [0, 0], [1, 2]]
-    assert summed.read(wanted).dtype == torch.float32
+    assert summed.read(wanted).dtype == np.float32
     assert joined.read(wanted).tolist() == [[3, 4, 10], [0, 0, 0], [1, 2, 0]]
     assert joined.clients == 2
 
@@ -106,16 +106,16 @@ def test_a_sum_needs_one_width():
 )
 def test_check_refuses_and_changes_nothing(rows, width, said):
     table = EmbeddingTable(ROWS, [2] * CLIENTS, summed=True)
-    table.store(1, ALL, torch.ones(ROWS, 2), 7)
-    before = table.cells.clone(), table.sums.clone(), table.stored_at.copy()
+    table.store(1, ALL, np.ones((ROWS, 2), np.float32), 7)
+    before = table.cells.copy(), table.sums.copy(), table.stored_at.copy()
     with pytest.raises(InvalidMessage, match=said):
-        table.check(1, torch.tensor(rows), torch.zeros(len(rows), width))
-    assert torch.equal(table.cells, before[0])
-    assert torch.equal(table.sums, before[1])
+        table.check(1, np.array(rows), np.zeros((len(rows), width), np.float32))
+    assert np.array_equal(table.cells, before[0])
+    assert np.array_equal(table.sums, before[1])
     assert np.array_equal(table.stored_at, before[2])
 
 
 def test_check_takes_no_rows_and_all_rows():
     table = EmbeddingTable(ROWS, [2] * CLIENTS, summed=False)
-    table.check(0, torch.empty(0, dtype=torch.int64), torch.empty(0, 2))
-    table.check(0, ALL.flip(0), torch.zeros(ROWS, 2))
+    table.check(0, np.empty(0, np.int64), np.empty((0, 2), np.float32))
+    table.check(0, ALL[::-1].copy(), np.zeros((ROWS, 2), np.float32))

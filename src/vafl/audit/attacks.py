@@ -21,6 +21,7 @@ from torch import Tensor
 from vafl.build import Run
 from vafl.errors import ConfigError
 from vafl.protocol.messages import ClientMessage, Gradient, Join, MaskedUpload, ServerMessage, Upload
+from vafl.protocol.rows import Rows
 from vafl.protocol.server import Server
 from vafl.runtime.simulator import Simulator
 
@@ -52,7 +53,7 @@ class Eavesdropper:
             raise ConfigError("an audit attacks a federation. Found rule.name = centralised.")
         self.server: Server = run.runtime.server
         self._receive, self._index = self.server.receive, index
-        self._sent: dict[int, Tensor] = {}
+        self._sent: dict[int, Rows] = {}
         width = self.server.table.widths[index]
         self.gradients = torch.zeros(run.data.rows, width)
         self.seen = torch.zeros(run.data.rows, dtype=torch.bool)
@@ -65,7 +66,8 @@ class Eavesdropper:
         for reply in replies:
             if isinstance(reply, Gradient) and reply.client == self._index:
                 rows = self._sent[reply.activation]
-                self.gradients[rows], self.seen[rows] = reply.gradients * len(rows), True
+                self.gradients[rows] = torch.from_numpy(reply.gradients) * len(rows)
+                self.seen[rows] = True
         return replies
 
 
@@ -93,17 +95,16 @@ def replay(heard: Eavesdropper, truth: Labels) -> Attack:
     server.last_iteration += rows
     if 0 in server.absent:
         server.receive(Join(0, server.activations[0], server.activations[0]))
-    embedding = server.table.column(0)[0].clone()
+    embedding = server.table.column(0)[0].copy()
     guesses = np.full(rows, np.bincount(truth).argmax())
     sequence = 1 << 40
     for start in range(0, rows, _REPLAYED):
-        chosen = torch.arange(start, min(start + _REPLAYED, rows))
-        upload = Upload(
-            0, sequence + start, server.activations[0], chosen, embedding.expand(len(chosen), -1).contiguous()
-        )
+        chosen = np.arange(start, min(start + _REPLAYED, rows))
+        copies = np.tile(embedding, (len(chosen), 1))
+        upload = Upload(0, sequence + start, server.activations[0], chosen, copies)
         for reply in server.receive(upload):
             if isinstance(reply, Gradient) and (reply.client, reply.activation) == (0, upload.activation):
-                guesses[chosen.numpy()] = _by_sign(reply.gradients)
+                guesses[chosen] = _by_sign(torch.from_numpy(reply.gradients))
     value = _accuracy(guesses, truth)
     return Attack("one embedding replayed under every id", "accuracy", value, _most_common(truth))
 
@@ -113,7 +114,7 @@ def invert_features(run: Run, heard: Eavesdropper) -> Attack:
 
     Of a secure sum it has no column but the sum.
     """
-    embeddings = heard.server.table.column(0)[: run.data.rows].numpy()
+    embeddings = heard.server.table.column(0)[: run.data.rows]
     features = run.data.parties[0].train.flatten(1).numpy()
     order = np.random.default_rng(0).permutation(len(features))
     known, hidden = np.split(order, [max(2, int(_KNOWN * len(features)))])

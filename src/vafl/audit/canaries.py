@@ -26,6 +26,7 @@ from vafl.privacy.settings import PrivacySettings
 from vafl.protocol.client import Client
 from vafl.protocol.descent import Descent
 from vafl.protocol.messages import ClientMessage, Gradient, Refresh, Request, Upload
+from vafl.protocol.rows import Matrix, Rows
 from vafl.protocol.settings import RuleSettings
 from vafl.protocol.stepsizes import constant
 
@@ -179,7 +180,7 @@ def _score_rounds(
         (upload,) = client.wake()
         moved, refreshed = _answer(client, own, upload, clients, -1e9 if used.kind == "dp_train" else 0.0)
         for rows, embeddings in map(_embedded, (upload, *refreshed)):
-            seen = (embeddings[:, 0] - _middle(claimed, claimed.clip)).double()
+            seen = torch.from_numpy(embeddings[:, 0] - _middle(claimed, claimed.clip)).double()
             score[rows] += seen * _weight(claimed.upload_cost, claimed.noise)
         if used.kind == "dp_train":
             rows, _ = _embedded(upload)
@@ -242,7 +243,7 @@ def _answer(
     rows, embeddings = _embedded(upload)
     weight = next(own.model.parameters())
     before = weight[1].detach().clone()
-    slopes = torch.zeros_like(embeddings)
+    slopes = np.zeros_like(embeddings)
     slopes[:, 1] = slope
     activation = client.activation - 1
     said = client.receive(Gradient(0, activation, activation, slopes, (client.activation,) * clients))
@@ -282,14 +283,14 @@ def _probe(config: Config, used: PrivacySettings, coins: Tensor, rounds: int, as
             next(own.model.parameters())[0] = 0.0  # quiet: the gradient passes the clip in full
         (upload,) = client.wake()
         _answer(client, own, upload, 1, -1e9 if trained else -1 / canaries)
-    probes, seen = torch.arange(canaries, 2 * canaries), torch.zeros(canaries, dtype=torch.float64)
+    probes, seen = np.arange(canaries, 2 * canaries), torch.zeros(canaries, dtype=torch.float64)
     for number in range(asked):
         (refresh,) = client.receive(Request(0, number, probes))
-        seen += _embedded(refresh)[1][:, 1].double() / asked
+        seen += torch.from_numpy(_embedded(refresh)[1][:, 1]).double() / asked
     return seen
 
 
-def _embedded(message: ClientMessage) -> tuple[Tensor, Tensor]:
+def _embedded(message: ClientMessage) -> tuple[Rows, Matrix]:
     """The rows and embeddings of an upload or a refresh."""
     if not isinstance(message, Upload | Refresh):
         raise TypeError(f"a canary's client uploads. Found {type(message).__name__}.")

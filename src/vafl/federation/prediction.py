@@ -30,7 +30,8 @@ from vafl.privacy.secure_sum import KeyAgreement, NoWitness, Witness
 from vafl.protocol.masked_scoring import MaskedRespondent, MaskedScorer
 from vafl.protocol.messages import ServerMessage
 from vafl.protocol.respondent import Respondent
-from vafl.protocol.scoring import ANSWERED, STATES, Rows, Scorer
+from vafl.protocol.rows import Rows
+from vafl.protocol.scoring import ANSWERED, STATES, Scorer
 from vafl.runtime.grpc.client import FederationClient
 from vafl.runtime.grpc.prediction import Batch, Served, States
 from vafl.runtime.grpc.server import FederationServer

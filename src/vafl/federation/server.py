@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 
@@ -86,8 +87,7 @@ class ServerState:
         if fresh:
             stored_at.array[:] = -FOREVER
         self._mapped = [cells, stored_at]
-        memory = torch.from_numpy(cells.array)
-        return EmbeddingTable(rows, own, summed=summed, memory=memory, stored_at=stored_at.array)
+        return EmbeddingTable(rows, own, summed=summed, memory=cells.array, stored_at=stored_at.array)
 
     def _restore(self, tensors: dict[str, torch.Tensor]) -> None:
         """Goes back to the checkpoint; cells stored since are unknown until their clients say them again."""
@@ -204,7 +204,7 @@ class ServerRun:
             self._shown.observe(point)
 
         config, data = self.config, plan.data
-        held_out = torch.arange(data.rows, data.rows + len(data.test_labels))
+        held_out = np.arange(data.rows, data.rows + len(data.test_labels))
         watched, best = data.validation or len(held_out), state.best if config.stop.patience else None
         watch = Watch(config.stop, plan.task.metric, best)
         for point in points:

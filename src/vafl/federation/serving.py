@@ -17,7 +17,8 @@ from vafl.federation.prediction import Deployed
 from vafl.federation.refusal import Refusal
 from vafl.federation.terms import rows_at_once
 from vafl.models.losses import probabilities
-from vafl.protocol.scoring import ANSWERED, STATES, Rows
+from vafl.protocol.rows import Rows
+from vafl.protocol.scoring import ANSWERED, STATES
 from vafl.runtime.grpc.prediction import Answer, Live
 from vafl.runtime.grpc.wire import run
 from vafl.runtime.identity import SERVER, HttpAddress

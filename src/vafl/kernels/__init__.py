@@ -7,6 +7,7 @@ Where there was no compiler, numpy does the same: portable.py, which also says w
 
 try:
     from vafl.kernels.native import (
+        add_row,
         all_finite,
         count_delays,
         gather,
@@ -22,6 +23,7 @@ try:
     NATIVE = True
 except ImportError:  # it was not compiled
     from vafl.kernels.portable import (
+        add_row,
         all_finite,
         count_delays,
         gather,
@@ -36,5 +38,5 @@ except ImportError:  # it was not compiled
 
     NATIVE = False
 
-__all__ = ["NATIVE", "all_finite", "count_delays", "gather", "gather_delays", "gather_sums", "in_order"]
-__all__ += ["softmax", "store", "store_summed", "sum_rows"]
+__all__ = ["NATIVE", "add_row", "all_finite", "count_delays", "gather", "gather_delays", "gather_sums"]
+__all__ += ["in_order", "softmax", "store", "store_summed", "sum_rows"]

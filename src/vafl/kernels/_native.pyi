@@ -1,4 +1,5 @@
 from vafl.kernels.portable import Array, Floats, Iterations, Numbers, Sums, Values
+from vafl.kernels.portable import add_row as add_row
 from vafl.kernels.portable import count_delays as count_delays
 from vafl.kernels.portable import in_order as in_order
 from vafl.kernels.portable import store as store

@@ -335,6 +335,25 @@ static PyObject *all_finite(PyObject *self, PyObject *const *given, Py_ssize_t c
     return answer;
 }
 
+static PyObject *add_row(PyObject *self, PyObject *const *given, Py_ssize_t count)
+{
+    static const Kind kinds[] = {FLOATS(2, CONTIGUOUS | WRITABLE), FLOATS(1, CONTIGUOUS)};
+    Py_buffer view[2] = {{0}}, *matrix = &view[0], *row = &view[1];
+    int done = acquire(given, count, 2, view, kinds, 2) && of_one_shape(row->shape[0] == matrix->shape[1]);
+    if (done) {
+        const float *restrict added = row->buf;
+        float *restrict value = matrix->buf;
+        Py_ssize_t rows = matrix->shape[0], width = matrix->shape[1];
+        PyThreadState *state = begin(matrix->len);
+        for (Py_ssize_t i = 0; i < rows; i++, value += width)
+            for (Py_ssize_t j = 0; j < width; j++)
+                value[j] += added[j];
+        end(state);
+    }
+    release(view, 2);
+    return done ? Py_NewRef(Py_None) : NULL;
+}
+
 /* In float64, so many columns at a time. */
 static PyObject *sum_rows(PyObject *self, PyObject *const *given, Py_ssize_t count)
 {
@@ -432,7 +451,7 @@ static PyObject *softmax(PyObject *self, PyObject *const *given, Py_ssize_t coun
 static PyMethodDef functions[] = {
     FUNCTION(in_order),     FUNCTION(gather),     FUNCTION(gather_sums), FUNCTION(gather_delays),
     FUNCTION(count_delays), FUNCTION(store),      FUNCTION(store_summed), FUNCTION(all_finite),
-    FUNCTION(sum_rows),     FUNCTION(softmax),    {NULL, NULL, 0, NULL}};
+    FUNCTION(add_row),      FUNCTION(sum_rows),   FUNCTION(softmax),     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, 0, functions, NULL, NULL, NULL, NULL};
 

@@ -3,11 +3,11 @@
 import numpy as np
 
 from vafl.kernels import _native, portable
-from vafl.kernels._native import count_delays, in_order, store, store_summed
+from vafl.kernels._native import add_row, count_delays, in_order, store, store_summed
 from vafl.kernels.portable import Array, Floats, Iterations, Numbers, Sums, Values
 
-__all__ = ["all_finite", "count_delays", "gather", "gather_delays", "gather_sums", "in_order", "softmax"]
-__all__ += ["store", "store_summed", "sum_rows"]
+__all__ = ["add_row", "all_finite", "count_delays", "gather", "gather_delays", "gather_sums", "in_order"]
+__all__ += ["softmax", "store", "store_summed", "sum_rows"]
 
 
 def gather(matrix: Array, rows: Numbers) -> Array:

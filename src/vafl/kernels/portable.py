@@ -96,6 +96,12 @@ def all_finite(matrix: Floats) -> bool:
 
 
 @np.errstate(all="ignore")
+def add_row(matrix: Floats, row: Floats, /) -> None:
+    """matrix += row: to each of its own."""
+    matrix += row
+
+
+@np.errstate(all="ignore")
 def sum_rows(matrix: Floats) -> Floats:
     """matrix.sum(0), by way of float64: added row after row, many rows would lose digits."""
     total: Floats = matrix.sum(0, dtype=np.float64).astype(np.float32)

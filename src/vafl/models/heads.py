@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -9,7 +11,8 @@ from vafl import kernels
 from vafl.models.embeddings import mlp
 from vafl.models.settings import ModelSettings
 
-WayBack = Callable[[Tensor], tuple[Tensor, list[Tensor]]]
+Matrix = npt.NDArray[np.float32]
+WayBack = Callable[[Matrix], tuple[Matrix, list[Matrix]]]
 
 
 class Bias(nn.Module):
@@ -23,14 +26,20 @@ class Bias(nn.Module):
         """[batch, outputs] -> [batch, outputs]."""
         return sums + self.bias
 
-    def with_way_back(self) -> Callable[[Tensor], tuple[Tensor, WayBack]]:
-        """The same, and the map from slopes of the outputs to those of the sums and of the parameters."""
-        bias = self.bias.detach()
-        return lambda sums: (sums + bias, _through_a_sum)
+    def with_way_back(self) -> Callable[[Matrix], tuple[Matrix, WayBack]]:
+        """The same in the sums' place, and the map from slopes of the outputs to those of the sums and of the
+        parameters."""
+        bias = self.bias.detach().numpy()
+
+        def outputs(sums: Matrix) -> tuple[Matrix, WayBack]:
+            kernels.add_row(sums, bias)
+            return sums, _through_a_sum
+
+        return outputs
 
 
-def _through_a_sum(slopes: Tensor) -> tuple[Tensor, list[Tensor]]:
-    return slopes, [torch.from_numpy(kernels.sum_rows(slopes.numpy()))]
+def _through_a_sum(slopes: Matrix) -> tuple[Matrix, list[Matrix]]:
+    return slopes, [kernels.sum_rows(slopes)]
 
 
 def make_head(settings: ModelSettings, clients: int, outputs: int) -> nn.Module:

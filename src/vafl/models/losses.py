@@ -6,37 +6,42 @@ rows' losses and the slopes of that sum, [batch, outputs]: in closed form, so no
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from vafl import kernels
 
-Loss = Callable[[Tensor, Tensor, Tensor], tuple[float, Tensor]]
+Array = npt.NDArray[Any]
+Matrix = npt.NDArray[np.float32]
+Loss = Callable[[Matrix, Array, Matrix], tuple[float, Matrix]]
 
 
-def softmax(outputs: Tensor, labels: Tensor, weights: Tensor) -> tuple[float, Tensor]:
+def softmax(outputs: Matrix, labels: Array, weights: Matrix) -> tuple[float, Matrix]:
     """Softmax cross-entropy, labels int64."""
-    slopes = outputs.detach().numpy().copy()
-    loss = kernels.softmax(slopes, labels.numpy(), weights.numpy())
-    return loss, torch.from_numpy(slopes)
+    slopes = outputs.copy()
+    return kernels.softmax(slopes, labels, weights), slopes
 
 
-@torch.no_grad()
-def binary(outputs: Tensor, labels: Tensor, weights: Tensor) -> tuple[float, Tensor]:
+@np.errstate(all="ignore")
+def binary(outputs: Matrix, labels: Array, weights: Matrix) -> tuple[float, Matrix]:
     """Binary cross-entropy of one output, labels 0.0 or 1.0."""
-    values = F.binary_cross_entropy_with_logits(outputs[:, 0], labels, weights, reduction="sum")
-    return float(values), (outputs.sigmoid() - labels[:, None]) * weights[:, None]
+    scores = outputs[:, 0]
+    shrunk = np.exp(-np.abs(scores))  # at most 1, whatever the score
+    values = np.maximum(scores, 0) - scores * labels + np.log1p(shrunk)
+    shares = np.where(scores < 0, shrunk, 1) / (1 + shrunk)
+    return float(values @ weights), ((shares - labels) * weights)[:, None]
 
 
-@torch.no_grad()
-def squared(outputs: Tensor, labels: Tensor, weights: Tensor) -> tuple[float, Tensor]:
+@np.errstate(all="ignore")
+def squared(outputs: Matrix, labels: Array, weights: Matrix) -> tuple[float, Matrix]:
     """Squared error of one output."""
-    errors = outputs - labels[:, None]
-    weighted = errors * weights[:, None]
-    return float((errors * weighted).sum()), 2 * weighted
+    errors = outputs[:, 0] - labels
+    weighted = errors * weights
+    return float(errors @ weighted), 2 * weighted[:, None]
 
 
 LOSSES: dict[str, Loss] = {
@@ -46,9 +51,9 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-def evenly(rows: int) -> Tensor:
+def evenly(rows: int) -> Matrix:
     """The weights of a mean."""
-    return torch.full((rows,), 1 / rows)
+    return np.full(rows, 1 / rows, np.float32)
 
 
 def probabilities(outputs: Tensor, loss: str) -> Tensor:
@@ -101,5 +106,9 @@ def metric(name: str, loss: str) -> Metric:
     """The metric of that name; `loss` means the run's own loss, on the test set."""
     if name == "loss":
         own = LOSSES[loss]
-        return Metric("loss", lambda outputs, labels: own(outputs, labels, evenly(len(labels)))[0], False)
+
+        def mean(outputs: Tensor, labels: Tensor) -> float:
+            return own(outputs.detach().numpy(), labels.numpy(), evenly(len(labels)))[0]
+
+        return Metric("loss", mean, False)
     return Metric(name, {"accuracy": accuracy, "auc": auc, "r2": r2}[name])

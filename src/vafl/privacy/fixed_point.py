@@ -2,13 +2,12 @@
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from vafl.errors import Diverged
 
 FRACTION_BITS = 32  # a float32 of magnitude 2^-9 or more has no digit below 2^-32: it is encoded exactly
 Words = npt.NDArray[np.uint64]
+Scores = npt.NDArray[np.float32]
 
 
 def largest_score(clients: int) -> float:
@@ -16,13 +15,13 @@ def largest_score(clients: int) -> float:
     return 2.0 ** (63 - FRACTION_BITS) / clients
 
 
-def encode(scores: Tensor, clients: int) -> Words:
+def encode(scores: Scores, clients: int) -> Words:
     """Multiples of 2^-32, negative ones as two's complements.
 
     Raises:
         Diverged: a score is too large for a sum of `clients` of them.
     """
-    values = scores.numpy().astype(np.float64)
+    values = scores.astype(np.float64)
     limit = largest_score(clients)
     if values.size and not np.abs(values).max() < limit:
         found = values.flat[np.abs(values).argmax()]  # NaN, if there is one
@@ -33,6 +32,7 @@ def encode(scores: Tensor, clients: int) -> Words:
     return np.rint(np.ldexp(values, FRACTION_BITS)).astype(np.int64).view(np.uint64)
 
 
-def decode(total: Words) -> Tensor:
+def decode(total: Words) -> Scores:
     """The sum, as float32, that the words stand for."""
-    return torch.from_numpy(np.ldexp(total.view(np.int64).astype(np.float64), -FRACTION_BITS)).float()
+    sums: Scores = np.ldexp(total.view(np.int64).astype(np.float64), -FRACTION_BITS).astype(np.float32)
+    return sums

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from vafl.privacy.accounts import Kind, Numbers
@@ -37,13 +36,13 @@ class Budget:
         self._upload = settings.upload_cost
         self._batch = settings.batch_cost(local_steps)
 
-    def spend(self, rows: Tensor, kind: Kind, *, whole: bool = False) -> Tensor:
+    def spend(self, rows: Numbers, kind: Kind, *, whole: bool = False) -> Numbers:
         """Charges an upload, durably, and gives the rows that may be uploaded; `whole`: all or none."""
         if self._free:
             return rows
         batch = kind == "batch"
         charged = self.ledger.charge(
-            rows.numpy() if self._in_order else self._accounts[rows.numpy()],
+            rows if self._in_order else self._accounts[rows],
             kind,
             self._batch if batch else self._upload,
             limit=self._limit,
@@ -51,7 +50,7 @@ class Budget:
             carried=self._carried,
             trains=batch and self._trains,
         )
-        return rows if charged.all() else rows[torch.from_numpy(charged)]
+        return rows if charged.all() else rows[charged]
 
 
 @dataclass(frozen=True)

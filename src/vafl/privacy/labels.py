@@ -9,12 +9,15 @@ import os
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from vafl.privacy.noise import Noise
 from vafl.privacy.release import clip_rows
 from vafl.privacy.settings import LabelSettings, keep_probability
+
+Gradients = npt.NDArray[np.float32]
 
 
 def randomise(labels: Tensor, classes: int, epsilon: float) -> Tensor:
@@ -43,9 +46,7 @@ class GradientMask:
         clip, deviation = settings.gradient_clip, settings.gradient_noise
         return cls(clip, deviation) if clip or deviation else None
 
-    def __call__(self, gradients: Tensor) -> Tensor:
+    def __call__(self, gradients: Gradients) -> Gradients:
         if self._clip:
-            gradients = clip_rows(gradients, self._clip)
-        if self._deviation:
-            return torch.from_numpy(self._noise.added_to(gradients.numpy(), self._deviation))
-        return gradients
+            gradients = clip_rows(torch.from_numpy(gradients), self._clip).numpy()
+        return self._noise.added_to(gradients, self._deviation) if self._deviation else gradients

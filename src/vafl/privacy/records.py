@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from vafl.privacy.accounts import Numbers
 from vafl.privacy.layers import HiddenNoise, trained_layers
 from vafl.privacy.noise import Noise
 from vafl.privacy.release import Lengths, clip_rows, lengths_of, scaling
@@ -69,7 +70,7 @@ class NoisyUpdates:
             self._reaches = _reach(self._trains[0], features)
 
     def __call__(
-        self, inputs: Tensor, rows: Tensor | None = None
+        self, inputs: Tensor, rows: Numbers | None = None
     ) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
         drawn: list[Tensor] = []
         if self._alone:  # its slopes are those of the outputs: no graph
@@ -116,7 +117,7 @@ class NoisyUpdates:
         return passes if len(passes) == len(self._layers) else []
 
     def _mean_linear(
-        self, outputs: Tensor, passes: Passes, slopes: Tensor, rows: Tensor | None
+        self, outputs: Tensor, passes: Passes, slopes: Tensor, rows: Numbers | None
     ) -> list[Tensor]:
         """The clipped gradients' mean. Those of linear layers are outer products: their norms follow without
         making them."""
@@ -127,7 +128,7 @@ class NoisyUpdates:
         if self._reaches is None or rows is None:
             reaches = [_reach(trains, inputs) for trains, inputs in zip(self._trains, ins, strict=True)]
         else:
-            reaches = [self._reaches.take(rows.numpy())]
+            reaches = [self._reaches.take(rows)]
         lengths = _norms(slopes_of, reaches)
         finite = np.isfinite(lengths)
         if not finite.all():  # such a record counts as zero: an error would tell of it alone

@@ -15,14 +15,16 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
-from torch import Tensor
 
 from vafl.errors import InvalidMessage
-from vafl.privacy.fixed_point import Words, encode
+from vafl.privacy.fixed_point import Scores, Words, encode
+
+Rows = npt.NDArray[np.int64]
 
 KEY_BYTES = 32
 _DOMAIN = b"vafl secure sum 1"
@@ -123,7 +125,7 @@ class Masks:
         self._index, self._pairs = index, list(pairs)
         self._last: dict[str, int] = {}
 
-    def hide(self, purpose: str, number: int, rows: Tensor, scores: Tensor) -> Words:
+    def hide(self, purpose: str, number: int, rows: Rows, scores: Scores) -> Words:
         """Scores [rows, width] in fixed point, under this client's masks of one round.
 
         Args:
@@ -143,7 +145,7 @@ class Masks:
             )
         self._last[purpose] = number
         what = struct.pack("<QII", number, *scores.shape)
-        label = _joined(_DOMAIN, purpose.encode(), what, rows.numpy().astype("<i8").tobytes())
+        label = _joined(_DOMAIN, purpose.encode(), what, rows.astype("<i8").tobytes())
         for other, key in enumerate(self._pairs):
             if other > self._index:
                 words += _stream(key, label, words.shape)

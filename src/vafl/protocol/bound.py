@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from vafl.protocol.messages import Request
 from vafl.protocol.requests import Requests
+from vafl.protocol.rows import Rows
 from vafl.protocol.rules import Turn
 from vafl.protocol.settings import Unanswered
 from vafl.protocol.table import EmbeddingTable
@@ -54,13 +53,13 @@ class DelayBound:
         """Another step is next: whoever declined for the one before may be asked again."""
         self.declined.clear()
 
-    def stale(self, table: EmbeddingTable, rows: Tensor, iteration: int) -> dict[int, Tensor]:
+    def stale(self, table: EmbeddingTable, rows: Rows, iteration: int) -> dict[int, Rows]:
         """The rows each client would have to refresh before a step may use them all."""
         old = table.delays(rows, iteration) > self.limit
         clients = np.flatnonzero(old.any(axis=0)).tolist()
-        return {client: torch.unique(rows[torch.from_numpy(old[:, client])]) for client in clients}
+        return {client: np.unique(rows[old[:, client]]) for client in clients}
 
-    def ask(self, stale: dict[int, Tensor], absent: set[int], requests: Requests) -> list[Request]:
+    def ask(self, stale: dict[int, Rows], absent: set[int], requests: Requests) -> list[Request]:
         """Requests to every client that can be asked and was not yet."""
         made = []
         for client, rows in stale.items():
@@ -74,17 +73,17 @@ class DelayBound:
         """Whether the step now waiting will never be made: who declines has spent its records' budgets."""
         return self.policy == "wait" and bool(self.declined)
 
-    def must_wait(self, stale: dict[int, Tensor]) -> bool:
+    def must_wait(self, stale: dict[int, Rows]) -> bool:
         return bool(self.asked) or (bool(stale) and self.policy == "wait")
 
-    def to_skip(self, group: Sequence[Turn], stale: dict[int, Tensor]) -> list[Turn]:
+    def to_skip(self, group: Sequence[Turn], stale: dict[int, Rows]) -> list[Turn]:
         """The turns that cannot be taken under the `skip` policy."""
         if self.policy != "skip" or not stale:
             return []
-        missing = torch.cat(list(stale.values()))
-        return [turn for turn in group if torch.isin(turn.rows, missing).any()]
+        missing = np.concatenate(list(stale.values()))
+        return [turn for turn in group if np.isin(turn.rows, missing).any()]
 
-    def note_skipped(self, skipped: Sequence[Turn], stale: dict[int, Tensor]) -> None:
+    def note_skipped(self, skipped: Sequence[Turn], stale: dict[int, Rows]) -> None:
         """Takes note of what was skipped instead of the step, or of nothing: then the step is made."""
         self.skipped_rows = self.skipped_rows + sum(len(turn.rows) for turn in skipped) if skipped else 0
         self.lacking = frozenset(stale) if skipped else frozenset()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -10,6 +11,7 @@ from vafl.protocol.gradients import pull_back
 from vafl.protocol.head_step import Loss, mean_weights
 from vafl.protocol.losslog import LossLog
 from vafl.protocol.schedule import BatchSchedule
+from vafl.protocol.tensors import as_arrays
 
 
 class Centralised:
@@ -43,6 +45,7 @@ class Centralised:
         self._descents, self._schedule, self._summed, self._l2 = list(descents), schedule, summed, l2
         self.losses = LossLog()
 
+    @np.errstate(all="ignore")
     def step(self) -> None:
         """One minibatch: every party's model and the head move together."""
         rows = torch.from_numpy(self._schedule.batch(self.iteration))
@@ -53,16 +56,13 @@ class Centralised:
         inputs = torch.stack(parts).sum(0) if self._summed else torch.cat(parts, dim=1)
         outputs = self.head(inputs)
         labels, weights = self._labels.index_select(0, rows), mean_weights((len(rows),))
-        loss, slopes = self._loss(outputs.detach(), labels, weights)
+        loss, slopes = self._loss(outputs.detach().numpy(), labels.numpy(), weights)
         self.losses.check(loss, self.iteration)
         self.losses.note(loss)
         parameters = [parameter for descent in self._descents for parameter in descent.parameters]
-        gradients = pull_back(outputs, slopes, parameters)
+        gradients = as_arrays(pull_back(outputs, torch.from_numpy(slopes), parameters))
         for descent in self._descents:
             mine, gradients = gradients[: len(descent.parameters)], gradients[len(descent.parameters) :]
-            if descent is not self._descents[-1]:
-                mine = [
-                    g.add(p.detach(), alpha=self._l2) for g, p in zip(mine, descent.parameters, strict=True)
-                ]
-            descent.step(mine, self.iteration)
+            l2 = 0.0 if descent is self._descents[-1] else self._l2
+            descent.step(mine, self.iteration, l2=l2)
         self.iteration += 1

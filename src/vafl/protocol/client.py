@@ -4,12 +4,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
+import numpy as np
 from torch import Tensor, nn
 
+from vafl import kernels
 from vafl.errors import InvalidMessage
 from vafl.protocol.descent import Descent
-from vafl.protocol.gradients import BatchPass, PullBack, ages, followed_by, model_with_way_back, of_any_rows
+from vafl.protocol.gradients import (
+    PullBack,
+    TensorPass,
+    ages,
+    by_tensors,
+    followed_by,
+    model_with_way_back,
+)
 from vafl.protocol.messages import (
     ClientMessage,
     Finished,
@@ -25,7 +33,7 @@ from vafl.protocol.messages import (
     made_here,
 )
 from vafl.protocol.respondent import Budget, Perturb, Respondent, UploadKind
-from vafl.protocol.rows import take_rows
+from vafl.protocol.rows import Array, Matrix, Rows, in_parts
 from vafl.protocol.schedule import BatchSchedule
 from vafl.protocol.schedule import Refresh as RefreshPolicy
 from vafl.protocol.settings import RuleSettings
@@ -45,8 +53,8 @@ class Flight:
     `version` is the client's. `behind` uploads were in flight already when it was made.
     """
 
-    rows: Tensor
-    embeddings: Tensor
+    rows: Rows
+    embeddings: Matrix
     pull_back: PullBack
     version: int
     behind: int
@@ -89,7 +97,7 @@ class Client(Respondent):
         rule: RuleSettings,
         *,
         l2: float = 0.0,
-        embed_batch: BatchPass | None = None,
+        embed_batch: TensorPass | None = None,
         perturb: Perturb | None = None,
         budget: Budget | None = None,
     ) -> None:
@@ -101,7 +109,10 @@ class Client(Respondent):
         self.at_evaluation: AtEvaluation | None = None
         self.descent = descent
         self._schedule, self._refresh, self._rule, self._l2 = schedule, refresh, rule, l2
-        self._embed = embed_batch or of_any_rows(model_with_way_back(model, descent.parameters))
+        self._inputs = self._features.numpy()
+        self._embed = (
+            by_tensors(embed_batch) if embed_batch else model_with_way_back(model, descent.parameters)
+        )
         self._version = 0
         self._flights: dict[int, Flight] = {}
         self._queried = -1
@@ -133,6 +144,7 @@ class Client(Respondent):
         self.model.load_state_dict(parameters)
         self._version += 1
 
+    @np.errstate(all="ignore")  # as in `receive`
     def wake(self) -> list[ClientMessage]:
         """Begins an activation. Call it only when not `waiting`."""
         if self._rule.order == "query-first" and self._flights:
@@ -181,7 +193,7 @@ class Client(Respondent):
         return [*again, self._finish(self.finished)] if self.finished else again
 
     def _upload(self) -> list[ClientMessage]:
-        rows = torch.from_numpy(self._schedule.batch(self.activation))
+        rows = self._schedule.batch(self.activation)
         if self._budget is not None:
             rows = self._budget.spend(rows, "batch", whole=self._rule.name == "sync")
             if not len(rows):
@@ -211,8 +223,8 @@ class Client(Respondent):
             )
         return [upload]
 
-    def _embed_batch(self, rows: Tensor) -> tuple[Tensor, PullBack]:
-        embedded = self._embed(take_rows(self._features, rows), rows)
+    def _embed_batch(self, rows: Rows) -> tuple[Matrix, PullBack]:
+        embedded = self._embed(kernels.gather(self._inputs, rows), rows)
         return embedded if self._perturb is None else followed_by(self._perturb, embedded)
 
     def _apply(self, flight: Flight, answer: Gradient) -> None:
@@ -224,11 +236,8 @@ class Client(Respondent):
             pull_back = flight.pull_back if current else self._embed_batch(flight.rows)[1]
             self._step(pull_back(answer.gradients), answer.iteration)
 
-    def _step(self, gradients: list[Tensor], iteration: int) -> None:
-        if self._l2:  # not in place: autograd may give one tensor for two parameters
-            pairs = zip(gradients, self.descent.parameters, strict=True)
-            gradients = [g.add(p.detach(), alpha=self._l2) for g, p in pairs]
-        self.descent.step(gradients, iteration)
+    def _step(self, gradients: Sequence[Array], iteration: int) -> None:
+        self.descent.step(gradients, iteration, l2=self._l2)
         self._version += 1
         self.iteration = iteration
 
@@ -237,7 +246,7 @@ class Client(Respondent):
         said = self._upload() if self._rule.order == "query-first" else []
         rows = self._refresh.rows(activations)
         if rows is None or len(rows):
-            said += self._refreshed(None if rows is None else torch.from_numpy(rows))
+            said += self._refreshed(rows)
         return said
 
     def _answer(self, request: Request) -> list[ClientMessage]:
@@ -245,12 +254,12 @@ class Client(Respondent):
             self.at_evaluation(request.best, back=request.back)
         return self._refreshed(request.rows, request.number)
 
-    def _refreshed(self, rows: Tensor | None, request: int | None = None) -> list[ClientMessage]:
+    def _refreshed(self, rows: Rows | None, request: int | None = None) -> list[ClientMessage]:
         """Embeddings of these training or held-out rows (None: all training rows), as far as they may go."""
         training = self._schedule.rows
         evaluating = rows is not None and len(rows) > 0 and int(rows[0]) >= training
         if self._budget is not None:
-            wanted = torch.arange(training) if rows is None else rows
+            wanted = np.arange(training) if rows is None else rows
             kind: UploadKind = "refresh" if request is None else "evaluation" if evaluating else "request"
             rows = self._budget.spend(wanted, kind, whole=request is not None)
             if request is not None and len(rows) < len(wanted):
@@ -259,12 +268,12 @@ class Client(Respondent):
                 return []
         features = self._features[:training] if rows is None else self._features
         embeddings = self._embedded(features, rows, evaluating=evaluating)
-        return self._say_rows(torch.arange(training) if rows is None else rows, embeddings, request)
+        return self._say_rows(np.arange(training) if rows is None else rows, embeddings, request)
 
-    def _say_rows(self, rows: Tensor, embeddings: Tensor, request: int | None) -> list[ClientMessage]:
-        size = len(rows) if request is not None or self.refresh_rows is None else self.refresh_rows
+    def _say_rows(self, rows: Rows, embeddings: Matrix, request: int | None) -> list[ClientMessage]:
+        size = max(1, len(rows)) if request is not None or self.refresh_rows is None else self.refresh_rows
         with made_here():
             return [
                 Refresh(self.index, self._next(), part, own, request, len(self._flights))
-                for part, own in zip(torch.split(rows, size), torch.split(embeddings, size), strict=True)
+                for part, own in zip(in_parts(rows, size), in_parts(embeddings, size), strict=True)
             ]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vafl import kernels
+from vafl.protocol.rows import Rows
 from vafl.protocol.table import FOREVER, Delays
 
 EXACT_BELOW = 65_536  # longer delays share one bin; their mean and maximum stay exact
@@ -49,11 +50,11 @@ class DelayLog:
         self._longest = np.zeros(clients, dtype=np.int64)
         self._excess = np.zeros(clients, dtype=np.int64)  # of delays over the longest bin
 
-    def sample(self, rows: Tensor) -> Tensor:
+    def sample(self, rows: Rows) -> Rows:
         """Those of the rows of the next step whose delays are to be recorded; none, maybe."""
         if self._every == 1:
             return rows
-        sampled = torch.from_numpy(rows.numpy()[self._skipping :: self._every].copy())
+        sampled = rows[self._skipping :: self._every].copy()
         self._skipping = (self._skipping - len(rows)) % self._every
         return sampled
 

@@ -4,11 +4,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
+import numpy as np
 from torch import Tensor
 
 from vafl.protocol.optimisers import SGD, Optimiser, make_optimiser
+from vafl.protocol.rows import Array
 from vafl.protocol.settings import OptimiserSettings
 from vafl.protocol.stepsizes import StepSize
+from vafl.protocol.tensors import as_arrays
 
 
 class Descent:
@@ -35,10 +38,14 @@ class Descent:
         """As the settings say, for the head or for a client's model."""
         return cls(parameters, settings.step_sizes(server=server), partial(make_optimiser, settings))
 
-    def step(self, gradients: Sequence[Tensor], iteration: int) -> None:
-        """One step along `gradients`, one for each parameter, at global iteration `iteration`."""
+    def step(self, gradients: Sequence[Array], iteration: int, *, l2: float = 0.0) -> None:
+        """One step along `gradients`, one for each parameter, at global iteration `iteration`; and along that
+        of l2/2 |parameters|^2."""
         if len(gradients) != len(self.parameters):
             raise ValueError(f"{len(self.parameters)} gradients are needed. Found {len(gradients)}")
+        if l2:  # not in place: autograd may give one tensor for two parameters
+            pairs = zip(gradients, as_arrays(self.parameters), strict=True)
+            gradients = [np.asarray(gradient + l2 * value) for gradient, value in pairs]
         if self._optimiser is not None:
             self._optimiser.step(gradients, self._step_size(iteration))
 

@@ -1,4 +1,4 @@
-"""Gradients of a few tensors: in closed form for small networks, else straight from torch's engine.
+"""Gradients of a few parameters: in closed form for small networks, else straight from torch's engine.
 
 `torch.autograd.grad` does the same and no more, but its wrapper checks for symbolic shapes: that
 imports sympy at the first call (a second, 30 MB) and costs as much as a small model's backward pass
@@ -11,19 +11,19 @@ from functools import partial
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
 from vafl import kernels
+from vafl.protocol.rows import Array, Matrix, Rows
+from vafl.protocol.tensors import as_arrays, as_tensor
 
-PullBack = Callable[[Tensor], list[Tensor]]
-HeadPullBack = Callable[[Tensor], tuple[Tensor, list[Tensor]]]
-ModelPass = Callable[[Tensor], tuple[Tensor, PullBack]]
-Array = npt.NDArray[np.float32]
-BatchPass = Callable[[Tensor, Tensor], tuple[Tensor, PullBack]]
-HeadPass = Callable[[Tensor], tuple[Tensor, HeadPullBack]]
+PullBack = Callable[[Matrix], Sequence[Array]]
+BatchPass = Callable[[Array, Rows], tuple[Matrix, PullBack]]
+HeadPullBack = Callable[[Matrix], tuple[Matrix, Sequence[Array]]]
+HeadPass = Callable[[Matrix], tuple[Matrix, HeadPullBack]]
+TensorPass = Callable[[Tensor, Rows], tuple[Tensor, Callable[[Tensor], list[Tensor]]]]
 
 
 def pull_back(outputs: Tensor, slopes: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -41,7 +41,8 @@ def pull_back(outputs: Tensor, slopes: Tensor, inputs: Sequence[Tensor]) -> list
 
 
 def head_with_way_back(head: nn.Module, parameters: Sequence[Tensor]) -> HeadPass:
-    """inputs [batch, ...] -> outputs, and the map from their slopes to those of the inputs and parameters.
+    """inputs [batch, ...], which may be written to -> outputs, and the map from their slopes to those of the
+    inputs and parameters.
 
     A head may bring that itself, as `with_way_back()`; then no graph is recorded, nor for affine layers
     and ReLUs. Which of these a head is, is found out here, once.
@@ -53,66 +54,75 @@ def head_with_way_back(head: nn.Module, parameters: Sequence[Tensor]) -> HeadPas
     if layers := _plain_layers(head, parameters):
         return Chain(layers).as_head
 
-    def by_a_graph(inputs: Tensor) -> tuple[Tensor, HeadPullBack]:
-        inputs.requires_grad_()
+    def by_a_graph(given: Matrix) -> tuple[Matrix, HeadPullBack]:
+        inputs = torch.from_numpy(given).requires_grad_()
         outputs = head(inputs)
 
-        def pull(slopes: Tensor) -> tuple[Tensor, list[Tensor]]:
-            own, *others = pull_back(outputs, slopes, [inputs, *parameters])
-            return own, others
+        def pull(slopes: Matrix) -> tuple[Matrix, Sequence[Array]]:
+            own, *others = pull_back(outputs, torch.from_numpy(slopes), [inputs, *parameters])
+            return own.numpy(), as_arrays(others)
 
-        return outputs.detach(), pull
+        return outputs.detach().numpy(), pull
 
     return by_a_graph
 
 
-def model_with_way_back(model: nn.Module, parameters: Sequence[Tensor]) -> ModelPass:
-    """inputs -> embeddings [batch, width], and the map from their slopes to the parameters'.
+def model_with_way_back(model: nn.Module, parameters: Sequence[Tensor]) -> BatchPass:
+    """A batch's features -> embeddings [batch, width], and the map from their slopes to the parameters'.
 
     Affine layers and ReLUs need no graph for that; what the model is made of is found out here, once.
     """
     if layers := _plain_layers(model, parameters):
         return Chain(layers).as_model
 
-    def by_a_graph(inputs: Tensor) -> tuple[Tensor, PullBack]:
+    def by_a_graph(inputs: Tensor, rows: Rows) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
         embeddings = model(inputs)
         return embeddings.detach(), lambda slopes: pull_back(embeddings, slopes, parameters)
 
-    return by_a_graph
+    return by_tensors(by_a_graph)
 
 
-def of_any_rows(through: ModelPass) -> BatchPass:
-    """The same for a batch, whichever rows it is of."""
-    return lambda inputs, rows: through(inputs)
+def by_tensors(through: TensorPass) -> BatchPass:
+    """The same between arrays: their memory is the tensors'."""
+
+    def embedded(inputs: Array, rows: Rows) -> tuple[Matrix, PullBack]:
+        embeddings, back = through(torch.from_numpy(inputs), rows)
+        return embeddings.contiguous().numpy(), lambda slopes: as_arrays(back(as_tensor(slopes)))
+
+    return embedded
 
 
 def followed_by(
-    perturb: Callable[[Tensor], Tensor], embedded: tuple[Tensor, PullBack]
-) -> tuple[Tensor, PullBack]:
+    perturb: Callable[[Tensor], Tensor], embedded: tuple[Matrix, PullBack]
+) -> tuple[Matrix, PullBack]:
     """The same for embeddings that go through `perturb` afterwards.
 
     It may bring its own way back, as `with_way_back(values)`; then no graph is recorded here.
     """
-    values, back = embedded
+    values, back = torch.from_numpy(embedded[0]), embedded[1]
     closed_form = getattr(perturb, "with_way_back", None)
     if closed_form is not None:
         embeddings, through = closed_form(values)
-        return embeddings, lambda slopes: back(through(slopes))
-    embeddings = perturb(values.requires_grad_())
-    return embeddings.detach(), lambda slopes: back(pull_back(embeddings, slopes, [values])[0])
+    else:
+        embeddings = perturb(values.requires_grad_())
+
+        def through(slopes: Tensor) -> Tensor:
+            return pull_back(embeddings, slopes, [values])[0]
+
+    return embeddings.detach().contiguous().numpy(), lambda slopes: back(
+        through(as_tensor(slopes)).contiguous().numpy()
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Affine:
     """The way back through one affine map: the same whatever its parameters have become meanwhile."""
 
-    inputs: Array
+    inputs: Matrix
     ages: ClassVar[bool] = False
 
-    @np.errstate(all="ignore")
-    def __call__(self, slopes: Tensor) -> list[Tensor]:
-        outer = slopes.numpy()
-        return [torch.from_numpy(outer.T @ self.inputs), torch.from_numpy(kernels.sum_rows(outer))]
+    def __call__(self, slopes: Matrix) -> Sequence[Array]:
+        return slopes.T @ self.inputs, kernels.sum_rows(slopes)
 
 
 def ages(back: PullBack) -> bool:
@@ -133,19 +143,17 @@ class Chain:
             for layer in layers
         ]
 
-    def as_head(self, inputs: Tensor) -> tuple[Tensor, HeadPullBack]:
+    def as_head(self, inputs: Matrix) -> tuple[Matrix, HeadPullBack]:
         """Outputs, and the way back to the inputs and the parameters."""
-        outputs, given = self._forward(inputs.numpy())
-        return torch.from_numpy(outputs), partial(self._back, given, -1)
+        outputs, given = self._forward(inputs)
+        return outputs, partial(self._back, given, -1)
 
-    def as_model(self, inputs: Tensor) -> tuple[Tensor, PullBack]:
+    def as_model(self, inputs: Matrix, rows: Rows) -> tuple[Matrix, PullBack]:
         """Outputs, and the way back to the parameters."""
-        outputs, given = self._forward(inputs.numpy())
-        back = Affine(given[0]) if len(given) == 1 else lambda slopes: self._back(given, 0, slopes)[1]
-        return torch.from_numpy(outputs), back
+        outputs, given = self._forward(inputs)
+        return outputs, Affine(inputs) if len(given) == 1 else lambda slopes: self._back(given, 0, slopes)[1]
 
-    @np.errstate(all="ignore")
-    def _forward(self, values: Array) -> tuple[Array, list[Array]]:
+    def _forward(self, values: Matrix) -> tuple[Matrix, list[Matrix]]:
         """What the last layer gave, and what each one was given."""
         given = []
         for affine in self._affine:
@@ -154,14 +162,12 @@ class Chain:
                 values = np.maximum(values, 0)
             else:
                 values = values @ affine[0].T
-                values += affine[1]
+                kernels.add_row(values, affine[1])
         return values, given
 
-    @np.errstate(all="ignore")
-    def _back(self, given: Sequence[Array], first: int, outer: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def _back(self, given: Sequence[Matrix], first: int, slopes: Matrix) -> tuple[Matrix, Sequence[Array]]:
         """Slopes of the outputs -> those of the inputs and of the parameters; through an affine layer
         `first` only to its parameters."""
-        slopes = outer.numpy()
         gradients: list[Array] = []
         for place in range(len(given) - 1, -1, -1):
             affine = self._affine[place]
@@ -170,11 +176,13 @@ class Chain:
                 continue
             gradients += (kernels.sum_rows(slopes), slopes.T @ given[place])
             slopes = slopes if place == first else slopes @ affine[0]
-        return torch.from_numpy(slopes), [torch.from_numpy(gradient) for gradient in reversed(gradients)]
+        return slopes, gradients[::-1]
 
 
 def _plain_layers(module: nn.Module, parameters: Sequence[Tensor]) -> list[nn.Module]:
     """The layers of a network that is nothing but affine layers and ReLUs, all trained; else none."""
+    if not all(own.is_contiguous() and own.dtype == torch.float32 for own in parameters):
+        return []
     layers = _in_order(module)
     own: list[Tensor | None] = []
     for layer in layers:

@@ -2,19 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import accumulate
 
-import torch
-from torch import Tensor, nn
+import numpy as np
+from torch import nn
 
 from vafl.protocol.descent import Descent
 from vafl.protocol.gradients import head_with_way_back
 from vafl.protocol.losslog import LossLog
-from vafl.protocol.rows import take_rows
+from vafl.protocol.rows import Array, Matrix
 from vafl.protocol.rules import Turn
 from vafl.protocol.table import EmbeddingTable
 
-Loss = Callable[[Tensor, Tensor, Tensor], tuple[float, Tensor]]
-Mask = Callable[[Tensor], Tensor]
+Loss = Callable[[Matrix, Array, Matrix], tuple[float, Matrix]]
+Mask = Callable[[Matrix], Matrix]
 
 
 class HeadStep:
@@ -34,19 +35,19 @@ class HeadStep:
 
     def __init__(
         self,
-        labels: Tensor,
+        labels: Array,
         head: nn.Module,
         loss: Loss,
         descent: Descent,
         mask: Mask | None,
     ) -> None:
         self.losses = LossLog()
-        self._labels, self._loss, self._descent, self._mask = labels.contiguous(), loss, descent, mask
+        self._labels, self._loss, self._descent, self._mask = labels, loss, descent, mask
         self._through_head = head_with_way_back(head, descent.parameters)
 
     def __call__(
         self, table: EmbeddingTable, group: Sequence[Turn], iteration: int, *, shared: bool
-    ) -> list[Tensor]:
+    ) -> list[Matrix]:
         """Each turn's own gradient of its own mean loss, [its batch, its width]; steps if the turns do.
 
         Args:
@@ -56,10 +57,10 @@ class HeadStep:
             Diverged: the loss is not finite any more; nothing has changed.
         """
         turns = group[:1] if shared else group
-        rows = turns[0].rows if len(turns) == 1 else torch.cat([turn.rows for turn in turns])
+        rows = turns[0].rows if len(turns) == 1 else np.concatenate([turn.rows for turn in turns])
         outputs, pull_back = self._through_head(table.read(rows))
-        weights = mean_weights(tuple([turn.rows.numel() for turn in turns]))
-        loss, slopes = self._loss(outputs, take_rows(self._labels, rows), weights)
+        weights = mean_weights(tuple([turn.rows.size for turn in turns]))
+        loss, slopes = self._loss(outputs, self._labels.take(rows), weights)
         self.losses.check(loss, iteration)
         gradient, steps = pull_back(slopes)
         if group[0].steps:
@@ -67,7 +68,7 @@ class HeadStep:
             self._descent.step(steps, iteration)
         return self._masked(_split(gradient, table, group, shared))
 
-    def _masked(self, parts: list[Tensor]) -> list[Tensor]:
+    def _masked(self, parts: list[Matrix]) -> list[Matrix]:
         """What clients share stays the same for all: noise drawn for each would average out."""
         if self._mask is None:
             return parts
@@ -75,21 +76,22 @@ class HeadStep:
         return [masked[id(part)] for part in parts]
 
 
-def _split(gradient: Tensor, table: EmbeddingTable, group: Sequence[Turn], shared: bool) -> list[Tensor]:
+def _split(gradient: Matrix, table: EmbeddingTable, group: Sequence[Turn], shared: bool) -> list[Matrix]:
     """Each turn's own part."""
     if shared:
-        blocks: Sequence[Tensor] = [gradient] * len(group)
+        blocks: Sequence[Matrix] = [gradient] * len(group)
     elif len(group) == 1:
         blocks = [gradient]
     else:
-        blocks = torch.split(gradient * len(group), [len(turn.rows) for turn in group])
+        ends = list(accumulate(len(turn.rows) for turn in group))
+        blocks = np.split(gradient * np.float32(len(group)), ends[:-1])
     if table.sums is not None:
         return list(blocks)
     columns = [table.columns[turn.client] for turn in group]
-    return [block[:, column].contiguous() for block, column in zip(blocks, columns, strict=True)]
+    return [np.ascontiguousarray(block[:, column]) for block, column in zip(blocks, columns, strict=True)]
 
 
 @lru_cache(maxsize=16)
-def mean_weights(sizes: tuple[int, ...]) -> Tensor:
+def mean_weights(sizes: tuple[int, ...]) -> Matrix:
     """[rows]: weights that make a sum over all rows the mean, over the turns, of each turn's mean."""
-    return torch.cat([torch.full((size,), 1 / (size * len(sizes))) for size in sizes])
+    return np.concatenate([np.full(size, 1 / (size * len(sizes)), np.float32) for size in sizes])

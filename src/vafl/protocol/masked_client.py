@@ -7,8 +7,6 @@ way when an epoch ended is said again, the same scores under new masks.
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from torch import Tensor
-
 from vafl.errors import InvalidMessage
 from vafl.protocol.client import Client, Flight
 from vafl.protocol.messages import (
@@ -24,12 +22,13 @@ from vafl.protocol.messages import (
     Words,
 )
 from vafl.protocol.respondent import Respondent
+from vafl.protocol.rows import Matrix, Rows
 
 
 class Masks(Protocol):
     """One client's masks of one epoch."""
 
-    def hide(self, purpose: str, number: int, rows: Tensor, scores: Tensor) -> Words:
+    def hide(self, purpose: str, number: int, rows: Rows, scores: Matrix) -> Words:
         """Scores under the masks of a round; those of one purpose and number serve once."""
 
 
@@ -82,7 +81,7 @@ class Masking(Respondent):
         self._masks = self._keys.agree(keys.epoch, keys.offers)
         return []
 
-    def _say_rows(self, rows: Tensor, embeddings: Tensor, request: int | None) -> list[ClientMessage]:
+    def _say_rows(self, rows: Rows, embeddings: Matrix, request: int | None) -> list[ClientMessage]:
         if self._masks is None or request is None:
             return []
         words = self._masks.hide("evaluation", request, rows, embeddings)
@@ -101,7 +100,7 @@ class MaskedClient(Masking, Client):
         super()._agree(keys)
         return [said for number, flight in self._flights.items() for said in self._say(number, flight)]
 
-    def _check_rows(self, rows: Tensor) -> None:
+    def _check_rows(self, rows: Rows) -> None:
         super()._check_rows(rows)
         if len(rows) and int(rows.min()) < self._schedule.rows:
             raise InvalidMessage(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vafl.errors import InvalidMessage
 from vafl.protocol.epochs import Epochs
@@ -26,7 +26,8 @@ from vafl.protocol.messages import (
     Words,
 )
 from vafl.protocol.respondent import Respondent
-from vafl.protocol.scoring import ANSWERED, DECLINED, Inquiry, Rows, Scorer
+from vafl.protocol.rows import Matrix, Rows
+from vafl.protocol.scoring import ANSWERED, DECLINED, Inquiry, Scorer
 
 
 class MaskedRespondent(Masking, Respondent):
@@ -43,7 +44,7 @@ class MaskedScorer(Scorer):
     """
 
     def __init__(
-        self, rows: int, head: nn.Module, clients: int, width: int, decode: Callable[[Words], Tensor]
+        self, rows: int, head: nn.Module, clients: int, width: int, decode: Callable[[Words], Matrix]
     ) -> None:
         super().__init__(rows, head, torch.zeros(clients, width), summed=True, cached=False)
         self._decode = decode
@@ -114,7 +115,7 @@ class MaskedScorer(Scorer):
         if inquiry is None:
             return
         words = self._words.setdefault(answer.request, {})
-        if client in words or not np.array_equal(answer.rows.numpy(), inquiry.rows):
+        if client in words or not np.array_equal(answer.rows, inquiry.rows):
             raise InvalidMessage(
                 f"the answer to request {answer.request} must hold exactly its rows, and come once."
             )
@@ -142,7 +143,7 @@ class MaskedScorer(Scorer):
             self._words.pop(number, None)
 
     def _requests_of(self, number: int) -> list[Request]:
-        rows = torch.from_numpy(self._rounds[number].rows)
+        rows = self._rounds[number].rows
         return [Request(client, number, rows) for client in range(self.clients)]
 
     def _ask(self, inquiry: Inquiry, client: int) -> Iterable[Request]:

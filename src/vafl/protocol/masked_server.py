@@ -11,8 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from vafl.errors import InvalidMessage
 from vafl.protocol.epochs import Epochs
@@ -32,6 +30,7 @@ from vafl.protocol.messages import (
     Upload,
     Words,
 )
+from vafl.protocol.rows import NO_ROWS, Matrix, Rows
 from vafl.protocol.rules import Turn
 from vafl.protocol.server import Server, listed
 from vafl.protocol.table import Delays, EmbeddingTable
@@ -51,11 +50,11 @@ class SumTable(EmbeddingTable):
     def lose_since(self, iteration: int, client: int | None = None) -> None:
         """Nothing is lost in a crash: every step sums its rows anew."""
 
-    def lost(self, client: int) -> Tensor:
+    def lost(self, client: int) -> Rows:
         """No rows: no client has cells to say again."""
-        return torch.empty(0, dtype=torch.int64)
+        return NO_ROWS
 
-    def delays(self, rows: Tensor, iteration: int) -> Delays:
+    def delays(self, rows: Rows, iteration: int) -> Delays:
         """[batch, clients]: all clients' parts of a sum are of one age."""
         return np.repeat(super().delays(rows, iteration), self._clients, axis=1)
 
@@ -73,7 +72,7 @@ class MaskedServer(Server):
 
     table: SumTable
 
-    def __init__(self, table: SumTable, *others: Any, decode: Callable[[Words], Tensor]) -> None:
+    def __init__(self, table: SumTable, *others: Any, decode: Callable[[Words], Matrix]) -> None:
         super().__init__(table, *others)
         self.epochs = Epochs(table.clients)
         self._decode = decode
@@ -82,7 +81,7 @@ class MaskedServer(Server):
         self._sums_asked = 0
         self._asked_words: dict[int, Words] = {}
 
-    def ask_everyone(self, rows: Tensor, best: int = -1, *, back: bool = False) -> list[Request]:
+    def ask_everyone(self, rows: Rows, best: int = -1, *, back: bool = False) -> list[Request]:
         """Asks all clients for one sum, if all are here; none is asked alone."""
         if self.epochs.missing:
             return []
@@ -142,7 +141,7 @@ class MaskedServer(Server):
             return []
         self.epochs.require_keys(refresh.client)
         asked = self._find_asked(refresh.client, refresh.request)
-        if asked is not None and not torch.equal(asked.rows, refresh.rows):
+        if asked is not None and not np.array_equal(asked.rows, refresh.rows):
             raise InvalidMessage(f"the answer to request {asked.number} must hold exactly its rows.")
         self._check_words(refresh)
         self._sequences[refresh.client] = refresh.sequence
@@ -201,7 +200,7 @@ class MaskedServer(Server):
     # --- checks and sums ---
 
     def _check_words(self, message: MaskedUpload | MaskedRefresh) -> None:
-        self.table.check(0, message.rows, torch.from_numpy(message.words.view(np.int64)))
+        self.table.check(0, message.rows, message.words)
 
     def _find_asked(self, client: int, number: int) -> Request | None:
         """What was asked; None if that is over: others may have declined while this client answered."""
@@ -214,7 +213,7 @@ class MaskedServer(Server):
         self._store_sum(group[0].rows, self._words)
         return super()._step(group)
 
-    def _store_sum(self, rows: Tensor, words: dict[int, Words]) -> None:
+    def _store_sum(self, rows: Rows, words: dict[int, Words]) -> None:
         """Adds what all clients said of these rows, and forgets it."""
         total = np.add.reduce(list(words.values()))
         words.clear()

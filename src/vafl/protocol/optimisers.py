@@ -1,8 +1,8 @@
 """What moves parameters along their gradients.
 
-SGD and Adam are torch's own fused kernels, called without torch.optim: its way to them costs more than a
-small model's arithmetic at every step, and a second and 80 MB at the first. Any other is a class of
-torch.optim.
+SGD is numpy's arithmetic, and Adam torch's own fused kernel, called without torch.optim: its way there costs
+more than a small model's arithmetic at every step, and a second and 80 MB at the first. Any other is a class
+of torch.optim.
 """
 
 import inspect
@@ -10,17 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vafl.errors import ConfigError
+from vafl.protocol.rows import Array
 from vafl.protocol.settings import OptimiserSettings
 
 
 class Optimiser(Protocol):
     """Moves a fixed list of parameters, in place."""
 
-    def step(self, gradients: Sequence[Tensor], step_size: float) -> None:
+    def step(self, gradients: Sequence[Array], step_size: float) -> None:
         """One step along `gradients`, one for each parameter."""
 
     def state(self) -> dict[str, Any]:
@@ -37,7 +39,7 @@ def make_optimiser(settings: OptimiserSettings, parameters: Sequence[Tensor]) ->
         ConfigError: torch.optim has no such class.
         TypeError, ValueError: its options are none that it takes.
     """
-    if all(parameter.is_contiguous() for parameter in parameters):  # the kernels cannot see strides
+    if all(own.is_contiguous() and own.dtype == torch.float32 for own in parameters):  # else kernels cannot
         if settings.is_plain:
             return SGD(parameters, settings.momentum)
         if settings.name in ("Adam", "AdamW") and settings.options.keys() <= {"betas", "eps", "weight_decay"}:
@@ -49,30 +51,23 @@ class SGD:
     """As torch.optim.SGD, with momentum or without."""
 
     def __init__(self, parameters: Sequence[Tensor], momentum: float = 0.0) -> None:
-        self._values = _memory(parameters)
+        self._values = [value.numpy() for value in _memory(parameters)]
         self._momentum = momentum
-        self._velocities = [torch.zeros_like(value) for value in self._values] if momentum else []
+        self._velocities = [np.zeros_like(value) for value in self._values] if momentum else []
 
-    def step(self, gradients: Sequence[Tensor], step_size: float) -> None:
-        torch._fused_sgd_(
-            self._values,
-            [gradient.contiguous() for gradient in gradients],
-            self._velocities,
-            weight_decay=0.0,
-            momentum=self._momentum,
-            lr=step_size,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            is_first_step=False,
-        )
+    def step(self, gradients: Sequence[Array], step_size: float) -> None:
+        for place, gradient in enumerate(gradients if self._velocities else ()):
+            self._velocities[place] *= self._momentum
+            self._velocities[place] += gradient
+        for place, move in enumerate(self._velocities or gradients):
+            self._values[place] -= step_size * move
 
     def state(self) -> dict[str, Any]:
-        return {"velocities": self._velocities} if self._velocities else {}
+        return {"velocities": [torch.from_numpy(own) for own in self._velocities]} if self._velocities else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         for velocity, kept in zip(self._velocities, state.get("velocities", ()), strict=True):
-            velocity.copy_(kept)
+            velocity[...] = kept.numpy()
 
 
 class Adam:
@@ -101,11 +96,11 @@ class Adam:
         self._kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
         self._betas, self._eps, self._decay = (first, second), eps, decay
 
-    def step(self, gradients: Sequence[Tensor], step_size: float) -> None:
+    def step(self, gradients: Sequence[Array], step_size: float) -> None:
         self._steps += 1
         self._kernel(
             self._values,
-            [gradient.contiguous() for gradient in gradients],
+            [torch.from_numpy(gradient).contiguous() for gradient in gradients],
             self._means,
             self._squares,
             [],
@@ -147,9 +142,9 @@ class OfTorch:
         self._parameters = parameters
         self._optimiser = kind(parameters, lr=step_size, **options)
 
-    def step(self, gradients: Sequence[Tensor], step_size: float) -> None:
+    def step(self, gradients: Sequence[Array], step_size: float) -> None:
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
-            parameter.grad = gradient
+            parameter.grad = torch.from_numpy(gradient).to(parameter.dtype)
         for group in self._optimiser.param_groups:
             group["lr"] = step_size
         self._optimiser.step()
@@ -168,7 +163,7 @@ def try_once(settings: OptimiserSettings) -> None:
         ConfigError: torch.optim has no such class, or it cannot step with these options.
     """
     try:
-        make_optimiser(settings, [torch.zeros(1, requires_grad=True)]).step([torch.ones(1)], 0.1)
+        make_optimiser(settings, [torch.zeros(1, requires_grad=True)]).step([np.ones(1, np.float32)], 0.1)
     except ConfigError:
         raise
     except (RuntimeError, TypeError, ValueError) as error:

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from vafl.errors import InvalidMessage
 from vafl.protocol.messages import Decline, Refresh, Request
+from vafl.protocol.rows import Rows
 
 
 class Requests:
@@ -18,17 +18,17 @@ class Requests:
 
     def __init__(self) -> None:
         self._open: dict[int, Request] = {}
-        self._later: dict[int, Sequence[Tensor]] = {}  # by request: rows to ask for once it is answered
+        self._later: dict[int, Sequence[Rows]] = {}  # by request: rows to ask for once it is answered
         self.made = 0
 
-    def make(self, client: int, rows: Tensor, best: int = -1, *, back: bool = False) -> Request:
+    def make(self, client: int, rows: Rows, best: int = -1, *, back: bool = False) -> Request:
         """A new open request."""
         request = Request(client, self.made, rows, best, back)
         self._open[request.number] = request
         self.made += 1
         return request
 
-    def make_in_turn(self, client: int, parts: Sequence[Tensor]) -> list[Request]:
+    def make_in_turn(self, client: int, parts: Sequence[Rows]) -> list[Request]:
         """Asks for the first of these; for the next once that is `answered`. Asked for all at once, a client
         could wait for the server to take its answers, and the server for it to take the questions."""
         if not parts:
@@ -65,6 +65,6 @@ class Requests:
     def check(self, message: Refresh | Decline) -> Request:
         """What the message answers; raises InvalidMessage unless it does, with exactly the rows asked for."""
         request = self.find(message.client, message.request)
-        if isinstance(message, Refresh) and not torch.equal(request.rows, message.rows):
+        if isinstance(message, Refresh) and not np.array_equal(request.rows, message.rows):
             raise InvalidMessage(f"the answer to request {request.number} must hold exactly its rows.")
         return request

@@ -6,9 +6,11 @@ Features and model never leave this object; what leaves are embeddings, perturbe
 from collections.abc import Callable
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vafl import kernels
 from vafl.errors import InvalidMessage
 from vafl.protocol.messages import (
     ClientMessage,
@@ -19,7 +21,7 @@ from vafl.protocol.messages import (
     ServerMessage,
     made_here,
 )
-from vafl.protocol.rows import check_rows, take_rows
+from vafl.protocol.rows import Matrix, Rows, check_rows, in_parts
 
 Perturb = Callable[[Tensor], Tensor]
 UploadKind = Literal["batch", "refresh", "request", "evaluation", "prediction"]
@@ -29,17 +31,19 @@ _EMBED_ROWS = 4096  # rows embedded at once when no gradient is needed: bounds m
 class Budget(Protocol):
     """Decides what may still be uploaded: the account of a private client's records."""
 
-    def spend(self, rows: Tensor, kind: UploadKind, *, whole: bool = False) -> Tensor:
+    def spend(self, rows: Rows, kind: UploadKind, *, whole: bool = False) -> Rows:
         """Charges an upload and gives the rows that may be uploaded; `whole`: all of them or none."""
 
 
 @torch.no_grad()
-def embed(model: nn.Module, features: Tensor, rows: Tensor | None = None) -> Tensor:
+def embed(model: nn.Module, features: Tensor, rows: Rows | None = None) -> Tensor:
     """Embeddings [rows, width] of these rows (None: all) without a graph, in bounded memory."""
     if rows is None:
         parts = [model(part) for part in torch.split(features, _EMBED_ROWS)]
     else:
-        parts = [model(take_rows(features, part)) for part in torch.split(rows, _EMBED_ROWS)]
+        held = features.numpy()
+        chosen = (kernels.gather(held, part) for part in in_parts(rows, _EMBED_ROWS))
+        parts = [model(torch.from_numpy(part)) for part in chosen]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -89,6 +93,7 @@ class Respondent:
         self._sequence = 0
         return Join(self.index)
 
+    @np.errstate(all="ignore")  # what is not finite any more is noticed where it is used
     def receive(self, message: ServerMessage) -> list[ClientMessage]:
         """Takes one message of the server and gives what the client says next.
 
@@ -116,11 +121,11 @@ class Respondent:
         embeddings = self._embedded(self._features, rows, evaluating=True)
         return self._say_rows(rows, embeddings, request.number)
 
-    def _check_rows(self, rows: Tensor) -> None:
+    def _check_rows(self, rows: Rows) -> None:
         """One charge buys one embedding of a record, never several copies with noise of their own."""
         check_rows(rows, len(self._features))
 
-    def _embedded(self, features: Tensor, rows: Tensor | None, *, evaluating: bool) -> Tensor:
+    def _embedded(self, features: Tensor, rows: Rows | None, *, evaluating: bool) -> Matrix:
         if evaluating:
             self.model.eval()
         embeddings = embed(self.model, features, rows)
@@ -129,12 +134,12 @@ class Respondent:
         if self._perturb is not None:
             with torch.no_grad():
                 embeddings = self._perturb(embeddings)
-        return embeddings.float()
+        return embeddings.float().contiguous().numpy()
 
     def _decline(self, request: int) -> Decline:
         return Decline(self.index, self._next(), request, "the privacy budget of rows asked for is spent")
 
-    def _say_rows(self, rows: Tensor, embeddings: Tensor, request: int | None) -> list[ClientMessage]:
+    def _say_rows(self, rows: Rows, embeddings: Matrix, request: int | None) -> list[ClientMessage]:
         with made_here():
             return [Refresh(self.index, self._next(), rows, embeddings, request)]
 

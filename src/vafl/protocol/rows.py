@@ -1,25 +1,34 @@
-"""Rows, as a message names them: checked, and gathered."""
+"""Rows, as a message names them: checked, and gathered; and what a message says of them.
+
+The protocol speaks in numpy arrays. Torch is inside the models, the optimisers and the noise: on small
+batches its tensors cost more to make than to compute with.
+"""
+
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
+import numpy.typing as npt
 
 from vafl import kernels
 from vafl.errors import InvalidMessage
 
+Rows = npt.NDArray[np.int64]
+Matrix = npt.NDArray[np.float32]  # [rows, width]
+Array = npt.NDArray[Any]
+NO_ROWS: Rows = np.empty(0, dtype=np.int64)
 
-def check_rows(rows: Tensor, count: int) -> None:
+
+def check_rows(rows: Rows, count: int) -> None:
     """Raises InvalidMessage unless these are distinct rows of so many."""
-    numbers = rows.numpy()
-    if kernels.in_order(numbers, count):  # as our own parties name them
+    if kernels.in_order(rows, count):  # as our own parties name them
         return
-    numbers = np.sort(numbers)
+    numbers = np.sort(rows)
     if (numbers[1:] == numbers[:-1]).any():
         raise InvalidMessage("rows must be distinct. Found a row named twice in one message.")
     if not (numbers[0] >= 0 and numbers[-1] < count):
         raise InvalidMessage(f"rows must be in 0..{count - 1}. Found {numbers[0]}..{numbers[-1]}.")
 
 
-def take_rows(tensor: Tensor, rows: Tensor) -> Tensor:
-    """tensor[rows]."""
-    return torch.from_numpy(kernels.gather(tensor.numpy(), rows.numpy()))
+def in_parts(array: Array, size: int) -> list[Array]:
+    """One after the other, so many lines each; the last may have fewer."""
+    return [array[start : start + size] for start in range(0, max(1, len(array)), size)]

@@ -7,8 +7,7 @@ on a common minibatch. Each composes with a delay bound D and with both orders o
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
+from vafl.protocol.rows import Rows
 from vafl.protocol.settings import RuleSettings
 
 
@@ -18,7 +17,7 @@ class Turn:
 
     client: int
     activation: int
-    rows: Tensor
+    rows: Rows
     steps: bool
     answers: bool
 

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vafl.errors import ConfigError
+from vafl.protocol.rows import Rows
 
-Rows = npt.NDArray[np.int64]
 ScheduleKind = Literal["epochs", "iid"]
 
 

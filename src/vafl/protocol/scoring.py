@@ -24,11 +24,11 @@ from vafl.protocol.messages import (
     require_growth,
 )
 from vafl.protocol.requests import Requests
+from vafl.protocol.rows import Matrix, Rows
 from vafl.protocol.table import EmbeddingTable
 
 STATES = ("answered", "absent", "late", "declined", "awaited")  # of a row and a client
 ANSWERED, ABSENT, LATE, DECLINED, AWAITED = range(len(STATES))
-Rows = npt.NDArray[np.int64]
 
 
 @dataclass(eq=False)
@@ -44,7 +44,7 @@ class Inquiry:
 
     rows: Rows
     patient: bool
-    embeddings: Tensor
+    embeddings: npt.NDArray[np.float32]
     states: npt.NDArray[np.uint8]
 
     @property
@@ -56,14 +56,12 @@ class Inquiry:
         """The rows this client has yet to answer for."""
         return self.rows.compress(self.states[:, client] == AWAITED)
 
-    def take(self, client: int, rows: Rows, embeddings: Tensor) -> None:
+    def take(self, client: int, rows: Rows, embeddings: Matrix) -> None:
         """Notes embeddings of those of these rows that are asked for."""
         places = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
         fits = self.rows[places] == rows
         chosen = places[fits]
-        self.embeddings[:, client].index_copy_(
-            0, torch.from_numpy(chosen), embeddings if fits.all() else embeddings[torch.from_numpy(fits)]
-        )
+        self.embeddings[chosen, client] = embeddings[fits]
         self.states[chosen, client] = ANSWERED
 
     def mark(self, client: int, state: int, rows: Rows | None = None) -> None:
@@ -107,7 +105,7 @@ class Scorer:
         inquiry = Inquiry(
             rows,
             patient,
-            torch.zeros(len(rows), self.clients, self._width),
+            np.zeros((len(rows), self.clients, self._width), np.float32),
             np.full((len(rows), self.clients), AWAITED, dtype=np.uint8),
         )
         if self._cache is not None:
@@ -127,7 +125,7 @@ class Scorer:
         """Closes the inquiry; gives the outputs [rows, outputs], with defaults for what has not come."""
         self.inquiries.remove(inquiry)
         came = torch.from_numpy(inquiry.states == ANSWERED)[..., None]
-        inputs = torch.where(came, inquiry.embeddings, self._defaults)
+        inputs = torch.where(came, torch.from_numpy(inquiry.embeddings), self._defaults)
         outputs: Tensor = self._head(inputs.sum(1) if self._summed else inputs.flatten(1))
         return outputs
 
@@ -180,20 +178,19 @@ class Scorer:
         self.overdue.discard(client)
         self._requests.answered(request)
         if isinstance(message, Refresh):
-            rows = message.rows.numpy()
             if self._cache is not None:
                 self._cache.store(client, message.rows, message.embeddings, 0)
             for inquiry in self.inquiries:
-                inquiry.take(client, rows, message.embeddings)
+                inquiry.take(client, message.rows, message.embeddings)
         for inquiry in self.inquiries:
-            inquiry.mark(client, DECLINED, request.rows.numpy())
+            inquiry.mark(client, DECLINED, request.rows)
 
     def _check_sequence(self, client: int, sequence: int) -> None:
         require_growth(client, sequence, self._sequences[client])
 
     def _check_answer(self, answer: Refresh, request: Request) -> None:
-        rows = answer.rows.numpy()
-        if len(np.unique(rows)) < len(rows) or not np.isin(rows, request.rows.numpy()).all():
+        rows = answer.rows
+        if len(np.unique(rows)) < len(rows) or not np.isin(rows, request.rows).all():
             raise InvalidMessage(
                 f"the answer to request {request.number} must hold rows of it, each at most once."
             )
@@ -214,9 +211,9 @@ class Scorer:
             return
         rows = inquiry.awaited(client)
         for request in self._requests.of(client):
-            rows = np.setdiff1d(rows, request.rows.numpy(), assume_unique=True)
+            rows = np.setdiff1d(rows, request.rows, assume_unique=True)
         if len(rows):
-            yield self._requests.make(client, torch.from_numpy(rows))
+            yield self._requests.make(client, rows)
 
 
 def _recall(inquiry: Inquiry, cache: EmbeddingTable) -> None:
@@ -224,5 +221,4 @@ def _recall(inquiry: Inquiry, cache: EmbeddingTable) -> None:
     for client in range(cache.clients):
         known = inquiry.rows[cache.stored_at[inquiry.rows, client] >= 0]
         if len(known):
-            cells = cache.column(client).index_select(0, torch.from_numpy(known))
-            inquiry.take(client, known, cells)
+            inquiry.take(client, known, cache.column(client)[known])

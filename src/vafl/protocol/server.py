@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+import numpy as np
+from torch import nn
 
 from vafl.errors import InvalidMessage
 from vafl.protocol.answers import Answers
@@ -36,6 +36,7 @@ from vafl.protocol.messages import (
     require_growth,
 )
 from vafl.protocol.requests import Requests
+from vafl.protocol.rows import NO_ROWS, Array, Rows, in_parts
 from vafl.protocol.rules import Rule, Turn
 from vafl.protocol.settings import LARGEST_COUNT, LARGEST_WINDOW
 from vafl.protocol.table import FOREVER, EmbeddingTable
@@ -70,7 +71,7 @@ class Server:
     def __init__(
         self,
         table: EmbeddingTable,
-        labels: Tensor,
+        labels: Array,
         head: nn.Module,
         loss: Loss,
         descent: Descent,
@@ -100,6 +101,7 @@ class Server:
         self._group: list[Turn] = []
         self._answers = Answers(table.clients)
 
+    @np.errstate(all="ignore")  # what is not finite any more is noticed where it is used
     def receive(self, message: ClientMessage) -> list[ServerMessage]:
         """Takes one message and gives the replies that follow from it, in order.
 
@@ -115,7 +117,7 @@ class Server:
             )
         return self._take(message) + self._advance()
 
-    def ask_everyone(self, rows: Tensor, best: int = -1, *, back: bool = False) -> list[Request]:
+    def ask_everyone(self, rows: Rows, best: int = -1, *, back: bool = False) -> list[Request]:
         """Asks every client that is here for fresh embeddings, outside any step: for an evaluation, say.
         `best` and `back` are as in `Request`."""
         present = [client for client in range(self.table.clients) if client not in self.absent]
@@ -169,7 +171,7 @@ class Server:
         """
         who, gone = "" if names else "clients ", listed(self.absent, names)
         if self.bound and self._group:
-            rows = torch.cat([turn.rows for turn in self._group])
+            rows = np.concatenate([turn.rows for turn in self._group])
             lacking = self.bound.stale(self.table, rows, self.iteration).keys() | self.bound.asked.keys()
             return f"fresh embeddings from {who}{listed(lacking, names)} (delay bound); gone: {gone}"
         if self.bound and self.bound.skipped_rows:
@@ -237,7 +239,7 @@ class Server:
             )
         self._sequences[query.client] = query.sequence
         upload = self._answers.unasked.get(query.client)
-        turn = Turn(query.client, query.activation, torch.empty(0), False, True)
+        turn = Turn(query.client, query.activation, NO_ROWS, False, True)
         if upload is None or upload.activation != query.activation:
             return [self._skipped(turn, "this upload is not known any more")]
         self._waiting.append(replace(turn, rows=upload.rows))
@@ -281,7 +283,7 @@ class Server:
         waiting = {turn.activation for turn in self._waiting if turn.client == client}
         owed: list[ServerMessage] = []
         for activation, answer in self._answers.owed(client, flights, waiting):
-            turn = Turn(client, activation, torch.empty(0), False, True)
+            turn = Turn(client, activation, NO_ROWS, False, True)
             owed.append(answer or self._skipped(turn, "the answer to this upload was lost"))
         return owed
 
@@ -290,7 +292,7 @@ class Server:
         if join.activation < self.activations[client]:
             self.table.lose_since(join.iteration, client)
         lost = self.table.lost(client)
-        return [*self.requests.make_in_turn(client, torch.split(lost, self.recall_rows) if len(lost) else ())]
+        return [*self.requests.make_in_turn(client, in_parts(lost, self.recall_rows) if len(lost) else ())]
 
     def _drop_turns(self, client: int, activation: int) -> None:
         """The client waits for no answer from that activation on, and asks its queries again."""
@@ -347,7 +349,7 @@ class Server:
                 f"Found {join.activation - join.applied} of client {join.client}."
             )
 
-    def _check_turn(self, client: int, activation: int, rows: Tensor) -> None:
+    def _check_turn(self, client: int, activation: int, rows: Rows) -> None:
         """Whether an upload is the client's next, and of rows it may be of."""
         if activation != self.activations[client]:
             raise InvalidMessage(
@@ -365,7 +367,7 @@ class Server:
                 f"rows of an upload must be below {self._training_rows}: the others are held out."
             )
         for turn in self._waiting if self.rule.common_rows else ():
-            if turn.activation == activation and not torch.equal(turn.rows, rows):
+            if turn.activation == activation and not np.array_equal(turn.rows, rows):
                 raise InvalidMessage(
                     f"the sync rule needs one common minibatch. Client {client} uploaded other "
                     f"rows than client {turn.client}: the schedules' seeds must agree."
@@ -396,7 +398,7 @@ class Server:
 
     def _must_wait(self, bound: DelayBound, replies: list[ServerMessage]) -> bool:
         """Asks for what the step lacks; skips what cannot be had, if that is the policy."""
-        rows = torch.cat([turn.rows for turn in self._group])
+        rows = np.concatenate([turn.rows for turn in self._group])
         stale = bound.stale(self.table, rows, self.iteration)
         replies += bound.ask(stale, self.absent, self.requests)
         if bound.must_wait(stale):

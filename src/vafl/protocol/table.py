@@ -9,12 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from vafl import kernels
 from vafl.errors import ConfigError, InvalidMessage
-from vafl.protocol.rows import check_rows
+from vafl.protocol.rows import Array, Matrix, Rows, check_rows
 
 FOREVER = 2**30  # a delay at or above this means: never uploaded, or lost
 _LOST = -FOREVER - 1  # stands for when a cell was stored, if a crash made it worthless
@@ -48,7 +46,7 @@ class EmbeddingTable:
         widths: Sequence[int],
         *,
         summed: bool,
-        memory: Tensor | None = None,
+        memory: Matrix | None = None,
         stored_at: Delays | None = None,
     ) -> None:
         if summed and len(set(widths)) > 1:
@@ -62,17 +60,15 @@ class EmbeddingTable:
         fresh = np.full((rows, len(widths)), -FOREVER, dtype=np.int32) if stored_at is None else stored_at
         self.stored_at: Delays = fresh
         shape = self.memory_shape(rows, widths, summed=summed)
-        self._held = np.zeros(shape, np.float32) if memory is None else memory.numpy()
-        self._sums = np.zeros((rows, widths[0])) if summed else None
+        self._held = np.zeros(shape, np.float32) if memory is None else memory
+        self.sums = np.zeros((rows, widths[0])) if summed else None
         if summed:
             self._views = list(self._held)
-            np.sum(self._held, axis=0, dtype=np.float64, out=self._sums)
+            np.sum(self._held, axis=0, dtype=np.float64, out=self.sums)
         else:
             self._views = [self._held[:, column] for column in self.columns]
         self._stored_at = [fresh[:, client] for client in range(len(widths))]
-        held = torch.from_numpy(self._held)
-        self.cells = held.transpose(0, 1) if summed else held
-        self.sums = None if self._sums is None else torch.from_numpy(self._sums)
+        self.cells: Array = self._held.swapaxes(0, 1) if summed else self._held
 
     @staticmethod
     def memory_shape(rows: int, widths: Sequence[int], *, summed: bool) -> tuple[int, ...]:
@@ -88,7 +84,7 @@ class EmbeddingTable:
         sums = 0 if self.sums is None else self.sums.nbytes
         return self.cells.nbytes + self.stored_at.nbytes + sums
 
-    def check(self, client: int, rows: Tensor, embeddings: Tensor) -> None:
+    def check(self, client: int, rows: Rows, embeddings: Array) -> None:
         """Raises InvalidMessage unless `store` may take these; changes nothing."""
         check_rows(rows, self.rows)
         if embeddings.shape[1] != self.widths[client]:
@@ -97,20 +93,21 @@ class EmbeddingTable:
                 f"Found {embeddings.shape[1]}."
             )
 
-    def store(self, client: int, rows: Tensor, embeddings: Tensor, iteration: int) -> None:
+    def store(self, client: int, rows: Rows, embeddings: Matrix, iteration: int) -> None:
         """Replaces the cells of `client` at distinct `rows`: fresh for step `iteration`."""
-        numbers, fresh = rows.numpy(), np.ascontiguousarray(embeddings.numpy())
+        fresh = np.ascontiguousarray(embeddings)
         cells, stored_at = self._views[client], self._stored_at[client]
-        if self._sums is None:
-            kernels.store(cells, stored_at, numbers, fresh, iteration)
+        if self.sums is None:
+            kernels.store(cells, stored_at, rows, fresh, iteration)
         elif not kernels.store_summed(
-            cells, stored_at, numbers, fresh, self._sums, iteration, _LARGEST_EXACT
+            cells, stored_at, rows, fresh, self.sums, iteration, _LARGEST_EXACT
         ):  # summed anew: something huge came or went and took digits with it
-            self._sums[numbers] = self._held.take(numbers, 1).sum(0, dtype=np.float64)
+            self.sums[rows] = self._held.take(rows, 1).sum(0, dtype=np.float64)
 
-    def column(self, client: int) -> Tensor:
+    def column(self, client: int) -> Matrix:
         """[rows, width]: this client's cells, as they are."""
-        return torch.from_numpy(self._views[client])
+        own: Matrix = self._views[client]
+        return own
 
     def lose_since(self, iteration: int, client: int | None = None) -> None:
         """Cells (of one client) stored for step `iteration` or later ones are lost until they are stored
@@ -118,17 +115,17 @@ class EmbeddingTable:
         stored_at = self.stored_at if client is None else self.stored_at[:, client]
         stored_at[stored_at >= iteration] = _LOST
 
-    def lost(self, client: int) -> Tensor:
+    def lost(self, client: int) -> Rows:
         """The rows of this client's cells that are lost."""
-        return torch.from_numpy(np.flatnonzero(self.stored_at[:, client] == _LOST))
+        return np.flatnonzero(self.stored_at[:, client] == _LOST)
 
-    def read(self, rows: Tensor) -> Tensor:
+    def read(self, rows: Rows) -> Matrix:
         """What the head sees of these rows: [batch, width] of sums, or [batch, all widths]."""
-        numbers = rows.numpy()
-        if self._sums is None:
-            return torch.from_numpy(kernels.gather(self._held, numbers))
-        return torch.from_numpy(kernels.gather_sums(self._sums, numbers))
+        if self.sums is None:
+            found: Matrix = kernels.gather(self._held, rows)
+            return found
+        return kernels.gather_sums(self.sums, rows)
 
-    def delays(self, rows: Tensor, iteration: int) -> Delays:
+    def delays(self, rows: Rows, iteration: int) -> Delays:
         """[batch, clients]: the delay of each cell at step `iteration`; FOREVER or more if never stored."""
-        return kernels.gather_delays(self.stored_at, rows.numpy(), iteration)
+        return kernels.gather_delays(self.stored_at, rows, iteration)

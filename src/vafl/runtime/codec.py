@@ -10,12 +10,11 @@ frame: whoever reads it knows that from the connection.
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, cast
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from vafl.errors import ConfigError, InvalidMessage
 from vafl.protocol.messages import (
@@ -42,7 +41,7 @@ from vafl.protocol.messages import (
     Upload,
     Welcome,
 )
-from vafl.runtime.encodings import PACKING, Frame, Parts, matrix_bytes
+from vafl.runtime.encodings import PACKING, Frame, Matrix, Parts, matrix_bytes
 from vafl.runtime.settings import ENCODINGS, Encoding
 
 Message = ClientMessage | ServerMessage
@@ -74,10 +73,15 @@ class _Layout:
     content: str = ""
     contents: str = ""
 
-    @property
+    @cached_property
     def counts(self) -> bool:
         """Whether there are counters."""
         return bool(self.counters or self.contents)
+
+    @cached_property
+    def ends_freely(self) -> bool:
+        """Whether there is text, or bytes, at the end."""
+        return bool(self.text or self.content or self.contents)
 
 
 _LAYOUTS: dict[type[Message], _Layout] = {
@@ -125,9 +129,10 @@ class Codec:
 
     def size(self, message: Message) -> int:
         """The bytes of a message's frame, without making it."""
-        matrix = getattr(message, _LAYOUTS[type(message)].matrix or "client")
-        if self.encoding == "float32" or not isinstance(matrix, Tensor):
+        layout = _LAYOUTS[type(message)]
+        if self.encoding == "float32" or not layout.matrix:
             return message.nbytes
+        matrix: Matrix = getattr(message, layout.matrix)
         return message.nbytes - matrix.nbytes + matrix_bytes(self.encoding, *matrix.shape)
 
     def most_rows(self, width: int, *, masked: bool = False) -> int:
@@ -196,14 +201,16 @@ class Codec:
 
     def _encode(self, message: Message, parts: Parts) -> None:
         layout = _LAYOUTS[type(message)]
-        numbers = [_number(getattr(message, name)) for name in layout.numbers]
+        numbers = [getattr(message, name) for name in layout.numbers]
+        if type(message) is Refresh and message.request is None:
+            numbers[1] = -1
         rows = getattr(message, layout.rows) if layout.rows else None
         matrix = getattr(message, layout.matrix) if layout.matrix else None
         words = getattr(message, layout.words) if layout.words else None
         grid = matrix if words is None else words
         counters, text = _counters_and_text(message, layout)
         first = matrix if rows is None else rows
-        lines = 0 if first is None else first.shape[0]  # len() of a tensor takes longer than all of this
+        lines = 0 if first is None else first.shape[0]
         header = _HEADER.pack(
             _MAGIC,
             _VERSION,
@@ -219,12 +226,15 @@ class Codec:
         )
         parts.append(header)
         if rows is not None:
-            parts.append(rows.numpy().astype(_ROW).data)
+            parts.append(rows.astype(_ROW).data)
         if matrix is not None:
             parts += self._pack(matrix)
         if words is not None:
             parts.append(words.astype("<u8").data)
-        parts += (struct.pack(f"<{len(counters)}Q", *counters), text)
+        if counters:
+            parts.append(struct.pack(f"<{len(counters)}Q", *counters))
+        if text:
+            parts.append(text)
 
     def from_client(self, frame: Frame, client: int) -> ClientMessage:
         """Reads a frame that `client` sent.
@@ -254,7 +264,8 @@ class Codec:
         kind, flag, numbers, sizes = self._read_header(frame, allowed)
         layout = _LAYOUTS[kind]
         lines, width, counters, _ = sizes
-        fields: dict[str, Any] = {"client": client, **dict(zip(layout.numbers, numbers, strict=False))}
+        fields: dict[str, Any] = dict(zip(layout.numbers, numbers, strict=False))
+        fields["client"] = client
         if layout.flag:
             fields[layout.flag] = flag
         if kind is Refresh and fields["request"] < 0:
@@ -262,7 +273,7 @@ class Codec:
         position = HEADER_BYTES
         if layout.rows:
             rows = np.frombuffer(frame, _ROW, lines, position)
-            fields[layout.rows] = torch.from_numpy(rows.astype(_NUMBER))
+            fields[layout.rows] = rows.astype(_NUMBER)
             position += ROW_BYTES * lines
         if layout.matrix:
             fields[layout.matrix] = self._unpack(frame, position, lines, width)
@@ -272,9 +283,11 @@ class Codec:
             fields[layout.words] = words.astype(np.uint64).reshape(lines, width)
             position += 8 * lines * width
         counted = struct.unpack_from(f"<{counters}Q", frame, position) if layout.counts else ()
-        content = frame[position + 8 * len(counted) :]
         if layout.counters:
             fields[layout.counters] = counted
+        if not layout.ends_freely:
+            return kind(**fields)
+        content = frame[position + 8 * len(counted) :]
         if layout.text:
             fields[layout.text] = bytes(content).decode(errors="replace")
         if layout.content:
@@ -319,11 +332,13 @@ class Codec:
             size += 8 * lines * width
         if layout.counts:
             size += 8 * counters
-        return size + text if layout.text or layout.content or layout.contents else size
+        return size + text if layout.ends_freely else size
 
 
 def _counters_and_text(message: Message, layout: _Layout) -> tuple[Sequence[int], bytes]:
     """The two parts at a frame's end."""
+    if not (layout.counts or layout.ends_freely):
+        return (), b""
     if layout.contents:
         contents = getattr(message, layout.contents)
         return [len(content) for content in contents], b"".join(contents)
@@ -338,7 +353,3 @@ def _cut(content: bytes, lengths: Sequence[int]) -> tuple[bytes, ...]:
         raise InvalidMessage(f"parts of {sum(lengths):,} bytes are promised. Found {len(content):,}.")
     ends = list(accumulate(lengths))
     return tuple(content[end - length : end] for end, length in zip(ends, lengths, strict=True))
-
-
-def _number(value: int | None) -> int:
-    return -1 if value is None else value

@@ -3,15 +3,16 @@
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from vafl.runtime.settings import Encoding
 
 Frame = bytes | memoryview
 Parts = list[Frame]
-Pack = Callable[[Tensor], Parts]
-Unpack = Callable[[Frame, int, int, int], Tensor]  # of the frame, from this position: lines, width
+Matrix = npt.NDArray[np.float32]
+Pack = Callable[[Matrix], Parts]
+Unpack = Callable[[Frame, int, int, int], Matrix]  # of the frame, from this position: lines, width
 _FLOAT = np.dtype("<f4")
 
 
@@ -22,43 +23,44 @@ def matrix_bytes(encoding: Encoding, lines: int, width: int) -> int:
     return lines * width * (4 if encoding == "float32" else 2)
 
 
-def _pack_float32(matrix: Tensor) -> Parts:
-    return [np.ascontiguousarray(matrix.numpy(), _FLOAT).data]
+def _pack_float32(matrix: Matrix) -> Parts:
+    return [np.ascontiguousarray(matrix, _FLOAT).data]
 
 
-def _unpack_float32(frame: Frame, position: int, lines: int, width: int) -> Tensor:
-    flat = np.frombuffer(frame, _FLOAT, lines * width, position)
-    return torch.from_numpy(flat.reshape(lines, width).astype(np.float32))
+def _unpack_float32(frame: Frame, position: int, lines: int, width: int) -> Matrix:
+    """In the frame's own memory, unless it lies askew there."""
+    found = np.frombuffer(frame, _FLOAT, lines * width, position).reshape(lines, width)
+    return found.astype(np.float32, copy=not found.flags.aligned)
 
 
 def _pack_as(kind: torch.dtype) -> Pack:
-    def pack(matrix: Tensor) -> Parts:
-        return [matrix.to(kind).contiguous().view(torch.uint8).numpy().data]
+    def pack(matrix: Matrix) -> Parts:
+        return [torch.from_numpy(matrix).to(kind).contiguous().view(torch.uint8).numpy().data]
 
     return pack
 
 
 def _unpack_as(kind: torch.dtype) -> Unpack:
-    def unpack(frame: Frame, position: int, lines: int, width: int) -> Tensor:
+    def unpack(frame: Frame, position: int, lines: int, width: int) -> Matrix:
         if not lines * width:  # torch does not look at no bytes as another type
-            return torch.zeros(lines, width)
+            return np.zeros((lines, width), np.float32)
         raw = np.frombuffer(frame, np.uint8, lines * width * kind.itemsize, position).copy()
-        return torch.from_numpy(raw).view(kind).view(lines, width).float()
+        return torch.from_numpy(raw).view(kind).view(lines, width).float().numpy()
 
     return unpack
 
 
-def _pack_int8(matrix: Tensor) -> Parts:
+def _pack_int8(matrix: Matrix) -> Parts:
     """Each row by its own scale: the largest magnitude becomes 127."""
-    scales = matrix.abs().amax(dim=1).div_(127) if matrix.shape[1] else matrix.new_zeros(len(matrix))
-    steps = (matrix / scales.clamp_min(1e-30)[:, None]).round_().clamp_(-127, 127).to(torch.int8)
-    return [scales.numpy().data, steps.contiguous().numpy().data]
+    scales = np.abs(matrix).max(axis=1, initial=0) / np.float32(127)
+    steps = np.rint(matrix / np.maximum(scales, np.float32(1e-30))[:, None]).clip(-127, 127)
+    return [scales.astype(_FLOAT).data, steps.astype(np.int8, order="C").data]
 
 
-def _unpack_int8(frame: Frame, position: int, lines: int, width: int) -> Tensor:
-    scales = torch.from_numpy(np.frombuffer(frame, "<f4", lines, position).copy())
-    steps = np.frombuffer(frame, np.int8, lines * width, position + 4 * lines).copy()
-    return torch.from_numpy(steps).view(lines, width) * scales[:, None]
+def _unpack_int8(frame: Frame, position: int, lines: int, width: int) -> Matrix:
+    scales = np.frombuffer(frame, _FLOAT, lines, position).astype(np.float32)
+    steps = np.frombuffer(frame, np.int8, lines * width, position + 4 * lines)
+    return steps.reshape(lines, width) * scales[:, None]
 
 
 PACKING: dict[Encoding, tuple[Pack, Unpack]] = {

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -38,7 +39,7 @@ class Evaluator:
         self._models, self._features = list(models), list(features)
         self._head, self._labels, self._metric, self._summed = head, labels, metric, summed
         self._validation, self._budgets = validation, budgets
-        self._numbers = torch.arange(first, first + len(labels))
+        self._numbers = np.arange(first, first + len(labels))
         self._said: dict[tuple[int, int], Tensor] = {}  # by party and first row
 
     def __call__(self) -> float:

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 import grpc.aio
-import torch
+import numpy as np
 
 from vafl.build import make_client, make_server, widths
 from vafl.config import from_document
@@ -21,7 +21,7 @@ from vafl.runtime.grpc.server import FederationServer
 from vafl.runtime.grpc.wire import PATH
 from vafl.runtime.training import Watch
 
-ROWS = torch.arange(16)
+ROWS = np.arange(16)
 
 
 def configuration(**sections):
@@ -53,7 +53,7 @@ class Federation:
         self.server = make_server(self.plan, table)
         self.points = []
         self.conductor = Conductor(
-            held_out=torch.arange(rows, rows + tests),
+            held_out=np.arange(rows, rows + tests),
             labels=self.plan.data.test_labels,
             metric=self.plan.task.metric,
             stop=config.stop,
@@ -100,7 +100,7 @@ def within(seconds, coroutine):
 
 
 def upload(client, activation=0, sequence=1):
-    return Upload(client, sequence, activation, ROWS, torch.zeros(16, 3))
+    return Upload(client, sequence, activation, ROWS, np.zeros((16, 3), np.float32))
 
 
 class Hand:

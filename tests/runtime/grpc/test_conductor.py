@@ -23,7 +23,7 @@ class Federation:
         self.seen, self.heard, self.looks = {0, 1}, [True, True], 0
         self.connections = {}
         table = SimpleNamespace(
-            read=lambda rows: torch.full((len(rows), 1), next(self._values)),
+            read=lambda rows: np.full((len(rows), 1), next(self._values), np.float32),
             delays=self._delays,
         )
         self.server = SimpleNamespace(
@@ -55,7 +55,7 @@ class Federation:
 def conductor(points, stop, evaluation, best=None):
     measured = metric("accuracy", "binary")
     return Conductor(
-        held_out=torch.tensor([4, 5]),
+        held_out=np.array([4, 5]),
         labels=torch.ones(2),
         metric=measured,
         stop=stop,
@@ -64,7 +64,7 @@ def conductor(points, stop, evaluation, best=None):
         observe=points.append,
         checkpoint=list,
         checkpoint_every=1000,
-        tests=torch.tensor([6, 7, 8]),
+        tests=np.array([6, 7, 8]),
         test_labels=torch.ones(3),
     )
 

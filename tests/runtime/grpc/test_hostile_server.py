@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 import grpc
 import grpc.aio
+import numpy as np
 import pytest
-import torch
 
 from tests.runtime.grpc.parties import Federation, configuration, until, within
 from vafl.errors import InvalidMessage
@@ -72,7 +72,7 @@ class Deaf:
             return Codec().encode(Welcome(0, 0, (0, 0)))
         numbers = range(self._asked, self._asked + 20)
         self._asked += 20
-        (content,) = Codec().contents([Request(0, number, torch.arange(100)) for number in numbers])
+        (content,) = Codec().contents([Request(0, number, np.arange(100)) for number in numbers])
         return content
 
     async def write(self, content):

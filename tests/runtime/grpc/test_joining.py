@@ -8,8 +8,8 @@ import weakref
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
-import torch
 
 from tests.runtime.grpc.parties import Federation, configuration, dialled, served, until, upload, within
 from vafl.errors import RemoteFault
@@ -144,7 +144,7 @@ def test_a_client_that_hears_nothing_and_dials_again_leaves_no_stream_behind():
 
     async def flood(hand):
         for number in range(200):
-            rows, embeddings = torch.arange(100), torch.zeros(100, 4096)
+            rows, embeddings = np.arange(100), np.zeros((100, 4096), np.float32)
             await hand.say(Upload(0, number + 1, number, rows, embeddings))
 
     async def story():

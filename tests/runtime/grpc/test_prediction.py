@@ -110,7 +110,7 @@ def test_one_that_is_here_and_has_yet_to_join_is_waited_for():
     asked = batch(end)
     asked += scorer.receive(Join(1))[1:]
     for request in asked:
-        scorer.receive(Refresh(request.client, 0, request.rows, torch.ones(4, 1), request.number))
+        scorer.receive(Refresh(request.client, 0, request.rows, np.ones((4, 1), np.float32), request.number))
     batch(end)
     assert (written[0][2] == ANSWERED).all()
 

@@ -2,11 +2,10 @@
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from vafl import kernels
 from vafl.errors import Diverged, InvalidMessage
+from vafl.protocol.rows import Matrix, Rows
 from vafl.protocol.settings import LARGEST_WINDOW
 
 HEADER_BYTES = 48  # kind, encoding, sequence, activation, iteration, lengths
@@ -15,20 +14,20 @@ ROW_BYTES = 4  # a row travels as an unsigned 32-bit number
 Words = npt.NDArray[np.uint64]
 
 
-def rows_fault(rows: Tensor) -> str | None:
+def rows_fault(rows: Rows) -> str | None:
     """What is wrong with row numbers; None if nothing is. So with all of these."""
-    if rows.dtype != torch.int64 or rows.ndim != 1:
+    if rows.dtype != np.int64 or rows.ndim != 1:
         return f"rows must be a vector of int64. Found {rows.dtype} {list(rows.shape)}."
     return None
 
 
-def matrix_fault(name: str, matrix: Tensor, count: int | None = None) -> str | None:
+def matrix_fault(name: str, matrix: Matrix, count: int | None = None) -> str | None:
     """Of embeddings or their gradients; `count` is how many rows they are of."""
-    if matrix.dtype != torch.float32 or matrix.ndim != 2:
+    if matrix.dtype != np.float32 or matrix.ndim != 2:
         return f"{name} must be a float32 matrix [rows, width]. Found {matrix.dtype} {list(matrix.shape)}."
     if count is not None and matrix.shape[0] != count:
         return f"{name} must have one line a row, {count}. Found {matrix.shape[0]}."
-    if not kernels.all_finite(matrix.numpy()):
+    if not kernels.all_finite(matrix):
         return f"{name} must be finite. Found NaN or infinity: a step size too large does that."
     return None
 

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from vafl.protocol.messages.checks import (
     HEADER_BYTES,
     ROW_BYTES,
@@ -15,6 +13,7 @@ from vafl.protocol.messages.checks import (
     rows_fault,
     words_fault,
 )
+from vafl.protocol.rows import Rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +43,7 @@ class Masked:
     __slots__ = ()
     sequence: int
     epoch: int
-    rows: Tensor
+    rows: Rows
     words: Words
 
     def require(self, own: str | None) -> None:
@@ -54,12 +53,12 @@ class Masked:
             count_fault("epoch", self.epoch),
             own,
             rows_fault(self.rows),
-            words_fault(self.words, self.rows.numel()),
+            words_fault(self.words, self.rows.size),
         )
 
     @property
     def nbytes(self) -> int:
-        return HEADER_BYTES + ROW_BYTES * self.rows.numel() + self.words.nbytes
+        return HEADER_BYTES + ROW_BYTES * self.rows.size + self.words.nbytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,12 +74,12 @@ class MaskedUpload(Masked):
     sequence: int
     epoch: int
     activation: int
-    rows: Tensor
+    rows: Rows
     words: Words
 
     def __post_init__(self) -> None:
         self.require(count_fault("activation", self.activation))
-        require(None if self.rows.numel() else "an upload needs at least one row. Found none.")
+        require(None if self.rows.size else "an upload needs at least one row. Found none.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +90,7 @@ class MaskedRefresh(Masked):
     sequence: int
     epoch: int
     request: int
-    rows: Tensor
+    rows: Rows
     words: Words
 
     def __post_init__(self) -> None:

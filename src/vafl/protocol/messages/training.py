@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from vafl.protocol.messages.checks import (
     HEADER_BYTES,
     ROW_BYTES,
@@ -14,6 +12,7 @@ from vafl.protocol.messages.checks import (
     rows_fault,
     window_fault,
 )
+from vafl.protocol.rows import Matrix, Rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,8 +33,8 @@ class Upload:
     client: int
     sequence: int
     activation: int
-    rows: Tensor
-    embeddings: Tensor
+    rows: Rows
+    embeddings: Matrix
     answer: bool = True
     in_flight: int = 0
 
@@ -45,13 +44,13 @@ class Upload:
             count_fault("activation", self.activation - self.in_flight),
             window_fault(self.in_flight),
             rows_fault(self.rows),
-            matrix_fault("embeddings", self.embeddings, self.rows.numel()),
-            None if self.rows.numel() else "an upload needs at least one row. Found none.",
+            matrix_fault("embeddings", self.embeddings, self.rows.size),
+            None if self.rows.size else "an upload needs at least one row. Found none.",
         )
 
     @property
     def nbytes(self) -> int:
-        return HEADER_BYTES + ROW_BYTES * self.rows.numel() + self.embeddings.nbytes
+        return HEADER_BYTES + ROW_BYTES * self.rows.size + self.embeddings.nbytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,8 +64,8 @@ class Refresh:
 
     client: int
     sequence: int
-    rows: Tensor
-    embeddings: Tensor
+    rows: Rows
+    embeddings: Matrix
     request: int | None = None
     in_flight: int = 0
 
@@ -75,12 +74,12 @@ class Refresh:
             count_fault("sequence", self.sequence),
             window_fault(self.in_flight),
             rows_fault(self.rows),
-            matrix_fault("embeddings", self.embeddings, self.rows.numel()),
+            matrix_fault("embeddings", self.embeddings, self.rows.size),
         )
 
     @property
     def nbytes(self) -> int:
-        return HEADER_BYTES + ROW_BYTES * self.rows.numel() + self.embeddings.nbytes
+        return HEADER_BYTES + ROW_BYTES * self.rows.size + self.embeddings.nbytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,7 +127,7 @@ class Gradient:
     client: int
     activation: int
     iteration: int
-    gradients: Tensor
+    gradients: Matrix
     activations: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -166,7 +165,7 @@ class Request:
 
     client: int
     number: int
-    rows: Tensor
+    rows: Rows
     best: int = -1
     back: bool = False
 
@@ -175,4 +174,4 @@ class Request:
 
     @property
     def nbytes(self) -> int:
-        return HEADER_BYTES + ROW_BYTES * self.rows.numel()
+        return HEADER_BYTES + ROW_BYTES * self.rows.size

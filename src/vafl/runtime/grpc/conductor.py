@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vafl.models.losses import Metric
 from vafl.protocol.messages import Request, ServerMessage
+from vafl.protocol.rows import NO_ROWS, Rows, in_parts
 from vafl.protocol.server import Server, listed
 from vafl.protocol.table import FOREVER
 from vafl.runtime.grpc.server import FederationServer
@@ -50,7 +51,7 @@ class Conductor:
         waiting: what has kept the run from its next update for a while; empty while it goes on.
     """
 
-    held_out: Tensor
+    held_out: Rows
     labels: Tensor
     metric: Metric
     stop: StopSettings
@@ -59,7 +60,7 @@ class Conductor:
     observe: Callable[[Point], None]
     checkpoint: Callable[[], list[int]]
     checkpoint_every: int
-    tests: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    tests: Rows = field(default_factory=lambda: NO_ROWS)
     test_labels: Tensor = field(default_factory=lambda: torch.empty(0))
     most_rows: int = 1 << 30
     has_result: bool = False
@@ -67,7 +68,7 @@ class Conductor:
     waiting: str = ""
     interrupted: bool = False
     _asked: list[Request] = field(default_factory=list)
-    _to_ask: list[Tensor] = field(default_factory=list)
+    _to_ask: list[Rows] = field(default_factory=list)
     _asked_at: float = 0.0
     _evaluated_at: int = -1
     _due: float = 0.0
@@ -80,7 +81,7 @@ class Conductor:
     _done: bool = False
 
     @property
-    def measured(self) -> Tensor:
+    def measured(self) -> Rows:
         """The rows measured last, by the models that the run ends with."""
         return self.tests if self.tested is not None else self.held_out
 
@@ -145,7 +146,7 @@ class Conductor:
             if gone := self._put_off - federation.connections.keys():  # the others are about to join
                 log.warning("no evaluation before %s is here", listed(gone, federation.parties))
             return []
-        self._to_ask = list(torch.split(rows, self.most_rows))
+        self._to_ask = in_parts(rows, self.most_rows)
         return self._ask_next(federation)
 
     def _ask_next(self, federation: FederationServer[Server]) -> list[ServerMessage]:
@@ -154,7 +155,7 @@ class Conductor:
         self._asked = federation.server.ask_everyone(self._to_ask.pop(0), count, back=self._testing)
         return list(self._asked)
 
-    def _unheard(self, federation: FederationServer[Server], rows: Tensor) -> set[int]:
+    def _unheard(self, federation: FederationServer[Server], rows: Rows) -> set[int]:
         """Clients of the run that have yet to say what they make of these rows: without them nothing is
         measured. One that was gone since is measured by what it said last; one that never came has no part
         in the model."""
@@ -196,14 +197,14 @@ class Conductor:
         self.observe(point)
 
     @torch.no_grad()
-    def _measure(self, federation: FederationServer[Server], rows: Tensor, labels: Tensor) -> float | None:
+    def _measure(self, federation: FederationServer[Server], rows: Rows, labels: Tensor) -> float | None:
         """The metric; None where it would be of zeros that no client has said."""
         server = federation.server
         if missing := self._unheard(federation, rows):
             who = listed(missing, federation.parties)
             log.warning("nothing is measured at update %d: no answer from %s", federation.updates, who)
             return None
-        return self.metric.measure(server.head(server.table.read(rows)), labels)
+        return self.metric.measure(server.head(torch.from_numpy(server.table.read(rows))), labels)
 
     def _save(self, federation: FederationServer[Server]) -> list[ServerMessage]:
         self._saved = federation.updates

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from vafl.errors import Stalled
 from vafl.protocol.messages import ServerMessage
-from vafl.protocol.scoring import ANSWERED, Inquiry, Rows, Scorer
+from vafl.protocol.rows import Rows
+from vafl.protocol.scoring import ANSWERED, Inquiry, Scorer
 from vafl.runtime.grpc.server import FederationServer
 from vafl.runtime.settings import PredictionSettings
 

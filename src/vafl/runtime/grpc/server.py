@@ -17,6 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 import grpc.aio
+import numpy as np
 
 from vafl.errors import InvalidMessage, RemoteFault
 from vafl.protocol.messages import ClientMessage, Join, Leave, Refused, ServerMessage, Stop
@@ -378,7 +379,8 @@ class FederationServer(Generic[Served]):
         embeddings = getattr(message, "embeddings", None)
         limit = self._settings.largest_norm
         if limit and embeddings is not None and len(embeddings):
-            largest = float(embeddings.norm(dim=1).max())
+            with np.errstate(over="ignore"):
+                largest = float(np.linalg.norm(embeddings, axis=1).max())
             if largest > limit:
                 raise InvalidMessage(f"an embedding's norm must be at most {limit:g}. Found {largest:g}.")
 
