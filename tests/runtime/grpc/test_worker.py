@@ -1,13 +1,14 @@
-"""The worker thread: in order, on one thread, and loud once."""
+"""The worker: in order, one function at a time, on the event loop only if that is brief, and loud once."""
 
 import asyncio
 import os
 import sys
 import threading
+import time
 
 import torch
 
-from vafl.runtime.grpc.worker import Worker
+from vafl.runtime.grpc.worker import BRIEF, Worker
 
 
 def test_functions_run_in_order_on_a_thread_of_their_own():
@@ -23,6 +24,85 @@ def test_functions_run_in_order_on_a_thread_of_their_own():
 
     asyncio.run(story())
     assert done == [(number, "vafl-torch") for number in range(100)]
+
+
+def test_what_has_been_brief_often_enough_runs_on_the_event_loop():
+    where = []
+
+    async def story():
+        worker = Worker(where.append)
+        for _ in range(20):
+            worker.do(lambda: where.append(worker.may_wait))
+            await worker.settle()
+        await worker.stop()
+
+    asyncio.run(story())
+    assert where == [True] * 16 + [False] * 4
+
+
+def test_once_it_takes_long_it_is_the_threads_again():
+    where = []
+
+    async def story():
+        worker = Worker(where.append)
+
+        async def do(function):
+            worker.do(function)
+            await worker.settle()
+
+        for _ in range(16):
+            await do(lambda: None)
+        await do(work_for_long)
+        for _ in range(17):
+            await do(lambda: where.append(worker.may_wait))
+        await worker.stop()
+
+    asyncio.run(story())
+    assert where == [True] * 16 + [False]
+
+
+def work_for_long():
+    end = time.thread_time() + 1.5 * BRIEF
+    while time.thread_time() < end:
+        pass
+
+
+def test_what_the_thread_has_to_say_is_said_before_what_the_loop_does_next():
+    """Or a client's messages would leave in another order than they were made in."""
+    said, go = [], threading.Event()
+
+    async def story():
+        worker = Worker(said.append)
+        for _ in range(16):
+            worker.do(lambda: None)
+        await worker.settle()
+        worker.hand_over(lambda: go.wait() and worker.tell(said.append, "first"))
+        go.set()
+        worker._thread.join(0.2)  # it is done meanwhile, but the loop has not heard of it
+        worker.do(lambda: worker.tell(said.append, "second"))
+        await worker.settle()
+        worker.do(lambda: worker.tell(said.append, "third"))
+        await worker.stop()
+
+    asyncio.run(story())
+    assert said == ["first", "second", "third"]
+
+
+def test_a_function_that_fails_on_the_event_loop_is_told_of_like_any_other():
+    done, told = [], []
+
+    async def story():
+        worker = Worker(told.append)
+        for _ in range(16):
+            worker.do(lambda: None)
+        await worker.settle()
+        worker.do(lambda: 1 / 0)
+        worker.do(lambda: done.append("too late"))
+        await worker.stop()
+
+    asyncio.run(story())
+    assert done == []
+    assert [type(error) for error in told] == [ZeroDivisionError]
 
 
 def test_after_a_failure_nothing_more_is_done_and_it_is_told_once():

@@ -15,6 +15,7 @@ from vafl.protocol.respondent import Respondent
 from vafl.protocol.settings import LARGEST_COUNT
 from vafl.runtime.codec import Codec
 from vafl.runtime.delays import Sleeper
+from vafl.runtime.encodings import Frame
 from vafl.runtime.grpc.reach import FIRST_PAUSE, LONGEST_PAUSE, Reach, open_channel
 from vafl.runtime.grpc.session import Session
 from vafl.runtime.grpc.wire import CLAIM, PATH, Terms, printable
@@ -126,15 +127,24 @@ class FederationClient:
         self._failure = error
         self._current.fail(error)
 
-    # --- in the worker thread ---
+    # --- the worker's part ---
 
     def _join(self, session: Session) -> None:
         self._worker.tell(session.say, [self._codec.encode(self.client.join())])
 
     def _receive(self, session: Session, content: bytes) -> None:
         """Takes what the server said at one time, and acts on it."""
-        said: list[ClientMessage] = []
-        for frame in self._codec.frames(content):
+        self._take(session, self._codec.frames(content), [])
+
+    def _take(self, session: Session, frames: Sequence[Frame], said: list[ClientMessage]) -> None:
+        for place, frame in enumerate(frames):
+            if session.answered > self._settings.largest_message:
+                if not self._worker.may_wait:
+                    self._worker.hand_over(partial(self._take, session, frames[place:], said))
+                    return
+                if not self._has_room(session, said):
+                    return
+                said, session.answered = [], 0
             message = self._codec.from_server(frame, self.client.index)
             if isinstance(message, Stop):
                 if message.failed:
@@ -156,10 +166,6 @@ class FederationClient:
                 log.info("joined the run at %s", self._settings.address)
             if isinstance(message, Gradient | Skipped):
                 self._skips = self._skips + 1 if isinstance(message, Skipped) else 0
-            if session.answered > self._settings.largest_message:
-                if not self._has_room(session, said):
-                    return
-                said, session.answered = [], 0
             answer = self.client.receive(message)
             session.answered += sum(map(self._codec.size, answer))
             said += answer

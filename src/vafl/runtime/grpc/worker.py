@@ -1,20 +1,31 @@
-"""The thread that torch runs in, so that the event loop never waits for arithmetic."""
+"""Where the protocol's work is done, so that the event loop never waits long for arithmetic."""
 
 import asyncio
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 
 import torch
 
 HELD_BACK = 0.001  # seconds of work that may wait to be said together with more: longer, and the peer idles
+BRIEF = 0.003  # seconds of work
+_PROVEN = 16
+
+Work = Callable[[], None] | asyncio.Future[None]  # a future is told that all before it is done
 
 
 class Worker:
-    """One thread that runs functions in the order they come; after one has failed, no other.
+    """Does one function at a time, in the order they come; after one has failed, no other.
 
-    An executor does that too, but makes two futures a call, and those cost as much as a small message's
-    way through gRPC. What a function has to say it says itself, by `tell`.
+    In a thread of its own, unless work has shown to be brief: to hand a small model's step to another thread
+    and back takes longer than to make it. So once `_PROVEN` functions in a row took less than `BRIEF`, the
+    next ones run on the event loop, as they come, until one takes longer. What is long and rare, a checkpoint
+    say, may keep the loop waiting then, but cuts nobody off: gRPC's own threads answer keepalives.
+
+    What a function has to say it says by `tell`. Futures would cost as much as a small message's way through
+    gRPC.
 
     Args:
         failed: called on the event loop with what a function raised.
@@ -23,16 +34,34 @@ class Worker:
     def __init__(self, failed: Callable[[Exception], None]) -> None:
         self._failed = failed
         self._loop = asyncio.get_running_loop()
-        self._queue: SimpleQueue[Callable[[], None] | asyncio.Future[None] | None] = SimpleQueue()
+        self._given: deque[Work] = deque()
+        self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        self._handed = 0  # functions that the thread has yet to be done with, as far as the loop has heard
+        self._brief = 0  # functions in a row
+        self._broken = False
         self._thread = threading.Thread(target=self._run, name="vafl-torch", daemon=True)
         self._thread.start()
 
-    def do(self, function: Callable[[], None]) -> None:
-        """Has the thread run this after everything it was given before."""
-        self._queue.put(function)
+    @property
+    def may_wait(self) -> bool:
+        """Whether the function that asks may wait for the event loop: it does not run there."""
+        return threading.current_thread() is self._thread
+
+    def do(self, work: Work) -> None:
+        """Has this done after everything given before; called on the event loop, by no function it runs."""
+        self._given.append(work)
+        self._advance()
+
+    def hand_over(self, work: Work) -> None:
+        """Has the thread do this; called on the event loop, last by a function that may not wait there."""
+        self._handed += 1
+        self._queue.put(work)
 
     def tell(self, function: Callable[..., object], *arguments: object) -> None:
-        """Has the event loop run this, if it still runs; may be called from any thread."""
+        """Has the event loop run this, if it still runs; at once where that is where we are."""
+        if not self.may_wait:
+            function(*arguments)
+            return
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:
@@ -40,9 +69,9 @@ class Worker:
                 raise
 
     async def settle(self) -> None:
-        """Waits until the thread is done with all it was given."""
+        """Waits until all that was given is done."""
         settled: asyncio.Future[None] = self._loop.create_future()
-        self._queue.put(settled)
+        self.do(settled)
         await settled
 
     async def stop(self) -> None:
@@ -53,17 +82,38 @@ class Worker:
 
     def _run(self) -> None:
         torch.get_num_threads()  # until a thread has asked, some of torch's kernels take every core in it
-        failed = False
         while (given := self._queue.get()) is not None:
-            if isinstance(given, asyncio.Future):
-                self.tell(_release, given)
-            elif not failed:
-                try:
-                    given()
-                except BaseException as error:  # whatever it is, an exit too, it ends the run
-                    failed = True
-                    loud = error if isinstance(error, Exception) else RuntimeError(f"ended by {error!r}")
-                    self.tell(self._failed, loud)
+            self._attempt(given)
+            self.tell(self._take_back)  # after all that the function has told
+
+    def _advance(self) -> None:
+        """Does what may be done now; what the thread was given comes before what follows on the loop."""
+        while self._given:
+            if self._brief < _PROVEN:
+                self.hand_over(self._given.popleft())
+            elif self._handed:
+                return
+            else:
+                self._attempt(self._given.popleft())
+
+    def _take_back(self) -> None:
+        self._handed -= 1
+        self._advance()
+
+    def _attempt(self, work: Work) -> None:
+        if isinstance(work, asyncio.Future):
+            self.tell(_release, work)
+            return
+        if self._broken:
+            return
+        begin = time.thread_time()  # not what else the machine does meanwhile
+        try:
+            work()
+        except BaseException as error:  # whatever it is, an exit too, it ends the run
+            self._broken = True
+            loud = error if isinstance(error, Exception) else RuntimeError(f"ended by {error!r}")
+            self.tell(self._failed, loud)
+        self._brief = self._brief + 1 if time.thread_time() < begin + BRIEF else 0
 
 
 def _release(settled: "asyncio.Future[None]") -> None:
