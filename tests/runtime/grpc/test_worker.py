@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 import threading
-import time
+from types import SimpleNamespace
 
 import torch
 
@@ -30,7 +30,7 @@ def test_what_has_been_brief_often_enough_runs_on_the_event_loop():
     where = []
 
     async def story():
-        worker = Worker(where.append)
+        worker = Worker(where.append, clock=lambda: 0.0)
         for _ in range(20):
             worker.do(lambda: where.append(worker.may_wait))
             await worker.settle()
@@ -40,31 +40,31 @@ def test_what_has_been_brief_often_enough_runs_on_the_event_loop():
     assert where == [True] * 16 + [False] * 4
 
 
-def test_once_it_takes_long_it_is_the_threads_again():
-    where = []
+def test_once_it_often_takes_long_it_is_the_threads_again():
+    where, clock, worker = [], SimpleNamespace(now=0.0), None
+
+    def take_long():
+        where.append(worker.may_wait)
+        clock.now += 2 * BRIEF
 
     async def story():
-        worker = Worker(where.append)
+        nonlocal worker
+        worker = Worker(where.append, clock=lambda: clock.now)
 
         async def do(function):
             worker.do(function)
             await worker.settle()
 
-        for _ in range(16):
+        for _ in range(80):
             await do(lambda: None)
-        await do(work_for_long)
+        for _ in range(4):
+            await do(take_long)
         for _ in range(17):
             await do(lambda: where.append(worker.may_wait))
         await worker.stop()
 
     asyncio.run(story())
-    assert where == [True] * 16 + [False]
-
-
-def work_for_long():
-    end = time.thread_time() + 1.5 * BRIEF
-    while time.thread_time() < end:
-        pass
+    assert where == [False] * 4 + [True] * 16 + [False]
 
 
 def test_what_the_thread_has_to_say_is_said_before_what_the_loop_does_next():
@@ -72,7 +72,7 @@ def test_what_the_thread_has_to_say_is_said_before_what_the_loop_does_next():
     said, go = [], threading.Event()
 
     async def story():
-        worker = Worker(said.append)
+        worker = Worker(said.append, clock=lambda: 0.0)
         for _ in range(16):
             worker.do(lambda: None)
         await worker.settle()
@@ -92,7 +92,7 @@ def test_a_function_that_fails_on_the_event_loop_is_told_of_like_any_other():
     done, told = [], []
 
     async def story():
-        worker = Worker(told.append)
+        worker = Worker(told.append, clock=lambda: 0.0)
         for _ in range(16):
             worker.do(lambda: None)
         await worker.settle()

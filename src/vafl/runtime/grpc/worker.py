@@ -11,7 +11,7 @@ import torch
 
 HELD_BACK = 0.001  # seconds of work that may wait to be said together with more: longer, and the peer idles
 BRIEF = 0.003  # seconds of work
-_PROVEN = 16
+_PROVEN, _MOST_CREDIT = 16, 64  # functions
 
 Work = Callable[[], None] | asyncio.Future[None]  # a future is told that all before it is done
 
@@ -21,23 +21,27 @@ class Worker:
 
     In a thread of its own, unless work has shown to be brief: to hand a small model's step to another thread
     and back takes longer than to make it. So once `_PROVEN` functions in a row took less than `BRIEF`, the
-    next ones run on the event loop, as they come, until one takes longer. What is long and rare, a checkpoint
-    say, may keep the loop waiting then, but cuts nobody off: gRPC's own threads answer keepalives.
+    next ones run on the event loop, as they come, until longer ones are more than a few. What is long and
+    rare, a checkpoint say, may keep the loop waiting then, but cuts nobody off: gRPC's own threads answer
+    keepalives.
 
     What a function has to say it says by `tell`. Futures would cost as much as a small message's way through
     gRPC.
 
     Args:
         failed: called on the event loop with what a function raised.
+        clock: seconds that the calling thread has worked: not what else the machine does meanwhile.
     """
 
-    def __init__(self, failed: Callable[[Exception], None]) -> None:
-        self._failed = failed
+    def __init__(
+        self, failed: Callable[[Exception], None], clock: Callable[[], float] = time.thread_time
+    ) -> None:
+        self._failed, self._clock = failed, clock
         self._loop = asyncio.get_running_loop()
         self._given: deque[Work] = deque()
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         self._handed = 0  # functions that the thread has yet to be done with, as far as the loop has heard
-        self._brief = 0  # functions in a row
+        self._credit = 0  # grows with each brief function; a long one costs as much as it takes to prove that
         self._broken = False
         self._thread = threading.Thread(target=self._run, name="vafl-torch", daemon=True)
         self._thread.start()
@@ -89,7 +93,7 @@ class Worker:
     def _advance(self) -> None:
         """Does what may be done now; what the thread was given comes before what follows on the loop."""
         while self._given:
-            if self._brief < _PROVEN:
+            if self._credit < _PROVEN:
                 self.hand_over(self._given.popleft())
             elif self._handed:
                 return
@@ -106,14 +110,15 @@ class Worker:
             return
         if self._broken:
             return
-        begin = time.thread_time()  # not what else the machine does meanwhile
+        begin = self._clock()
         try:
             work()
         except BaseException as error:  # whatever it is, an exit too, it ends the run
             self._broken = True
             loud = error if isinstance(error, Exception) else RuntimeError(f"ended by {error!r}")
             self.tell(self._failed, loud)
-        self._brief = self._brief + 1 if time.thread_time() < begin + BRIEF else 0
+        brief = self._clock() < begin + BRIEF
+        self._credit = min(self._credit + 1, _MOST_CREDIT) if brief else max(self._credit - _PROVEN, 0)
 
 
 def _release(settled: "asyncio.Future[None]") -> None:
