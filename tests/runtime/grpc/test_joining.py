@@ -253,7 +253,9 @@ def test_a_server_that_went_back_hears_nothing_before_the_client_has_saved_that(
     federation.address = "127.0.0.1:1"
     client = federation.client(0)
     client._after = lambda: events.append("saved")
-    client._worker = SimpleNamespace(tell=lambda function, *_: events.append(function.__name__))
+    client._worker = SimpleNamespace(
+        tell=lambda function, *_: events.append(function.__name__), worked=lambda: 0.0, may_wait=True
+    )
     monkeypatch.setattr("vafl.runtime.grpc.client.HELD_BACK", -1.0)
 
     def say(contents): ...

@@ -10,6 +10,8 @@ import torch
 
 from vafl.runtime.grpc.worker import BRIEF, Worker
 
+STILL = {"clock": lambda: 0.0, "stopwatch": lambda: 0.0}
+
 
 def test_functions_run_in_order_on_a_thread_of_their_own():
     done = []
@@ -30,7 +32,7 @@ def test_what_has_been_brief_often_enough_runs_on_the_event_loop():
     where = []
 
     async def story():
-        worker = Worker(where.append, clock=lambda: 0.0)
+        worker = Worker(where.append, **STILL)
         for _ in range(20):
             worker.do(lambda: where.append(worker.may_wait))
             await worker.settle()
@@ -45,11 +47,11 @@ def test_once_it_often_takes_long_it_is_the_threads_again():
 
     def take_long():
         where.append(worker.may_wait)
-        clock.now += 2 * BRIEF
+        clock.now += 10 * BRIEF
 
     async def story():
         nonlocal worker
-        worker = Worker(where.append, clock=lambda: clock.now)
+        worker = Worker(where.append, lambda: clock.now, lambda: clock.now)
 
         async def do(function):
             worker.do(function)
@@ -72,7 +74,7 @@ def test_what_the_thread_has_to_say_is_said_before_what_the_loop_does_next():
     said, go = [], threading.Event()
 
     async def story():
-        worker = Worker(said.append, clock=lambda: 0.0)
+        worker = Worker(said.append, **STILL)
         for _ in range(16):
             worker.do(lambda: None)
         await worker.settle()
@@ -92,7 +94,7 @@ def test_a_function_that_fails_on_the_event_loop_is_told_of_like_any_other():
     done, told = [], []
 
     async def story():
-        worker = Worker(told.append, clock=lambda: 0.0)
+        worker = Worker(told.append, **STILL)
         for _ in range(16):
             worker.do(lambda: None)
         await worker.settle()

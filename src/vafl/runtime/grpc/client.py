@@ -195,11 +195,11 @@ class FederationClient:
         together unless it takes long to make."""
         self._after()
         at_once, handled = self._sleeper is None and not self._skips, not awake
-        begin = time.thread_time()
+        begin = self._worker.worked()
         while session.welcome and (awake or at_once) and not self.client.waiting:
-            if said and time.thread_time() > begin + HELD_BACK:
+            if said and self._worker.worked() > begin + HELD_BACK:
                 self._worker.tell(session.say, self._codec.contents(said))
-                said, begin = [], time.thread_time()
+                said, begin = [], self._worker.worked()
             said += self.client.wake()
             awake = False
         may_wake = session.welcome and not self.client.waiting

@@ -295,11 +295,11 @@ class FederationServer(Generic[Served]):
             return  # the turn before took what this one was meant for
         replies: Replies = []
         handled: list[Connection] = []
-        begin = time.thread_time()
+        begin = self._worker.worked()
         for connection, content in batch:
-            if time.thread_time() > begin + HELD_BACK:
+            if self._worker.worked() > begin + HELD_BACK:
                 self._say(replies, handled)
-                replies, handled, begin = [], [], time.thread_time()
+                replies, handled, begin = [], [], self._worker.worked()
             try:
                 frames = self._codec.frames(content)
             except InvalidMessage as fault:

@@ -10,7 +10,8 @@ from queue import SimpleQueue
 import torch
 
 HELD_BACK = 0.001  # seconds of work that may wait to be said together with more: longer, and the peer idles
-BRIEF = 0.003  # seconds of work
+BRIEF = 0.003  # seconds of work, in the thread
+_BEARABLE = 0.02  # seconds of any kind, on the event loop
 _PROVEN, _MOST_CREDIT = 16, 64  # functions
 
 Work = Callable[[], None] | asyncio.Future[None]  # a future is told that all before it is done
@@ -21,22 +22,26 @@ class Worker:
 
     In a thread of its own, unless work has shown to be brief: to hand a small model's step to another thread
     and back takes longer than to make it. So once `_PROVEN` functions in a row took less than `BRIEF`, the
-    next ones run on the event loop, as they come, until longer ones are more than a few. What is long and
-    rare, a checkpoint say, may keep the loop waiting then, but cuts nobody off: gRPC's own threads answer
-    keepalives.
+    next ones run on the event loop, as they come, until more than a few take longer than is bearable. What is
+    long and rare, a checkpoint say, may keep the loop waiting then, but cuts nobody off: gRPC's own threads
+    answer keepalives.
 
     What a function has to say it says by `tell`. Futures would cost as much as a small message's way through
     gRPC.
 
     Args:
         failed: called on the event loop with what a function raised.
-        clock: seconds that the calling thread has worked: not what else the machine does meanwhile.
+        clock, stopwatch: seconds that went by, and that the thread has worked. To ask how long a thread has
+            worked takes 10 us, so the event loop does without.
     """
 
     def __init__(
-        self, failed: Callable[[Exception], None], clock: Callable[[], float] = time.thread_time
+        self,
+        failed: Callable[[Exception], None],
+        clock: Callable[[], float] = time.monotonic,
+        stopwatch: Callable[[], float] = time.thread_time,
     ) -> None:
-        self._failed, self._clock = failed, clock
+        self._failed, self._clock, self._stopwatch = failed, clock, stopwatch
         self._loop = asyncio.get_running_loop()
         self._given: deque[Work] = deque()
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
@@ -50,6 +55,10 @@ class Worker:
     def may_wait(self) -> bool:
         """Whether the function that asks may wait for the event loop: it does not run there."""
         return threading.current_thread() is self._thread
+
+    def worked(self) -> float:
+        """Seconds that the thread has worked; always the same on the event loop, where work is brief."""
+        return self._stopwatch() if self.may_wait else 0.0
 
     def do(self, work: Work) -> None:
         """Has this done after everything given before; called on the event loop, by no function it runs."""
@@ -110,14 +119,15 @@ class Worker:
             return
         if self._broken:
             return
-        begin = self._clock()
+        clock, limit = (self._stopwatch, BRIEF) if self.may_wait else (self._clock, _BEARABLE)
+        begin = clock()
         try:
             work()
         except BaseException as error:  # whatever it is, an exit too, it ends the run
             self._broken = True
             loud = error if isinstance(error, Exception) else RuntimeError(f"ended by {error!r}")
             self.tell(self._failed, loud)
-        brief = self._clock() < begin + BRIEF
+        brief = clock() < begin + limit
         self._credit = min(self._credit + 1, _MOST_CREDIT) if brief else max(self._credit - _PROVEN, 0)
 
 
