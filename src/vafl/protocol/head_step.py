@@ -7,6 +7,7 @@ from itertools import accumulate
 import numpy as np
 from torch import nn
 
+from vafl import kernels
 from vafl.protocol.descent import Descent
 from vafl.protocol.gradients import head_with_way_back
 from vafl.protocol.losslog import LossLog
@@ -42,7 +43,8 @@ class HeadStep:
         mask: Mask | None,
     ) -> None:
         self.losses = LossLog()
-        self._labels, self._loss, self._descent, self._mask = labels, loss, descent, mask
+        self._labels = np.ascontiguousarray(labels)
+        self._loss, self._descent, self._mask = loss, descent, mask
         self._through_head = head_with_way_back(head, descent.parameters)
 
     def __call__(
@@ -60,7 +62,7 @@ class HeadStep:
         rows = turns[0].rows if len(turns) == 1 else np.concatenate([turn.rows for turn in turns])
         outputs, pull_back = self._through_head(table.read(rows))
         weights = mean_weights(tuple([turn.rows.size for turn in turns]))
-        loss, slopes = self._loss(outputs, self._labels.take(rows), weights)
+        loss, slopes = self._loss(outputs, kernels.gather(self._labels, rows), weights)
         self.losses.check(loss, iteration)
         gradient, steps = pull_back(slopes)
         if group[0].steps:
