@@ -447,14 +447,14 @@ class Scaled(nn.Module):
 
 
 class Rounded(nn.Module):
-    """Its parameters are of a kind that numpy does not know."""
+    """Its parameters, and what it says, are of a kind that numpy does not know."""
 
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(3, 2).bfloat16()
 
     def forward(self, features):
-        return self.layer(features.bfloat16()).float()
+        return self.layer(features.bfloat16())
 
 
 def strided():

@@ -76,7 +76,7 @@ def model_with_way_back(model: nn.Module, parameters: Sequence[Tensor]) -> Batch
         return Chain(layers).as_model
 
     def by_a_graph(inputs: Tensor, rows: Rows) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
-        embeddings = model(inputs)
+        embeddings = model(inputs).float()
         return embeddings.detach(), lambda slopes: pull_back(embeddings, slopes, parameters)
 
     return by_tensors(by_a_graph)
