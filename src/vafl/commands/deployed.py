@@ -9,9 +9,11 @@ from rich.console import Console
 
 from vafl.commands.configured import add_config_options, log_to_stderr, overrides
 from vafl.config import Config, read_config
+from vafl.errors import ConfigError
 from vafl.federation.prediction import answer
 from vafl.runtime.identity import SERVER
 
+_OF_THE_SERVER = ("out", "http")  # options that mean nothing to a client
 ServersPart = Callable[[Config, argparse.Namespace, Console], None]
 
 
@@ -28,5 +30,11 @@ def _run(serve: ServersPart, options: argparse.Namespace, console: Console) -> N
     config = read_config(options.config, overrides(options))
     if options.party == SERVER:
         serve(config, options, console)
-    else:
-        console.print(f"the server is done: {answer(config, options.party, options.model)}")
+        return
+    for name in _OF_THE_SERVER:
+        if getattr(options, name, None) is not None:
+            raise ConfigError(
+                f"--{name} is for the server. Found it with --party {options.party}, who answers the server "
+                "and nobody else. Leave it out."
+            )
+    console.print(f"the server is done: {answer(config, options.party, options.model)}")

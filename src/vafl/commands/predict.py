@@ -10,20 +10,20 @@ from vafl.commands.deployed import add_model_options
 from vafl.config import Config
 from vafl.federation.prediction import predict
 
+_SCORES = "scores.csv"
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Those of `vafl predict`."""
     add_model_options(parser, _predict)
-    parser.add_argument(
-        "--out", type=Path, default=Path("scores.csv"), help="the server's: .csv or .parquet (%(default)s)"
-    )
+    parser.add_argument("--out", type=Path, help=f"the server's: .csv or .parquet ({_SCORES})")
 
 
 def _predict(config: Config, options: argparse.Namespace, console: Console) -> None:
     scored = predict(
         config,
         options.model,
-        options.out,
+        options.out or Path(_SCORES),
         console,
         lambda address: console.print(f"listening on {address}"),
     )

@@ -8,15 +8,16 @@ from vafl.commands.deployed import add_model_options
 from vafl.config import Config
 from vafl.federation.serving import serve
 
+_ADDRESS = "127.0.0.1:8080"
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Those of `vafl serve`."""
     add_model_options(parser, _serve)
     parser.add_argument(
         "--http",
-        default="127.0.0.1:8080",
         metavar="HOST:PORT",
-        help="where to ask the server (%(default)s)",
+        help=f"the server's: where to ask it ({_ADDRESS})",
     )
 
 
@@ -24,4 +25,4 @@ def _serve(config: Config, options: argparse.Namespace, console: Console) -> Non
     def listening(clients: str, http: str) -> None:
         console.print(f"listening on {clients} for clients, on {http} for requests")
 
-    serve(config, options.model, options.http, listening)
+    serve(config, options.model, options.http or _ADDRESS, listening)
