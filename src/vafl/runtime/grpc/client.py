@@ -36,7 +36,7 @@ class FederationClient:
         settings: address, limits, patience.
         credentials: this party's certificate, or None for plaintext on loopback.
         sleeper: when to wake up next, for experiments; None is as soon as possible.
-        after: called in the worker thread, for checkpoints, when messages were taken in and before anything
+        after: called by the worker, for checkpoints, when messages were taken in and before anything
             is said.
     """
 
@@ -109,7 +109,7 @@ class FederationClient:
         self._worker.do(partial(self._receive, session, content))
 
     def _end_turn(self, session: Session, contents: list[bytes], may_wake: bool, handled: bool) -> None:
-        """On the event loop: says what the worker thread has to say, and sees to its next activation."""
+        """On the event loop: says what the worker has to say, and sees to its next activation."""
         session.say(contents, handled=handled)
         if may_wake:
             awake = partial(self._worker.do, partial(self._turn, session, [], awake=True))

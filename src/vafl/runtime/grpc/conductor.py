@@ -1,6 +1,6 @@
 """What a networked run does besides training: evaluate, checkpoint, tell what it waits for, stop.
 
-It is called in the server's worker thread, after messages were handled and every so often without any.
+It is called by the server's worker, after messages were handled and every so often without any.
 """
 
 import logging

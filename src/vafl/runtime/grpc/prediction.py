@@ -1,6 +1,6 @@
 """What drives a federation that makes no steps: chunk after chunk of a table, or questions as they come.
 
-Both are called in the server's worker thread, after messages were handled and every so often without any.
+Both are called by the server's worker, after messages were handled and every so often without any.
 """
 
 import asyncio
@@ -134,7 +134,7 @@ class Live:
         federation.attend()
         asyncio.get_running_loop().call_later(self._settings.deadline, federation.attend)
 
-    # --- in the worker thread ---
+    # --- the worker's part ---
 
     def __call__(self, federation: Served) -> list[ServerMessage]:
         """Whatever is due now; gives messages to send."""

@@ -1,8 +1,8 @@
-"""The server's end: streams in, one worker thread that owns the protocol's server, streams out.
+"""The server's end: streams in, one worker that owns the protocol's server, streams out.
 
-The event loop only moves bytes. What arrives while the worker is busy is handled together at its next
-turn. What a client may have queued, either way, is bounded, so a fast client waits for the server, not the
-server's memory for the client.
+The event loop moves bytes, and has the worker do the rest. What arrives while that is busy is handled
+together at its next turn. What a client may have queued, either way, is bounded, so a fast client waits for
+the server, not the server's memory for the client.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class FederationServer(Generic[Served]):
         terms: what every party must agree on.
         settings: address, limits, patience.
         credentials: the server's certificate, or None for plaintext on loopback.
-        after: called in the worker thread after each batch of messages; gives more to send, and may
+        after: called by the worker after each batch of messages; gives more to send, and may
             call `finish`.
     """
 
@@ -283,7 +283,7 @@ class FederationServer(Generic[Served]):
         for connection in ends:
             connection.end()
 
-    # --- in the worker thread ---
+    # --- the worker's part ---
 
     def _handle(self) -> None:
         """Takes all that has arrived. What follows is said together, which spares both ends much of the
