@@ -69,6 +69,26 @@ def test_once_it_often_takes_long_it_is_the_threads_again():
     assert where == [False] * 4 + [True] * 16 + [False]
 
 
+def test_many_messages_at_one_time_may_take_as_many_times_as_long():
+    """A server that is behind takes all that has come: it would else never do so on the event loop."""
+    where, clock = [], SimpleNamespace(now=0.0)
+
+    def take_three():
+        clock.now += 2 * BRIEF
+        return 3
+
+    async def story():
+        worker = Worker(where.append, lambda: clock.now, lambda: clock.now)
+        for _ in range(16):
+            worker.do(take_three)
+        await worker.settle()
+        worker.do(lambda: where.append(worker.may_wait))
+        await worker.stop()
+
+    asyncio.run(story())
+    assert where == [False]
+
+
 def test_what_the_thread_has_to_say_is_said_before_what_the_loop_does_next():
     """Or a client's messages would leave in another order than they were made in."""
     said, go = [], threading.Event()

@@ -285,14 +285,15 @@ class FederationServer(Generic[Served]):
 
     # --- the worker's part ---
 
-    def _handle(self) -> None:
-        """Takes all that has arrived. What follows is said together, which spares both ends much of the
-        work; but little is held back for others to be handled, and nothing if there is one client only."""
+    def _handle(self) -> int:
+        """Takes all that has arrived; gives how much. What follows is said together, which spares both ends
+        much of the work; but little is held back for others to be handled, and nothing if there is one client
+        only."""
         batch = []
         while self._inbox:
             batch.append(self._inbox.popleft())
         if not batch:
-            return  # the turn before took what this one was meant for
+            return 0  # the turn before took what this one was meant for
         replies: Replies = []
         handled: list[Connection] = []
         begin = self._worker.worked()
@@ -312,6 +313,7 @@ class FederationServer(Generic[Served]):
                 replies += self._receive(connection, frame)
             handled.append(connection)
         self._say(replies + self._addressed(self._after(self)), handled)
+        return len(batch)
 
     def _attend(self) -> None:
         """Says what is due, whether messages come or not."""

@@ -10,11 +10,12 @@ from queue import SimpleQueue
 import torch
 
 HELD_BACK = 0.001  # seconds of work that may wait to be said together with more: longer, and the peer idles
-BRIEF = 0.003  # seconds of work, in the thread
+BRIEF = 0.003  # seconds of work for a message, in the thread
 _BEARABLE = 0.02  # seconds of any kind, on the event loop
 _PROVEN, _MOST_CREDIT = 16, 64  # functions
 
-Work = Callable[[], None] | asyncio.Future[None]  # a future is told that all before it is done
+# A function may say how many messages it was for; a future is told that all before it is done.
+Work = Callable[[], int | None] | asyncio.Future[None]
 
 
 class Worker:
@@ -120,14 +121,14 @@ class Worker:
         if self._broken:
             return
         clock, limit = (self._stopwatch, BRIEF) if self.may_wait else (self._clock, _BEARABLE)
-        begin = clock()
+        begin, messages = clock(), None
         try:
-            work()
+            messages = work()
         except BaseException as error:  # whatever it is, an exit too, it ends the run
             self._broken = True
             loud = error if isinstance(error, Exception) else RuntimeError(f"ended by {error!r}")
             self.tell(self._failed, loud)
-        brief = clock() < begin + limit
+        brief = clock() < begin + limit * (messages or 1)
         self._credit = min(self._credit + 1, _MOST_CREDIT) if brief else max(self._credit - _PROVEN, 0)
 
 
