@@ -6,6 +6,7 @@ import sys
 import threading
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from vafl.runtime.grpc.worker import BRIEF, Worker
@@ -139,6 +140,22 @@ def test_after_a_failure_nothing_more_is_done_and_it_is_told_once():
     asyncio.run(story())
     assert done == []
     assert [type(error) for error in told] == [ZeroDivisionError]
+
+
+@pytest.mark.parametrize("brief", [0, 16])
+def test_after_its_end_nothing_more_is_done(brief):
+    """A stream that ends late must not take the run up again."""
+    done = []
+
+    async def story():
+        worker = Worker(done.append, **STILL)
+        for _ in range(brief):
+            worker.do(lambda: None)
+        await worker.stop()
+        worker.do(lambda: done.append("too late"))
+
+    asyncio.run(story())
+    assert done == []
 
 
 def test_an_exit_does_not_end_the_thread_in_silence():

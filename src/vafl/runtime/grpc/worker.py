@@ -48,7 +48,7 @@ class Worker:
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         self._handed = 0  # functions that the thread has yet to be done with, as far as the loop has heard
         self._credit = 0  # grows with each brief function; a long one costs as much as it takes to prove that
-        self._broken = False
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name="vafl-torch", daemon=True)
         self._thread.start()
 
@@ -89,8 +89,9 @@ class Worker:
         await settled
 
     async def stop(self) -> None:
-        """Ends the thread once it is done with all it was given."""
+        """Ends the thread once it is done with all it was given; what is given later is not done."""
         await self.settle()
+        self._ended = True
         self._queue.put(None)
         self._thread.join()
 
@@ -118,14 +119,14 @@ class Worker:
         if isinstance(work, asyncio.Future):
             self.tell(_release, work)
             return
-        if self._broken:
+        if self._ended:
             return
         clock, limit = (self._stopwatch, BRIEF) if self.may_wait else (self._clock, _BEARABLE)
         begin, messages = clock(), None
         try:
             messages = work()
         except BaseException as error:  # whatever it is, an exit too, it ends the run
-            self._broken = True
+            self._ended = True
             loud = error if isinstance(error, Exception) else RuntimeError(f"ended by {error!r}")
             self.tell(self._failed, loud)
         brief = clock() < begin + limit * (messages or 1)
