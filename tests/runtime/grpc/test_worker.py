@@ -90,6 +90,22 @@ def test_many_messages_at_one_time_may_take_as_many_times_as_long():
     assert where == [False]
 
 
+def test_looking_at_the_clock_now_and_then_proves_nothing():
+    """Between two long steps of a deep model there are many such looks."""
+    where = []
+
+    async def story():
+        worker = Worker(where.append, **STILL)
+        for _ in range(20):
+            worker.do(lambda: 0)
+        await worker.settle()
+        worker.do(lambda: where.append(worker.may_wait))
+        await worker.stop()
+
+    asyncio.run(story())
+    assert where == [True]
+
+
 def test_what_the_thread_has_to_say_is_said_before_what_the_loop_does_next():
     """Or a client's messages would leave in another order than they were made in."""
     said, go = [], threading.Event()

@@ -315,9 +315,10 @@ class FederationServer(Generic[Served]):
         self._say(replies + self._addressed(self._after(self)), handled)
         return len(batch)
 
-    def _attend(self) -> None:
+    def _attend(self) -> int:
         """Says what is due, whether messages come or not."""
         self._say(self._addressed(self._after(self)))
+        return 0
 
     def _forget(self, connection: Connection) -> None:
         newer = self.connections.get(connection.client)

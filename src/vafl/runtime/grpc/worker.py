@@ -14,7 +14,8 @@ BRIEF = 0.003  # seconds of work for a message, in the thread
 _BEARABLE = 0.02  # seconds of any kind, on the event loop
 _PROVEN, _MOST_CREDIT = 16, 64  # functions
 
-# A function may say how many messages it was for; a future is told that all before it is done.
+# A function may say how many messages it was for (none: that it was brief proves nothing); a future is told
+# that all before it is done.
 Work = Callable[[], int | None] | asyncio.Future[None]
 
 
@@ -129,8 +130,10 @@ class Worker:
             self._ended = True
             loud = error if isinstance(error, Exception) else RuntimeError(f"ended by {error!r}")
             self.tell(self._failed, loud)
-        brief = clock() < begin + limit * (messages or 1)
-        self._credit = min(self._credit + 1, _MOST_CREDIT) if brief else max(self._credit - _PROVEN, 0)
+        if clock() >= begin + limit * (messages or 1):
+            self._credit = max(self._credit - _PROVEN, 0)
+        elif messages != 0:
+            self._credit = min(self._credit + 1, _MOST_CREDIT)
 
 
 def _release(settled: "asyncio.Future[None]") -> None:
