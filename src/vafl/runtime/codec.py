@@ -41,7 +41,8 @@ from vafl.protocol.messages import (
     Upload,
     Welcome,
 )
-from vafl.runtime.encodings import PACKING, Frame, Matrix, Parts, matrix_bytes
+from vafl.protocol.rows import Matrix
+from vafl.runtime.encodings import PACKING, Frame, Parts, matrix_bytes
 from vafl.runtime.settings import ENCODINGS, Encoding
 
 Message = ClientMessage | ServerMessage
@@ -201,9 +202,7 @@ class Codec:
 
     def _encode(self, message: Message, parts: Parts) -> None:
         layout = _LAYOUTS[type(message)]
-        numbers = [getattr(message, name) for name in layout.numbers]
-        if type(message) is Refresh and message.request is None:
-            numbers[1] = -1
+        numbers = [-1 if (own := getattr(message, name)) is None else own for name in layout.numbers]
         rows = getattr(message, layout.rows) if layout.rows else None
         matrix = getattr(message, layout.matrix) if layout.matrix else None
         words = getattr(message, layout.words) if layout.words else None

@@ -3,14 +3,13 @@
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from vafl.protocol.rows import Matrix
 from vafl.runtime.settings import Encoding
 
 Frame = bytes | memoryview
 Parts = list[Frame]
-Matrix = npt.NDArray[np.float32]
 Pack = Callable[[Matrix], Parts]
 Unpack = Callable[[Frame, int, int, int], Matrix]  # of the frame, from this position: lines, width
 _FLOAT = np.dtype("<f4")
