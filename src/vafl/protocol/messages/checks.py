@@ -14,58 +14,58 @@ ROW_BYTES = 4  # a row travels as an unsigned 32-bit number
 Words = npt.NDArray[np.uint64]
 
 
-def rows_fault(rows: Rows) -> str | None:
-    """What is wrong with row numbers; None if nothing is. So with all of these."""
+def require_rows(rows: Rows) -> None:
+    """Raises InvalidMessage unless these may be row numbers. So with all of these."""
     if rows.dtype != np.int64 or rows.ndim != 1:
-        return f"rows must be a vector of int64. Found {rows.dtype} {list(rows.shape)}."
-    return None
+        raise InvalidMessage(f"rows must be a vector of int64. Found {rows.dtype} {list(rows.shape)}.")
 
 
-def matrix_fault(name: str, matrix: Matrix, count: int | None = None) -> str | None:
+def require_matrix(name: str, matrix: Matrix, count: int | None = None) -> None:
     """Of embeddings or their gradients; `count` is how many rows they are of."""
     if matrix.dtype != np.float32 or matrix.ndim != 2:
-        return f"{name} must be a float32 matrix [rows, width]. Found {matrix.dtype} {list(matrix.shape)}."
+        raise InvalidMessage(
+            f"{name} must be a float32 matrix [rows, width]. Found {matrix.dtype} {list(matrix.shape)}."
+        )
     if count is not None and matrix.shape[0] != count:
-        return f"{name} must have one line a row, {count}. Found {matrix.shape[0]}."
+        raise InvalidMessage(f"{name} must have one line a row, {count}. Found {matrix.shape[0]}.")
     if not kernels.all_finite(matrix):
-        return f"{name} must be finite. Found NaN or infinity: a step size too large does that."
-    return None
+        raise InvalidMessage(
+            f"{name} must be finite. Found NaN or infinity: a step size too large does that."
+        )
 
 
-def words_fault(words: Words, count: int) -> str | None:
+def require_words(words: Words, count: int) -> None:
     """Of masked scores of so many rows."""
     if words.dtype != np.uint64 or words.ndim != 2 or len(words) != count:
-        return (
+        raise InvalidMessage(
             f"masked scores must be a matrix of uint64 with one line a row, {count}. "
             f"Found {words.dtype} {list(words.shape)}."
         )
-    return None
 
 
-def offer_fault(offer: bytes) -> str | None:
+def require_offer(offer: bytes) -> None:
     """Of a client's key and its proof."""
-    if 0 < len(offer) <= LARGEST_OFFER:
-        return None
-    return f"an offer must have 1 to {LARGEST_OFFER} bytes. Found {len(offer)}."
+    if not 0 < len(offer) <= LARGEST_OFFER:
+        raise InvalidMessage(f"an offer must have 1 to {LARGEST_OFFER} bytes. Found {len(offer)}.")
 
 
-def window_fault(in_flight: int) -> str | None:
+def require_counts(**counts: int) -> None:
+    """Of counts, by their names."""
+    for name, value in counts.items():
+        if value < 0:
+            raise InvalidMessage(f"{name} must be 0 or more. Found {value}.")
+
+
+def require_window(in_flight: int) -> None:
     """Of a count of unanswered uploads."""
-    if 0 <= in_flight <= LARGEST_WINDOW:
-        return None
-    return f"in_flight must be in 0..{LARGEST_WINDOW}. Found {in_flight}."
+    if not 0 <= in_flight <= LARGEST_WINDOW:
+        raise InvalidMessage(f"in_flight must be in 0..{LARGEST_WINDOW}. Found {in_flight}.")
 
 
-def count_fault(name: str, value: int) -> str | None:
-    """Of a count."""
-    return f"{name} must be 0 or more. Found {value}." if value < 0 else None
-
-
-def require(*faults: str | None) -> None:
-    """Raises InvalidMessage with the first of the faults, if there is any."""
-    for fault in faults:
-        if fault:
-            raise InvalidMessage(fault)
+def require_some(rows: Rows) -> None:
+    """Of the rows of an upload."""
+    if not rows.size:
+        raise InvalidMessage("an upload needs at least one row. Found none.")
 
 
 def require_growth(client: int, sequence: int, before: int) -> None:

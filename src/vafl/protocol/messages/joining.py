@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vafl.protocol.messages.checks import HEADER_BYTES, Explained, count_fault, require
+from vafl.protocol.messages.checks import HEADER_BYTES, Explained, require_counts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,11 +22,8 @@ class Join:
     nbytes = HEADER_BYTES
 
     def __post_init__(self) -> None:
-        require(
-            count_fault("applied", self.applied),
-            count_fault("activation", self.activation - self.applied),
-            count_fault("iteration", self.iteration + 1),
-        )
+        waiting = self.activation - self.applied
+        require_counts(applied=self.applied, activation=waiting, iteration=self.iteration + 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,11 +7,11 @@ from vafl.protocol.messages.checks import (
     ROW_BYTES,
     Explained,
     Words,
-    count_fault,
-    offer_fault,
-    require,
-    rows_fault,
-    words_fault,
+    require_counts,
+    require_offer,
+    require_rows,
+    require_some,
+    require_words,
 )
 from vafl.protocol.rows import Rows
 
@@ -26,11 +26,8 @@ class Offer:
     offer: bytes
 
     def __post_init__(self) -> None:
-        require(
-            count_fault("sequence", self.sequence),
-            count_fault("epoch", self.epoch),
-            offer_fault(self.offer),
-        )
+        require_counts(sequence=self.sequence, epoch=self.epoch)
+        require_offer(self.offer)
 
     @property
     def nbytes(self) -> int:
@@ -46,15 +43,11 @@ class Masked:
     rows: Rows
     words: Words
 
-    def require(self, own: str | None) -> None:
-        """Raises InvalidMessage with the first fault; `own` is that of what this kind has beside."""
-        require(
-            count_fault("sequence", self.sequence),
-            count_fault("epoch", self.epoch),
-            own,
-            rows_fault(self.rows),
-            words_fault(self.words, self.rows.size),
-        )
+    def require(self, **own: int) -> None:
+        """Raises InvalidMessage with the first fault; `own` are counts that this kind has beside."""
+        require_counts(sequence=self.sequence, epoch=self.epoch, **own)
+        require_rows(self.rows)
+        require_words(self.words, self.rows.size)
 
     @property
     def nbytes(self) -> int:
@@ -78,8 +71,8 @@ class MaskedUpload(Masked):
     words: Words
 
     def __post_init__(self) -> None:
-        self.require(count_fault("activation", self.activation))
-        require(None if self.rows.size else "an upload needs at least one row. Found none.")
+        self.require(activation=self.activation)
+        require_some(self.rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +87,7 @@ class MaskedRefresh(Masked):
     words: Words
 
     def __post_init__(self) -> None:
-        self.require(count_fault("request", self.request))
+        self.require(request=self.request)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,7 +99,7 @@ class Rekey(Explained):
     reason: str
 
     def __post_init__(self) -> None:
-        require(count_fault("epoch", self.epoch))
+        require_counts(epoch=self.epoch)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +111,9 @@ class Keys:
     offers: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
-        require(count_fault("epoch", self.epoch), *map(offer_fault, self.offers))
+        require_counts(epoch=self.epoch)
+        for offer in self.offers:
+            require_offer(offer)
 
     @property
     def nbytes(self) -> int:

@@ -6,11 +6,11 @@ from vafl.protocol.messages.checks import (
     HEADER_BYTES,
     ROW_BYTES,
     Explained,
-    count_fault,
-    matrix_fault,
-    require,
-    rows_fault,
-    window_fault,
+    require_counts,
+    require_matrix,
+    require_rows,
+    require_some,
+    require_window,
 )
 from vafl.protocol.rows import Matrix, Rows
 
@@ -39,14 +39,11 @@ class Upload:
     in_flight: int = 0
 
     def __post_init__(self) -> None:
-        require(
-            count_fault("sequence", self.sequence),
-            count_fault("activation", self.activation - self.in_flight),
-            window_fault(self.in_flight),
-            rows_fault(self.rows),
-            matrix_fault("embeddings", self.embeddings, self.rows.size),
-            None if self.rows.size else "an upload needs at least one row. Found none.",
-        )
+        require_counts(sequence=self.sequence, activation=self.activation - self.in_flight)
+        require_window(self.in_flight)
+        require_rows(self.rows)
+        require_matrix("embeddings", self.embeddings, self.rows.size)
+        require_some(self.rows)
 
     @property
     def nbytes(self) -> int:
@@ -70,12 +67,10 @@ class Refresh:
     in_flight: int = 0
 
     def __post_init__(self) -> None:
-        require(
-            count_fault("sequence", self.sequence),
-            window_fault(self.in_flight),
-            rows_fault(self.rows),
-            matrix_fault("embeddings", self.embeddings, self.rows.size),
-        )
+        require_counts(sequence=self.sequence)
+        require_window(self.in_flight)
+        require_rows(self.rows)
+        require_matrix("embeddings", self.embeddings, self.rows.size)
 
     @property
     def nbytes(self) -> int:
@@ -92,7 +87,7 @@ class Query:
     nbytes = HEADER_BYTES
 
     def __post_init__(self) -> None:
-        require(count_fault("sequence", self.sequence), count_fault("activation", self.activation))
+        require_counts(sequence=self.sequence, activation=self.activation)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,7 +126,7 @@ class Gradient:
     activations: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        require(matrix_fault("gradients", self.gradients))
+        require_matrix("gradients", self.gradients)
 
     @property
     def nbytes(self) -> int:
@@ -170,7 +165,8 @@ class Request:
     back: bool = False
 
     def __post_init__(self) -> None:
-        require(count_fault("number", self.number), count_fault("best", self.best + 1), rows_fault(self.rows))
+        require_counts(number=self.number, best=self.best + 1)
+        require_rows(self.rows)
 
     @property
     def nbytes(self) -> int:
