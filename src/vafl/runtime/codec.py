@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -52,7 +52,7 @@ MOST_FRAMES = 128  # that travel together
 _MAGIC, _VERSION = b"VF", 2
 # magic, version, kind, encoding, flag, 2 spare; three numbers; lines, width, counters, bytes of text
 _HEADER = struct.Struct("<2sBBBBxxqqqIIII")
-_SIZES, _SIZES_AT = struct.Struct("<IIII"), 32
+_SIZES, _SIZES_AT, _KIND_AT = struct.Struct("<IIII"), 32, 3
 _ROW, _NUMBER = np.dtype("<u4"), np.dtype("<i8")
 
 
@@ -83,6 +83,14 @@ class _Layout:
     def ends_freely(self) -> bool:
         """Whether there is text, or bytes, at the end."""
         return bool(self.text or self.content or self.contents)
+
+    def bytes_of(self, encoding: Encoding) -> tuple[int, int, int, int]:
+        """Of each line, each of a line's values, each counter and each byte of text; 0 of what it has not."""
+        line, value = ROW_BYTES * bool(self.rows), 8 * bool(self.words)
+        if self.matrix:
+            scale = matrix_bytes(encoding, 1, 0)
+            line, value = line + scale, matrix_bytes(encoding, 1, 1) - scale
+        return line, value, 8 * self.counts, int(self.ends_freely)
 
 
 _LAYOUTS: dict[type[Message], _Layout] = {
@@ -127,6 +135,7 @@ class Codec:
         self.encoding, self.largest = encoding, largest
         self._number = ENCODINGS.index(encoding)
         self._pack, self._unpack = PACKING[encoding]
+        self._bytes = [layout.bytes_of(encoding) for layout in _LAYOUTS.values()]
 
     def size(self, message: Message) -> int:
         """The bytes of a message's frame, without making it."""
@@ -183,22 +192,22 @@ class Codec:
         Raises:
             InvalidMessage: there are more of them than any content has.
         """
-        rest, found = memoryview(content), list[Frame]()
-        while rest:
-            size = self._promised_size(rest)
-            if size == len(content):
+        whole, found, begin = memoryview(content), list[Frame](), 0
+        while begin < len(content):
+            end = begin + self._promised_size(content, begin)
+            if end - begin == len(content):
                 return [content]
-            found.append(rest[:size])
-            rest = rest[size:]
+            found.append(whole[begin:end])
+            begin = end
             if len(found) > MOST_FRAMES:
                 raise InvalidMessage(f"at most {MOST_FRAMES} frames travel together. Found more.")
         return found
 
-    def _promised_size(self, frame: memoryview) -> int:
+    def _promised_size(self, content: bytes, begin: int) -> int:
         """How long the frame is that begins here, as it says itself; all there is if it cannot say."""
-        if len(frame) < HEADER_BYTES or frame[3] >= len(_KINDS):
-            return len(frame)
-        return self._expected_size(_LAYOUTS[_KINDS[frame[3]]], *_SIZES.unpack_from(frame, _SIZES_AT))
+        if len(content) < begin + HEADER_BYTES or content[begin + _KIND_AT] >= len(_KINDS):
+            return len(content) - begin
+        return self._expected_size(content[begin + _KIND_AT], *_SIZES.unpack_from(content, begin + _SIZES_AT))
 
     def _encode(self, message: Message, parts: Parts) -> None:
         layout = _LAYOUTS[type(message)]
@@ -241,11 +250,13 @@ class Codec:
         Raises:
             InvalidMessage: it is no frame of a kind clients send, or its lengths do not add up.
         """
-        return cast(ClientMessage, self._decode(frame, client, _FROM_CLIENT))
+        message: ClientMessage = self._decode(frame, client, _FROM_CLIENT)
+        return message
 
     def from_server(self, frame: Frame, client: int) -> ServerMessage:
         """Reads a frame that the server sent to `client`; raises as `from_client` does."""
-        return cast(ServerMessage, self._decode(frame, client, _FROM_SERVER))
+        message: ServerMessage = self._decode(frame, client, _FROM_SERVER)
+        return message
 
     def as_received_by_server(self, message: ClientMessage) -> ClientMessage:
         """The message as it would come out at the other end; float32 loses nothing."""
@@ -259,10 +270,10 @@ class Codec:
             return message
         return self.from_server(self.encode(message), message.client)
 
-    def _decode(self, frame: Frame, client: int, allowed: frozenset[type[Message]]) -> Message:
-        kind, flag, numbers, sizes = self._read_header(frame, allowed)
+    def _decode(self, frame: Frame, client: int, allowed: frozenset[type[Message]]) -> Any:
+        number, flag, numbers, (lines, width, counters, text) = self._read_header(frame, allowed)
+        kind = _KINDS[number]
         layout = _LAYOUTS[kind]
-        lines, width, counters, _ = sizes
         fields: dict[str, Any] = dict(zip(layout.numbers, numbers, strict=False))
         fields["client"] = client
         if layout.flag:
@@ -276,17 +287,16 @@ class Codec:
             position += ROW_BYTES * lines
         if layout.matrix:
             fields[layout.matrix] = self._unpack(frame, position, lines, width)
-            position += matrix_bytes(self.encoding, lines, width)
         if layout.words:
             words = np.frombuffer(frame, "<u8", lines * width, position)
             fields[layout.words] = words.astype(np.uint64).reshape(lines, width)
-            position += 8 * lines * width
-        counted = struct.unpack_from(f"<{counters}Q", frame, position) if layout.counts else ()
+        end = len(frame) - text if layout.ends_freely else len(frame)
+        counted = struct.unpack_from(f"<{counters}Q", frame, end - 8 * counters) if layout.counts else ()
         if layout.counters:
             fields[layout.counters] = counted
         if not layout.ends_freely:
             return kind(**fields)
-        content = frame[position + 8 * len(counted) :]
+        content = frame[end:]
         if layout.text:
             fields[layout.text] = bytes(content).decode(errors="replace")
         if layout.content:
@@ -297,8 +307,9 @@ class Codec:
 
     def _read_header(
         self, frame: Frame, allowed: frozenset[type[Message]]
-    ) -> tuple[type[Message], bool, Sequence[int], Sequence[int]]:
-        """The header's content, once it is known to describe exactly this frame."""
+    ) -> tuple[int, bool, Sequence[int], Sequence[int]]:
+        """The header's content (which kind, flag, numbers, sizes), once it is known to describe exactly this
+        frame."""
         if not HEADER_BYTES <= len(frame) <= self.largest:
             raise InvalidMessage(
                 f"a frame has {HEADER_BYTES} to {self.largest:,} bytes. Found {len(frame):,}. "
@@ -316,22 +327,14 @@ class Codec:
             raise InvalidMessage(
                 f"matrices travel as {self.encoding} in this run. Found encoding {encoding}."
             )
-        expected = self._expected_size(_LAYOUTS[_KINDS[number]], *sizes)
+        expected = self._expected_size(number, *sizes)
         if expected != len(frame):
             raise InvalidMessage(f"the header promises {expected:,} bytes. Found {len(frame):,}.")
-        return _KINDS[number], bool(flag), numbers, sizes
+        return number, bool(flag), numbers, sizes
 
-    def _expected_size(self, layout: _Layout, lines: int, width: int, counters: int, text: int) -> int:
-        size = HEADER_BYTES
-        if layout.rows:
-            size += ROW_BYTES * lines
-        if layout.matrix:
-            size += matrix_bytes(self.encoding, lines, width)
-        if layout.words:
-            size += 8 * lines * width
-        if layout.counts:
-            size += 8 * counters
-        return size + text if layout.ends_freely else size
+    def _expected_size(self, kind: int, lines: int, width: int, counters: int, text: int) -> int:
+        line, value, counter, letter = self._bytes[kind]
+        return HEADER_BYTES + lines * (line + value * width) + counter * counters + letter * text
 
 
 def _counters_and_text(message: Message, layout: _Layout) -> tuple[Sequence[int], bytes]:
