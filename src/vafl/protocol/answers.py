@@ -1,5 +1,6 @@
 """What clients were answered and may not have applied yet, and what they have yet to ask about."""
 
+from collections import deque
 from collections.abc import Iterator, Set
 
 from vafl.protocol.messages import Gradient, Upload
@@ -14,13 +15,14 @@ class Answers:
     """
 
     def __init__(self, clients: int) -> None:
-        self.kept: list[list[Gradient]] = [[] for _ in range(clients)]
+        self.kept: list[deque[Gradient]] = [deque() for _ in range(clients)]
         self.unasked: dict[int, Upload] = {}
 
     def add(self, answer: Gradient) -> None:
         """Keeps an answer until its client has applied it."""
         self.kept[answer.client].append(answer)
-        self.close(answer.client, answer.activation)
+        if self.unasked:
+            self.close(answer.client, answer.activation)
 
     def close(self, client: int, activation: int) -> None:
         """The upload was answered: it cannot be asked about again."""
@@ -29,7 +31,9 @@ class Answers:
 
     def first_unapplied(self, client: int, applied: int) -> Gradient | None:
         """The oldest answer to an upload from number `applied` on; those before are forgotten."""
-        kept = self.kept[client] = [answer for answer in self.kept[client] if answer.activation >= applied]
+        kept = self.kept[client]
+        while kept and kept[0].activation < applied:
+            kept.popleft()
         return kept[0] if kept else None
 
     def owed(self, client: int, flights: range, waiting: Set[int]) -> Iterator[tuple[int, Gradient | None]]:

@@ -68,14 +68,11 @@ class HeadStep:
         if group[0].steps:
             self.losses.note(loss)
             self._descent.step(steps, iteration)
-        return self._masked(_split(gradient, table, group, shared))
-
-    def _masked(self, parts: list[Matrix]) -> list[Matrix]:
-        """What clients share stays the same for all: noise drawn for each would average out."""
+        parts = _split(gradient, table, group, shared)
         if self._mask is None:
             return parts
-        masked = {id(part): self._mask(part) for part in parts}
-        return [masked[id(part)] for part in parts]
+        masked = {id(part): self._mask(part) for part in parts}  # what clients share stays the same for all:
+        return [masked[id(part)] for part in parts]  # noise drawn for each would average out
 
 
 def _split(gradient: Matrix, table: EmbeddingTable, group: Sequence[Turn], shared: bool) -> list[Matrix]:

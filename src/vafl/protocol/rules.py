@@ -45,20 +45,22 @@ class Rule:
 
     def ready(self, waiting: Sequence[Turn]) -> list[Turn]:
         """The oldest turns of `quorum` different clients that are of one kind, or none yet."""
-        uploads = [turn for turn in waiting if turn.steps]
-        queries = [turn for turn in waiting if not turn.steps]
+        group = _oldest(waiting, self.quorum, steps=True)
+        if group or not waiting:
+            return group
         if self.common_rows:  # a query waits for its round, not for other queries: their clients may be gone
-            unfinished = {turn.client for turn in uploads}
-            over = [turn for turn in queries if turn.client not in unfinished]
-            return _oldest(uploads, self.quorum) or over[:1]
-        return _oldest(uploads, self.quorum) or _oldest(queries, self.quorum)
+            unfinished = {turn.client for turn in waiting if turn.steps}
+            return [turn for turn in waiting if turn.client not in unfinished][:1]
+        return _oldest(waiting, self.quorum, steps=False)
 
 
-def _oldest(turns: Sequence[Turn], quorum: int) -> list[Turn]:
-    """The oldest turn of each of the first `quorum` clients; none if there are fewer."""
+def _oldest(turns: Sequence[Turn], quorum: int, *, steps: bool) -> list[Turn]:
+    """The oldest turn, among those that step or do not, of each of the first `quorum` clients; none if there
+    are fewer."""
     group: dict[int, Turn] = {}
     for turn in turns:
-        group.setdefault(turn.client, turn)
-        if len(group) == quorum:
-            return list(group.values())
+        if turn.steps is steps:
+            group.setdefault(turn.client, turn)
+            if len(group) == quorum:
+                return list(group.values())
     return []

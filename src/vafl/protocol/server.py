@@ -356,8 +356,8 @@ class Server:
                 f"the next upload of client {client} must be activation {self.activations[client]}. "
                 f"Found {activation}."
             )
-        waiting = self._waiting if len(self._waiting) >= LARGEST_WINDOW else ()
-        if sum(turn.client == client for turn in waiting) >= LARGEST_WINDOW:
+        many = len(self._waiting) >= LARGEST_WINDOW
+        if many and sum(turn.client == client for turn in self._waiting) >= LARGEST_WINDOW:
             raise InvalidMessage(
                 f"a client may have {LARGEST_WINDOW} uploads in flight. Found one more of client {client}: "
                 "it must wait for answers."
