@@ -168,7 +168,7 @@ def test_a_client_cut_off_comes_back_and_the_run_goes_on():
         for step in (60, 120, 180):
             while federation.server.iteration < step or 0 not in federation.end.connections:
                 await asyncio.sleep(0)
-            federation.end.connections[0].outbox.put_nowait(None)  # the server drops the stream
+            federation.end.connections[0].outbox.put(None)  # the server drops the stream
         await asyncio.gather(*running)
         await serving
         return federation, clients

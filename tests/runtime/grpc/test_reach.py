@@ -24,7 +24,7 @@ def test_patience_is_for_a_server_that_is_gone_and_not_for_one_that_has_nothing_
             await until(lambda: federation.server.activations[0] == 1)
             await asyncio.sleep(2.0)
             first = federation.end.connections[0]
-            first.outbox.put_nowait(None)  # the server drops the stream
+            first.outbox.put(None)  # the server drops the stream
             await until(lambda: running.done() or federation.end.connections.get(0, first) is not first)
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -76,7 +76,7 @@ def test_after_a_welcome_patience_rules_however_often_connections_are_closed():
             running = asyncio.create_task(client.run())
             await until(lambda: federation.server.activations[0] > 0)
             first = federation.end.connections[0]
-            first.outbox.put_nowait(None)  # the server drops the stream
+            first.outbox.put(None)  # the server drops the stream
             await until(lambda: federation.end.connections.get(0, first) is not first)
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)

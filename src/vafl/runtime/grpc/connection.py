@@ -10,6 +10,7 @@ import grpc.aio
 
 from vafl.errors import ConfigError, Unauthenticated
 from vafl.protocol.settings import LARGEST_WINDOW
+from vafl.runtime.grpc.waiting import Credit, Outbox
 from vafl.runtime.grpc.wire import CLAIM
 from vafl.runtime.identity import Credentials, party_of, require_loopback
 from vafl.runtime.settings import NetworkSettings
@@ -36,8 +37,8 @@ class Connection:
 
     client: int
     party: str
-    outbox: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
-    credit: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_INBOX))
+    outbox: Outbox = field(default_factory=Outbox)
+    credit: Credit = field(default_factory=lambda: Credit(_INBOX))
     handled: int = 0
     violations: int = 0
     joined: bool = False
@@ -45,19 +46,13 @@ class Connection:
 
     def give_credit(self) -> None:
         """For what was handled, unless the client lets too many answers lie."""
-        if self.outbox.qsize() <= _OUTBOX:
-            for _ in range(self.handled):
-                self.credit.release()
+        if self.handled and len(self.outbox) <= _OUTBOX:
+            self.credit.give(self.handled)
             self.handled = 0
-
-    def drop_answers(self) -> None:
-        """Of what waits to be read, nothing is worth its memory any more."""
-        while not self.outbox.empty():
-            self.outbox.get_nowait()
 
     def end(self) -> None:
         """Ends the stream, once its client has read all that waits: it has some time for that."""
-        self.outbox.put_nowait(None)
+        self.outbox.put(None)
         self.ending.set()
 
     async def expire(self, grace: float) -> None:

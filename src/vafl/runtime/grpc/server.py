@@ -199,7 +199,7 @@ class FederationServer(Generic[Served]):
     def _dismiss(self, connection: Connection) -> None:
         self._dismissed.add(connection.client)
         stop = Stop(connection.client, self._reason, failed=self._failed)
-        connection.outbox.put_nowait(self._codec.encode(stop))
+        connection.outbox.put(self._codec.encode(stop))
 
     # --- one client's stream ---
 
@@ -227,8 +227,8 @@ class FederationServer(Generic[Served]):
         dial again."""
         if older := self.connections.get(connection.client):
             log.warning("%s is here again: its older stream ends, and whoever is on it", connection.party)
-            older.drop_answers()
-            older.outbox.put_nowait(self._codec.encode(Refused(connection.client, _REPLACED)))
+            older.outbox.clear()  # nothing in it is worth its memory any more
+            older.outbox.put(self._codec.encode(Refused(connection.client, _REPLACED)))
             older.end()
         self.connections[connection.client] = connection
 
@@ -259,13 +259,13 @@ class FederationServer(Generic[Served]):
             self._everybody.set()
         await self._everybody.wait()
         while content := await next_message(context):
-            await connection.credit.acquire()  # given back when the worker has handled it
+            await connection.credit.take()  # given back when the worker has handled it
             self._inbox.append((connection, content))
             if len(self._inbox) == 1:  # else the worker has yet to take the others, and takes this with them
                 self._worker.do(self._handle)
 
     async def _write(self, connection: Connection, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
-        while (content := await connection.outbox.get()) is not None:
+        while (content := await connection.outbox.take()) is not None:
             await context.write(content)
             connection.give_credit()
 
@@ -276,7 +276,7 @@ class FederationServer(Generic[Served]):
         ends: Sequence[Connection],
     ) -> None:
         for connection, content in contents:
-            connection.outbox.put_nowait(content)
+            connection.outbox.put(content)
         for connection in handled:
             connection.handled += 1
             connection.give_credit()
@@ -346,8 +346,12 @@ class FederationServer(Generic[Served]):
     def _addressed(self, replies: Sequence[ServerMessage]) -> Replies:
         """Each reply with the stream it goes to. Who has not joined on its stream is sent nothing yet:
         what it is owed follows its welcome."""
-        found = [(self.connections.get(reply.client), reply) for reply in replies]
-        return [(stream, reply) for stream, reply in found if stream is not None and stream.joined]
+        found: Replies = []
+        for reply in replies:
+            stream = self.connections.get(reply.client)
+            if stream is not None and stream.joined:
+                found.append((stream, reply))
+        return found
 
     def _receive(self, connection: Connection, frame: Frame) -> Replies:
         client = connection.client
@@ -357,11 +361,13 @@ class FederationServer(Generic[Served]):
         traffic.bytes_up += len(frame)
         traffic.messages_up += 1
         try:
-            self._check_rate(connection)
+            if self._settings.messages_per_second:
+                self._check_rate(connection)
             message = self._codec.from_client(frame, client)
             if isinstance(message, Join) is connection.joined:
                 raise InvalidMessage("a stream's first message is a join, and no other is.")
-            self._check_norm(message)
+            if self._settings.largest_norm:
+                self._check_norm(message)
             replies = self.server.receive(message)
         except InvalidMessage as fault:
             return [self._refuse(connection, fault)]
@@ -374,14 +380,14 @@ class FederationServer(Generic[Served]):
         return connection, Refused(connection.client, str(fault))
 
     def _check_rate(self, connection: Connection) -> None:
-        limit = self._settings.messages_per_second
-        if limit and not self._allowances[connection.client].take():
+        if not self._allowances[connection.client].take():
+            limit = self._settings.messages_per_second
             raise InvalidMessage(f"at most {limit:g} messages a second. Found more from {connection.party}.")
 
     def _check_norm(self, message: object) -> None:
         embeddings = getattr(message, "embeddings", None)
         limit = self._settings.largest_norm
-        if limit and embeddings is not None and len(embeddings):
+        if embeddings is not None and len(embeddings):
             with np.errstate(over="ignore"):
                 largest = float(np.linalg.norm(embeddings, axis=1).max())
             if largest > limit:

@@ -8,6 +8,8 @@ from contextlib import suppress
 import grpc
 import grpc.aio
 
+from vafl.runtime.grpc.waiting import Credit, Outbox
+
 _INBOX = 4  # of the server's messages that may wait for the worker
 
 
@@ -29,9 +31,9 @@ class Session:
     def __init__(self, stream: "grpc.aio.StreamStreamCall[bytes, bytes]", largest_unsent: int) -> None:
         self.welcome, self.answered = False, 0
         self._stream = stream
-        self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
+        self._outbox = Outbox()
         self._unsent, self._largest_unsent = 0, largest_unsent
-        self._credit, self._handled = asyncio.Semaphore(_INBOX), 0
+        self._credit, self._handled = Credit(_INBOX), 0
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._alarm: asyncio.TimerHandle | None = None
         self._room: Future[bool] | None = None
@@ -60,7 +62,7 @@ class Session:
         """Says these in turn; `handled` if with that a message of the server is done with."""
         for content in contents:
             self._unsent += len(content)
-            self._outbox.put_nowait(content)
+            self._outbox.put(content)
         self._handled += handled
         self._give_credit()
 
@@ -93,24 +95,22 @@ class Session:
         if self._room is not None and (self._closed or self._unsent <= self._largest_unsent):
             self._room.set_result(not self._closed)
             self._room = None
-        if self._unsent <= self._largest_unsent:
-            for _ in range(self._handled):
-                self._credit.release()
+        if self._handled and self._unsent <= self._largest_unsent:
+            self._credit.give(self._handled)
             self._handled = 0
 
     async def _read(self, hear: Callable[[bytes], None]) -> None:
         try:
             while (content := await self._stream.read()) is not grpc.aio.EOF:
                 hear(content)
-                await self._credit.acquire()
+                await self._credit.take()
         except grpc.aio.AioRpcError:
             pass  # its status is read below
         self.fail(await status_of(self._stream))
 
     async def _write(self) -> None:
         """If the stream has ended, what is left is dropped: the reader, who may wait for that, tells how."""
-        while True:
-            content = await self._outbox.get()
+        while content := await self._outbox.take():
             with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
                 await self._stream.write(content)
             self._unsent -= len(content)

@@ -56,7 +56,7 @@ class Worker:
     @property
     def may_wait(self) -> bool:
         """Whether the function that asks may wait for the event loop: it does not run there."""
-        return threading.current_thread() is self._thread
+        return threading.get_ident() == self._thread.ident
 
     def worked(self) -> float:
         """Seconds that the thread has worked; always the same on the event loop, where work is brief."""
