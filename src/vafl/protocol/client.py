@@ -118,11 +118,14 @@ class Client(Respondent):
         self._queried = -1
 
     @property
+    def owed(self) -> int:
+        """How many answers the server owes."""
+        return int(self._queried >= 0) if self._rule.order == "query-first" else len(self._flights)
+
+    @property
     def waiting(self) -> bool:
         """Whether as many answers are owed as may be, so that the client cannot begin an activation."""
-        if self._rule.order == "query-first":
-            return self._queried >= 0 or bool(self.finished)
-        return len(self._flights) >= (self._rule.window or 1) or bool(self.finished)
+        return self.owed >= (self._rule.window or 1) or bool(self.finished)
 
     def join(self) -> Join:
         """What the client says first on a connection: where it stands."""

@@ -80,6 +80,11 @@ class Respondent:
         self._sequence = 0
 
     @property
+    def owed(self) -> int:
+        """How many answers the server owes."""
+        return 0
+
+    @property
     def waiting(self) -> bool:
         """Whether the client cannot begin anything by itself now."""
         return True

@@ -194,13 +194,20 @@ class FederationClient:
         """Begins an activation if awake, or as many as may be if nothing holds it back; says all of it,
         together unless it takes long to make."""
         self._after()
-        at_once, handled = self._sleeper is None and not self._skips, not awake
+        free, handled = self._sleeper is None and not self._skips, not awake
+        goes_on = awake or (free and not self._waits_for_the_rest())
         begin = self._worker.worked()
-        while session.welcome and (awake or at_once) and not self.client.waiting:
+        while session.welcome and goes_on and not self.client.waiting:
             if said and self._worker.worked() > begin + HELD_BACK:
                 self._worker.tell(session.say, self._codec.contents(said))
                 said, begin = [], self._worker.worked()
             said += self.client.wake()
-            awake = False
-        may_wake = session.welcome and not self.client.waiting
+            goes_on = free
+        may_wake = session.welcome and not free and not self.client.waiting
         self._worker.tell(self._end_turn, session, self._codec.contents(said), may_wake, handled)
+
+    def _waits_for_the_rest(self) -> bool:
+        """Whether to begin nothing before all answers are here. Where work is brief, to send it takes longer
+        than to make it: the uploads of a window go together, and so do their answers. A client that has the
+        server to itself would only take turns with it."""
+        return self.client.owed > 0 and self._terms.clients > 1 and not self._worker.may_wait
