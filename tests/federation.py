@@ -96,9 +96,9 @@ class SeenDelays(DelayLog):
         super().__init__(clients, bound)
         self.used = []
 
-    def record(self, delays, own):
-        self.used.append((delays.copy(), own))
-        super().record(delays, own)
+    def record(self, table, rows, iteration, own):
+        self.used.append((table.delays(rows, iteration), own))
+        super().record(table, rows, iteration, own)
 
     def largest(self) -> int:
         return max((int(delays.max()) for delays, _ in self.used), default=0)

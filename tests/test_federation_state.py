@@ -112,7 +112,8 @@ def test_a_server_killed_before_its_first_checkpoint_can_be_resumed(tmp_path):
 
 def test_a_resumed_server_goes_on_counting(tmp_path):
     state = ServerState(make_plan(CONFIG), tmp_path, resume=False)
-    state.server.delays.record(np.array([[0, 3], [0, 100_000]], dtype=np.int32), 0)
+    state.server.table.stored_at[:2] = [[100_000, 99_997], [100_000, 0]]
+    state.server.delays.record(state.server.table, np.arange(2), 100_000, 0)
     account = {"seconds": 1.5, "traffic": [asdict(Traffic(1, 2, 3))] * 2, "violations": {"client-1": 4}}
     state.save(account)
     resumed = ServerState(make_plan(CONFIG), tmp_path, resume=True)

@@ -63,7 +63,7 @@ def test_what_a_crash_left_half_written_is_removed_and_nothing_else(tmp_path):
 
 def test_what_parties_keep_is_for_their_own_eyes(tmp_path):
     save_checkpoint(tmp_path / "client-1", {"x": torch.zeros(1)}, {})
-    MappedArray(tmp_path / "client-1" / "cells.f32", (2, 2), "<f4", fresh=True)
+    MappedArray(tmp_path / "client-1" / "table.records", (2, 2), "<f4", fresh=True)
     draw_once(torch.arange(6) % 2, 2, 1.0, "label", "records", tmp_path / "client-1" / "labels.safetensors")
     Alignment("0" * 32, 2, None, pl.Series(["a", "b"]), np.arange(2)).write(tmp_path / "own.parquet")
     assert mode(tmp_path / "client-1") == 0o700

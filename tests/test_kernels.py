@@ -15,6 +15,7 @@ from vafl import kernels
 from vafl.build import build
 from vafl.config import from_document
 from vafl.kernels import portable
+from vafl.protocol.table import record_type
 
 LARGEST = 2.0**20
 compiled = pytest.mark.skipif(not kernels.NATIVE, reason="no compiler when vafl was installed")
@@ -57,12 +58,30 @@ def test_gathered_rows(loops, shape, kind):
         found = loops.gather(matrix, rows)
         assert found.dtype == kind
         assert np.array_equal(found, matrix[rows])
-    assert np.array_equal(loops.gather(matrix[::2], np.array([3, 1])), matrix[[6, 2]])
+    chosen = np.array([3, 1])
+    for apart in (matrix[::2], matrix[::-1], np.asfortranarray(matrix), np.stack([matrix, matrix], 1)[:, 1]):
+        assert np.array_equal(loops.gather(apart, chosen), apart[chosen])
+    if matrix.ndim == 2:
+        assert np.array_equal(loops.gather(matrix[:, 2:7], chosen), matrix[chosen, 2:7])
+        assert np.array_equal(loops.gather(matrix[:, ::2], chosen), matrix[chosen, ::2])
+
+
+@pytest.mark.parametrize("loops", VERSIONS)
+def test_rows_that_lie_apart_are_not_copied_to_gather_a_few(loops):
+    """Ten terabytes of addresses over one row of memory: nobody could go through all of it."""
+    one = np.ones((1, 3), np.float32)
+    many = np.lib.stride_tricks.as_strided(one, (10**12, 3), (0, 4))
+    rows = np.array([0, 10**12 - 1])
+    assert loops.gather(many, rows).tolist() == [[1, 1, 1]] * 2
+    sums = np.lib.stride_tricks.as_strided(one.astype(np.float64), (10**12, 3), (0, 8))
+    assert loops.gather_sums(sums, rows).tolist() == [[1, 1, 1]] * 2
+    stored_at = np.lib.stride_tricks.as_strided(one.astype(np.int32), (10**12, 3), (0, 4))
+    assert loops.gather_delays(stored_at, rows, 5).tolist() == [[4, 4, 4]] * 2
 
 
 @pytest.mark.parametrize("loops", VERSIONS)
 def test_gathered_sums_are_rounded(loops):
-    sums = np.random.default_rng(0).random((30, 7)) * 1e9
+    sums = (np.random.default_rng(0).random((30, 9)) * 1e9)[:, 1:8]
     rows = np.array([29, 0, 5, 5])
     found = loops.gather_sums(sums, rows)
     assert found.dtype == np.float32
@@ -71,7 +90,7 @@ def test_gathered_sums_are_rounded(loops):
 
 @pytest.mark.parametrize("loops", VERSIONS)
 def test_delays_since_rows_were_stored(loops):
-    stored_at = np.array([[5, -(2**30)], [7, 3], [0, 9]], np.int32)
+    stored_at = np.array([[5, -(2**30), 1], [7, 3, 1], [0, 9, 1]], np.int32)[:, :2]
     assert loops.gather_delays(stored_at, np.array([2, 0]), 10).tolist() == [[10, 1], [5, 2**30 + 10]]
 
 
@@ -79,15 +98,21 @@ def test_delays_since_rows_were_stored(loops):
 @pytest.mark.parametrize("own", [-1, 0, 1])
 def test_counted_delays(loops, own):
     delays = np.array([[0, 3], [3, 100], [3, 102], [99, 0]], np.int32)  # forever is 100
+    stored_at, rows = np.full((9, 4), 99, np.int32)[:, 1:3], np.array([7, 0, 2, 5])
+    stored_at[rows] = 8 - delays
     counts = np.zeros((2, 102), np.int64)
-    assert loops.count_delays(delays, counts, own, 100) == 99
+    assert loops.count_delays(stored_at, rows, counts, 8, own, 100) == 99
     expected = np.zeros_like(counts)
     for client, places in enumerate([(2, 5, 5, 101), (5, 1, 1, 2)]):
         np.add.at(expected[client], [0] * 4 if client == own else list(places), 1)
     assert np.array_equal(counts, expected)
     before = counts.copy()
-    assert loops.count_delays(np.array([[1, 1], [100, 1]], np.int32), counts, -1, 200) == 100
+    assert (
+        loops.count_delays(np.array([[9, 9], [-90, 9]], np.int32), np.arange(2), counts, 10, -1, 200) == 100
+    )
     assert np.array_equal(counts, before)  # there is no bin for 100
+    assert loops.count_delays(stored_at, rows[:0], counts, 8, own, 100) == 0
+    assert np.array_equal(counts, before)
 
 
 @pytest.mark.parametrize("loops", VERSIONS)
@@ -95,7 +120,7 @@ def test_counted_delays(loops, own):
 def test_a_delay_below_zero_is_counted_nowhere(loops, below):
     counts = np.zeros((2, 50), np.int64)
     with pytest.raises(ValueError, match="must be 0 or more"):
-        loops.count_delays(np.array([[3, 4], [below, 1]], np.int32), counts, -1, 100)
+        loops.count_delays(-np.array([[3, 4], [below, 1]], np.int32), np.arange(2), counts, 0, -1, 100)
     assert not counts.any()
 
 
@@ -143,9 +168,13 @@ def test_what_is_finite(loops, value):
 
 
 def a_table(width=3, rows=20):
-    random = np.random.default_rng(1)
-    held = random.random((rows, 2 * width), np.float32)
-    return held, np.zeros((rows, 2), np.int32), held[:, :width].astype(np.float64) + held[:, width:]
+    """Cells of two clients, when they were stored and their sums, in records as a table has them."""
+    records = np.zeros(rows, record_type([width] * 2, summed=True))
+    records["cells"] = np.random.default_rng(1).random((rows, 2, width), np.float32)
+    records["sums"] = records["cells"].sum(1, dtype=np.float64)
+    held = records["cells"].reshape(rows, 2 * width)
+    assert np.shares_memory(held, records)
+    return held, records["stored_at"], records["sums"]
 
 
 @pytest.mark.parametrize("loops", VERSIONS)
@@ -199,18 +228,47 @@ def test_softmax_is_torchs(loops, classes, scale):
     each = F.cross_entropy(exact, torch.from_numpy(labels), reduction="none")
     weighted = each @ torch.from_numpy(weights).double()
     (slopes,) = torch.autograd.grad(weighted, exact)
-    loss = loops.softmax(scores, labels, weights)
+    before = scores.copy()
+    loss, found = loops.softmax(scores, labels, weights)
     assert loss == pytest.approx(weighted.item(), rel=1e-6, abs=1e-5)
-    assert np.allclose(scores, slopes.numpy(), rtol=1e-5, atol=2e-7)
+    assert np.allclose(found, slopes.numpy(), rtol=1e-5, atol=2e-7)
+    assert np.array_equal(scores, before)
+
+
+@pytest.mark.parametrize("loops", VERSIONS)
+@pytest.mark.parametrize("classes", [3, 255, 300])
+def test_labels_are_taken_as_they_are_kept(loops, classes):
+    random = np.random.default_rng(3)
+    scores, weights = random.standard_normal((600, classes), np.float32), random.random(600, np.float32)
+    labels = random.integers(classes, size=600)
+    labels[-1] = classes - 1
+    expected, slopes = loops.softmax(scores, labels, weights)
+    kinds = [np.uint8] * (classes < 256) + [np.uint16, np.uint32, np.uint64, np.int16, np.int32]
+    for kept in [labels.astype(kind) for kind in kinds] + [np.repeat(labels, 2)[::2]]:
+        loss, found = loops.softmax(scores, kept, weights)
+        assert loss == expected
+        assert np.array_equal(found, slopes)
+
+
+@pytest.mark.parametrize("loops", VERSIONS)
+def test_scores_that_lie_apart_are_scores(loops):
+    random = np.random.default_rng(4)
+    scores, weights = random.standard_normal((8, 6), np.float32), np.ones(8, np.float32)
+    labels = np.zeros(8, np.int64)
+    expected, slopes = loops.softmax(scores[:, :3].copy(), labels, weights)
+    for apart in (scores[:, :3], np.asfortranarray(scores[:, :3])):
+        loss, found = loops.softmax(apart, labels, weights)
+        assert loss == pytest.approx(expected)
+        assert np.allclose(found, slopes)
 
 
 @pytest.mark.parametrize("loops", VERSIONS)
 def test_a_share_is_within_a_few_units_of_the_last_place(loops):
     below = np.linspace(-86.9, 0, 100_001, dtype=np.float32)
     scores = np.stack([np.zeros_like(below), below], 1)
-    loops.softmax(scores, np.zeros(len(below), np.int64), np.ones(len(below), np.float32))
+    _, slopes = loops.softmax(scores, np.zeros(len(below), np.int64), np.ones(len(below), np.float32))
     exact = np.exp(below.astype(np.float64))
-    assert np.abs(scores[:, 1] / (exact / (1 + exact)) - 1).max() < 4e-7
+    assert np.abs(slopes[:, 1] / (exact / (1 + exact)) - 1).max() < 4e-7
 
 
 @pytest.mark.parametrize("loops", VERSIONS)
@@ -219,15 +277,16 @@ def test_a_share_is_within_a_few_units_of_the_last_place(loops):
 def test_what_is_no_number_makes_no_loss(loops, broken, place):
     scores = np.zeros((4, 3), np.float32)
     scores[2, place] = broken
-    assert not np.isfinite(loops.softmax(scores, np.zeros(4, np.int64), np.ones(4, np.float32)))
+    assert not np.isfinite(loops.softmax(scores, np.zeros(4, np.int64), np.ones(4, np.float32))[0])
 
 
 @pytest.mark.parametrize("loops", VERSIONS)
 def test_minus_infinity_is_a_share_of_nothing_and_no_loss_only_at_the_label(loops):
     scores, weights = np.array([[0, 0, -np.inf]], np.float32), np.ones(1, np.float32)
-    assert loops.softmax(scores.copy(), np.array([2]), weights) == np.inf
-    assert loops.softmax(scores, np.array([0]), weights) == pytest.approx(np.log(2))
-    assert scores.tolist() == [[-0.5, 0.5, 0.0]]
+    assert loops.softmax(scores, np.array([2]), weights)[0] == np.inf
+    loss, slopes = loops.softmax(scores, np.array([0]), weights)
+    assert loss == pytest.approx(np.log(2))
+    assert slopes.tolist() == [[-0.5, 0.5, 0.0]]
 
 
 @compiled
@@ -246,8 +305,17 @@ def test_a_row_that_is_not_there_changes_nothing(row):
         native.gather_sums(sums, rows)
     with pytest.raises(IndexError, match="below 20"):
         native.gather_delays(stored_at, rows, 1)
+    counts = np.zeros((2, 50), np.int64)
+    with pytest.raises(IndexError, match="below 20"):
+        native.count_delays(stored_at, rows, counts, 1, -1, 100)
+    assert not counts.any()
     with pytest.raises(IndexError, match="below 3"):
         native.softmax(fresh, rows, np.ones(2, np.float32))
+    for kind in (np.uint8, np.uint16, np.uint32):
+        with pytest.raises(IndexError, match="below 3"):
+            native.softmax(fresh, np.array([1, 3], kind), np.ones(2, np.float32))
+    with pytest.raises(IndexError, match="below 3"):
+        native.softmax(fresh, np.array([1, -1], np.int8), np.ones(2, np.float32))
     assert all(map(np.array_equal, (held, stored_at, sums), before))
 
 
@@ -285,11 +353,39 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="shapes"):
         _native.gather(np.float32(1), rows, np.empty(2, np.float32))
     with pytest.raises(ValueError, match="shapes"):
-        native.count_delays(stored_at, np.zeros((3, 9), np.int64), -1, 9)
+        _native.gather(held[:, ::2], rows, np.empty((2, 3), np.float32))
     with pytest.raises(ValueError, match="shapes"):
-        native.count_delays(stored_at, np.zeros((2, 1), np.int64), -1, 9)
+        _native.gather(np.ones((4, 3, 2)).swapaxes(1, 2), rows, np.empty((2, 2, 3)))
+    with pytest.raises(TypeError, match="must have 2 axes"):
+        native.gather_sums(sums[:, ::2], rows)
+    with pytest.raises(TypeError, match="must have 2 axes"):
+        native.gather_delays(np.zeros((20, 4), np.int32)[:, ::2], rows, 1)
+    for counts in (np.zeros((3, 9), np.int64), np.zeros((2, 1), np.int64)):
+        with pytest.raises(ValueError, match="shapes"):
+            native.count_delays(stored_at, rows, counts, 1, -1, 9)
+    counts = np.zeros((2, 9), np.int64)
+    for wrong in (
+        (stored_at, rows, counts, 2**31, -1, 9),
+        (stored_at, rows, counts, 1, 2**70, 9),
+        (stored_at, rows, counts, 1, -1, 2**31),
+        (stored_at, rows, counts, 1, -1, "9"),
+        (stored_at, rows, counts, 1, -1),
+        (stored_at, rows.astype(np.int32), counts, 1, -1, 9),
+        (stored_at, rows, counts.astype(np.int32), 1, -1, 9),
+        (stored_at, rows, counts[:, ::2], 1, -1, 9),
+        (stored_at.astype(np.int64), rows, counts, 1, -1, 9),
+        (np.zeros((20, 4), np.int32)[:, ::2], rows, counts, 1, -1, 9),
+    ):
+        with pytest.raises((TypeError, ValueError, OverflowError)):
+            native.count_delays(*wrong)
+    assert not counts.any()
     with pytest.raises(ValueError, match="shapes"):
         native.softmax(fresh, np.array([0]), np.ones(2, np.float32))
+    with pytest.raises(ValueError, match="shapes"):
+        _native.softmax(fresh, np.array([0, 1]), np.ones(2, np.float32), np.empty((2, 2), np.float32))
+    for labels in (np.zeros(2), np.zeros(2, np.int8), np.zeros(4, np.uint8)[::2]):
+        with pytest.raises((TypeError, ValueError)):
+            _native.softmax(fresh, labels, np.ones(2, np.float32), np.empty((2, 3), np.float32))
     with pytest.raises(ValueError, match="shapes"):
         _native.sum_rows(fresh, np.empty(2, np.float32))
     assert not stored_at.any()
@@ -341,6 +437,7 @@ def test_an_index_that_turns_bad_while_numbers_are_read_is_found():
         lambda: native.store(held[:, :3], stored_at[:, 0], rows, fresh, Iteration()),
         lambda: native.store_summed(held[:, :3], stored_at[:, 0], rows, fresh, sums, Iteration(), LARGEST),
         lambda: native.gather_delays(stored_at, rows, Iteration()),
+        lambda: native.count_delays(stored_at, rows, np.zeros((2, 9), np.int64), Iteration(), -1, 9),
     ):
         rows[1] = 2
         with pytest.raises(IndexError, match="below 20"):

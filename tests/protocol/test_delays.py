@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from tests.federation import run_of, vertical_data
 from vafl.protocol.delays import EXACT_BELOW, DelayLog
-from vafl.protocol.table import FOREVER
+from vafl.protocol.table import FOREVER, EmbeddingTable
 
 CLIENTS = 3
 delay = st.one_of(
@@ -19,6 +19,13 @@ step = st.tuples(
 )
 
 
+def record(log, delays, own, iteration=7):
+    """As if a step had used one row for each line of these."""
+    table = EmbeddingTable(len(delays), [1] * len(delays[0]), summed=False)
+    table.stored_at[:] = iteration - np.array(delays, dtype=np.int32)
+    log.record(table, np.arange(len(delays)), iteration, own)
+
+
 def smallest_reached_by(values, percent):
     """The smallest delay that at least so many per cent of the uses do not exceed."""
     return next(v for v in sorted(values) if 100 * sum(w <= v for w in values) >= percent * len(values))
@@ -28,7 +35,7 @@ def smallest_reached_by(values, percent):
 def test_summaries_equal_a_count_by_hand(steps, bound):
     log = DelayLog(CLIENTS, bound)
     for delays, own in steps:
-        log.record(np.array(delays, dtype=np.int32), own)
+        record(log, delays, own)
     for client, found in enumerate(log.summaries()):
         used = [line[client] for delays, own in steps if own != client for line in delays]
         known = [value for value in used if value < FOREVER]
@@ -45,9 +52,9 @@ def test_counting_is_the_same_however_often_it_is_looked_at():
     generator = np.random.default_rng(0)
     once, often = DelayLog(2), DelayLog(2)
     for _ in range(150):
-        delays = generator.integers(0, 300, (3, 2)).astype(np.int32)
-        once.record(delays, 0)
-        often.record(delays, 0)
+        delays = generator.integers(0, 300, (3, 2))
+        record(once, delays, 0)
+        record(often, delays, 0)
         often.summaries()
     assert once.summaries() == often.summaries()
     assert once.summaries()[1].uses == 450
@@ -57,7 +64,7 @@ def test_counting_is_the_same_however_often_it_is_looked_at():
 def test_very_long_delays_share_a_bin_but_keep_maximum_and_mean_exact():
     log = DelayLog(1)
     for _ in range(5):
-        log.record(np.array([[EXACT_BELOW + 100], [EXACT_BELOW + 300]], dtype=np.int32), None)
+        record(log, [[EXACT_BELOW + 100], [EXACT_BELOW + 300]], None)
     found = log.summaries()[0]
     assert (found.max, found.mean, found.uses) == (EXACT_BELOW + 300, EXACT_BELOW + 200, 10)
     assert log.state()["counts"].numel() < 2 * EXACT_BELOW
@@ -81,7 +88,7 @@ def test_of_all_rows_that_steps_use_one_in_so_many_is_counted(batch):
     for _ in range(240):
         rows = log.sample(np.arange(batch))
         if len(rows):
-            log.record(generator.choice([2, 5, FOREVER], (len(rows), 1)).astype(np.int32), None)
+            record(log, generator.choice([2, 5, FOREVER], (len(rows), 1)), None)
     (found,) = log.summaries()
     assert found.uses + found.never == 240 * batch
     assert (found.sampled, found.max) == (8, 5)

@@ -61,8 +61,7 @@ class Fragile(Exchange):
             old.rows,
             old.widths,
             summed=old.sums is not None,
-            memory=old.cells if old.sums is None else old.cells.swapaxes(0, 1),
-            stored_at=old.stored_at,
+            memory=old.records,
         )
         self.server.head.load_state_dict(head)
         self.server.restore(iteration, activations, deepcopy(optimiser))

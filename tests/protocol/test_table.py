@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vafl.errors import ConfigError, InvalidMessage
-from vafl.protocol.table import FOREVER, EmbeddingTable
+from vafl.protocol.table import FOREVER, EmbeddingTable, record_type
 
 ROWS, CLIENTS = 5, 3
 ALL = np.arange(ROWS)
@@ -85,6 +85,50 @@ def test_a_read_gives_sums_or_all_cells_in_the_order_asked():
     assert joined.clients == 2
 
 
+@pytest.mark.parametrize(
+    ("widths", "summed", "size"),
+    [
+        ([10] * 4, True, 256),
+        ([3], True, 40),
+        ([10] * 4, False, 176),
+        ([2, 1, 4], False, 40),
+        ([2], False, 16),
+    ],
+)
+def test_a_row_is_one_record_with_everything_a_step_needs(widths, summed, size):
+    table = EmbeddingTable(6, widths, summed=summed)
+    assert record_type(widths, summed=summed).itemsize == table.nbytes / 6 == size
+    assert table.records.ctypes.data % 64 == 0
+    parts = [table.stored_at, table.cells, *([table.sums] if summed else [])]
+    assert all(np.shares_memory(part, table.records) and part.strides[0] == size for part in parts)
+    assert table.cells.shape == ((6, len(widths), widths[0]) if summed else (6, sum(widths)))
+    assert [table.column(client).shape for client in range(len(widths))] == [(6, width) for width in widths]
+    assert (table.stored_at == -FOREVER).all()
+    assert not table.cells.any()
+
+
+@pytest.mark.parametrize("summed", [True, False])
+@pytest.mark.parametrize("as_bytes", [True, False])
+def test_a_table_is_opened_again_over_its_memory_with_sums_made_anew(summed, as_bytes, tmp_path):
+    kind = record_type([2, 2], summed=summed)
+    held = np.memmap(tmp_path / "records", kind, "w+", shape=(4,))
+    held["stored_at"] = -FOREVER
+    first = EmbeddingTable(4, [2, 2], summed=summed, memory=held)
+    first.store(1, np.array([3, 0]), np.array([[1, 2], [3, 4]], np.float32), 6)
+    first.store(0, np.array([3]), np.array([[10, 20]], np.float32), 7)
+    held["sums"] = np.nan  # as if a crash had left a half of what was written
+    held.flush()
+    again = np.fromfile(tmp_path / "records", np.uint8 if as_bytes else kind)
+    second = EmbeddingTable(4, [2, 2], summed=summed, memory=again)
+    assert np.array_equal(second.cells, first.cells)
+    assert second.stored_at.tolist() == [[-FOREVER, 6], [-FOREVER] * 2, [-FOREVER] * 2, [7, 6]]
+    assert second.read(np.array([3, 1])).tolist() == (
+        [[11, 22], [0, 0]] if summed else [[10, 20, 1, 2], [0, 0, 0, 0]]
+    )
+    second.store(1, np.array([2]), np.array([[5, 6]], np.float32), 8)
+    assert np.shares_memory(second.cells, again)
+
+
 def test_bytes_count_cells_stamps_and_sums():
     assert EmbeddingTable(10, [4, 4], summed=False).nbytes == 10 * 8 * 4 + 10 * 2 * 4
     assert EmbeddingTable(10, [4, 4], summed=True).nbytes == 10 * 8 * 4 + 10 * 2 * 4 + 10 * 4 * 8
@@ -119,3 +163,18 @@ def test_check_takes_no_rows_and_all_rows():
     table = EmbeddingTable(ROWS, [2] * CLIENTS, summed=False)
     table.check(0, np.empty(0, np.int64), np.empty((0, 2), np.float32))
     table.check(0, ALL[::-1].copy(), np.zeros((ROWS, 2), np.float32))
+
+
+@given(st.lists(stores, max_size=12), st.integers(-1, CLIENTS - 1))
+def test_delays_are_counted_as_they_are_read(history, own):
+    table = EmbeddingTable(ROWS, [2] * CLIENTS, summed=True)
+    for iteration, (client, numbers) in enumerate(history):
+        rows = np.array(numbers, np.int64)
+        table.store(client, rows, np.ones((len(rows), 2), np.float32), iteration)
+    counts, rows, now = np.zeros((CLIENTS, 20), np.int64), ALL[::2].copy(), len(history)
+    delays = table.delays(rows, now)
+    longest = table.count_delays(rows, now, counts, own)
+    assert longest == delays[delays < FOREVER].max(initial=0)
+    for client, used in enumerate(delays.T):
+        places = [0 if client == own else 1 if delay >= FOREVER else delay + 2 for delay in used]
+        assert counts[client].tolist() == np.bincount(places, minlength=20).tolist()

@@ -28,7 +28,7 @@ from vafl.observe.record import RecordedRun, RunFolder, read_run
 from vafl.observe.status import ClientStatus
 from vafl.plan import Plan, make_plan
 from vafl.protocol.server import RECALL_ROWS, Server
-from vafl.protocol.table import FOREVER, EmbeddingTable
+from vafl.protocol.table import FOREVER, EmbeddingTable, record_type
 from vafl.runtime.checkpoint import (
     MappedArray,
     flatten,
@@ -52,13 +52,13 @@ _WATCHED_EVERY = 1.0
 
 
 class ServerState:
-    """The server's durable memory: its table in mapped files, and a checkpoint of the rest."""
+    """The server's durable memory: its table in a mapped file, and a checkpoint of the rest."""
 
     def __init__(self, plan: Plan, folder: Path, *, resume: bool) -> None:
         make_private_folder(folder)
         remove_drafts(folder)
         self._folder, self.terms, self._epsilon = folder, make_terms(plan), plan.config.labels.epsilon
-        self._mapped: list[MappedArray] = []
+        self._mapped: MappedArray | None = None
         rows = plan.data.rows + len(plan.data.test_labels)
         if plan.config.privacy.secure_sum:  # each round sums anew: nothing to keep
             table = make_table(plan, rows)
@@ -79,15 +79,13 @@ class ServerState:
             self.save({})  # whenever it is killed, there is something to resume
 
     def _mapped_table(self, plan: Plan, rows: int, *, fresh: bool) -> EmbeddingTable:
-        """A table in files, where it outlasts this process."""
+        """A table in a file, where it outlasts this process."""
         own, summed = widths(plan), plan.config.model.combine == "sum"
-        shape = EmbeddingTable.memory_shape(rows, own, summed=summed)
-        cells = MappedArray(self._folder / "cells.f32", shape, "<f4", fresh=fresh)
-        stored_at = MappedArray(self._folder / "stored_at.i32", (rows, len(own)), "<i4", fresh=fresh)
+        kind = record_type(own, summed=summed)
+        self._mapped = MappedArray(self._folder / "table.records", (rows,), kind, fresh=fresh)
         if fresh:
-            stored_at.array[:] = -FOREVER
-        self._mapped = [cells, stored_at]
-        return EmbeddingTable(rows, own, summed=summed, memory=cells.array, stored_at=stored_at.array)
+            self._mapped.array["stored_at"] = -FOREVER
+        return EmbeddingTable(rows, own, summed=summed, memory=self._mapped.array)
 
     def _restore(self, tensors: dict[str, torch.Tensor]) -> None:
         """Goes back to the checkpoint; cells stored since are unknown until their clients say them again."""
@@ -103,8 +101,8 @@ class ServerState:
         Args:
             account: what the run has taken so far; empty before it begins.
         """
-        for array in self._mapped:
-            array.flush()
+        if self._mapped is not None:
+            self._mapped.flush()
         server = self.server
         tensors, optimiser = flatten("optimiser", server.descent.state())
         counted, delays = flatten("delays", server.delays.state())

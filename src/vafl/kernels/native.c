@@ -17,18 +17,29 @@ enum {
     LONG_BYTES = 1 << 16 /* of work, during which other threads may run */
 };
 
+/* Loops that gain by wider vectors are compiled twice, and the loader takes the one for the processor it finds:
+   where the C library can do that. Without fused multiplication, so that both give the same numbers. */
+#if defined(__x86_64__) && defined(__GLIBC__) && (defined(__clang__) ? __clang_major__ >= 14 : __GNUC__ >= 6)
+#define VECTORS __attribute__((target_clones("avx2", "default")))
+#else
+#define VECTORS
+#endif
+
 /* --- arguments --- */
 
 enum { STRIDED = PyBUF_STRIDES, CONTIGUOUS = PyBUF_C_CONTIGUOUS, WRITABLE = PyBUF_WRITABLE };
 
 typedef struct {
     const char *types; /* format characters; NULL: anything but objects, whose references are counted */
-    int itemsize, axes, flags;
+    int itemsize, axes, flags; /* itemsize 0: that of any of the types */
 } Kind;
 
 #define PLACES {"lq", 8, 1, CONTIGUOUS}
+#define LABELS {"BHIlq", 0, 1, CONTIGUOUS}
 #define FLOATS(axes, flags) {"f", 4, axes, flags}
-#define ANYTHING(flags) {NULL, 0, 0, CONTIGUOUS | flags}
+#define ITERATIONS(axes, flags) {"i", 4, axes, flags}
+#define SUMS(flags) {"d", 8, 2, STRIDED | flags}
+#define ANYTHING(flags) {NULL, 0, 0, flags}
 
 /* Takes hold of the first arguments, arrays of these kinds; the others are the caller's. */
 static int acquire(PyObject *const *given, Py_ssize_t count, Py_ssize_t expected, Py_buffer *views,
@@ -52,9 +63,9 @@ static int acquire(PyObject *const *given, Py_ssize_t count, Py_ssize_t expected
             return 0;
         }
         if (view->ndim != kind->axes || !strchr(kind->types, view->format[0]) || view->format[1]
-            || view->itemsize != kind->itemsize || (uintptr_t)view->buf % (size_t)kind->itemsize
-            || view->strides[0] % kind->itemsize
-            || (kind->axes == 2 && view->shape[1] > 1 && view->strides[1] != kind->itemsize)) {
+            || (kind->itemsize && view->itemsize != kind->itemsize)
+            || (uintptr_t)view->buf % (size_t)view->itemsize || view->strides[0] % view->itemsize
+            || (kind->axes == 2 && view->shape[1] > 1 && view->strides[1] != view->itemsize)) {
             PyErr_Format(PyExc_TypeError, "argument %d must have %d axes and be of type %s. Found %d, %s.",
                          i + 1, kind->axes, kind->types, view->ndim, view->format);
             return 0;
@@ -77,13 +88,23 @@ static int of_one_shape(int same)
     return same;
 }
 
+/* Whole numbers without a sign, of any size: what is below 0 is beyond all bounds. */
+static inline uint64_t number(const Py_buffer *view, Py_ssize_t i)
+{
+    switch (view->itemsize) {
+    case 1: return ((const uint8_t *)view->buf)[i];
+    case 2: return ((const uint16_t *)view->buf)[i];
+    case 4: return ((const uint32_t *)view->buf)[i];
+    default: return ((const uint64_t *)view->buf)[i];
+    }
+}
+
 /* Whether all of these are places among `bound`. */
 static int within(const Py_buffer *places, Py_ssize_t bound)
 {
-    const int64_t *place = places->buf;
     uint64_t furthest = 0;
     for (Py_ssize_t i = 0; i < places->shape[0]; i++)
-        furthest = (uint64_t)place[i] > furthest ? (uint64_t)place[i] : furthest;
+        furthest = number(places, i) > furthest ? number(places, i) : furthest;
     if (places->shape[0] && furthest >= (uint64_t)bound) {
         PyErr_Format(PyExc_IndexError, "every index must be below %zd. Found %lld.", bound, (long long)furthest);
         return 0;
@@ -141,25 +162,36 @@ static PyObject *in_order(PyObject *self, PyObject *const *given, Py_ssize_t cou
     return answer;
 }
 
+static inline void copy_rows(const Py_buffer *from, const Py_buffer *rows, char *to, Py_ssize_t bytes)
+{
+    const int64_t *row = rows->buf;
+    Py_ssize_t length = rows->shape[0];
+    for (Py_ssize_t i = 0; i < length; i++, to += bytes) {
+        if (i + AHEAD < length)
+            fetch(line(from, row[i + AHEAD]), bytes);
+        memcpy(to, line(from, row[i]), (size_t)bytes);
+    }
+}
+
 static PyObject *gather(PyObject *self, PyObject *const *given, Py_ssize_t count)
 {
-    static const Kind kinds[] = {ANYTHING(0), PLACES, ANYTHING(WRITABLE)};
+    static const Kind kinds[] = {ANYTHING(STRIDED), PLACES, ANYTHING(CONTIGUOUS | WRITABLE)};
     Py_buffer view[3] = {{0}}, *from = &view[0], *rows = &view[1], *out = &view[2];
     int done = acquire(given, count, 3, view, kinds, 3) && of_one_shape(from->ndim > 0 && from->ndim == out->ndim);
     Py_ssize_t bytes = from->itemsize;
-    for (int axis = 1; done && axis < from->ndim; axis++)
+    for (int axis = from->ndim - 1; done && axis > 0; axis--) {
+        done = of_one_shape(from->shape[axis] < 2 || from->strides[axis] == bytes);
         bytes *= from->shape[axis];
+    }
     done = done && of_one_shape(out->len == rows->shape[0] * bytes) && within(rows, from->shape[0]);
     if (done) {
-        const int64_t *row = rows->buf;
-        const char *first = from->buf;
-        char *to = out->buf;
-        Py_ssize_t length = rows->shape[0];
         PyThreadState *state = begin(out->len);
-        for (Py_ssize_t i = 0; i < length; i++, to += bytes) {
-            if (i + AHEAD < length)
-                fetch(first + row[i + AHEAD] * bytes, bytes);
-            memcpy(to, first + row[i] * bytes, (size_t)bytes);
+        switch (bytes) { /* a known size is copied without a call */
+        case 1: copy_rows(from, rows, out->buf, 1); break;
+        case 2: copy_rows(from, rows, out->buf, 2); break;
+        case 4: copy_rows(from, rows, out->buf, 4); break;
+        case 8: copy_rows(from, rows, out->buf, 8); break;
+        default: copy_rows(from, rows, out->buf, bytes);
         }
         end(state);
     }
@@ -167,35 +199,43 @@ static PyObject *gather(PyObject *self, PyObject *const *given, Py_ssize_t count
     return done ? Py_NewRef(Py_None) : NULL;
 }
 
-/* Sums as float32. */
+VECTORS static void round_sums(const Py_buffer *sums, const Py_buffer *rows, float *restrict to)
+{
+    const int64_t *row = rows->buf;
+    Py_ssize_t length = rows->shape[0], width = sums->shape[1];
+    for (Py_ssize_t i = 0; i < length; i++, to += width) {
+        if (i + AHEAD < length)
+            fetch(line(sums, row[i + AHEAD]), 8 * width);
+        const double *restrict sum = (const double *)line(sums, row[i]);
+        for (Py_ssize_t j = 0; j < width; j++)
+            to[j] = (float)sum[j];
+    }
+}
+
 static PyObject *gather_sums(PyObject *self, PyObject *const *given, Py_ssize_t count)
 {
-    static const Kind kinds[] = {{"d", 8, 2, CONTIGUOUS}, PLACES, FLOATS(2, CONTIGUOUS | WRITABLE)};
+    static const Kind kinds[] = {SUMS(0), PLACES, FLOATS(2, CONTIGUOUS | WRITABLE)};
     Py_buffer view[3] = {{0}}, *sums = &view[0], *rows = &view[1], *out = &view[2];
     int done = acquire(given, count, 3, view, kinds, 3)
         && of_one_shape(out->shape[0] == rows->shape[0] && out->shape[1] == sums->shape[1])
         && within(rows, sums->shape[0]);
     if (done) {
-        const int64_t *row = rows->buf;
-        Py_ssize_t length = rows->shape[0], width = sums->shape[1];
-        float *to = out->buf;
         PyThreadState *state = begin(out->len);
-        for (Py_ssize_t i = 0; i < length; i++, to += width) {
-            if (i + AHEAD < length)
-                fetch(line(sums, row[i + AHEAD]), 8 * width);
-            const double *sum = (const double *)line(sums, row[i]);
-            for (Py_ssize_t j = 0; j < width; j++)
-                to[j] = (float)sum[j];
-        }
+        round_sums(sums, rows, out->buf);
         end(state);
     }
     release(view, 3);
     return done ? Py_NewRef(Py_None) : NULL;
 }
 
+static inline int32_t delay(uint32_t then, int32_t now)
+{
+    return (int32_t)((uint32_t)now - then); /* without a sign, what overflows is defined */
+}
+
 static PyObject *gather_delays(PyObject *self, PyObject *const *given, Py_ssize_t count)
 {
-    static const Kind kinds[] = {{"i", 4, 2, CONTIGUOUS}, PLACES, {"i", 4, 2, CONTIGUOUS | WRITABLE}};
+    static const Kind kinds[] = {ITERATIONS(2, STRIDED), PLACES, ITERATIONS(2, CONTIGUOUS | WRITABLE)};
     Py_buffer view[3] = {{0}}, *stored_at = &view[0], *rows = &view[1], *out = &view[2];
     int done = acquire(given, count, 4, view, kinds, 3)
         && of_one_shape(out->shape[0] == rows->shape[0] && out->shape[1] == stored_at->shape[1]);
@@ -204,14 +244,14 @@ static PyObject *gather_delays(PyObject *self, PyObject *const *given, Py_ssize_
     if (done) {
         const int64_t *row = rows->buf;
         Py_ssize_t length = rows->shape[0], clients = stored_at->shape[1];
-        uint32_t *to = out->buf; /* without a sign, what overflows is defined */
+        int32_t *to = out->buf;
         PyThreadState *state = begin(out->len);
         for (Py_ssize_t i = 0; i < length; i++, to += clients) {
             if (i + AHEAD < length)
                 fetch(line(stored_at, row[i + AHEAD]), 4 * clients);
             const uint32_t *then = (const uint32_t *)line(stored_at, row[i]);
             for (Py_ssize_t j = 0; j < clients; j++)
-                to[j] = (uint32_t)iteration - then[j];
+                to[j] = delay(then[j], (int32_t)iteration);
         }
         end(state);
     }
@@ -219,45 +259,99 @@ static PyObject *gather_delays(PyObject *self, PyObject *const *given, Py_ssize_
     return done ? Py_NewRef(Py_None) : NULL;
 }
 
-static PyObject *count_delays(PyObject *self, PyObject *const *given, Py_ssize_t count)
+typedef struct {
+    int32_t longest, shortest; /* of the delays below `forever`; 0 if none is longer, or shorter */
+} Range;
+
+VECTORS static Range range_of_delays(const Py_buffer *stored_at, const Py_buffer *rows, int32_t now, int32_t forever)
 {
-    static const Kind kinds[] = {{"i", 4, 2, CONTIGUOUS}, {"lq", 8, 2, CONTIGUOUS | WRITABLE}};
-    Py_buffer view[2] = {{0}}, *delays = &view[0], *counts = &view[1];
-    int done = acquire(given, count, 4, view, kinds, 2)
-        && of_one_shape(counts->shape[0] == delays->shape[1] && counts->shape[1] > 1);
-    long long own = done ? PyLong_AsLongLong(given[2]) : 0, limit = done ? PyLong_AsLongLong(given[3]) : 0;
-    int32_t longest = 0, shortest = 0;
-    done = done && !PyErr_Occurred() && in_32_bits(limit);
-    if (done) {
-        const int32_t forever = (int32_t)limit;
-        const int32_t *delay = delays->buf;
-        int64_t *counted = counts->buf;
-        Py_ssize_t rows = delays->shape[0], clients = delays->shape[1], bins = counts->shape[1];
-        PyThreadState *state = begin(delays->len);
-        for (Py_ssize_t i = 0; i < rows * clients; i++) {
-            int32_t known = delay[i] >= forever ? 0 : delay[i];
-            longest = known > longest ? known : longest;
-            shortest = known < shortest ? known : shortest;
+    Range range = {0, 0};
+    const int64_t *row = rows->buf;
+    Py_ssize_t length = rows->shape[0], clients = stored_at->shape[1];
+    for (Py_ssize_t i = 0; i < length; i++) {
+        if (i + AHEAD < length)
+            fetch(line(stored_at, row[i + AHEAD]), 4 * clients);
+        const uint32_t *then = (const uint32_t *)line(stored_at, row[i]);
+        for (Py_ssize_t j = 0; j < clients; j++) {
+            int32_t found = delay(then[j], now), known = found >= forever ? 0 : found;
+            range.longest = known > range.longest ? known : range.longest;
+            range.shortest = known < range.shortest ? known : range.shortest;
         }
-        if (!shortest && longest < bins - 2)
-            for (Py_ssize_t i = 0; i < rows; i++)
-                for (Py_ssize_t j = 0; j < clients; j++, delay++)
-                    counted[j * bins + (j == own ? 0 : *delay >= forever ? 1 : *delay + 2)]++;
-        end(state);
     }
-    release(view, 2);
-    if (shortest)
-        PyErr_Format(PyExc_ValueError, "a delay must be 0 or more. Found %d.", (int)shortest);
-    return done && !shortest ? PyLong_FromLong(longest) : NULL;
+    return range;
 }
 
-/* Of the values at `cell` that give way to `fresh`: keeps `sum` up. Whether none of them is beyond `largest`. */
-static inline int change(double *sum, const float *cell, const float *fresh, Py_ssize_t width, float largest)
+static PyObject *count_delays(PyObject *self, PyObject *const *given, Py_ssize_t count)
+{
+    static const Kind kinds[] = {ITERATIONS(2, STRIDED), PLACES, {"lq", 8, 2, CONTIGUOUS | WRITABLE}};
+    Py_buffer view[3] = {{0}}, *stored_at = &view[0], *rows = &view[1], *counts = &view[2];
+    int done = acquire(given, count, 6, view, kinds, 3)
+        && of_one_shape(counts->shape[0] == stored_at->shape[1] && counts->shape[1] > 1);
+    long long numbers[3] = {0}; /* iteration, own, forever */
+    for (int i = 0; done && i < 3; i++) {
+        numbers[i] = PyLong_AsLongLong(given[3 + i]);
+        done = !PyErr_Occurred() && in_32_bits(numbers[i]);
+    }
+    done = done && within(rows, stored_at->shape[0]);
+    Range range = {0, 0};
+    if (done) {
+        const int32_t now = (int32_t)numbers[0], forever = (int32_t)numbers[2];
+        const int64_t *row = rows->buf;
+        int64_t *counted = counts->buf;
+        Py_ssize_t length = rows->shape[0], clients = stored_at->shape[1], bins = counts->shape[1];
+        PyThreadState *state = begin(length * clients * 4);
+        range = range_of_delays(stored_at, rows, now, forever);
+        if (!range.shortest && range.longest < bins - 2)
+            for (Py_ssize_t i = 0; i < length; i++) {
+                const uint32_t *then = (const uint32_t *)line(stored_at, row[i]);
+                for (Py_ssize_t j = 0; j < clients; j++) {
+                    int32_t found = delay(then[j], now);
+                    counted[j * bins + (j == numbers[1] ? 0 : found >= forever ? 1 : found + 2)]++;
+                }
+            }
+        end(state);
+    }
+    release(view, 3);
+    if (range.shortest)
+        PyErr_Format(PyExc_ValueError, "a delay must be 0 or more. Found %d.", (int)range.shortest);
+    return done && !range.shortest ? PyLong_FromLong(range.longest) : NULL;
+}
+
+/* `fresh` takes the place of `cell`; keeps `sum` up. Whether no value that came or went is beyond `largest`. */
+static inline int change(double *restrict sum, float *restrict cell, const float *restrict fresh, Py_ssize_t width,
+                         float largest)
 {
     int exact = 1;
     for (Py_ssize_t j = 0; j < width; j++) {
         exact &= (fabsf(cell[j]) <= largest) & (fabsf(fresh[j]) <= largest);
         sum[j] = sum[j] - cell[j] + fresh[j];
+        cell[j] = fresh[j];
+    }
+    return exact;
+}
+
+/* `views` as `replace` has them. */
+VECTORS static int replace_rows(const Py_buffer *views, int summed, int32_t iteration, float largest)
+{
+    const Py_buffer *cells = &views[0], *stored_at = &views[1], *rows = &views[2], *fresh = &views[3];
+    const Py_buffer *sums = &views[4];
+    const int64_t *row = rows->buf;
+    Py_ssize_t length = rows->shape[0], width = fresh->shape[1], bytes = width * (Py_ssize_t)sizeof(float);
+    const float *to_come = fresh->buf;
+    int exact = 1;
+    for (Py_ssize_t i = 0; i < length; i++, to_come += width) {
+        if (i + AHEAD < length) {
+            fetch(line(cells, row[i + AHEAD]), bytes);
+            fetch(line(stored_at, row[i + AHEAD]), sizeof(int32_t));
+            if (summed)
+                fetch(line(sums, row[i + AHEAD]), 2 * bytes);
+        }
+        float *cell = (float *)line(cells, row[i]);
+        if (summed)
+            exact &= change((double *)line(sums, row[i]), cell, to_come, width, largest);
+        else
+            memcpy(cell, to_come, (size_t)bytes);
+        *(int32_t *)line(stored_at, row[i]) = iteration;
     }
     return exact;
 }
@@ -266,11 +360,8 @@ static inline int change(double *sum, const float *cell, const float *fresh, Py_
    largest value. */
 static PyObject *replace(PyObject *const *given, Py_ssize_t count, int arrays)
 {
-    static const Kind kinds[] = {FLOATS(2, STRIDED | WRITABLE),
-                                 {"i", 4, 1, STRIDED | WRITABLE},
-                                 PLACES,
-                                 FLOATS(2, CONTIGUOUS),
-                                 {"d", 8, 2, CONTIGUOUS | WRITABLE}};
+    static const Kind kinds[] = {FLOATS(2, STRIDED | WRITABLE), ITERATIONS(1, STRIDED | WRITABLE), PLACES,
+                                 FLOATS(2, CONTIGUOUS), SUMS(WRITABLE)};
     Py_buffer view[5] = {{0}}, *cells = &view[0], *stored_at = &view[1], *rows = &view[2], *fresh = &view[3];
     Py_buffer *sums = arrays == 5 ? &view[4] : NULL;
     int done = acquire(given, count, arrays == 5 ? 7 : 5, view, kinds, arrays)
@@ -282,23 +373,8 @@ static PyObject *replace(PyObject *const *given, Py_ssize_t count, int arrays)
     int exact = 1;
     done = done && !PyErr_Occurred() && in_32_bits(iteration) && within(rows, cells->shape[0]);
     if (done) {
-        const int64_t *row = rows->buf;
-        Py_ssize_t length = rows->shape[0], width = fresh->shape[1], bytes = width * (Py_ssize_t)sizeof(float);
-        const float *to_come = fresh->buf;
         PyThreadState *state = begin(fresh->len);
-        for (Py_ssize_t i = 0; i < length; i++, to_come += width) {
-            if (i + AHEAD < length) {
-                fetch(line(cells, row[i + AHEAD]), bytes);
-                fetch(line(stored_at, row[i + AHEAD]), sizeof(int32_t));
-                if (sums)
-                    fetch(line(sums, row[i + AHEAD]), 2 * bytes);
-            }
-            float *cell = (float *)line(cells, row[i]);
-            if (sums)
-                exact &= change((double *)line(sums, row[i]), cell, to_come, width, largest);
-            memcpy(cell, to_come, (size_t)bytes);
-            *(int32_t *)line(stored_at, row[i]) = (int32_t)iteration;
-        }
+        exact = replace_rows(view, sums != NULL, (int32_t)iteration, largest);
         end(state);
     }
     release(view, arrays);
@@ -335,19 +411,21 @@ static PyObject *all_finite(PyObject *self, PyObject *const *given, Py_ssize_t c
     return answer;
 }
 
+VECTORS static void add_to_rows(float *restrict value, const float *restrict row, Py_ssize_t rows, Py_ssize_t width)
+{
+    for (Py_ssize_t i = 0; i < rows; i++, value += width)
+        for (Py_ssize_t j = 0; j < width; j++)
+            value[j] += row[j];
+}
+
 static PyObject *add_row(PyObject *self, PyObject *const *given, Py_ssize_t count)
 {
     static const Kind kinds[] = {FLOATS(2, CONTIGUOUS | WRITABLE), FLOATS(1, CONTIGUOUS)};
     Py_buffer view[2] = {{0}}, *matrix = &view[0], *row = &view[1];
     int done = acquire(given, count, 2, view, kinds, 2) && of_one_shape(row->shape[0] == matrix->shape[1]);
     if (done) {
-        const float *restrict added = row->buf;
-        float *restrict value = matrix->buf;
-        Py_ssize_t rows = matrix->shape[0], width = matrix->shape[1];
         PyThreadState *state = begin(matrix->len);
-        for (Py_ssize_t i = 0; i < rows; i++, value += width)
-            for (Py_ssize_t j = 0; j < width; j++)
-                value[j] += added[j];
+        add_to_rows(matrix->buf, row->buf, matrix->shape[0], matrix->shape[1]);
         end(state);
     }
     release(view, 2);
@@ -355,27 +433,28 @@ static PyObject *add_row(PyObject *self, PyObject *const *given, Py_ssize_t coun
 }
 
 /* In float64, so many columns at a time. */
-static PyObject *sum_rows(PyObject *self, PyObject *const *given, Py_ssize_t count)
+VECTORS static void total_rows(const float *restrict value, float *restrict total, Py_ssize_t rows, Py_ssize_t width)
 {
     enum { COLUMNS = 16 };
+    for (Py_ssize_t first = 0; first < width; first += COLUMNS) {
+        Py_ssize_t columns = width - first < COLUMNS ? width - first : COLUMNS;
+        double sum[COLUMNS] = {0};
+        for (Py_ssize_t i = 0; i < rows; i++)
+            for (Py_ssize_t j = 0; j < columns; j++)
+                sum[j] += value[i * width + first + j];
+        for (Py_ssize_t j = 0; j < columns; j++)
+            total[first + j] = (float)sum[j];
+    }
+}
+
+static PyObject *sum_rows(PyObject *self, PyObject *const *given, Py_ssize_t count)
+{
     static const Kind kinds[] = {FLOATS(2, CONTIGUOUS), FLOATS(1, CONTIGUOUS | WRITABLE)};
     Py_buffer view[2] = {{0}}, *matrix = &view[0], *out = &view[1];
     int done = acquire(given, count, 2, view, kinds, 2) && of_one_shape(out->shape[0] == matrix->shape[1]);
     if (done) {
-        float *total = out->buf;
-        Py_ssize_t rows = matrix->shape[0], width = matrix->shape[1];
         PyThreadState *state = begin(matrix->len);
-        for (Py_ssize_t first = 0; first < width; first += COLUMNS) {
-            Py_ssize_t columns = width - first < COLUMNS ? width - first : COLUMNS;
-            double sum[COLUMNS] = {0};
-            for (Py_ssize_t i = 0; i < rows; i++) {
-                const float *row = (const float *)line(matrix, i) + first;
-                for (Py_ssize_t j = 0; j < columns; j++)
-                    sum[j] += row[j];
-            }
-            for (Py_ssize_t j = 0; j < columns; j++)
-                total[first + j] = (float)sum[j];
-        }
+        total_rows(matrix->buf, out->buf, matrix->shape[0], matrix->shape[1]);
         end(state);
     }
     release(view, 2);
@@ -406,43 +485,50 @@ static inline float power_of_e(float x)
     return x < -87.0f ? 0.0f : sum * power.value;
 }
 
+VECTORS static double softmax_rows(const Py_buffer *scores, const Py_buffer *labels, const float *weight, float *slopes)
+{
+    Py_ssize_t rows = scores->shape[0], classes = scores->shape[1];
+    double loss = 0;
+    for (Py_ssize_t i = 0; i < rows; i++) {
+        const float *restrict score = (const float *)scores->buf + i * classes;
+        float *restrict slope = slopes + i * classes, largest = score[0];
+        for (Py_ssize_t j = 1; j < classes; j++)
+            largest = score[j] > largest ? score[j] : largest;
+        for (Py_ssize_t j = 0; j < classes; j++)
+            slope[j] = score[j] - largest;
+        loss -= (double)weight[i] * slope[number(labels, i)];
+    }
+    for (Py_ssize_t i = 0; i < rows * classes; i++)
+        slopes[i] = power_of_e(slopes[i]);
+    for (Py_ssize_t i = 0; i < rows; i++) {
+        float *slope = slopes + i * classes, total = 0;
+        for (Py_ssize_t j = 0; j < classes; j++)
+            total += slope[j];
+        float scale = weight[i] / total;
+        for (Py_ssize_t j = 0; j < classes; j++)
+            slope[j] *= scale;
+        slope[number(labels, i)] -= weight[i];
+        loss += (double)weight[i] * logf(total);
+    }
+    return loss;
+}
+
 static PyObject *softmax(PyObject *self, PyObject *const *given, Py_ssize_t count)
 {
-    static const Kind kinds[] = {FLOATS(2, CONTIGUOUS | WRITABLE), PLACES, FLOATS(1, CONTIGUOUS)};
-    Py_buffer view[3] = {{0}}, *scores = &view[0], *labels = &view[1], *weights = &view[2];
-    int done = acquire(given, count, 3, view, kinds, 3)
-        && of_one_shape(labels->shape[0] == scores->shape[0] && weights->shape[0] == scores->shape[0])
+    static const Kind kinds[] = {FLOATS(2, CONTIGUOUS), LABELS, FLOATS(1, CONTIGUOUS),
+                                 FLOATS(2, CONTIGUOUS | WRITABLE)};
+    Py_buffer view[4] = {{0}}, *scores = &view[0], *labels = &view[1], *weights = &view[2], *slopes = &view[3];
+    int done = acquire(given, count, 4, view, kinds, 4)
+        && of_one_shape(labels->shape[0] == scores->shape[0] && weights->shape[0] == scores->shape[0]
+                        && slopes->shape[0] == scores->shape[0] && slopes->shape[1] == scores->shape[1])
         && within(labels, scores->shape[1]);
     double loss = 0;
     if (done) {
-        const int64_t *label = labels->buf;
-        const float *weight = weights->buf;
-        Py_ssize_t rows = scores->shape[0], classes = scores->shape[1];
-        float *score = scores->buf;
         PyThreadState *state = begin(scores->len);
-        for (Py_ssize_t i = 0; i < rows; i++) {
-            float *own = score + i * classes, largest = own[0];
-            for (Py_ssize_t j = 1; j < classes; j++)
-                largest = own[j] > largest ? own[j] : largest;
-            for (Py_ssize_t j = 0; j < classes; j++)
-                own[j] -= largest;
-            loss -= (double)weight[i] * own[label[i]];
-        }
-        for (Py_ssize_t i = 0; i < rows * classes; i++)
-            score[i] = power_of_e(score[i]);
-        for (Py_ssize_t i = 0; i < rows; i++) {
-            float *own = score + i * classes, total = 0;
-            for (Py_ssize_t j = 0; j < classes; j++)
-                total += own[j];
-            float scale = weight[i] / total;
-            for (Py_ssize_t j = 0; j < classes; j++)
-                own[j] *= scale;
-            own[label[i]] -= weight[i];
-            loss += (double)weight[i] * logf(total);
-        }
+        loss = softmax_rows(scores, labels, weights->buf, slopes->buf);
         end(state);
     }
-    release(view, 3);
+    release(view, 4);
     return done ? PyFloat_FromDouble(loss) : NULL;
 }
 

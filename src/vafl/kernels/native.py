@@ -1,18 +1,20 @@
-"""The loops of portable.py in C, for float32 and rows one after the other; numpy does the others."""
+"""The loops of portable.py in C, for float32 and rows that are each in one piece; numpy does the others."""
 
 import numpy as np
 
 from vafl.kernels import _native, portable
 from vafl.kernels._native import add_row, count_delays, in_order, store, store_summed
-from vafl.kernels.portable import Array, Floats, Iterations, Numbers, Sums, Values
+from vafl.kernels.portable import Array, Floats, Iterations, Labels, Numbers, Sums
 
 __all__ = ["add_row", "all_finite", "count_delays", "gather", "gather_delays", "gather_sums", "in_order"]
 __all__ += ["softmax", "store", "store_summed", "sum_rows"]
 
+_LABELS = "BHIlq"  # the types that the loop reads as they are
+
 
 def gather(matrix: Array, rows: Numbers) -> Array:
     """matrix[rows]."""
-    if not matrix.flags.c_contiguous:
+    if not matrix.flags.c_contiguous and not matrix[:1].flags.c_contiguous:
         return portable.gather(matrix, rows)
     found: Array = np.empty((len(rows), *matrix.shape[1:]), matrix.dtype)
     _native.gather(matrix, rows, found)
@@ -45,8 +47,10 @@ def sum_rows(matrix: Floats) -> Floats:
     return total
 
 
-def softmax(scores: Values, labels: Numbers, weights: Floats) -> float:
-    """The weighted loss; its slopes replace the scores."""
-    if scores.dtype != np.float32:
+def softmax(scores: Floats, labels: Labels, weights: Floats) -> tuple[float, Floats]:
+    """The weighted loss, and its slopes."""
+    if scores.dtype != np.float32 or not scores.flags.c_contiguous:
         return portable.softmax(scores, labels, weights)
-    return _native.softmax(scores, np.ascontiguousarray(labels, np.int64), weights)
+    own = labels if labels.dtype.char in _LABELS else labels.astype(np.int64)
+    slopes = np.empty(scores.shape, np.float32)
+    return _native.softmax(scores, np.ascontiguousarray(own), weights, slopes), slopes

@@ -7,8 +7,8 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
+Labels = npt.NDArray[np.integer]
 Floats = npt.NDArray[np.float32]
-Values = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 Sums = npt.NDArray[np.float64]
 Iterations = npt.NDArray[np.int32]
 
@@ -22,22 +22,25 @@ def in_order(rows: Numbers, count: int, /) -> bool:
 
 def gather(matrix: Array, rows: Numbers) -> Array:
     """matrix[rows]."""
-    return matrix.take(rows, 0)
+    found: Array = matrix[rows]  # `take` would first copy a whole matrix whose rows lie apart
+    return found
 
 
 def gather_sums(sums: Sums, rows: Numbers) -> Floats:
     """sums[rows], rounded to float32."""
-    return sums.take(rows, 0).astype(np.float32)
+    return sums[rows].astype(np.float32)
 
 
 def gather_delays(stored_at: Iterations, rows: Numbers, iteration: int) -> Iterations:
     """iteration - stored_at[rows]."""
-    found: Iterations = np.int32(iteration) - stored_at.take(rows, 0)
+    found: Iterations = np.int32(iteration) - stored_at[rows]
     return found
 
 
-def count_delays(delays: Iterations, counts: Numbers, own: int, forever: int, /) -> int:
-    """Counts [uses, clients] delays into [clients, bins]: delay d into bin d + 2.
+def count_delays(
+    stored_at: Iterations, rows: Numbers, counts: Numbers, iteration: int, own: int, forever: int, /
+) -> int:
+    """Counts the delays of these rows, [uses, clients], into [clients, bins]: delay d into bin d + 2.
 
     Bin 1 is for delays of `forever` and more, bin 0 for all of the client `own` (-1: none). If the longest
     delay does not fit, nothing is counted.
@@ -46,6 +49,7 @@ def count_delays(delays: Iterations, counts: Numbers, own: int, forever: int, /)
         The longest.
     """
     clients, bins = counts.shape
+    delays = gather_delays(stored_at, rows, iteration)
     known = np.where(delays < forever, delays, 0)
     longest = int(known.max(initial=0))
     if known.min(initial=0) < 0:
@@ -81,8 +85,7 @@ def store_summed(
     Returns:
         Whether nothing that came or went was beyond `largest`, which takes digits of a sum with it.
     """
-    old = cells.take(rows, 0)
-    changed = sums.take(rows, 0)
+    old, changed = cells[rows], sums[rows]
     changed -= old
     changed += fresh
     _as_items(sums)[rows] = _as_items(changed)
@@ -109,23 +112,24 @@ def sum_rows(matrix: Floats) -> Floats:
 
 
 @np.errstate(all="ignore")
-def softmax(scores: Values, labels: Numbers, weights: Floats) -> float:
-    """The sum over i of weights[i] * (log(sum of exp(scores[i])) - scores[i, labels[i]]).
+def softmax(scores: Floats, labels: Labels, weights: Floats) -> tuple[float, Floats]:
+    """The sum over i of weights[i] * (log(sum of exp(scores[i])) - scores[i, labels[i]]), and its slopes.
 
-    Its slopes replace the scores. Not finite if a score is infinite or not a number; one of minus infinity
+    In float64 if the scores are. Not finite if a score is infinite or not a number; one of minus infinity
     has a share of 0, and matters at the label only.
     Done class after class: along the last axis numpy and torch take long where classes are few.
     """
     shares = scores.T.copy()
     shares -= shares.max(0)
-    correct = labels * len(scores) + np.arange(len(scores))  # their places in what is [classes, batch]
+    places = labels.astype(np.int64)  # a small type could not hold what follows
+    correct = places * len(scores) + np.arange(len(scores))  # their places in what is [classes, batch]
     of_labels = shares.take(correct)
     np.exp(shares, out=shares)
     totals = shares.sum(0)
     shares /= totals
     shares.reshape(-1)[correct] -= 1
-    np.multiply(shares.T, weights[:, None], out=scores)
-    return float((np.log(totals) - of_labels) @ weights)
+    slopes = np.multiply(shares.T, weights[:, None], out=np.empty_like(scores))
+    return float((np.log(totals) - of_labels) @ weights), slopes
 
 
 def _as_items(matrix: Array) -> npt.NDArray[np.void]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vafl import kernels
 from vafl.protocol.rows import Rows
-from vafl.protocol.table import FOREVER, Delays
+from vafl.protocol.table import FOREVER, Delays, EmbeddingTable
 
 EXACT_BELOW = 65_536  # longer delays share one bin; their mean and maximum stay exact
 _COUNTED = ("counts", "longest", "excess")
@@ -58,17 +58,18 @@ class DelayLog:
         self._skipping = (self._skipping - len(rows)) % self._every
         return sampled
 
-    def record(self, delays: Delays, own: int | None) -> None:
-        """Notes [batch, clients] delays of one step; the column `own` (just uploaded) is left out."""
+    def record(self, table: EmbeddingTable, rows: Rows, iteration: int, own: int | None) -> None:
+        """Notes the delays of these rows at step `iteration`; those of `own` (just uploaded) are left out."""
         left_out = -1 if own is None else own
-        longest = kernels.count_delays(delays, self._counts, left_out, FOREVER)
+        longest = table.count_delays(rows, iteration, self._counts, left_out)
         if longest + 2 < self._counts.shape[1]:
             return
+        delays = table.delays(rows, iteration)
         if longest > self._longest_bin:
             delays, longest = self._shortened(delays, own), self._longest_bin
         if longest + 2 >= self._counts.shape[1]:
             self._counts = np.pad(self._counts, ((0, 0), (0, longest + 3)))
-        kernels.count_delays(delays, self._counts, left_out, FOREVER)
+        kernels.count_delays(-delays, np.arange(len(rows)), self._counts, 0, left_out, FOREVER)
 
     def summaries(self) -> list[DelaySummary]:
         return [self._summary(client) for client in range(len(self._counts))]

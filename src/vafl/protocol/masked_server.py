@@ -58,6 +58,13 @@ class SumTable(EmbeddingTable):
         """[batch, clients]: all clients' parts of a sum are of one age."""
         return np.repeat(super().delays(rows, iteration), self._clients, axis=1)
 
+    def count_delays(self, rows: Rows, iteration: int, counts: Rows, own: int) -> int:
+        """As above; a round is everybody's, so nobody is left out."""
+        of_sums = np.zeros_like(counts[:1])
+        longest = super().count_delays(rows, iteration, of_sums, own)
+        counts += of_sums
+        return longest
+
 
 class MaskedServer(Server):
     """A server that takes masked words only.

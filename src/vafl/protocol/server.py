@@ -443,7 +443,7 @@ class Server:
         for turn in turns:
             rows = self.delays.sample(turn.rows)
             if len(rows):
-                self.delays.record(self.table.delays(rows, self.iteration), None if shared else turn.client)
+                self.delays.record(self.table, rows, self.iteration, None if shared else turn.client)
 
 
 def listed(clients: Iterable[int], names: Sequence[str]) -> str:

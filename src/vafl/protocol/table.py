@@ -17,7 +17,9 @@ from vafl.protocol.rows import Array, Matrix, Rows, check_rows
 FOREVER = 2**30  # a delay at or above this means: never uploaded, or lost
 _LOST = -FOREVER - 1  # stands for when a cell was stored, if a crash made it worthless
 _LARGEST_EXACT = 2.0**20  # beyond it float64 no longer remembers the small embeddings beside a large one
+_LINE = 64  # bytes
 Delays = npt.NDArray[np.int32]
+Sums = npt.NDArray[np.float64]
 
 
 class EmbeddingTable:
@@ -29,25 +31,19 @@ class EmbeddingTable:
         summed: keep the running sum S[row] of the clients' embeddings, for heads that see nothing
             else. A read then costs the same for 4 or 40 clients. The sum is kept in float64, so that
             adding and removing float32 embeddings for ever does not drift.
-        memory: of shape `memory_shape`, with what it holds already; it may outlast the process.
-        stored_at: likewise, [rows, clients].
+        memory: bytes, or records as `record_type` has them, with what they hold already; they may outlast
+            the process.
 
     Attributes:
-        cells: [rows, all widths], in memory row after row as they are read; if summed
-            [rows, clients, width], in memory client after client as they are written.
+        records: all of the table, one record a row.
+        cells: [rows, all widths]; if summed [rows, clients, width].
         stored_at: [rows, clients], the iteration each cell was stored for.
         sums: [rows, width], or None.
         columns: where each client's embedding stands in a row that is not summed.
     """
 
     def __init__(
-        self,
-        rows: int,
-        widths: Sequence[int],
-        *,
-        summed: bool,
-        memory: Matrix | None = None,
-        stored_at: Delays | None = None,
+        self, rows: int, widths: Sequence[int], *, summed: bool, memory: Array | None = None
     ) -> None:
         if summed and len(set(widths)) > 1:
             raise ConfigError(
@@ -57,23 +53,18 @@ class EmbeddingTable:
         ends = np.cumsum(widths).tolist()
         self.rows, self.widths = rows, tuple(widths)
         self.columns = tuple(slice(end - width, end) for end, width in zip(ends, widths, strict=True))
-        fresh = np.full((rows, len(widths)), -FOREVER, dtype=np.int32) if stored_at is None else stored_at
-        self.stored_at: Delays = fresh
-        shape = self.memory_shape(rows, widths, summed=summed)
-        self._held = np.zeros(shape, np.float32) if memory is None else memory
-        self.sums = np.zeros((rows, widths[0])) if summed else None
-        if summed:
-            self._views = list(self._held)
-            np.sum(self._held, axis=0, dtype=np.float64, out=self.sums)
-        else:
-            self._views = [self._held[:, column] for column in self.columns]
-        self._stored_at = [fresh[:, client] for client in range(len(widths))]
-        self.cells: Array = self._held.swapaxes(0, 1) if summed else self._held
-
-    @staticmethod
-    def memory_shape(rows: int, widths: Sequence[int], *, summed: bool) -> tuple[int, ...]:
-        """The shape of the memory the cells lie in."""
-        return (len(widths), rows, widths[0]) if summed else (rows, sum(widths))
+        kind = record_type(widths, summed=summed)
+        self.records: Array = _zeros(rows, kind) if memory is None else np.asarray(memory).view(kind)
+        self.stored_at: Delays = self.records["stored_at"]
+        self.cells: Array = self.records["cells"]
+        self.sums: Sums | None = self.records["sums"] if summed else None
+        own: Sequence[int | slice] = range(len(widths)) if summed else self.columns
+        self._views = [self.cells[:, place] for place in own]
+        self._stored_at = [self.stored_at[:, client] for client in range(len(widths))]
+        if memory is None:
+            self.stored_at[:] = -FOREVER
+        elif summed:
+            np.sum(self.cells, axis=1, dtype=np.float64, out=self.sums)
 
     @property
     def clients(self) -> int:
@@ -81,8 +72,7 @@ class EmbeddingTable:
 
     @property
     def nbytes(self) -> int:
-        sums = 0 if self.sums is None else self.sums.nbytes
-        return self.cells.nbytes + self.stored_at.nbytes + sums
+        return self.records.nbytes
 
     def check(self, client: int, rows: Rows, embeddings: Array) -> None:
         """Raises InvalidMessage unless `store` may take these; changes nothing."""
@@ -102,7 +92,7 @@ class EmbeddingTable:
         elif not kernels.store_summed(
             cells, stored_at, rows, fresh, self.sums, iteration, _LARGEST_EXACT
         ):  # summed anew: something huge came or went and took digits with it
-            self.sums[rows] = self._held.take(rows, 1).sum(0, dtype=np.float64)
+            self.sums[rows] = self.cells[rows].sum(1, dtype=np.float64)
 
     def column(self, client: int) -> Matrix:
         """[rows, width]: this client's cells, as they are."""
@@ -122,10 +112,32 @@ class EmbeddingTable:
     def read(self, rows: Rows) -> Matrix:
         """What the head sees of these rows: [batch, width] of sums, or [batch, all widths]."""
         if self.sums is None:
-            found: Matrix = kernels.gather(self._held, rows)
+            found: Matrix = kernels.gather(self.cells, rows)
             return found
         return kernels.gather_sums(self.sums, rows)
 
     def delays(self, rows: Rows, iteration: int) -> Delays:
         """[batch, clients]: the delay of each cell at step `iteration`; FOREVER or more if never stored."""
         return kernels.gather_delays(self.stored_at, rows, iteration)
+
+    def count_delays(self, rows: Rows, iteration: int, counts: Rows, own: int) -> int:
+        """Counts the same as `kernels.count_delays` does; gives the longest."""
+        return kernels.count_delays(self.stored_at, rows, counts, iteration, own, FOREVER)
+
+
+def record_type(widths: Sequence[int], *, summed: bool) -> np.dtype[np.void]:
+    """One row of a table: its sums, when its cells were stored, its cells; a multiple of 8 bytes.
+
+    What a step needs of a row lies side by side: with many rows each is on a page of memory of its own, and
+    to find the page takes longer than to read it.
+    """
+    cells = (len(widths), widths[0]) if summed else (sum(widths),)
+    parts = [("sums", "<f8", (widths[0] if summed else 0,)), ("stored_at", "<i4", (len(widths),))]
+    return np.dtype([*parts, ("cells", "<f4", cells)], align=True)
+
+
+def _zeros(rows: int, kind: np.dtype[np.void]) -> Array:
+    """Records that begin where a line of the processor's cache does."""
+    memory = np.zeros(rows * kind.itemsize + _LINE, np.uint8)
+    begin = -memory.ctypes.data % _LINE
+    return memory[begin : begin + rows * kind.itemsize].view(kind)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -137,7 +138,7 @@ def unflatten(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
 class MappedArray:
     """An array in a private file: changes reach the disk by themselves, and surely at `flush`."""
 
-    def __init__(self, path: Path, shape: tuple[int, ...], kind: str, *, fresh: bool) -> None:
+    def __init__(self, path: Path, shape: tuple[int, ...], kind: npt.DTypeLike, *, fresh: bool) -> None:
         size = int(np.prod(shape)) * np.dtype(kind).itemsize
         if not fresh and (not path.is_file() or path.stat().st_size != size):
             raise RunFolderError(

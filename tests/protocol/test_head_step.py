@@ -1,0 +1,52 @@
+import numpy as np
+import pytest
+
+from vafl.models.heads import Bias
+from vafl.models.losses import LOSSES
+from vafl.protocol.descent import Descent
+from vafl.protocol.head_step import HeadStep
+from vafl.protocol.rules import Turn
+from vafl.protocol.stepsizes import constant
+from vafl.protocol.table import EmbeddingTable
+
+
+def step_with(labels, loss, width):
+    """The gradient of a step on all rows but the first, and the step that made it."""
+    table, rows = EmbeddingTable(len(labels), [width], summed=True), np.arange(1, len(labels))
+    table.store(0, rows, np.random.default_rng(0).standard_normal((len(rows), width), np.float32), 0)
+    head = Bias(width)
+    step = HeadStep(labels, head, LOSSES[loss], Descent(head.parameters(), constant(0.1)), None)
+    (gradient,) = step(table, [Turn(0, 0, rows, True, True)], 0, shared=False)
+    return gradient, step
+
+
+@pytest.mark.parametrize(
+    ("classes", "kept"), [(2, np.uint8), (256, np.uint8), (257, np.uint16), (65_537, np.uint32)]
+)
+def test_classes_are_kept_in_the_smallest_type_that_holds_them(classes, kept):
+    labels = np.array([0, 1, classes - 1, 1, 0])
+    gradient, step = step_with(labels, "softmax", classes)
+    assert step._labels.dtype == kept
+    assert step._labels.tolist() == labels.tolist()
+    at_labels = gradient[np.arange(4), labels[1:]]
+    assert (at_labels < 0).all()
+    assert (gradient < 0).sum() == 4
+    assert np.allclose(gradient.sum(1), 0, atol=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["binary", "squared"])
+def test_measured_labels_stay_as_they_are(loss):
+    labels = np.array([0, 1, 0, 1], np.float32)
+    gradient, step = step_with(labels, loss, 1)
+    assert step._labels.dtype == np.float32
+    assert gradient.shape == (3, 1)
+
+
+def test_no_labels_and_whole_numbers_below_zero_are_labels():
+    assert HeadStep(np.empty(0, np.int64), *step_parts())._labels.shape == (0,)
+    assert HeadStep(np.array([-3, 300]), *step_parts())._labels.tolist() == [-3, 300]
+
+
+def step_parts():
+    head = Bias(1)
+    return head, LOSSES["squared"], Descent(head.parameters(), constant(0.1)), None
