@@ -28,10 +28,17 @@ FILL_ROWS = 1 << 18
 @benchmark(target=1.25)
 @limited_threads(1)
 def server_step_growth_rows() -> Figure:
-    """4 clients: a table of 10^7 rows over one of 10^4."""
+    """4 clients: a table of 10^7 rows over one of 10^4.
+
+    Beside it: what a bare read of as many rows takes, which nothing of a step is part of. Of rows far apart
+    that is the time in which the processor finds their pages and fetches their lines.
+    """
     sizes = [10**7, 10**4, 10**5, 10**6]
-    seconds = interleave(*(_steps(rows, clients=4) for rows in sizes), clock=process_time)
+    servers = [_server(rows, clients=4) for rows in sizes]
+    seconds = interleave(*map(_steps, servers), clock=process_time)
+    reading = interleave(*map(_reads, servers), clock=process_time)
     growth = {f"rows_{rows}_us": _microseconds(taken) for rows, taken in zip(sizes, seconds, strict=True)}
+    growth |= {f"read_{rows}_us": _microseconds(taken) for rows, taken in zip(sizes, reading, strict=True)}
     return Figure(ratios(seconds[0], seconds[1]), growth)
 
 
@@ -39,7 +46,8 @@ def server_step_growth_rows() -> Figure:
 @limited_threads(1)
 def server_step_growth_clients() -> Figure:
     """60,000 rows: 40 clients over 4."""
-    many, few = interleave(_steps(60_000, clients=40), _steps(60_000, clients=4), clock=process_time)
+    servers = [_server(60_000, clients) for clients in (40, 4)]
+    many, few = interleave(*map(_steps, servers), clock=process_time)
     return Figure(
         ratios(many, few), {"clients_40_us": _microseconds(many), "clients_4_us": _microseconds(few)}
     )
@@ -49,15 +57,27 @@ def _microseconds(seconds: list[float]) -> float:
     return round(Figure(seconds).quartiles[1] / STEPS * 1e6, 1)
 
 
-def _steps(rows: int, clients: int) -> Callable[[], None]:
+def _steps(server: Server) -> Callable[[], None]:
     """STEPS steps of a server whose table is full, on uploads not seen before."""
-    server = _server(rows, clients)
+    rows, clients = server.table.rows, server.table.clients
     schedules = [BatchSchedule("iid", rows, BATCH, seed=0, stream=client) for client in range(clients)]
     uploads = iter([_upload(schedules, number) for number in range(STEPS * (REPEATS + 1))])
 
     def run() -> None:
         for _ in range(STEPS):
             server.receive(next(uploads))
+
+    return run
+
+
+def _reads(server: Server) -> Callable[[], None]:
+    """As many batches of the same table, read and no more."""
+    schedule = BatchSchedule("iid", server.table.rows, BATCH, seed=1, stream=0)
+    batches = iter([schedule.batch(number) for number in range(STEPS * (REPEATS + 1))])
+
+    def run() -> None:
+        for _ in range(STEPS):
+            server.table.read(next(batches))
 
     return run
 
