@@ -31,7 +31,7 @@ enum { STRIDED = PyBUF_STRIDES, CONTIGUOUS = PyBUF_C_CONTIGUOUS, WRITABLE = PyBU
 
 typedef struct {
     const char *types; /* format characters; NULL: anything but objects, whose references are counted */
-    int itemsize, axes, flags; /* itemsize 0: that of any of the types */
+    int itemsize, axes, flags; /* itemsize 0: any that `number` reads */
 } Kind;
 
 #define PLACES {"lq", 8, 1, CONTIGUOUS}
@@ -40,6 +40,11 @@ typedef struct {
 #define ITERATIONS(axes, flags) {"i", 4, axes, flags}
 #define SUMS(flags) {"d", 8, 2, STRIDED | flags}
 #define ANYTHING(flags) {NULL, 0, 0, flags}
+
+static int has_numbers(const Py_buffer *view)
+{
+    return view->itemsize == 1 || view->itemsize == 2 || view->itemsize == 4 || view->itemsize == 8;
+}
 
 /* Takes hold of the first arguments, arrays of these kinds; the others are the caller's. */
 static int acquire(PyObject *const *given, Py_ssize_t count, Py_ssize_t expected, Py_buffer *views,
@@ -63,7 +68,7 @@ static int acquire(PyObject *const *given, Py_ssize_t count, Py_ssize_t expected
             return 0;
         }
         if (view->ndim != kind->axes || !strchr(kind->types, view->format[0]) || view->format[1]
-            || (kind->itemsize && view->itemsize != kind->itemsize)
+            || !(kind->itemsize ? view->itemsize == kind->itemsize : has_numbers(view))
             || (uintptr_t)view->buf % (size_t)view->itemsize || view->strides[0] % view->itemsize
             || (kind->axes == 2 && view->shape[1] > 1 && view->strides[1] != view->itemsize)) {
             PyErr_Format(PyExc_TypeError, "argument %d must have %d axes and be of type %s. Found %d, %s.",
@@ -199,19 +204,7 @@ static PyObject *gather(PyObject *self, PyObject *const *given, Py_ssize_t count
     return done ? Py_NewRef(Py_None) : NULL;
 }
 
-VECTORS static void round_sums(const Py_buffer *sums, const Py_buffer *rows, float *restrict to)
-{
-    const int64_t *row = rows->buf;
-    Py_ssize_t length = rows->shape[0], width = sums->shape[1];
-    for (Py_ssize_t i = 0; i < length; i++, to += width) {
-        if (i + AHEAD < length)
-            fetch(line(sums, row[i + AHEAD]), 8 * width);
-        const double *restrict sum = (const double *)line(sums, row[i]);
-        for (Py_ssize_t j = 0; j < width; j++)
-            to[j] = (float)sum[j];
-    }
-}
-
+/* Sums as float32. */
 static PyObject *gather_sums(PyObject *self, PyObject *const *given, Py_ssize_t count)
 {
     static const Kind kinds[] = {SUMS(0), PLACES, FLOATS(2, CONTIGUOUS | WRITABLE)};
@@ -220,17 +213,34 @@ static PyObject *gather_sums(PyObject *self, PyObject *const *given, Py_ssize_t 
         && of_one_shape(out->shape[0] == rows->shape[0] && out->shape[1] == sums->shape[1])
         && within(rows, sums->shape[0]);
     if (done) {
+        const int64_t *row = rows->buf;
+        Py_ssize_t length = rows->shape[0], width = sums->shape[1];
+        float *to = out->buf;
         PyThreadState *state = begin(out->len);
-        round_sums(sums, rows, out->buf);
+        for (Py_ssize_t i = 0; i < length; i++, to += width) {
+            if (i + AHEAD < length)
+                fetch(line(sums, row[i + AHEAD]), 8 * width);
+            const double *sum = (const double *)line(sums, row[i]);
+            for (Py_ssize_t j = 0; j < width; j++)
+                to[j] = (float)sum[j];
+        }
         end(state);
     }
     release(view, 3);
     return done ? Py_NewRef(Py_None) : NULL;
 }
 
-static inline int32_t delay(uint32_t then, int32_t now)
+static void delays_at(const Py_buffer *stored_at, const Py_buffer *rows, uint32_t now, uint32_t *restrict to)
 {
-    return (int32_t)((uint32_t)now - then); /* without a sign, what overflows is defined */
+    const int64_t *row = rows->buf;
+    Py_ssize_t length = rows->shape[0], clients = stored_at->shape[1];
+    for (Py_ssize_t i = 0; i < length; i++, to += clients) {
+        if (i + AHEAD < length)
+            fetch(line(stored_at, row[i + AHEAD]), 4 * clients);
+        const uint32_t *restrict then = (const uint32_t *)line(stored_at, row[i]);
+        for (Py_ssize_t j = 0; j < clients; j++)
+            to[j] = now - then[j]; /* without a sign, what overflows is defined */
+    }
 }
 
 static PyObject *gather_delays(PyObject *self, PyObject *const *given, Py_ssize_t count)
@@ -242,17 +252,8 @@ static PyObject *gather_delays(PyObject *self, PyObject *const *given, Py_ssize_
     long long iteration = done ? PyLong_AsLongLong(given[3]) : 0;
     done = done && !PyErr_Occurred() && in_32_bits(iteration) && within(rows, stored_at->shape[0]);
     if (done) {
-        const int64_t *row = rows->buf;
-        Py_ssize_t length = rows->shape[0], clients = stored_at->shape[1];
-        int32_t *to = out->buf;
         PyThreadState *state = begin(out->len);
-        for (Py_ssize_t i = 0; i < length; i++, to += clients) {
-            if (i + AHEAD < length)
-                fetch(line(stored_at, row[i + AHEAD]), 4 * clients);
-            const uint32_t *then = (const uint32_t *)line(stored_at, row[i]);
-            for (Py_ssize_t j = 0; j < clients; j++)
-                to[j] = delay(then[j], (int32_t)iteration);
-        }
+        delays_at(stored_at, rows, (uint32_t)iteration, out->buf);
         end(state);
     }
     release(view, 3);
@@ -263,20 +264,13 @@ typedef struct {
     int32_t longest, shortest; /* of the delays below `forever`; 0 if none is longer, or shorter */
 } Range;
 
-VECTORS static Range range_of_delays(const Py_buffer *stored_at, const Py_buffer *rows, int32_t now, int32_t forever)
+VECTORS static Range range_of(const int32_t *delay, Py_ssize_t length, int32_t forever)
 {
     Range range = {0, 0};
-    const int64_t *row = rows->buf;
-    Py_ssize_t length = rows->shape[0], clients = stored_at->shape[1];
     for (Py_ssize_t i = 0; i < length; i++) {
-        if (i + AHEAD < length)
-            fetch(line(stored_at, row[i + AHEAD]), 4 * clients);
-        const uint32_t *then = (const uint32_t *)line(stored_at, row[i]);
-        for (Py_ssize_t j = 0; j < clients; j++) {
-            int32_t found = delay(then[j], now), known = found >= forever ? 0 : found;
-            range.longest = known > range.longest ? known : range.longest;
-            range.shortest = known < range.shortest ? known : range.shortest;
-        }
+        int32_t known = delay[i] >= forever ? 0 : delay[i];
+        range.longest = known > range.longest ? known : range.longest;
+        range.shortest = known < range.shortest ? known : range.shortest;
     }
     return range;
 }
@@ -293,24 +287,27 @@ static PyObject *count_delays(PyObject *self, PyObject *const *given, Py_ssize_t
         done = !PyErr_Occurred() && in_32_bits(numbers[i]);
     }
     done = done && within(rows, stored_at->shape[0]);
+    Py_ssize_t length = done ? rows->shape[0] : 0, clients = done ? stored_at->shape[1] : 0;
+    int32_t *delays = done ? PyMem_Calloc((size_t)length, (size_t)clients * sizeof(int32_t)) : NULL;
+    if (done && !delays) {
+        PyErr_NoMemory();
+        done = 0;
+    }
     Range range = {0, 0};
     if (done) {
-        const int32_t now = (int32_t)numbers[0], forever = (int32_t)numbers[2];
-        const int64_t *row = rows->buf;
+        const int32_t *delay = delays, forever = (int32_t)numbers[2];
         int64_t *counted = counts->buf;
-        Py_ssize_t length = rows->shape[0], clients = stored_at->shape[1], bins = counts->shape[1];
+        Py_ssize_t bins = counts->shape[1];
         PyThreadState *state = begin(length * clients * 4);
-        range = range_of_delays(stored_at, rows, now, forever);
+        delays_at(stored_at, rows, (uint32_t)numbers[0], (uint32_t *)delays);
+        range = range_of(delays, length * clients, forever);
         if (!range.shortest && range.longest < bins - 2)
-            for (Py_ssize_t i = 0; i < length; i++) {
-                const uint32_t *then = (const uint32_t *)line(stored_at, row[i]);
-                for (Py_ssize_t j = 0; j < clients; j++) {
-                    int32_t found = delay(then[j], now);
-                    counted[j * bins + (j == numbers[1] ? 0 : found >= forever ? 1 : found + 2)]++;
-                }
-            }
+            for (Py_ssize_t i = 0; i < length; i++)
+                for (Py_ssize_t j = 0; j < clients; j++, delay++)
+                    counted[j * bins + (j == numbers[1] ? 0 : *delay >= forever ? 1 : *delay + 2)]++;
         end(state);
     }
+    PyMem_Free(delays);
     release(view, 3);
     if (range.shortest)
         PyErr_Format(PyExc_ValueError, "a delay must be 0 or more. Found %d.", (int)range.shortest);
@@ -331,7 +328,7 @@ static inline int change(double *restrict sum, float *restrict cell, const float
 }
 
 /* `views` as `replace` has them. */
-VECTORS static int replace_rows(const Py_buffer *views, int summed, int32_t iteration, float largest)
+static inline int replace_rows(const Py_buffer *views, int summed, int32_t iteration, float largest)
 {
     const Py_buffer *cells = &views[0], *stored_at = &views[1], *rows = &views[2], *fresh = &views[3];
     const Py_buffer *sums = &views[4];
@@ -356,6 +353,16 @@ VECTORS static int replace_rows(const Py_buffer *views, int summed, int32_t iter
     return exact;
 }
 
+static int replace_alone(const Py_buffer *views, int32_t iteration)
+{
+    return replace_rows(views, 0, iteration, 0);
+}
+
+VECTORS static int replace_summed(const Py_buffer *views, int32_t iteration, float largest)
+{
+    return replace_rows(views, 1, iteration, largest);
+}
+
 /* The last array, if there are five, are the sums; after the arrays come the iteration and, for sums, the
    largest value. */
 static PyObject *replace(PyObject *const *given, Py_ssize_t count, int arrays)
@@ -374,7 +381,7 @@ static PyObject *replace(PyObject *const *given, Py_ssize_t count, int arrays)
     done = done && !PyErr_Occurred() && in_32_bits(iteration) && within(rows, cells->shape[0]);
     if (done) {
         PyThreadState *state = begin(fresh->len);
-        exact = replace_rows(view, sums != NULL, (int32_t)iteration, largest);
+        exact = sums ? replace_summed(view, (int32_t)iteration, largest) : replace_alone(view, (int32_t)iteration);
         end(state);
     }
     release(view, arrays);
@@ -411,21 +418,19 @@ static PyObject *all_finite(PyObject *self, PyObject *const *given, Py_ssize_t c
     return answer;
 }
 
-VECTORS static void add_to_rows(float *restrict value, const float *restrict row, Py_ssize_t rows, Py_ssize_t width)
-{
-    for (Py_ssize_t i = 0; i < rows; i++, value += width)
-        for (Py_ssize_t j = 0; j < width; j++)
-            value[j] += row[j];
-}
-
 static PyObject *add_row(PyObject *self, PyObject *const *given, Py_ssize_t count)
 {
     static const Kind kinds[] = {FLOATS(2, CONTIGUOUS | WRITABLE), FLOATS(1, CONTIGUOUS)};
     Py_buffer view[2] = {{0}}, *matrix = &view[0], *row = &view[1];
     int done = acquire(given, count, 2, view, kinds, 2) && of_one_shape(row->shape[0] == matrix->shape[1]);
     if (done) {
+        const float *restrict added = row->buf;
+        float *restrict value = matrix->buf;
+        Py_ssize_t rows = matrix->shape[0], width = matrix->shape[1];
         PyThreadState *state = begin(matrix->len);
-        add_to_rows(matrix->buf, row->buf, matrix->shape[0], matrix->shape[1]);
+        for (Py_ssize_t i = 0; i < rows; i++, value += width)
+            for (Py_ssize_t j = 0; j < width; j++)
+                value[j] += added[j];
         end(state);
     }
     release(view, 2);
@@ -433,28 +438,27 @@ static PyObject *add_row(PyObject *self, PyObject *const *given, Py_ssize_t coun
 }
 
 /* In float64, so many columns at a time. */
-VECTORS static void total_rows(const float *restrict value, float *restrict total, Py_ssize_t rows, Py_ssize_t width)
-{
-    enum { COLUMNS = 16 };
-    for (Py_ssize_t first = 0; first < width; first += COLUMNS) {
-        Py_ssize_t columns = width - first < COLUMNS ? width - first : COLUMNS;
-        double sum[COLUMNS] = {0};
-        for (Py_ssize_t i = 0; i < rows; i++)
-            for (Py_ssize_t j = 0; j < columns; j++)
-                sum[j] += value[i * width + first + j];
-        for (Py_ssize_t j = 0; j < columns; j++)
-            total[first + j] = (float)sum[j];
-    }
-}
-
 static PyObject *sum_rows(PyObject *self, PyObject *const *given, Py_ssize_t count)
 {
+    enum { COLUMNS = 16 };
     static const Kind kinds[] = {FLOATS(2, CONTIGUOUS), FLOATS(1, CONTIGUOUS | WRITABLE)};
     Py_buffer view[2] = {{0}}, *matrix = &view[0], *out = &view[1];
     int done = acquire(given, count, 2, view, kinds, 2) && of_one_shape(out->shape[0] == matrix->shape[1]);
     if (done) {
+        float *total = out->buf;
+        Py_ssize_t rows = matrix->shape[0], width = matrix->shape[1];
         PyThreadState *state = begin(matrix->len);
-        total_rows(matrix->buf, out->buf, matrix->shape[0], matrix->shape[1]);
+        for (Py_ssize_t first = 0; first < width; first += COLUMNS) {
+            Py_ssize_t columns = width - first < COLUMNS ? width - first : COLUMNS;
+            double sum[COLUMNS] = {0};
+            for (Py_ssize_t i = 0; i < rows; i++) {
+                const float *row = (const float *)line(matrix, i) + first;
+                for (Py_ssize_t j = 0; j < columns; j++)
+                    sum[j] += row[j];
+            }
+            for (Py_ssize_t j = 0; j < columns; j++)
+                total[first + j] = (float)sum[j];
+        }
         end(state);
     }
     release(view, 2);
@@ -485,7 +489,8 @@ static inline float power_of_e(float x)
     return x < -87.0f ? 0.0f : sum * power.value;
 }
 
-VECTORS static double softmax_rows(const Py_buffer *scores, const Py_buffer *labels, const float *weight, float *slopes)
+VECTORS static double softmax_rows(const Py_buffer *scores, const Py_buffer *labels, const float *weight,
+                                   float *slopes)
 {
     Py_ssize_t rows = scores->shape[0], classes = scores->shape[1];
     double loss = 0;
