@@ -293,3 +293,11 @@ def test_a_resumed_server_has_the_head_of_the_best_evaluation(tmp_path):
     assert not same(dict(resumed.server.head.state_dict()), dict(head))
     resumed.best.restore()
     assert same(dict(resumed.server.head.state_dict()), dict(head))
+
+
+def test_a_server_without_its_table_is_not_resumed(tmp_path):
+    """As after a run of before there were records, whose table was two other files."""
+    ServerState(make_plan(CONFIG), tmp_path, resume=False)
+    (tmp_path / "table.records").rename(tmp_path / "cells.f32")
+    with pytest.raises(RunFolderError, match=r'table\.records" must hold [0-9,]+ bytes, as the run had'):
+        ServerState(make_plan(CONFIG), tmp_path, resume=True)
