@@ -385,9 +385,9 @@ class Server:
     def _advance(self) -> list[ServerMessage]:
         """Makes every step the rule and the bound allow now."""
         replies: list[ServerMessage] = []
-        while True:
+        while self._waiting and self.iteration < self.last_iteration:
             self._group = self._group or self.rule.ready(self._waiting)
-            if not self._group or self.iteration >= self.last_iteration:
+            if not self._group:
                 return replies
             if self.bound and self._must_wait(self.bound, replies):
                 return replies
@@ -395,6 +395,7 @@ class Server:
                 group, self._group = self._group, []
                 self._finish(group)
                 replies += self._step(group)
+        return replies
 
     def _must_wait(self, bound: DelayBound, replies: list[ServerMessage]) -> bool:
         """Asks for what the step lacks; skips what cannot be had, if that is the policy."""

@@ -52,11 +52,12 @@ class Worker:
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="vafl-torch", daemon=True)
         self._thread.start()
+        self._ident = self._thread.ident
 
     @property
     def may_wait(self) -> bool:
         """Whether the function that asks may wait for the event loop: it does not run there."""
-        return threading.get_ident() == self._thread.ident
+        return threading.get_ident() == self._ident
 
     def worked(self) -> float:
         """Seconds that the thread has worked; always the same on the event loop, where work is brief."""
