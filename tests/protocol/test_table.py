@@ -129,6 +129,20 @@ def test_a_table_is_opened_again_over_its_memory_with_sums_made_anew(summed, as_
     assert np.shares_memory(second.cells, again)
 
 
+def test_sums_that_are_right_are_not_written_again(monkeypatch):
+    """Or the first checkpoint after a resume would write the whole file."""
+    monkeypatch.setattr("vafl.protocol.table._MENDED_ROWS", 2)
+    first = EmbeddingTable(5, [2, 2], summed=True)
+    first.store(0, np.arange(5), np.arange(10, dtype=np.float32).reshape(5, 2), 0)
+    drifted = first.sums + 1e-12
+    first.sums[:] = drifted
+    first.sums[3, 1] = 100.0
+    second = EmbeddingTable(5, [2, 2], summed=True, memory=first.records)
+    assert second.sums[3].tolist() == [6.0, 7.0]
+    others = [0, 1, 2, 4]
+    assert np.array_equal(second.sums[others], drifted[others])
+
+
 def test_bytes_count_cells_stamps_and_sums():
     assert EmbeddingTable(10, [4, 4], summed=False).nbytes == 10 * 8 * 4 + 10 * 2 * 4
     assert EmbeddingTable(10, [4, 4], summed=True).nbytes == 10 * 8 * 4 + 10 * 2 * 4 + 10 * 4 * 8

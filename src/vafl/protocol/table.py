@@ -18,6 +18,8 @@ FOREVER = 2**30  # a delay at or above this means: never uploaded, or lost
 _LOST = -FOREVER - 1  # stands for when a cell was stored, if a crash made it worthless
 _LARGEST_EXACT = 2.0**20  # beyond it float64 no longer remembers the small embeddings beside a large one
 _LINE = 64  # bytes
+_MENDED_ROWS = 65_536  # at a time
+_DRIFT = 1e-9  # of a sum that has been kept up for long: far below what float32 shows
 Delays = npt.NDArray[np.int32]
 Sums = npt.NDArray[np.float64]
 
@@ -63,8 +65,17 @@ class EmbeddingTable:
         self._stored_at = [self.stored_at[:, client] for client in range(len(widths))]
         if memory is None:
             self.stored_at[:] = -FOREVER
-        elif summed:
-            np.sum(self.cells, axis=1, dtype=np.float64, out=self.sums)
+        elif self.sums is not None:
+            self._mend(self.sums)
+
+    def _mend(self, sums: Sums) -> None:
+        """A crash may have torn sums and cells apart. What is right is not written again: where memory is a
+        file, the next checkpoint would have to write it too."""
+        for begin in range(0, self.rows, _MENDED_ROWS):
+            part = slice(begin, begin + _MENDED_ROWS)
+            right = self.cells[part].sum(1, dtype=np.float64)
+            wrong = ~np.isclose(sums[part], right, rtol=_DRIFT, atol=_DRIFT).all(1)
+            sums[part][wrong] = right[wrong]
 
     @property
     def clients(self) -> int:
