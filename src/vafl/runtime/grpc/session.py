@@ -110,7 +110,7 @@ class Session:
 
     async def _write(self) -> None:
         """If the stream has ended, what is left is dropped: the reader, who may wait for that, tells how."""
-        while content := await self._outbox.take():
+        while (content := await self._outbox.take()) is not None:
             with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
                 await self._stream.write(content)
             self._unsent -= len(content)
