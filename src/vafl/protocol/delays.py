@@ -69,7 +69,8 @@ class DelayLog:
             delays, longest = self._shortened(delays, own), self._longest_bin
         if longest + 2 >= self._counts.shape[1]:
             self._counts = np.pad(self._counts, ((0, 0), (0, longest + 3)))
-        kernels.count_delays(-delays, np.arange(len(rows)), self._counts, 0, left_out, FOREVER)
+        stored_at = -delays  # as iteration 0 would have it
+        kernels.count_delays(stored_at, np.arange(len(rows)), self._counts, 0, left_out, FOREVER)
 
     def summaries(self) -> list[DelaySummary]:
         return [self._summary(client) for client in range(len(self._counts))]

@@ -71,8 +71,9 @@ class HeadStep:
         parts = _split(gradient, table, group, shared)
         if self._mask is None:
             return parts
-        masked = {id(part): self._mask(part) for part in parts}  # what clients share stays the same for all:
-        return [masked[id(part)] for part in parts]  # noise drawn for each would average out
+        # What clients share stays the same for all: noise drawn for each would average out.
+        masked = {id(part): self._mask(part) for part in parts}
+        return [masked[id(part)] for part in parts]
 
 
 def _compact(labels: Array) -> Array:
