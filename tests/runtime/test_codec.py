@@ -29,7 +29,7 @@ from vafl.protocol.messages import (
     Upload,
     Welcome,
 )
-from vafl.runtime.codec import _HEADER, _KINDS, _MAGIC, _VERSION, Codec
+from vafl.runtime.codec import _BEGINNING, _HEADER, _KINDS, Codec
 from vafl.runtime.settings import ENCODINGS
 
 counts = st.integers(0, 2**40)
@@ -238,7 +238,7 @@ def test_a_damaged_frame_is_refused_or_is_a_valid_message(message, data):
 )
 @example("float32", 2, (0, 0, 0), (0, 0, 0, 0), 0)  # a refresh of nothing
 def test_whatever_a_header_promises_it_is_read_or_refused(encoding, kind, numbers, sizes, filler):
-    header = _HEADER.pack(_MAGIC, _VERSION, kind, ENCODINGS.index(encoding), 0, *numbers, *sizes)
+    header = _HEADER.pack(_BEGINNING, kind, ENCODINGS.index(encoding), 0, *numbers, *sizes)
     codec = Codec(encoding)
     rest = codec._expected_size(kind, *sizes) - len(header)
     for read in (codec.from_client, codec.from_server):
@@ -260,7 +260,7 @@ def test_kinds_and_encodings_must_be_the_expected_ones():
         Codec().from_client(Codec().encode(Stop(0, "now")), 0)
     with pytest.raises(InvalidMessage, match="travel as float32"):
         Codec().from_client(Codec("int8").encode(Join(0)), 0)
-    with pytest.raises(InvalidMessage, match="version"):
+    with pytest.raises(InvalidMessage, match="begins with"):
         Codec().from_client(b"VG" + Codec().encode(Join(0))[2:], 0)
     with pytest.raises(ConfigError, match="float16"):
         Codec("float8")

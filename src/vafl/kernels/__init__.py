@@ -10,6 +10,7 @@ try:
         add_row,
         all_finite,
         count_delays,
+        descend,
         gather,
         gather_delays,
         gather_sums,
@@ -26,6 +27,7 @@ except ImportError:  # it was not compiled
         add_row,
         all_finite,
         count_delays,
+        descend,
         gather,
         gather_delays,
         gather_sums,
@@ -38,5 +40,5 @@ except ImportError:  # it was not compiled
 
     NATIVE = False
 
-__all__ = ["NATIVE", "add_row", "all_finite", "count_delays", "gather", "gather_delays", "gather_sums"]
-__all__ += ["in_order", "softmax", "store", "store_summed", "sum_rows"]
+__all__ = ["NATIVE", "add_row", "all_finite", "count_delays", "descend", "gather", "gather_delays"]
+__all__ += ["gather_sums", "in_order", "softmax", "store", "store_summed", "sum_rows"]

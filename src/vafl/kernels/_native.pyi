@@ -1,6 +1,7 @@
 from vafl.kernels.portable import Array, Floats, Iterations, Labels, Numbers, Sums
 from vafl.kernels.portable import add_row as add_row
 from vafl.kernels.portable import count_delays as count_delays
+from vafl.kernels.portable import descend as descend
 from vafl.kernels.portable import in_order as in_order
 from vafl.kernels.portable import store as store
 from vafl.kernels.portable import store_summed as store_summed

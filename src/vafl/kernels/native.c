@@ -28,6 +28,7 @@ enum {
 /* --- arguments --- */
 
 enum { STRIDED = PyBUF_STRIDES, CONTIGUOUS = PyBUF_C_CONTIGUOUS, WRITABLE = PyBUF_WRITABLE };
+enum { ANY = -1 }; /* number of axes, for what is contiguous */
 
 typedef struct {
     const char *types; /* format characters; NULL: anything but objects, whose references are counted */
@@ -67,12 +68,13 @@ static int acquire(PyObject *const *given, Py_ssize_t count, Py_ssize_t expected
             PyErr_Format(PyExc_TypeError, "argument %d must hold no objects. Found %s.", i + 1, view->format);
             return 0;
         }
-        if (view->ndim != kind->axes || !strchr(kind->types, view->format[0]) || view->format[1]
-            || !(kind->itemsize ? view->itemsize == kind->itemsize : has_numbers(view))
-            || (uintptr_t)view->buf % (size_t)view->itemsize || view->strides[0] % view->itemsize
+        if ((kind->axes != ANY && view->ndim != kind->axes) || !strchr(kind->types, view->format[0])
+            || view->format[1] || !(kind->itemsize ? view->itemsize == kind->itemsize : has_numbers(view))
+            || (uintptr_t)view->buf % (size_t)view->itemsize
+            || (kind->axes > 0 && view->strides[0] % view->itemsize)
             || (kind->axes == 2 && view->shape[1] > 1 && view->strides[1] != view->itemsize)) {
             PyErr_Format(PyExc_TypeError, "argument %d must have %d axes and be of type %s. Found %d, %s.",
-                         i + 1, kind->axes, kind->types, view->ndim, view->format);
+                         i + 1, kind->axes == ANY ? view->ndim : kind->axes, kind->types, view->ndim, view->format);
             return 0;
         }
     }
@@ -400,19 +402,25 @@ static PyObject *store_summed(PyObject *self, PyObject *const *given, Py_ssize_t
 
 /* --- values --- */
 
+VECTORS static int has_all_finite(const uint32_t *bits, Py_ssize_t length)
+{
+    const uint32_t exponent = 0x7f800000u;
+    uint32_t broken = 0;
+    for (Py_ssize_t i = 0; i < length; i++)
+        broken |= (bits[i] & exponent) == exponent;
+    return !broken;
+}
+
 static PyObject *all_finite(PyObject *self, PyObject *const *given, Py_ssize_t count)
 {
     static const Kind kinds[] = {FLOATS(2, CONTIGUOUS)};
     Py_buffer view[1] = {{0}};
     PyObject *answer = NULL;
     if (acquire(given, count, 1, view, kinds, 1)) {
-        const uint32_t *bits = view->buf, exponent = 0x7f800000u;
-        uint32_t broken = 0;
         PyThreadState *state = begin(view->len);
-        for (Py_ssize_t i = 0; i < view->len / 4; i++)
-            broken |= (bits[i] & exponent) == exponent;
+        int finite = has_all_finite(view->buf, view->len / 4);
         end(state);
-        answer = PyBool_FromLong(!broken);
+        answer = PyBool_FromLong(finite);
     }
     release(view, 1);
     return answer;
@@ -459,6 +467,27 @@ static PyObject *sum_rows(PyObject *self, PyObject *const *given, Py_ssize_t cou
             for (Py_ssize_t j = 0; j < columns; j++)
                 total[first + j] = (float)sum[j];
         }
+        end(state);
+    }
+    release(view, 2);
+    return done ? Py_NewRef(Py_None) : NULL;
+}
+
+/* Arrays of any axes, side by side. */
+static PyObject *descend(PyObject *self, PyObject *const *given, Py_ssize_t count)
+{
+    static const Kind kinds[] = {FLOATS(ANY, CONTIGUOUS | WRITABLE), FLOATS(ANY, CONTIGUOUS)};
+    Py_buffer view[2] = {{0}}, *values = &view[0], *moves = &view[1];
+    int done = acquire(given, count, 3, view, kinds, 2) && of_one_shape(values->len == moves->len);
+    float step = done ? (float)PyFloat_AsDouble(given[2]) : 0;
+    done = done && !PyErr_Occurred();
+    if (done) {
+        float *restrict value = values->buf;
+        const float *restrict move = moves->buf;
+        Py_ssize_t length = values->len / (Py_ssize_t)sizeof(float);
+        PyThreadState *state = begin(values->len);
+        for (Py_ssize_t i = 0; i < length; i++)
+            value[i] -= step * move[i];
         end(state);
     }
     release(view, 2);
@@ -542,7 +571,8 @@ static PyObject *softmax(PyObject *self, PyObject *const *given, Py_ssize_t coun
 static PyMethodDef functions[] = {
     FUNCTION(in_order),     FUNCTION(gather),     FUNCTION(gather_sums), FUNCTION(gather_delays),
     FUNCTION(count_delays), FUNCTION(store),      FUNCTION(store_summed), FUNCTION(all_finite),
-    FUNCTION(add_row),      FUNCTION(sum_rows),   FUNCTION(softmax),     {NULL, NULL, 0, NULL}};
+    FUNCTION(add_row),      FUNCTION(sum_rows),   FUNCTION(descend),     FUNCTION(softmax),
+    {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, 0, functions, NULL, NULL, NULL, NULL};
 

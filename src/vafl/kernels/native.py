@@ -3,11 +3,11 @@
 import numpy as np
 
 from vafl.kernels import _native, portable
-from vafl.kernels._native import add_row, count_delays, in_order, store, store_summed
+from vafl.kernels._native import add_row, count_delays, descend, in_order, store, store_summed
 from vafl.kernels.portable import Array, Floats, Iterations, Labels, Numbers, Sums
 
-__all__ = ["add_row", "all_finite", "count_delays", "gather", "gather_delays", "gather_sums", "in_order"]
-__all__ += ["softmax", "store", "store_summed", "sum_rows"]
+__all__ = ["add_row", "all_finite", "count_delays", "descend", "gather", "gather_delays", "gather_sums"]
+__all__ += ["in_order", "softmax", "store", "store_summed", "sum_rows"]
 
 _LABELS = "BHIlq"  # the types that the loop reads as they are
 

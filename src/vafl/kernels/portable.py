@@ -105,6 +105,12 @@ def add_row(matrix: Floats, row: Floats, /) -> None:
 
 
 @np.errstate(all="ignore")
+def descend(values: Floats, moves: Floats, step_size: float, /) -> None:
+    """values -= step_size * moves, in float32."""
+    values -= step_size * moves
+
+
+@np.errstate(all="ignore")
 def sum_rows(matrix: Floats) -> Floats:
     """matrix.sum(0), by way of float64: added row after row, many rows would lose digits."""
     total: Floats = matrix.sum(0, dtype=np.float64).astype(np.float32)

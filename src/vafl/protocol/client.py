@@ -161,7 +161,7 @@ class Client(Respondent):
     def _take(self, message: ServerMessage) -> list[ClientMessage]:
         if isinstance(message, Welcome):
             return self._rejoin(message)
-        if not isinstance(message, Gradient | Skipped):
+        if not isinstance(message, (Gradient, Skipped)):
             return super()._take(message)
         if message.activation < self.applied:
             return []  # said again because it might have been lost; it was not

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vafl import kernels
 from vafl.errors import ConfigError
 from vafl.protocol.rows import Array
 from vafl.protocol.settings import OptimiserSettings
@@ -60,7 +61,7 @@ class SGD:
             self._velocities[place] *= self._momentum
             self._velocities[place] += gradient
         for place, move in enumerate(self._velocities or gradients):
-            self._values[place] -= step_size * move
+            kernels.descend(self._values[place], np.ascontiguousarray(move, np.float32), step_size)
 
     def state(self) -> dict[str, Any]:
         return {"velocities": [torch.from_numpy(own) for own in self._velocities]} if self._velocities else {}

@@ -49,9 +49,9 @@ Message = ClientMessage | ServerMessage
 LONGEST_TEXT = 1024
 MOST_FRAMES = 128  # that travel together
 
-_MAGIC, _VERSION = b"VF", 2
-# magic, version, kind, encoding, flag, 2 spare; three numbers; lines, width, counters, bytes of text
-_HEADER = struct.Struct("<2sBBBBxxqqqIIII")
+_BEGINNING = b"VF\2"  # and the version
+# beginning, kind, encoding, flag, 2 spare; three numbers; lines, width, counters, bytes of text
+_HEADER = struct.Struct("<3sBBBxxqqqIIII")
 _SIZES, _SIZES_AT, _KIND_AT = struct.Struct("<IIII"), 32, 3
 _ROW, _NUMBER = np.dtype("<u4"), np.dtype("<i8")
 
@@ -192,22 +192,19 @@ class Codec:
         Raises:
             InvalidMessage: there are more of them than any content has.
         """
-        whole, found, begin = memoryview(content), list[Frame](), 0
-        while begin < len(content):
-            end = begin + self._promised_size(content, begin)
-            if end - begin == len(content):
+        found: list[Frame] = []
+        begin, length = 0, len(content)
+        while begin < length:
+            size = length - begin  # unless the frame can say how long it is
+            if size >= HEADER_BYTES and (kind := content[begin + _KIND_AT]) < len(_KINDS):
+                size = self._expected_size(kind, *_SIZES.unpack_from(content, begin + _SIZES_AT))
+            if size == length:
                 return [content]
-            found.append(whole[begin:end])
-            begin = end
+            found.append(memoryview(content)[begin : begin + size])
+            begin += size
             if len(found) > MOST_FRAMES:
                 raise InvalidMessage(f"at most {MOST_FRAMES} frames travel together. Found more.")
         return found
-
-    def _promised_size(self, content: bytes, begin: int) -> int:
-        """How long the frame is that begins here, as it says itself; all there is if it cannot say."""
-        if len(content) < begin + HEADER_BYTES or content[begin + _KIND_AT] >= len(_KINDS):
-            return len(content) - begin
-        return self._expected_size(content[begin + _KIND_AT], *_SIZES.unpack_from(content, begin + _SIZES_AT))
 
     def _encode(self, message: Message, parts: Parts) -> None:
         layout = _LAYOUTS[type(message)]
@@ -220,8 +217,7 @@ class Codec:
         first = matrix if rows is None else rows
         lines = 0 if first is None else first.shape[0]
         header = _HEADER.pack(
-            _MAGIC,
-            _VERSION,
+            _BEGINNING,
             _NUMBERS[type(message)],
             self._number,
             bool(layout.flag and getattr(message, layout.flag)),
@@ -271,13 +267,14 @@ class Codec:
         return self.from_server(self.encode(message), message.client)
 
     def _decode(self, frame: Frame, client: int, allowed: frozenset[type[Message]]) -> Any:
-        number, flag, numbers, (lines, width, counters, text) = self._read_header(frame, allowed)
+        header = self._read_header(frame, allowed)
+        _, number, _, flag, first, second, third, lines, width, counters, text = header
         kind = _KINDS[number]
         layout = _LAYOUTS[kind]
-        fields: dict[str, Any] = dict(zip(layout.numbers, numbers, strict=False))
+        fields: dict[str, Any] = dict(zip(layout.numbers, (first, second, third), strict=False))
         fields["client"] = client
         if layout.flag:
-            fields[layout.flag] = flag
+            fields[layout.flag] = bool(flag)
         if kind is Refresh and fields["request"] < 0:
             fields["request"] = None
         position = HEADER_BYTES
@@ -305,32 +302,27 @@ class Codec:
             fields[layout.contents] = _cut(bytes(content), counted)
         return kind(**fields)
 
-    def _read_header(
-        self, frame: Frame, allowed: frozenset[type[Message]]
-    ) -> tuple[int, bool, Sequence[int], Sequence[int]]:
-        """The header's content (which kind, flag, numbers, sizes), once it is known to describe exactly this
-        frame."""
+    def _read_header(self, frame: Frame, allowed: frozenset[type[Message]]) -> tuple[Any, ...]:
+        """The header, as `_HEADER` has it, once it is known to describe exactly this frame."""
         if not HEADER_BYTES <= len(frame) <= self.largest:
             raise InvalidMessage(
                 f"a frame has {HEADER_BYTES} to {self.largest:,} bytes. Found {len(frame):,}. "
                 "network.largest_message sets the limit."
             )
-        magic, version, number, encoding, flag, *rest = _HEADER.unpack_from(frame)
-        numbers, sizes = rest[:3], rest[3:]
-        if magic != _MAGIC or version != _VERSION:
-            raise InvalidMessage(
-                f"a frame begins with {_MAGIC!r} and version {_VERSION}. Found {bytes(frame[:3])!r}."
-            )
+        header = _HEADER.unpack_from(frame)
+        beginning, number, encoding, flag = header[:4]
+        if beginning != _BEGINNING:
+            raise InvalidMessage(f"a frame begins with {_BEGINNING!r}. Found {beginning!r}.")
         if number >= len(_KINDS) or _KINDS[number] not in allowed or flag > 1:
             raise InvalidMessage(f"a message of kind {number}, flag {flag} is not expected here.")
         if encoding != self._number:
             raise InvalidMessage(
                 f"matrices travel as {self.encoding} in this run. Found encoding {encoding}."
             )
-        expected = self._expected_size(number, *sizes)
+        expected = self._expected_size(number, *header[-4:])
         if expected != len(frame):
             raise InvalidMessage(f"the header promises {expected:,} bytes. Found {len(frame):,}.")
-        return number, bool(flag), numbers, sizes
+        return header
 
     def _expected_size(self, kind: int, lines: int, width: int, counters: int, text: int) -> int:
         line, value, counter, letter = self._bytes[kind]

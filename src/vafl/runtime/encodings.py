@@ -28,8 +28,8 @@ def _pack_float32(matrix: Matrix) -> Parts:
 
 def _unpack_float32(frame: Frame, position: int, lines: int, width: int) -> Matrix:
     """In the frame's own memory, unless it lies askew there."""
-    found = np.frombuffer(frame, _FLOAT, lines * width, position).reshape(lines, width)
-    return found.astype(np.float32, copy=not found.flags.aligned)
+    found: Matrix = np.ndarray((lines, width), _FLOAT, frame, position)
+    return found if _FLOAT.isnative and found.flags.aligned else found.astype(np.float32)
 
 
 def _pack_as(kind: torch.dtype) -> Pack:

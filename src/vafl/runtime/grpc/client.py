@@ -155,7 +155,7 @@ class FederationClient:
                 raise RemoteFault(
                     f"the server refused a message of {self.party}: {printable(message.reason)}"
                 )
-            if isinstance(message, Welcome | Gradient | Skipped):
+            if isinstance(message, (Welcome, Gradient, Skipped)):
                 self._check_counts(message.iteration, message.activations)
             if isinstance(message, Rekey):
                 log.info("new keys: %s", printable(message.reason))
@@ -164,7 +164,7 @@ class FederationClient:
             if isinstance(message, Welcome):
                 session.welcome, self.durable = True, message.durable
                 log.info("joined the run at %s", self._settings.address)
-            if isinstance(message, Gradient | Skipped):
+            if isinstance(message, (Gradient, Skipped)):
                 self._skips = self._skips + 1 if isinstance(message, Skipped) else 0
             answer = self.client.receive(message)
             session.answered += sum(map(self._codec.size, answer))
