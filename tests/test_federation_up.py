@@ -57,6 +57,16 @@ def test_a_client_that_was_killed_is_left_to_the_runs_rules(tmp_path):
     clients.check()
 
 
+def test_on_one_machine_the_server_comes_first(tmp_path):
+    """All clients wait for it, and it for none of them in particular."""
+    clients = Clients(["client-1"], tmp_path, ["client", "--out", str(tmp_path)])
+    (tmp_path / "config.toml").write_text("")
+    clients.start("127.0.0.1:1")
+    own, pid = os.getpriority(os.PRIO_PROCESS, 0), clients._processes["client-1"].pid
+    until(lambda: os.getpriority(os.PRIO_PROCESS, pid) == min(own + 10, 19), "a client that yields")
+    clients.end(0.0)
+
+
 def test_a_client_that_fails_at_the_end_leaves_the_others_time_to_keep_their_models(tmp_path):
     clients = Clients(["one", "two"], tmp_path, [])
     script = "import sys, time; time.sleep({}); open({!r}, 'w'); sys.exit({})"

@@ -10,11 +10,21 @@ from pathlib import Path
 
 from vafl.errors import RunError
 
+_LESS_URGENT = 10  # steps of Unix's niceness: about a tenth of a core that both want
+
 _CHILD = """import sys
-from vafl.federation.processes import end_with_parent
+from vafl.federation.processes import end_with_parent, yield_to_the_server
+yield_to_the_server()
 end_with_parent()
 from vafl.cli import main
 sys.exit(main())"""
+
+
+def yield_to_the_server() -> None:
+    """Makes this process the less urgent of the two, where one machine has to do both parts: a client waits
+    for nobody but the server, and all clients wait for that. Else it queues behind those that it has just
+    answered, and in the end a core has nothing to do."""
+    os.nice(_LESS_URGENT)
 
 
 def end_with_parent() -> None:

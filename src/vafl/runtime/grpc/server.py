@@ -261,17 +261,13 @@ class FederationServer(Generic[Served]):
         while content := await next_message(context):
             await connection.credit.take()  # given back when the worker has handled it
             self._inbox.append((connection, content))
-            if len(self._inbox) == 1:  # else the worker has yet to take the others, and then this
-                self._take_soon()
+            if len(self._inbox) == 1:  # else the worker has yet to take the others, and takes this with them
+                self._worker.do(self._handle)
 
     async def _write(self, connection: Connection, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         while (content := await connection.outbox.take()) is not None:
             await context.write(content)
             connection.give_credit()
-
-    def _take_soon(self) -> None:
-        """Has the worker take what has arrived, once the loop has said what there is to say."""
-        self._loop.call_soon(self._worker.do, self._handle)
 
     def _deliver(
         self,
@@ -292,14 +288,12 @@ class FederationServer(Generic[Served]):
     def _handle(self) -> int:
         """Takes all that has arrived; gives how much. What follows is said together, which spares both ends
         much of the work; but little is held back for others to be handled, and nothing if there is one client
-        only. On the event loop it takes one message at a time: its answer is under way before the next."""
-        batch: list[tuple[Connection, bytes]] = []
-        while self._inbox and (self._worker.may_wait or not batch):
+        only."""
+        batch = []
+        while self._inbox:
             batch.append(self._inbox.popleft())
         if not batch:
             return 0  # the turn before took what this one was meant for
-        if self._inbox and not self._worker.may_wait:
-            self._take_soon()
         replies: Replies = []
         handled: list[Connection] = []
         begin = self._worker.worked()
