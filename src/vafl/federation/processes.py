@@ -21,9 +21,10 @@ sys.exit(main())"""
 
 
 def yield_to_the_server() -> None:
-    """Makes this process the less urgent of the two, where one machine has to do both parts: a client waits
-    for nobody but the server, and all clients wait for that. Else it queues behind those that it has just
-    answered, and in the end a core has nothing to do."""
+    """Makes this process, a client, less urgent than the server on its machine, which all clients wait for.
+
+    With equal rights the server waits for clients that it has just answered, until none is left that has
+    anything to do, and a core idles."""
     os.nice(_LESS_URGENT)
 
 
