@@ -83,10 +83,9 @@ def test_rows_that_lie_apart_are_not_copied_to_gather_a_few(loops):
 @pytest.mark.parametrize("shape", [(), (0,), (7,), (3, 5), (2, 3, 4)])
 def test_a_step_down_in_float32(loops, shape):
     random = np.random.default_rng(0)
-    values = random.standard_normal(shape, np.float32) * np.ones(shape, np.float32)  # not a bare number
-    moves = np.asarray(random.standard_normal(shape, np.float32))
+    values, moves = (np.asarray(random.standard_normal(shape, np.float32)) for _ in range(2))
     expected = values - np.float32(0.3) * moves
-    loops.descend(values := np.asarray(values), moves, 0.3)
+    loops.descend(values, moves, 0.3)
     assert np.array_equal(values, expected)
     loops.descend(values, np.full(shape, 3e38, np.float32), 3e38)  # infinite, and no warning
     assert not np.isfinite(values).any()

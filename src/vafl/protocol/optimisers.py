@@ -1,6 +1,6 @@
 """What moves parameters along their gradients.
 
-SGD is numpy's arithmetic, and Adam torch's own fused kernel, called without torch.optim: its way there costs
+SGD is a loop of ours, and Adam torch's own fused kernel, called without torch.optim: its way there costs
 more than a small model's arithmetic at every step, and a second and 80 MB at the first. Any other is a class
 of torch.optim.
 """

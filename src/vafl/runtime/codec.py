@@ -49,7 +49,7 @@ Message = ClientMessage | ServerMessage
 LONGEST_TEXT = 1024
 MOST_FRAMES = 128  # that travel together
 
-_BEGINNING = b"VF\2"  # and the version
+_BEGINNING = b"VF\2"  # the last is the version
 # beginning, kind, encoding, flag, 2 spare; three numbers; lines, width, counters, bytes of text
 _HEADER = struct.Struct("<3sBBBxxqqqIIII")
 _SIZES, _SIZES_AT, _KIND_AT = struct.Struct("<IIII"), 32, 3
@@ -312,7 +312,7 @@ class Codec:
         header = _HEADER.unpack_from(frame)
         beginning, number, encoding, flag = header[:4]
         if beginning != _BEGINNING:
-            raise InvalidMessage(f"a frame begins with {_BEGINNING!r}. Found {beginning!r}.")
+            raise InvalidMessage(f"a frame begins with {_BEGINNING!r}, version last. Found {beginning!r}.")
         if number >= len(_KINDS) or _KINDS[number] not in allowed or flag > 1:
             raise InvalidMessage(f"a message of kind {number}, flag {flag} is not expected here.")
         if encoding != self._number:
