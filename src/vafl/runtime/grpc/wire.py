@@ -122,7 +122,10 @@ def channel_options(settings: NetworkSettings) -> list[tuple[str, Any]]:
         ("grpc.max_receive_message_length", largest),
         ("grpc.max_send_message_length", largest),
         ("grpc.keepalive_time_ms", period),
+        # A ping goes out after one heartbeat of silence, and its answer has two more to arrive. gRPC has two
+        # timers for that answer and ends the connection at the later one; the second defaults to 60 s.
         ("grpc.keepalive_timeout_ms", 2 * period),
+        ("grpc.http2.ping_timeout_ms", 2 * period),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", period // 2),
