@@ -62,6 +62,7 @@ class Federation:
             observe=self.points.append,
             checkpoint=self.server.settled,
             checkpoint_every=10,
+            answer_timeout=config.network.answer_timeout,
         )
         self.names = [party.name for party in self.plan.data.parties]
         self.terms = make_terms(self.plan)

@@ -60,6 +60,21 @@ def test_bad_frames_are_answered_counted_and_change_nothing():
     assert federation.end.violations == {federation.names[0]: 7}
 
 
+def test_a_first_join_that_claims_what_no_run_can_reach_is_refused_and_the_others_go_on():
+    async def story():
+        async with served(stop={"updates": 40}, network={"join_timeout": 0.1}) as federation:
+            async with dialled(federation, 0) as hostile:
+                await hostile.say(Join(0, 2**62, 2**62))
+                refused = await hostile.hear(Refused)
+            reason = await federation.client(1).run()
+            return refused, reason, federation.server.activations, federation.server.settled()
+
+    refused, reason, activations, settled = within(30, story())
+    assert f"at most 0 uploads of client 0 can have been answered. Found {2**62}" in refused.reason
+    assert reason == "40 updates were made"
+    assert activations[0] == settled[0] == 0
+
+
 def test_more_frames_than_may_travel_together_are_refused_in_words():
     async def story():
         async with (

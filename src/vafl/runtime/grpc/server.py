@@ -109,6 +109,14 @@ class FederationServer(Generic[Served]):
         return self.server.iteration
 
     @property
+    def bytes_moved(self) -> tuple[int, int]:
+        """Bytes that clients have sent, and that were sent to them."""
+        return (
+            sum(traffic.bytes_up for traffic in self.traffic),
+            sum(traffic.bytes_down for traffic in self.traffic),
+        )
+
+    @property
     def to_come(self) -> str:
         """The clients that the run has yet to begin with, in words; nobody once it has."""
         missing = (name for index, name in enumerate(self.parties) if index not in self.seen)
@@ -253,16 +261,25 @@ class FederationServer(Generic[Served]):
         return Connection(self.parties.index(party), party)
 
     async def _read(self, connection: Connection, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
-        """Hands frames on, as many at a time as the client has credit: the rest waits on its own side."""
+        """Hand frames on, as many at a time as the client has credit: the rest waits on its own side.
+
+        The join must come within `answer_timeout`, since evaluations wait for clients about to join.
+        """
         self.seen.add(connection.client)
         if len(self.seen) == len(self.parties):
             self._everybody.set()
         await self._everybody.wait()
-        while content := await next_message(context):
+        try:
+            content = await asyncio.wait_for(next_message(context), self._settings.answer_timeout)
+        except TimeoutError:
+            log.warning("%s opened a stream and did not join: the stream is closed", connection.party)
+            return
+        while content:
             await connection.credit.take()  # given back when the worker has handled it
             self._inbox.append((connection, content))
             if len(self._inbox) == 1:  # else the worker has yet to take the others, and takes this with them
                 self._worker.do(self._handle)
+            content = await next_message(context)
 
     async def _write(self, connection: Connection, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         while (content := await connection.outbox.take()) is not None:
