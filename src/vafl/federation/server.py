@@ -129,7 +129,8 @@ class ServerState:
             "delays": delays,
             "account": account,
         }
-        save_checkpoint(self._folder, tensors, facts)
+        buffers = {f"head.{name}" for name, _ in server.head.named_buffers()}
+        save_checkpoint(self._folder, tensors, facts, buffers)
         return settled
 
 

@@ -178,6 +178,10 @@ class Server:
         self.descent.restore(optimiser)
         self.table.lose_since(iteration)
 
+    def is_under_way(self, client: int) -> bool:
+        """Whether this client has uploaded anything in this run."""
+        return self.activations[client] > 0
+
     def settled(self) -> list[int]:
         """How many uploads of each client were acted on: those before the first that still waits.
 

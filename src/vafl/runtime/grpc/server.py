@@ -23,7 +23,7 @@ from vafl.errors import InvalidMessage, RemoteFault
 from vafl.protocol.messages import ClientMessage, Join, Leave, Refused, ServerMessage, Stop
 from vafl.runtime.codec import Codec
 from vafl.runtime.encodings import Frame
-from vafl.runtime.grpc.connection import Allowance, Connection, identify, listen, next_message
+from vafl.runtime.grpc.connection import Allowance, Connection, arrival, identify, listen, next_message
 from vafl.runtime.grpc.wire import MANY_VIOLATIONS, METHOD, SERVICE, Terms, channel_options
 from vafl.runtime.grpc.worker import HELD_BACK, Worker
 from vafl.runtime.identity import Credentials
@@ -37,8 +37,8 @@ _STRANGER = "(unadmitted)"  # whose refusals are counted together, whatever they
 _GRACE = 10.0  # seconds for clients to hear that the run is over and close their streams
 _SILENCE = 15.0  # seconds the server may wait for clients to join without saying so again
 _REPLACED = (
-    "another process has taken this party's place. A party is one process at a time: end the other, then go "
-    "on with --resume."
+    "another process has taken this party's place. A party is one process at a time: end the other, then "
+    "start this one again with --resume."
 )
 _LOGGED = 1.0  # refusals of one party that are logged a second, after the first ten
 
@@ -50,6 +50,9 @@ class StateMachine(Protocol):
 
     absent: set[int]
     iteration: int
+
+    def is_under_way(self, client: int) -> bool:
+        """Whether this client has uploaded: a process that knows nothing of that must not go on for it."""
 
     def receive(self, message: ClientMessage) -> list[ServerMessage]:
         """Takes one message and gives the replies that follow from it, in order."""
@@ -86,6 +89,8 @@ class FederationServer(Generic[Served]):
         self.violations: dict[str, int] = {}
         self._logged: dict[str, Allowance] = {}
         self.connections: dict[int, Connection] = {}
+        self._instances: dict[int, str] = {}  # the process that each client was last
+        self._replaced: deque[str] = deque(maxlen=1000)  # processes whose place another one has taken
         self.seen: set[int] = set()
         self.began: float | None = None
         self._earlier = 0.0
@@ -231,8 +236,12 @@ class FederationServer(Generic[Served]):
                 self._worker.do(partial(self._forget, connection))
 
     def _take_place(self, connection: Connection) -> None:
-        """From now on this is its client's stream. An older one is dead, or another process's, which must not
-        dial again."""
+        """Make this its client's stream. An older one is dead, or belongs to another process of the same
+        party, which is told not to dial again."""
+        known = self._instances.get(connection.client, connection.instance)
+        if known != connection.instance:
+            self._replaced.append(known)
+        self._instances[connection.client] = connection.instance
         if older := self.connections.get(connection.client):
             log.warning("%s is here again: its older stream ends, and whoever is on it", connection.party)
             older.outbox.clear()  # nothing in it is worth its memory any more
@@ -253,12 +262,29 @@ class FederationServer(Generic[Served]):
             terms = Terms.from_bytes(await asyncio.wait_for(next_message(context), self._settings.heartbeat))
             if difference := self._terms.difference(terms):
                 raise InvalidMessage(f"the parties must agree on the run's terms. Different: {difference}.")
+            instance, takes_over = arrival(context)
+            if instance in self._replaced:
+                raise InvalidMessage(_REPLACED)
+            if not takes_over and not self._over.is_set():
+                self._require_free_place(party, instance)
         except RemoteFault as fault:
             self._count(party, fault)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(fault))
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the terms did not come in time")
-        return Connection(self.parties.index(party), party)
+        return Connection(self.parties.index(party), party, instance)
+
+    def _require_free_place(self, party: str, instance: str) -> None:
+        """Raise InvalidMessage if a new process would push another one of its party out of the run."""
+        client = self.parties.index(party)
+        here, known = client in self.connections, self._instances.get(client)
+        if known == instance or not (here or self.server.is_under_way(client)):
+            return
+        found = "another process that is connected" if here else "uploads of an earlier process"
+        raise InvalidMessage(
+            f"a party is one process at a time. Found {found} in the place of {party}. Add --resume to go on "
+            "from its last checkpoint, or --replace to take its place without one."
+        )
 
     async def _read(self, connection: Connection, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         """Hand frames on, as many at a time as the client has credit: the rest waits on its own side.
