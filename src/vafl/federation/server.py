@@ -23,6 +23,7 @@ from vafl.federation.credentials import load_credentials
 from vafl.federation.terms import STATE, make_terms, over_network, require_same_run, rows_at_once
 from vafl.files import make_private_folder, remove_drafts
 from vafl.launch import require_updates, share_done, shown_metric, summarise, what_was_reached
+from vafl.models.losses import metric
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import Progress
 from vafl.observe.record import RecordedRun, RunFolder, read_run
@@ -228,6 +229,7 @@ class ServerRun:
             tests=held_out[watched:],
             test_labels=data.test_labels[watched:],
             metric=plan.task.metric,
+            loss=metric("loss", plan.task.loss),
             stop=config.stop,
             watch=watch,
             evaluation=config.evaluation,
@@ -248,21 +250,28 @@ class ServerRun:
 
     def _progress(self, plan: Plan, federation: FederationServer[Server], conductor: Conductor) -> Progress:
         def clients() -> list[ClientStatus]:
-            here = federation.connections
+            here, vitals = federation.connections, federation.vitals
             rows = zip(federation.parties, federation.server.activations, federation.traffic, strict=True)
             return [
-                ClientStatus(name, count, traffic.bytes_up, traffic.bytes_down, index not in here)
+                ClientStatus(
+                    name,
+                    count,
+                    traffic.bytes_up,
+                    traffic.bytes_down,
+                    index not in here,
+                    alarms=tuple(f"{alarm.kind}: {alarm.text}" for alarm in vitals.alarms(index)),
+                )
                 for index, (name, count, traffic) in enumerate(rows)
             ]
 
         config, sizes = self.config, f"{len(federation.parties)} clients, {plan.data.rows:,} training rows"
         title = f"{config.rule.name} over {config.network.security}: {config.data.title}, {sizes}"
-        metric = shown_metric(config, plan.task.metric.name)
+        shown = shown_metric(config, plan.task.metric.name)
         return Progress(
             self.console,
             self.path,
             title,
-            metric,
+            shown,
             federation,
             partial(share_done, federation, config.stop),
             clients,
@@ -288,7 +297,12 @@ class ServerRun:
             best=conductor.watch.best,
             ended=conductor.watch.ended,
         )
-        return {**summary, "violations": federation.violations, "durable": list(server.durable)}
+        return {
+            **summary,
+            "violations": federation.violations,
+            "clients_seen": federation.vitals.report(),
+            "durable": list(server.durable),
+        }
 
     def _require_result(self, conductor: Conductor, updates: int) -> None:
         """Raise RunError if the run ended without an evaluation; what was trained is kept by then."""

@@ -146,6 +146,20 @@ class EmbeddingTable:
                 inputs[places] += stand_in
         return inputs, gaps
 
+    def without(self, client: int, rows: Rows, inputs: Matrix) -> Matrix:
+        """Return the head's input of these rows with the client's mean over them in place of its embeddings.
+
+        Args:
+            inputs: the input with its embeddings, as `read` gives it.
+        """
+        own = self.column(client)[rows]
+        mean, changed = own.mean(axis=0, dtype=np.float64).astype(np.float32), inputs.copy()
+        if self.sums is None:
+            changed[:, self.columns[client]] = mean
+        else:
+            changed += mean - own
+        return changed
+
     def delays(self, rows: Rows, iteration: int) -> Delays:
         """[batch, clients]: the delay of each cell at step `iteration`; FOREVER or more if never stored."""
         return kernels.gather_delays(self.stored_at, rows, iteration)

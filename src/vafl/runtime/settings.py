@@ -21,8 +21,10 @@ class NetworkSettings:
         run_id: every party must name the same run.
         encoding: how embeddings and gradients travel: float32, float16, bfloat16 or int8.
         largest_message: bytes; a larger one is refused before it is read.
-        largest_norm: an embedding row beyond it is refused; 0 is no limit.
-        messages_per_second: more than that from one client, on average, is refused; 0 is no limit.
+        largest_norm: an embedding whose norm is larger is refused. 0 derives a limit from the run: embeddings
+            1000 times larger than the client's recent ones are refused.
+        messages_per_second: more than that from one client, on average, are refused. 0 derives a limit from
+            the run: a client that sends 50 times as many as any other is slowed down.
         heartbeat: seconds between signs of life; a peer silent for three of them is gone.
         join_timeout: at the start the server waits this long for every client, then goes on without.
         patience: seconds a client tries to reach the server before it gives up.

@@ -11,6 +11,7 @@ import numpy as np
 from vafl.build import make_client, make_server, widths
 from vafl.config import from_document
 from vafl.federation.terms import make_terms
+from vafl.models.losses import metric
 from vafl.plan import make_plan
 from vafl.protocol.messages import Upload
 from vafl.protocol.table import EmbeddingTable
@@ -56,6 +57,7 @@ class Federation:
             held_out=np.arange(rows, rows + tests),
             labels=self.plan.data.test_labels,
             metric=self.plan.task.metric,
+            loss=metric("loss", self.plan.task.loss),
             stop=config.stop,
             watch=Watch(config.stop, self.plan.task.metric),
             evaluation=config.evaluation,

@@ -29,6 +29,11 @@ class Federation:
         self.answering, self.unsent, self.expired = {0, 1}, set(), []
         self.connections = {}
         self.bytes_moved = (0, 0)
+        self.judged, self.silent = [], []
+        self.vitals = SimpleNamespace(
+            evaluated=lambda loss, without: self.judged.append((loss, without)),
+            silent=lambda client, seconds: self.silent.append(client),
+        )
         self.server = SimpleNamespace(
             absent=set(),
             overdue=set(),
@@ -36,7 +41,9 @@ class Federation:
             durable=[0, 0],
             iteration=0,
             head=lambda outputs: outputs,
-            table=SimpleNamespace(read_filled=self._read),
+            table=SimpleNamespace(
+                read_filled=self._read, without=lambda client, rows, inputs: inputs - client
+            ),
             losses=LossLog(),
             over=False,
             last_iteration=0,
@@ -78,6 +85,7 @@ def conductor(points, stop, evaluation, best=None):
         held_out=np.array([4, 5]),
         labels=torch.ones(2),
         metric=measured,
+        loss=metric("loss", "binary"),
         stop=stop,
         watch=Watch(stop, measured, best),
         evaluation=evaluation,
@@ -115,6 +123,7 @@ def test_a_client_that_does_not_answer_holds_up_no_evaluation(caplog):
     assert federation.expired == [1]
     assert [point.unanswered for point in points] == [{"b": "default"}]
     assert "b did not answer a request for 60 s" in caplog.text
+    assert federation.silent == [1]
     federation.updates, federation.unsent = 10, set()
     for _ in range(2):  # not asked again before it answers, so nothing waits for it
         conduct(federation)
@@ -124,6 +133,16 @@ def test_a_client_that_does_not_answer_holds_up_no_evaluation(caplog):
         conduct(federation)
     assert points[-1].unanswered == {}
     assert [point.updates for point in points] == [0, 10, 20]
+
+
+def test_evaluations_measure_the_loss_with_and_without_each_client():
+    federation = Federation([1.0] * 10)
+    conduct = conductor([], StopSettings(updates=100), EvaluationSettings(every=10))
+    for _ in range(2):
+        conduct(federation)
+    ((loss, without),) = federation.judged
+    assert without.keys() == {0, 1}
+    assert without[0] == loss < without[1]  # the fake's client 1 adds 1 to what the head sees
 
 
 def test_a_client_that_is_gone_holds_up_no_evaluation():

@@ -27,7 +27,7 @@ from torch import Tensor
 from vafl.models.losses import Metric
 from vafl.protocol.messages import ServerMessage
 from vafl.protocol.requests import Poll
-from vafl.protocol.rows import NO_ROWS, Rows, in_parts
+from vafl.protocol.rows import NO_ROWS, Matrix, Rows, in_parts
 from vafl.protocol.server import Server, listed
 from vafl.protocol.settings import LARGEST_WINDOW
 from vafl.runtime.grpc.server import FederationServer
@@ -38,6 +38,7 @@ from vafl.runtime.training import Watch, is_in_vain, why_over
 log = logging.getLogger("vafl.server")
 
 _SILENCE = 15.0  # seconds without an update before the server says what it waits for
+_JUDGED_ROWS, _JUDGED_CLIENTS = 2000, 8  # at one evaluation: it must stay cheap beside the evaluation itself
 
 
 @dataclass
@@ -48,6 +49,7 @@ class Conductor:
         held_out: the table's rows that the training is watched by, [rows].
         labels: their labels.
         metric: measured on them, with the embeddings clients send for them when asked.
+        loss: the run's loss, by which the conductor judges what each client contributes.
         watch: sees every evaluation, may say that it was the last, and has the head of the best one kept, as
             the clients keep their models.
         observe: takes every evaluation.
@@ -67,6 +69,7 @@ class Conductor:
     held_out: Rows
     labels: Tensor
     metric: Metric
+    loss: Metric
     stop: StopSettings
     watch: Watch
     evaluation: EvaluationSettings
@@ -94,6 +97,7 @@ class Conductor:
     _tried: bool = False
     _asked_at: dict[int, float] = field(default_factory=dict)  # when each open request was first seen
     _joining_since: float | None = None
+    _judged: int = 0  # the client to be judged next
     _reported: set[str] = field(default_factory=set)  # clients that the last evaluations lacked
     _done: bool = False
 
@@ -211,6 +215,8 @@ class Conductor:
                 listed(silent, federation.parties),
                 self.answer_timeout,
             )
+            for client in silent:
+                federation.vitals.silent(client, self.answer_timeout)
         return said
 
     def _evaluate(self, federation: FederationServer[Server]) -> None:
@@ -262,7 +268,25 @@ class Conductor:
             self._reported = set(unanswered)
             used = ", ".join(f"{name} ({what})" for name, what in unanswered.items()) or "nobody missing"
             log.warning("evaluations from update %d on lack an answer from: %s", federation.updates, used)
+        if server.may_stand_in and not self._testing:
+            self._judge_clients(federation, rows[:_JUDGED_ROWS], inputs[:_JUDGED_ROWS], labels[:_JUDGED_ROWS])
         return self.metric.measure(server.head(torch.from_numpy(inputs)), labels), unanswered
+
+    def _judge_clients(
+        self, federation: FederationServer[Server], rows: Rows, inputs: Matrix, labels: Tensor
+    ) -> None:
+        """Measure the loss with and without some of the clients: all of them in turn, a few at a time."""
+        server, count = federation.server, len(federation.parties)
+        if count == 1:
+            return  # without its only client a model has nothing to compare with
+
+        def loss_of(seen: Matrix) -> float:
+            return self.loss.measure(server.head(torch.from_numpy(seen)), labels)
+
+        judged = [(self._judged + place) % count for place in range(min(count, _JUDGED_CLIENTS))]
+        self._judged = (judged[-1] + 1) % count
+        without = {client: loss_of(server.table.without(client, rows, inputs)) for client in judged}
+        federation.vitals.evaluated(loss_of(inputs), without)
 
     # --- checkpoints and what the run waits for ---
 

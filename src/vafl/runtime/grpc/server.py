@@ -20,7 +20,17 @@ import grpc.aio
 import numpy as np
 
 from vafl.errors import InvalidMessage, RemoteFault
-from vafl.protocol.messages import ClientMessage, Join, Leave, Refused, ServerMessage, Stop
+from vafl.protocol.messages import (
+    ClientMessage,
+    Join,
+    Leave,
+    Refresh,
+    Refused,
+    ServerMessage,
+    Stop,
+    Upload,
+)
+from vafl.protocol.rows import Matrix
 from vafl.runtime.codec import Codec
 from vafl.runtime.encodings import Frame
 from vafl.runtime.grpc.connection import Allowance, Connection, arrival, identify, listen, next_message
@@ -29,6 +39,7 @@ from vafl.runtime.grpc.worker import HELD_BACK, Worker
 from vafl.runtime.identity import Credentials
 from vafl.runtime.settings import NetworkSettings
 from vafl.runtime.simulator import Traffic
+from vafl.runtime.vitals import Alarm, Vitals
 
 log = logging.getLogger("vafl.server")
 
@@ -96,6 +107,7 @@ class FederationServer(Generic[Served]):
         self._earlier = 0.0
         self._terms, self._settings, self._credentials, self._after = terms, settings, credentials, after
         self._codec = Codec(settings.encoding, settings.largest_message)
+        self.vitals = Vitals(self.parties, self._report_alarm, time.monotonic)
         self._allowances = [Allowance(settings.messages_per_second) for _ in parties]
         self._inbox: deque[tuple[Connection, bytes]] = deque()
         self._everybody = asyncio.Event()
@@ -305,6 +317,8 @@ class FederationServer(Generic[Served]):
             self._inbox.append((connection, content))
             if len(self._inbox) == 1:  # else the worker has yet to take the others, and takes this with them
                 self._worker.do(self._handle)
+            if pause := self.vitals.heard(connection.client):
+                await asyncio.sleep(pause)
             content = await next_message(context)
 
     async def _write(self, connection: Connection, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
@@ -409,8 +423,8 @@ class FederationServer(Generic[Served]):
             message = self._codec.from_client(frame, client)
             if isinstance(message, Join) is connection.joined:
                 raise InvalidMessage("a stream's first message is a join, and no other is.")
-            if self._settings.largest_norm:
-                self._check_norm(message)
+            if isinstance(message, (Upload, Refresh)):
+                self._check_size(client, message.embeddings)
             replies = self.server.receive(message)
         except InvalidMessage as fault:
             return [self._refuse(connection, fault)]
@@ -419,6 +433,7 @@ class FederationServer(Generic[Served]):
 
     def _refuse(self, connection: Connection, fault: InvalidMessage) -> tuple[Connection, Refused]:
         self._count(connection.party, fault)
+        self.vitals.refused(connection.client, str(fault))
         connection.violations += 1
         return connection, Refused(connection.client, str(fault))
 
@@ -427,14 +442,21 @@ class FederationServer(Generic[Served]):
             limit = self._settings.messages_per_second
             raise InvalidMessage(f"at most {limit:g} messages a second. Found more from {connection.party}.")
 
-    def _check_norm(self, message: object) -> None:
-        embeddings = getattr(message, "embeddings", None)
+    def _check_size(self, client: int, embeddings: Matrix) -> None:
+        """Raise InvalidMessage if embeddings are beyond the limit: the one set, or the run's own."""
         limit = self._settings.largest_norm
-        if embeddings is not None and len(embeddings):
+        if not limit:
+            self.vitals.check(client, embeddings)
+        elif len(embeddings):
             with np.errstate(over="ignore"):
                 largest = float(np.linalg.norm(embeddings, axis=1).max())
             if largest > limit:
                 raise InvalidMessage(f"an embedding's norm must be at most {limit:g}. Found {largest:g}.")
+
+    def _report_alarm(self, party: str, alarm: Alarm) -> None:
+        """Log an alarm that goes on. Refusals and deadlines have log lines of their own."""
+        if alarm.kind not in ("refused", "silent"):
+            log.warning("alarm: %s: %s (%s)", party, alarm.text, alarm.kind)
 
     def _count(self, party: str, fault: Exception) -> None:
         """Every refusal is counted; not every one is logged, or a hostile party could fill the disk."""
