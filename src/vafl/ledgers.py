@@ -12,6 +12,7 @@ from vafl.config import Config
 from vafl.errors import ConfigError
 from vafl.observe.record import LEDGERS
 from vafl.privacy.accounts import NOBODY, Numbers
+from vafl.privacy.journal import has_journal
 from vafl.privacy.ledger import Ledger
 from vafl.privacy.spender import Spender
 
@@ -29,12 +30,12 @@ def ledger_path(config: Config, party: str, run: Path) -> Path:
 
 
 def find_ledgers(config: Config, run: Path) -> list[Path]:
-    """Those that a run's parties have on this machine."""
+    """Return the ledgers that a run's parties have on this machine."""
     if config.tables:
         paths = [ledger_path(config, party, run) for party in config.tables]
     else:
         paths = list(Path(config.privacy.ledger or run / LEDGERS).glob("*.ledger"))
-    return sorted(path for path in paths if path.is_file())
+    return sorted(path for path in paths if has_journal(path))
 
 
 def is_entered(config: Config, party: str, path: Path | None) -> bool:
@@ -49,7 +50,7 @@ def is_entered(config: Config, party: str, path: Path | None) -> bool:
     """
     if config.privacy.kind != "none":
         return True
-    if path is None or not path.is_file():
+    if path is None or not has_journal(path):
         return False
     if config.privacy.mode == "auto":
         raise ConfigError(
