@@ -17,8 +17,8 @@ crash the journal holds:
   the file until the next append overwrites them, so that a second crash cannot hide the first.
 
 `replace` writes a shorter file with other entries, in this order: the new file under another name; a seal for
-it, beside the seal for the old file; the rename. Nothing else is written before the rename is on disk, and the
-next append overwrites the seal for the old file. So the file under the journal's name always has its seal.
+it, beside the seal for the old file; the rename. Nothing else is written before the rename is on disk, and
+the next append overwrites the seal for the old file. So whichever file has the journal's name has its seal.
 """
 
 import json
@@ -227,7 +227,7 @@ def read_journal(path: Path) -> Content:
         try:
             return _read(path, key, slots)
         except LedgerError:
-            # The journal may have been replaced after its head was read: then its head now names another file.
+            # The journal may have been replaced after its head was read: then the head names another file.
             now = {seal.file for seal in slots if seal is not None}
             if now == before:
                 raise

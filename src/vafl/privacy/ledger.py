@@ -6,8 +6,8 @@ accounts are opened, runs that begin, and their charges. When charges take up mu
 replace them. The ids stay in this file, which never leaves the party.
 
 The journal notices when its file alone is cut, edited or rolled back. It cannot notice when older copies of
-both the file and its head are restored. For that the ledger makes marks: random bytes that the client sends to
-its server, and that the server shows the next time. A ledger that does not know the mark is not the newest.
+both the file and its head are restored. For that the ledger makes marks: random bytes that the client sends
+to its server, and that the server shows the next time. A ledger that does not know it is not the newest.
 
 Runs may differ in their neighbours. Each charges, limits and is shown mu^2 by its own; the accounts count all
 of them by one (see `Accounts`).

@@ -81,8 +81,8 @@ def read_head(ledger: Path) -> tuple[bytes, Slots]:
     except FileNotFoundError:
         raise LedgerError(
             f'a ledger needs its head file, which proves that the ledger is complete. Found "{ledger}" '
-            f'without "{path}". Restore the head. If it is lost, move the ledger away to start a new one, and '
-            "lower privacy.mu_max for what the old one may have spent."
+            f'without "{path}". Restore the head. If it is lost, move the ledger away to start a new one, '
+            "and lower privacy.mu_max for what the old one may have spent."
         ) from None
     key = content[len(_MAGIC) : len(_MAGIC) + _KEY]
     slots = [_unpacked(key, content[page * _PAGE :]) for page in (1, 2)]
