@@ -108,7 +108,7 @@ def test_predictions_go_on_with_the_ledger_of_the_training_wherever_the_new_tabl
     launch(settings(then), run, Console(file=io.StringIO()))
     upload_all(settings(then), run, 3)
     write_tables(now, range(20, 40))
-    client = Deployed.load(settings(now), "bank", run).respondent(run)
+    client = Deployed.load(settings(now), "bank", run).respondent()
     assert len(client._budget.spend(np.arange(20), "prediction")) == 20
     assert len(client._budget.spend(np.arange(20), "prediction")) == 10
     client._budget.ledger.close()
@@ -143,8 +143,8 @@ def test_predictions_without_noise_are_entered_too(tmp_path):
     write_tables(now, range(10, 40))
     upload_all(settings(now), tmp_path / "other")
     with pytest.raises(ConfigError, match="have a privacy ledger"):
-        Deployed.load(unprotected(now), "bank", run).respondent(run)
-    client = Deployed.load(unprotected(now, mode="none"), "bank", run).respondent(run)
+        Deployed.load(unprotected(now), "bank", run).respondent()
+    client = Deployed.load(unprotected(now, mode="none"), "bank", run).respondent()
     assert len(client._budget.spend(np.arange(5), "prediction")) == 5
     client._budget.ledger.close()
     assert sorted(spent(now).values()) == [0.25] * 25 + [math.inf] * 5

@@ -72,6 +72,7 @@ def open_ledger(
     run: Path | None = None,
     path: Path | None = None,
     purpose: Literal["training", "prediction"] = "training",
+    accept_ledger: bool = False,
 ) -> tuple[Ledger, Numbers]:
     """A party's ledger, and [rows] the account of each row.
 
@@ -81,10 +82,11 @@ def open_ledger(
         run: the folder of the run that will spend; None is a simulation, which sends nothing and whose
             ledger is kept in memory.
         path: the ledger's file, if not where `ledger_path` says.
+        accept_ledger: go on if the ledger lacks the last mark that the server received.
     """
     if run is not None:
         path = path or ledger_path(config, party, run)
-    ledger = Ledger(path, _identity(config, party, source, len(ids)))
+    ledger = Ledger(path, _identity(config, party, source, len(ids)), accepts_mark=accept_ledger)
     begins = not ledger.spenders
     folder = "" if run is None else str(run.resolve())
     batch, steps = config.schedule.batch_size, config.rule.local_steps

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from vafl.errors import BudgetExhausted, RunFolderError
+from vafl.errors import BudgetExhausted, LedgerError, RunFolderError
 from vafl.privacy.accounts import KINDS, NOBODY, Accounts, Floats, Kind, Numbers, charge_as_bytes
 from vafl.privacy.entries import (
     ACCEPTED,
@@ -65,6 +65,7 @@ class Ledger:
     Args:
         path: the file, made if it is not there; None keeps the accounts in memory only.
         identity: what ids are ids of; a ledger is for one kind of ids only.
+        accepts_mark: whether to accept one mark that this ledger does not know (see `recognise`).
 
     Attributes:
         ids: [accounts], whose they are.
@@ -73,8 +74,8 @@ class Ledger:
         accepted: when marks it did not know were accepted, as ISO 8601. What was spent before may be missing.
     """
 
-    def __init__(self, path: Path | None, identity: str) -> None:
-        self.path, self.identity = path, identity
+    def __init__(self, path: Path | None, identity: str, *, accepts_mark: bool = False) -> None:
+        self.path, self.identity, self._accepts_mark = path, identity, accepts_mark
         self.ids = pl.Series("id", [], pl.String)
         self.spenders: list[Spender] = []
         self.accounts = Accounts()
@@ -207,6 +208,29 @@ class Ledger:
     def knows(self, mark: bytes) -> bool:
         """Whether this ledger made or accepted the mark."""
         return mark in self._marks
+
+    def recognise(self, mark: bytes) -> None:
+        """Check the last mark that a server received from this party; empty if it received none.
+
+        Raises:
+            LedgerError: this ledger does not know the mark, and may not accept it.
+        """
+        if self.path is None or not mark or self.knows(mark):
+            return
+        if not self._accepts_mark:
+            raise LedgerError(
+                f'the ledger "{self.path}" must hold the last mark that this party sent to the server. '
+                "It does not: it was restored from an older copy, or is another ledger. Nothing was sent. "
+                "Restore the newest copy of the ledger and of its head. If that is lost, start once with "
+                "--accept-ledger to use this ledger, and lower privacy.mu_max for what it lacks."
+            )
+        self._accepts_mark = False
+        self.accept(mark)
+        log.warning(
+            'the ledger "%s" lacks the last mark that the server received; --accept-ledger accepts this, and '
+            "the ledger records it",
+            self.path,
+        )
 
     def accept(self, mark: bytes) -> None:
         """Enter, durably, that a mark of another ledger, or of a newer state of this one, is accepted."""

@@ -40,7 +40,7 @@ class Budget(Protocol):
         """Raise LedgerError unless the ledger knows this mark, the last one that the server received."""
 
     def due_mark(self) -> bytes:
-        """Return a fresh mark for the server; empty if the last one is recent, or nothing was charged since."""
+        """Return a fresh mark for the server, if one is due; else return nothing."""
 
 
 @torch.no_grad()

@@ -58,7 +58,7 @@ async def _run(config, run, server, present):
     clients = []
     for name in present:
         own = Deployed.load(config, name, run)
-        clients.append(FederationClient(own.respondent(run), name, own.terms(), network, None))
+        clients.append(FederationClient(own.respondent(), name, own.terms(), network, None))
     try:
         await asyncio.gather(*(client.run() for client in clients))
     finally:
@@ -216,7 +216,7 @@ def test_other_settings_and_others_models_are_refused(tmp_path):
         listening = asyncio.Future()
         serving = asyncio.create_task(end.serve(listening.set_result))
         network = configuration(network={"address": await listening}).network
-        client = FederationClient(mixed.respondent(tmp_path), "client-1", mixed.terms(), network, None)
+        client = FederationClient(mixed.respondent(), "client-1", mixed.terms(), network, None)
         try:
             await client.run()
         finally:
