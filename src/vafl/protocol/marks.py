@@ -1,4 +1,6 @@
-"""What a server remembers of its clients' privacy ledgers: the last mark that each has sent.
+"""Marks: how a client notices that its privacy ledger is not the newest one.
+
+The server remembers the last mark that each client has sent:
 
     client                                  server
       | -- Join --------------------------> |
@@ -6,10 +8,11 @@
       |  m1 is not in the ledger: stop      |   the server keeps m1
       |  m1 is in the ledger: enter m2      |
       | -- LedgerMark m2 -----------------> |   the server remembers m2, on disk, in place of m1
-      | -- embeddings, now and then a mark> |
+      | -- embeddings -------------------> |
+      | -- LedgerMark m3 -----------------> |   after every 32 uploads
 
-A ledger that was rolled back to before m2 does not hold m2. So the client notices when it joins again, unless
-the rollback is to a moment after the last mark it sent.
+A ledger that was rolled back to before m3 does not hold m3, so the client stops when it joins again. A rollback
+to a moment after the last mark stays unnoticed.
 """
 
 from typing import Protocol
