@@ -1,5 +1,7 @@
 """The server's file of marks: what it keeps, where it is, and what it refuses."""
 
+import errno
+
 import pytest
 
 from tests.companies import configuration
@@ -55,6 +57,22 @@ def test_a_damaged_file_is_refused_and_left_alone(tmp_path, content):
     with pytest.raises(RunFolderError, match=r'server\.marks" must hold .*Restore it'):
         MarkFile(path, ["bank"])
     assert path.read_bytes() == content
+
+
+def test_a_mark_that_cannot_be_written_is_remembered_until_it_can(tmp_path, caplog, monkeypatch):
+    def fail(path, content, **how):
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr("vafl.federation.marks.write_atomically", fail)
+    marks = MarkFile(tmp_path / "server.marks", ["bank", "shop"])
+    marks.remember(LedgerMark(0, 1, mark(1)))
+    marks.remember(LedgerMark(0, 2, mark(2)))
+    assert marks.recall(0) == mark(2)
+    assert caplog.text.count("privacy.ledger") == 1
+    monkeypatch.undo()
+    marks.remember(LedgerMark(1, 1, mark(3)))
+    again = MarkFile(tmp_path / "server.marks", ["bank", "shop"])
+    assert [again.recall(client) for client in range(2)] == [mark(2), mark(3)]
 
 
 def test_it_is_where_the_ledger_of_the_server_would_be(tmp_path):

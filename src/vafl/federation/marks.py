@@ -1,6 +1,7 @@
 """The file in which a server remembers the last mark of each client's privacy ledger."""
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from vafl.files import make_private_folder, write_atomically
 from vafl.ledgers import ledger_path
 from vafl.protocol.messages import MARK_BYTES, LedgerMark
 from vafl.runtime.identity import SERVER
+
+log = logging.getLogger("vafl.server")
 
 _FORMAT = "vafl ledger marks 1"
 
@@ -31,7 +34,7 @@ class MarkFile:
 
     Servers of several runs may share the file. Each reads it again before it writes. If two write at the same
     moment, one mark may be lost and an older one of the same client be remembered, which the client still
-    knows.
+    knows. If the file cannot be written, the server logs a warning and remembers marks until it ends.
 
     Args:
         path: the file; it is created when the first mark arrives.
@@ -40,19 +43,33 @@ class MarkFile:
 
     def __init__(self, path: Path, parties: Sequence[str]) -> None:
         self._path, self._parties = path, list(parties)
+        self._unwritten: dict[str, bytes] = {}
         self._read()  # a damaged file is refused before any client joins
 
     def recall(self, client: int) -> bytes:
         """Return the last mark of this client; empty if there is none."""
-        return self._read().get(self._parties[client], b"")
+        return (self._read() | self._unwritten).get(self._parties[client], b"")
 
     def remember(self, message: LedgerMark) -> None:
-        """Replace the mark of this client; it is on disk when this returns."""
-        marks = self._read() | {self._parties[message.client]: message.mark}
+        """Replace the mark of this client; it is on disk when this returns, if it can be written."""
+        warned = bool(self._unwritten)
+        self._unwritten[self._parties[message.client]] = message.mark
+        marks = self._read() | self._unwritten
         content = {"format": _FORMAT, "marks": {party: mark.hex() for party, mark in marks.items()}}
-        if not self._path.parent.exists():
-            make_private_folder(self._path.parent)
-        write_atomically(self._path, json.dumps(content, indent=2).encode() + b"\n", private=True)
+        try:
+            if not self._path.parent.exists():
+                make_private_folder(self._path.parent)
+            write_atomically(self._path, json.dumps(content, indent=2).encode() + b"\n", private=True)
+        except OSError as error:
+            if not warned:
+                log.warning(
+                    'cannot write "%s": %s. After a restart, this server will not notice ledgers that were '
+                    "rolled back. Name a folder that it may write in privacy.ledger.",
+                    self._path,
+                    error.strerror or error,
+                )
+        else:
+            self._unwritten.clear()
 
     def _read(self) -> dict[str, bytes]:
         try:

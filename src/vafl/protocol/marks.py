@@ -11,8 +11,8 @@ The server remembers the last mark that each client has sent:
       | -- embeddings -------------------> |
       | -- LedgerMark m3 -----------------> |   after every 32 uploads
 
-A ledger that was rolled back to before m3 does not hold m3, so the client stops when it joins again. A rollback
-to a moment after the last mark stays unnoticed.
+A ledger that was rolled back to before m3 does not hold m3, so the client stops when it joins again. A
+rollback to a moment after the last mark stays unnoticed.
 """
 
 from typing import Protocol
