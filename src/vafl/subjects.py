@@ -14,8 +14,8 @@ from vafl.data.encoding import Encoder
 from vafl.data.tables import POSITION, open_table
 from vafl.errors import RunFolderError
 from vafl.models.folder import StoredModel
+from vafl.names import SERVER
 from vafl.plan import load_data
-from vafl.runtime.identity import SERVER
 
 
 @dataclass(frozen=True)

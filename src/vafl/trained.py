@@ -17,11 +17,11 @@ from vafl.models.embeddings import make_embedding
 from vafl.models.folder import StoredModel, read_model, write_model
 from vafl.models.heads import make_head
 from vafl.models.settings import ModelSettings
+from vafl.names import SERVER, check_party
 from vafl.plan import Plan
 from vafl.protocol.masked_server import SumTable
 from vafl.protocol.rows import Matrix, Rows, in_parts
 from vafl.protocol.table import FOREVER, EmbeddingTable
-from vafl.runtime.identity import SERVER
 
 MODELS = "models"  # in a run folder: one folder for each party's model
 SPLIT = ("test_fraction", "validation_fraction")
@@ -35,8 +35,12 @@ _OWN_WAYS: dict[str, tuple[str, ...]] = {  # need not be the same everywhere and
 
 
 def model_folder(run: Path, party: str) -> Path:
-    """Where a run keeps this party's model."""
-    return run / MODELS / party
+    """Return the folder in which a run keeps this party's model.
+
+    Raises:
+        ConfigError: No party can be called that, so the path might lead out of the run.
+    """
+    return run / MODELS / check_party(party)
 
 
 def run_name(number: int) -> str:

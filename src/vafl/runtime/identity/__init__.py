@@ -8,11 +8,12 @@ server's certificate also carries the name `vafl-server`, which clients insist o
 dial. Certificates are good for one end of a connection only: `server` serves, all others dial.
 """
 
+from vafl.names import SERVER
 from vafl.runtime.identity.authority import issue, make_authority
 from vafl.runtime.identity.credentials import Credentials
 from vafl.runtime.identity.handshake import closed_early, refusal
 from vafl.runtime.identity.loopback import LOOPBACK_OPTIONS, HttpAddress, is_loopback, require_loopback
-from vafl.runtime.identity.names import SERVER, SERVER_NAME, check_party, party_of
+from vafl.runtime.identity.names import SERVER_NAME, party_of
 from vafl.runtime.identity.witness import CertificateWitness
 
 __all__ = [
@@ -22,7 +23,6 @@ __all__ = [
     "CertificateWitness",
     "Credentials",
     "HttpAddress",
-    "check_party",
     "closed_early",
     "is_loopback",
     "issue",
