@@ -34,7 +34,8 @@ def make(kind: type[Made], values: Any, where: str = "") -> Made:
             raise ConfigError(f'unknown key "{_dotted(where, key)}". {hint}')
     missing = [field.name for field in fields if _is_required(field) and field.name not in values]
     if missing:
-        raise ConfigError(f"{where} needs {', '.join(missing)}. Found only {', '.join(values) or 'nothing'}.")
+        found = ", ".join(values) or "nothing"
+        raise ConfigError(f"{where or 'the document'} needs {', '.join(missing)}. Found only {found}.")
     return kind(**{key: _convert(hints[key], value, _dotted(where, key)) for key, value in values.items()})
 
 

@@ -37,4 +37,20 @@ def _run(serve: ServersPart, options: argparse.Namespace, console: Console) -> N
                 f"--{name} is for the server. Found it with --party {options.party}, who answers the server "
                 "and nobody else. Leave it out."
             )
+    _require_own_factory(config, options)
     console.print(f"the server is done: {answer(config, options.party, options.model)}")
+
+
+def _require_own_factory(config: Config, options: argparse.Namespace) -> None:
+    """Raise ConfigError if only the run folder itself names the code that makes the model.
+
+    RUN/config.toml came with the model. It cannot vouch for what the model's manifest names.
+    """
+    is_inside = options.config.resolve().is_relative_to(options.model.resolve())
+    is_named = any(text.partition("=")[0].strip() == "model.embedding" for text in options.set)
+    if config.model.has_factory and is_inside and not is_named:
+        raise ConfigError(
+            f'vafl imports "{config.model.embedding}" only if your own configuration names it. Found it in '
+            f'"{options.config}", inside the run folder. If you trust that code, add --set '
+            f"model.embedding={config.model.embedding}, or use a configuration outside the run folder."
+        )

@@ -23,7 +23,6 @@ from vafl.models.folder import StoredModel
 from vafl.models.losses import probabilities
 from vafl.observe.counting import CountProgress
 from vafl.observe.scores import ScoreFile, missing_column
-from vafl.plan import loss_of
 from vafl.privacy.fixed_point import decode
 from vafl.privacy.guard import guard
 from vafl.privacy.secure_sum import KeyAgreement, NoWitness, Witness
@@ -72,7 +71,7 @@ class Deployed:
 
     @property
     def loss(self) -> str:
-        return loss_of(self.config, len(self.model.manifest.classes))
+        return self.config.model.loss_for(len(self.model.manifest.classes))
 
     def terms(self) -> Terms:
         """What the parties must agree on, as this one sees it."""
@@ -93,7 +92,8 @@ class Deployed:
         """The client, private if it was so in training: the ledger of that counts on, unless
         privacy.ledger names another. `witness` vouches for the keys of a secure sum."""
         config, subjects = self.config, self.subjects
-        index, module = self.parties.index(self.party), rebuild(self.model)
+        index = self.parties.index(self.party)
+        module = rebuild(self.model, config.model.embedding)
         make: Callable[..., Respondent] = Respondent
         if config.privacy.secure_sum:
             purpose = f"{config.network.run_id}: prediction"
