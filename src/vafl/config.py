@@ -137,7 +137,7 @@ def read_document(path: Path, overrides: list[str] | None = None) -> dict[str, A
         document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f'cannot read the config file "{path}": {error.strerror}.') from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f'"{path}" must be a TOML file. {error}.') from error
     for override in overrides or []:
         _override(document, override)

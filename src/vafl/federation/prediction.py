@@ -117,12 +117,15 @@ class Deployed:
         return make(index, own.features, own.model, perturb=own.release, budget=own.budget)
 
     def _ledger(self, run: Path) -> Path:
-        """Of the training; of a model that had none, the one beside the new table."""
+        """Return the path of the training's ledger if there is one, else where this configuration keeps it.
+
+        RUN/config.toml may name a ledger that exists. It does not decide where a new one is written.
+        """
         now, then = ledger_path(self.config, self.party, run), run / "config.toml"
         if self.config.privacy.ledger or not then.is_file():
             return now
         trained = ledger_path(read_config(then), self.party, run)
-        return trained if self.config.privacy.kind != "none" or trained.is_file() else now
+        return trained if trained.is_file() else now
 
     def scorer(self, *, cached: bool) -> Scorer:
         """The server's part; where the model has no default for a client, zero stands in."""
