@@ -13,6 +13,7 @@ from vafl.build import Run
 from vafl.config import Config
 from vafl.data.partition import Party, VerticalData
 from vafl.errors import ConfigError, RunFolderError
+from vafl.files import make_private_folder
 from vafl.models.embeddings import make_embedding
 from vafl.models.folder import StoredModel, read_model, write_model
 from vafl.models.heads import make_head
@@ -48,7 +49,7 @@ def run_name(number: int) -> str:
 
 
 def keep_embedding(plan: Plan | Run, index: int, path: Path, run: str) -> None:
-    """Writes client `index`'s trained model into the run folder `path`; `run` is the run's name."""
+    """Write client `index`'s trained model into the run folder `path`; `run` is the run's name."""
     party = plan.data.parties[index]
     facts: dict[str, Any] = {
         "party": party.name,
@@ -57,15 +58,22 @@ def keep_embedding(plan: Plan | Run, index: int, path: Path, run: str) -> None:
         "schema": {} if party.encoder is None else party.encoder.to_dict(),
         "run": run,
     }
-    write_model(model_folder(path, party.name), plan.models[index], **facts, **_shared(plan))
+    write_model(_make_model_folder(path, party.name), plan.models[index], **facts, **_shared(plan))
 
 
 def keep_head(plan: Plan | Run, defaults: Mapping[str, Tensor], path: Path, run: str) -> None:
-    """Writes the trained head into the run folder `path`, with what stands in for absent clients."""
+    """Write the trained head into the run folder `path`, with the defaults for absent clients."""
     model = plan.config.model
     inputs = model.head_inputs(len(plan.data.parties), plan.task.outputs)
     facts: dict[str, Any] = {"party": SERVER, "kind": "head", "features": [inputs], "schema": {}, "run": run}
-    write_model(model_folder(path, SERVER), plan.head, defaults, **facts, **_shared(plan))
+    write_model(_make_model_folder(path, SERVER), plan.head, defaults, **facts, **_shared(plan))
+
+
+def _make_model_folder(run: Path, party: str) -> Path:
+    """Make the folder of a party's model; neither it nor RUN/models can be read by others."""
+    folder = model_folder(run, party)
+    make_private_folder(folder.parent)
+    return folder
 
 
 def keep_all(run: Run, path: Path) -> None:

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 from vafl.errors import RunError
+from vafl.files import make_private_folder
 
 _LESS_URGENT = 10  # steps of Unix's niceness: about a tenth of a core that both want
 
@@ -57,7 +58,7 @@ class Clients:
 
     def start(self, address: str) -> None:
         """Starts every client, dialling `address`; what it says goes to logs/NAME.log."""
-        (self._path / "logs").mkdir(exist_ok=True)
+        make_private_folder(self._path / "logs")  # errors may quote ids
         stdin, self._line = os.pipe()
         for name in self._names:
             command = [sys.executable, "-c", _CHILD, *self._command, str(self._path / "config.toml")]
