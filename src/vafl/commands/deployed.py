@@ -13,7 +13,7 @@ from vafl.errors import ConfigError
 from vafl.federation.prediction import answer
 from vafl.runtime.identity import SERVER
 
-_OF_THE_SERVER = ("out", "http")  # options that mean nothing to a client
+_OF_THE_SERVER = ("out", "http", "keys", "tls", "tls_certificate", "tls_key")  # options that a client has not
 ServersPart = Callable[[Config, argparse.Namespace, Console], None]
 
 
@@ -34,8 +34,8 @@ def _run(serve: ServersPart, options: argparse.Namespace, console: Console) -> N
     for name in _OF_THE_SERVER:
         if getattr(options, name, None) is not None:
             raise ConfigError(
-                f"--{name} is for the server. Found it with --party {options.party}, who answers the server "
-                "and nobody else. Leave it out."
+                f"--{name.replace('_', '-')} is for the server. Found it with --party {options.party}, which "
+                "answers the server only. Leave it out."
             )
     _require_own_factory(config, options)
     console.print(f"the server is done: {answer(config, options.party, options.model)}")
