@@ -10,8 +10,8 @@ _SUFFIX = re.compile(r"_(bucket|sum|count)$")
 def parse(text):
     """Name -> [(labels, value)]; every sample must follow the type of its family, which is told once."""
     kinds, found = {}, {}
-    assert text.endswith("\n")
-    for line in text.splitlines():
+    assert not text or text.endswith("\n")
+    for line in text.split("\n")[:-1]:
         if line.startswith("# TYPE "):
             _, _, name, kind = line.split(" ")
             assert name not in kinds

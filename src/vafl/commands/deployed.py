@@ -13,7 +13,7 @@ from vafl.errors import ConfigError
 from vafl.federation.prediction import answer
 from vafl.runtime.identity import SERVER
 
-_OF_THE_SERVER = ("out", "http", "keys", "tls", "tls_certificate", "tls_key")  # options that a client has not
+_OF_THE_SERVER = ("out", "http", "keys", "tls", "tls_certificate", "tls_key")  # not for clients
 ServersPart = Callable[[Config, argparse.Namespace, Console], None]
 
 

@@ -1,4 +1,4 @@
-"""Who may ask a served model, and how they are told apart."""
+"""Checks on callers of `vafl serve`: the Host and Origin headers, and API keys."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ _TLS = "TLS (add --tls for the server's own certificate, or --tls-certificate FI
 
 @dataclass(frozen=True)
 class Access:
-    """Where a model is served, and to whom.
+    """The address of a served model, and the callers that it accepts.
 
     Attributes:
-        address: where HTTP is served.
-        callers: whose keys are accepted; None accepts every caller that can connect.
-        tls: None serves plain HTTP.
+        address: The address to listen on.
+        callers: The accepted keys; None accepts every caller that can connect.
+        tls: The certificate; None serves plain HTTP.
 
     Raises:
         ConfigError: Other machines could connect, and keys or TLS are missing.
@@ -41,7 +41,7 @@ class Access:
 
     @property
     def scheme(self) -> str:
-        """What URLs of this server begin with."""
+        """The scheme of this server's URLs."""
         return "https" if self.tls else "http"
 
     def admit(self, headers: Mapping[str, str]) -> str:

@@ -304,7 +304,7 @@ class _Connection(web.RequestHandler):
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether a log record is about a fault of this server, not about a request that is no HTTP."""
+    """Return False for log records about malformed requests: strangers could fill the log with them."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 

@@ -88,7 +88,7 @@ class _Request(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        # `timeout` bounds each read only, so a caller could send a byte now and then for ever.
+        # `timeout` bounds each read only, so a caller that sends single bytes could hold on to a thread.
         self._deadline = Timer(_HEADERS_PATIENCE, self._hang_up)
         self._deadline.daemon = True
         self._deadline.start()

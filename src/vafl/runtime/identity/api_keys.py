@@ -40,7 +40,7 @@ _REMEDY = "Make keys with `vafl keys add FILE NAME`."
 
 @dataclass(frozen=True)
 class ApiKey:
-    """What the file keeps of a key.
+    """One entry of a file of keys.
 
     Attributes:
         digest: BLAKE2b of the key, 64 hex digits.

@@ -15,7 +15,7 @@ from vafl.runtime.identity import files, pem
 
 @dataclass(frozen=True)
 class Https:
-    """What a server needs to speak TLS.
+    """A server certificate, loaded for TLS.
 
     Attributes:
         names: the host names and addresses in the certificate, in lower case; `*.example.org` stands for
@@ -59,7 +59,7 @@ class Https:
 
 
 def _refuse_password() -> NoReturn:
-    # Without a callback OpenSSL asks on the terminal, and a service would wait there for ever.
+    # Without a callback OpenSSL asks on the terminal, and a service would hang there.
     raise ValueError("it has a password")
 
 

@@ -36,7 +36,7 @@ def is_loopback(address: str) -> bool:
 
 
 class HttpAddress(NamedTuple):
-    """Where HTTP is served."""
+    """A host and port that HTTP is served on."""
 
     host: str
     port: int
@@ -54,7 +54,7 @@ class HttpAddress(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """True if only this machine can reach the address."""
         return is_loopback(self.host)
 
     def url(self, bound: int, scheme: str = "http") -> str:
