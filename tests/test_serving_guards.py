@@ -12,8 +12,8 @@ from contextlib import ExitStack, closing, suppress
 
 import pytest
 
+from tests.machine import PARTIES, Machine
 from tests.prometheus import parse
-from tests.test_federation_processes import PARTIES, Machine
 from tests.waiting import LIMIT, until
 from vafl.cli import main
 from vafl.federation.http import MOST_CONNECTIONS

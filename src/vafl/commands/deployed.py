@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vafl.commands.configured import add_config_options, log_to_stderr, overrides
+from vafl.commands.configured import add_config_options, add_replace_option, log_to_stderr, overrides
 from vafl.config import Config, read_config
 from vafl.errors import ConfigError
 from vafl.federation.prediction import answer
@@ -22,6 +22,7 @@ def add_model_options(parser: argparse.ArgumentParser, serve: ServersPart) -> No
     add_config_options(parser)
     parser.add_argument("--party", default=SERVER, help="who this is (%(default)s, who asks the others)")
     parser.add_argument("--model", type=Path, required=True, metavar="RUN", help="where the model is")
+    add_replace_option(parser)
     parser.set_defaults(command=partial(_run, serve))
 
 
@@ -38,7 +39,8 @@ def _run(serve: ServersPart, options: argparse.Namespace, console: Console) -> N
                 "answers the server only. Leave it out."
             )
     _require_own_factory(config, options)
-    console.print(f"the server is done: {answer(config, options.party, options.model)}")
+    reason = answer(config, options.party, options.model, replace=options.replace)
+    console.print(f"the server is done: {reason}")
 
 
 def _require_own_factory(config: Config, options: argparse.Namespace) -> None:
