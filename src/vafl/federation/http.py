@@ -7,7 +7,7 @@ A request passes these checks in turn before anything else is done with it:
 3. Authorization holds a known key (401), if the server has keys.
 4. A POST has the type application/json (415), which no HTML form can send.
 
-A caller that fails one of the first three is hung up on. Connections are limited in number, and every part of
+A caller that fails one of the first three checks is disconnected. Connections are limited in number, and every part of
 a request has a deadline: see `HttpServer`.
 """
 
@@ -34,6 +34,7 @@ MOST_CONNECTIONS = 512
 _BODY_PATIENCE = 10.0  # seconds for a request's body to arrive
 _IDLE_PATIENCE = 15.0  # seconds from an answer to the next request's last header, and to send an answer
 _HANDSHAKE_PATIENCE = 10.0
+_LINGER = 2.0  # seconds to read on after a refusal, so that the caller gets it before a reset
 _RETRY = 1.0  # seconds until another try to accept, when the process has no file descriptor left
 _BACKLOG = 128  # connections that the kernel keeps waiting
 _ID_BYTES = 256  # of a body, for each id that a request may hold
@@ -147,7 +148,8 @@ async def _body(request: web.Request) -> Any:
         async with asyncio.timeout(_BODY_PATIENCE):
             content = await request.read()
     except TimeoutError:
-        raise Refusal(408, "too_slow", f"a body must arrive within {_BODY_PATIENCE:g} s") from None
+        message = f"a body must arrive within {_BODY_PATIENCE:g} s"
+        raise Refusal(408, "too_slow", message, hangs_up=True) from None
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -290,7 +292,7 @@ class _Connection(web.RequestHandler):
             runner.server,
             loop=asyncio.get_running_loop(),
             keepalive_timeout=_IDLE_PATIENCE,
-            lingering_time=_BODY_PATIENCE,
+            lingering_time=_LINGER,
             auto_decompress=False,  # a few bytes could become very many
             access_log=None,  # type: ignore[arg-type]  # aiohttp's own default type forgets it
             logger=_quiet,
