@@ -7,8 +7,8 @@ A request passes these checks in turn before anything else is done with it:
 3. Authorization holds a known key (401), if the server has keys.
 4. A POST has the type application/json (415), which no HTML form can send.
 
-A caller that fails one of the first three checks is disconnected. Connections are limited in number, and every part of
-a request has a deadline: see `HttpServer`.
+A caller that fails one of the first three checks is disconnected. Connections are limited in number, and
+every part of a request has a deadline: see `HttpServer`.
 """
 
 import asyncio
