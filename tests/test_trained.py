@@ -225,7 +225,7 @@ def test_nesting_beyond_any_manifest_is_refused(folders, no_imports):
     folder, deep = folders[0], {"value": 1}
     for _ in range(400):
         deep = {"a": deep}
-    nested, dotted, digits = b"x = " + b"[" * 100_000, b"a." * 50_000 + b"a = 1", b"x = " + b"9" * 10_000
+    nested, dotted, digits = b"x = " + b"[" * 100_000, b"a." * 5_000 + b"a = 1", b"x = " + b"9" * 10_000
     with edited(folder, {**read_document(folder), "settings": {"model": {}, "data": deep}}):
         for text in (None, nested, dotted, digits):
             if text is not None:
