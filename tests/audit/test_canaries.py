@@ -3,10 +3,12 @@
 from dataclasses import replace
 from statistics import median
 
+import numpy as np
 import pytest
 
 from vafl.audit.canaries import (
     Finding,
+    audit_extreme_slopes,
     audit_mechanism,
     audit_model_channel,
     confirmed,
@@ -95,6 +97,32 @@ def test_noised_updates_close_the_model_channel():
 
 def test_too_little_noise_on_updates_opens_the_model_channel():
     assert audit_model_channel(claiming(TRAINED), halved(TRAINED)).verdict == "broken"
+
+
+def scaled_in_float32(rows, factors):
+    """The clip as it was: its factor a float32."""
+    return (rows * factors.astype(np.float32)[:, None]).astype(np.float64)
+
+
+def extreme(settings, used=None):
+    """The finding in the middle of three: an honest client fails one in a hundred."""
+    findings = [audit_extreme_slopes(claiming(settings), used or settings) for _ in range(3)]
+    assert findings[0].claimed == pytest.approx(1.0), "by the updates alone"
+    return sorted(findings, key=lambda finding: finding.found)[1]
+
+
+@pytest.mark.parametrize("settings", [TRAINED, replaced(TRAINED)])
+def test_extreme_slopes_break_a_clip_in_float32_and_not_one_in_float64(monkeypatch, settings):
+    assert extreme(settings).verdict == "holds"
+    monkeypatch.setattr("vafl.privacy.records.scaled", scaled_in_float32)
+    assert extreme(settings).verdict == "broken"
+    assert extreme(settings).found > 1.2
+
+
+def test_a_small_clip_is_tried_with_huge_features():
+    small = replace(TRAINED, gradient_clip=1e-6, gradient_noise=1e-6 * TRAINED.gradient_noise)
+    assert extreme(small).verdict == "holds"
+    assert extreme(small, halved(small)).verdict == "broken"
 
 
 def test_an_audit_that_could_not_fail_cannot_tell():
