@@ -47,7 +47,7 @@ clip = 1.0
 noise = 1.0
 gradient_clip = 1.0
 gradient_noise = 1.0
-mu_max = 6.0
+mu_max = 12.0
 """
 
 

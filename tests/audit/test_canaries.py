@@ -20,10 +20,11 @@ from vafl.protocol.schedule import ScheduleSettings
 from vafl.protocol.settings import RuleSettings
 
 # mu = 1 each, in four rounds
-FROZEN = PrivacySettings(mode="frozen", clip=1.0, noise=2.0)
-TRAINED = PrivacySettings(clip=1.0, noise=8**0.5, gradient_clip=1.0, gradient_noise=8**0.5)
-ONCE = PrivacySettings(mode="release_once", clip=1.0, noise=1.0)
-EMBED_ONLY = PrivacySettings(mode="embed_only", clip=1.0, noise=2.0)
+ZEROED = {"neighbours": "zero_out", "mu_max": "unlimited"}
+FROZEN = PrivacySettings(mode="frozen", clip=1.0, noise=2.0, **ZEROED)
+TRAINED = PrivacySettings(clip=1.0, noise=8**0.5, gradient_clip=1.0, gradient_noise=8**0.5, **ZEROED)
+ONCE = PrivacySettings(mode="release_once", clip=1.0, noise=1.0, **ZEROED)
+EMBED_ONLY = PrivacySettings(mode="embed_only", clip=1.0, noise=2.0, neighbours="zero_out")
 
 
 def replaced(settings: PrivacySettings) -> PrivacySettings:
@@ -79,7 +80,7 @@ def test_refreshes_and_local_steps_are_watched_too(kind, refresh):
 
 
 def test_a_large_clip_is_filled():
-    large = PrivacySettings(mode="frozen", clip=1e5, noise=2e5)
+    large = PrivacySettings(mode="frozen", clip=1e5, noise=2e5, **ZEROED)
     assert audit_mechanism(claiming(large), halved(large)).verdict == "broken"
 
 
@@ -127,7 +128,7 @@ def test_a_small_clip_is_tried_with_huge_features():
 
 def test_an_audit_that_could_not_fail_cannot_tell():
     """All of 1000 guessed right prove a mu of 5.5, so a claim of 6 cannot be broken by them."""
-    claimed = PrivacySettings(mode="release_once", clip=6.0, noise=1.0)
+    claimed = PrivacySettings(mode="release_once", clip=6.0, noise=1.0, **ZEROED)
     used = replace(claimed, noise=0.1)
     finding = audit_mechanism(claiming(claimed), used)
     assert (finding.verdict, finding.power) == ("cannot tell", 0.0)
@@ -136,7 +137,7 @@ def test_an_audit_that_could_not_fail_cannot_tell():
 
 
 def test_the_power_is_how_often_half_the_noise_is_noticed():
-    claimed = PrivacySettings(mode="release_once", clip=1.0, noise=6.0)
+    claimed = PrivacySettings(mode="release_once", clip=1.0, noise=6.0, **ZEROED)
     findings = [
         confirmed(lambda: audit_mechanism(claiming(claimed), halved(claimed), 1000)) for _ in range(200)
     ]

@@ -23,7 +23,7 @@ from vafl.config import Config
 from vafl.privacy.accounts import KINDS, Floats
 from vafl.privacy.guard import Guard, guard
 from vafl.privacy.ledger import Ledger
-from vafl.privacy.settings import PrivacySettings
+from vafl.privacy.settings import UNLIMITED, PrivacySettings
 from vafl.protocol.client import Client
 from vafl.protocol.descent import Descent
 from vafl.protocol.messages import ClientMessage, Gradient, Refresh, Request, Upload
@@ -217,7 +217,7 @@ def _client(
     with torch.no_grad():
         model.weight.zero_()
         model.weight[0] = _LOUD * max(settings.clip, settings.gradient_clip, settings.gradient_noise)
-    limits = replace(settings, mu_max=0.0, ledger="")
+    limits = replace(settings, mu_max=settings.mu_max and UNLIMITED, ledger="")
     steps = config.rule.local_steps
     own = guard(limits, model, features, Ledger.in_memory(rows), np.arange(rows), steps)
     schedules = [make_schedule(config, training_rows, index) for index in range(clients)]

@@ -24,13 +24,13 @@ class Mechanism:
     Attributes:
         clip: C, of what is uploaded.
         gradient_clip: G, of a record's gradient, for `dp_train`.
-        neighbours: a record and nothing (`zero_out`), or a record and any other (`replace`).
+        neighbours: as in `PrivacySettings`; `replace` doubles the sensitivities.
     """
 
     mode: PrivateMode
     clip: float
     gradient_clip: float = 0.0
-    neighbours: Literal["zero_out", "replace"] = "zero_out"
+    neighbours: Literal["zero_out", "replace"] = "replace"
 
     def __post_init__(self) -> None:
         _require_positive("clip", self.clip)

@@ -1,6 +1,5 @@
 """Everything that stands between one client's records and the network, made from the settings."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +27,7 @@ class Budget:
         self, ledger: Ledger, settings: PrivacySettings, accounts: Numbers, local_steps: int
     ) -> None:
         self.ledger = ledger
-        self._accounts, self._limit = accounts, settings.mu_max or math.inf
+        self._accounts, self._limit = accounts, settings.limit
         self._in_order = bool((accounts == np.arange(len(accounts))).all())
         self._free = settings.kind == "release_once"  # what follows the release costs nothing
         self._trains = settings.kind == "embed_only"  # the only mode whose bound asks for the first use

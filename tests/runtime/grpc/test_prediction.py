@@ -128,7 +128,7 @@ def test_nobody_at_all_is_an_error_and_leaves_no_file(tmp_path):
 
 def test_predictions_of_private_clients_are_charged_and_end_at_the_cap(tmp_path):
     """Frozen clients, mu^2 = 1/4 an upload, mu_max^2 = 1/2: two predictions of each record."""
-    privacy = {"mode": "frozen", "clip": 1.0, "noise": 2.0, "mu_max": 0.5**0.5}
+    privacy = {"mode": "frozen", "clip": 1.0, "noise": 4.0, "mu_max": 0.5**0.5}
     config = trained(
         tmp_path / "run",
         privacy=privacy,
