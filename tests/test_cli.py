@@ -47,7 +47,15 @@ def test_run_writes_the_whole_folder_and_says_what_protects_the_labels(config, t
     assert resolved["rule"]["name"] == "t-sync"
     history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     assert [point["updates"] for point in history] == [0, 20, 40, 60]
-    assert set(history[0]) == {"seconds", "updates", "bytes_up", "bytes_down", "train_loss", "metric"}
+    assert set(history[0]) == {
+        "seconds",
+        "updates",
+        "bytes_up",
+        "bytes_down",
+        "train_loss",
+        "metric",
+        "unanswered",
+    }
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["rule"] == "t-sync"
     assert summary["clients"] == 2

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.test_federation_processes import CONFIG, Machine
+from tests.machine import CONFIG, Machine
 from vafl.cli import main
 
 PARTIES = ("client-1", "client-2", "client-3")

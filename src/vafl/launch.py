@@ -1,5 +1,6 @@
 """Runs a configuration with everything around it: progress on the terminal, a folder with the record."""
 
+import math
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -162,7 +163,8 @@ def summarise(
     """The content of summary.json, for whatever kind of run.
 
     Args:
-        end, best: the last evaluation, and the best if its models are the ones that are kept.
+        end, best: the last evaluation, and the best if its models are the ones that are kept. A metric of NaN
+            was not measured.
         test: the metric on the test rows, where those two are of validation rows.
         ended: why.
     """
@@ -175,7 +177,8 @@ def summarise(
         "seconds": end.seconds,
         "bytes_up": end.bytes_up,
         "bytes_down": end.bytes_down,
-        "metric": {"name": metric, "value": kept.metric},
+        "metric": {"name": metric, "value": None if math.isnan(kept.metric) else kept.metric},
+        "unanswered": kept.unanswered,
         "kept": {"updates": kept.updates, "seconds": kept.seconds},
         "watched": _watched(config),
         "test": test,

@@ -19,13 +19,12 @@ from vafl.models.heads import make_head
 from vafl.models.settings import ModelSettings
 from vafl.plan import Plan
 from vafl.protocol.masked_server import SumTable
-from vafl.protocol.rows import Matrix, Rows, in_parts
+from vafl.protocol.rows import Matrix, Rows, mean_of_rows
 from vafl.protocol.table import FOREVER, EmbeddingTable
 from vafl.runtime.identity import SERVER
 
 MODELS = "models"  # in a run folder: one folder for each party's model
 SPLIT = ("test_fraction", "validation_fraction")
-_ROWS = 65_536  # summed at once: bounds memory
 _OWN_WAYS: dict[str, tuple[str, ...]] = {  # need not be the same everywhere and always
     "data": ("path", "folder"),
     "partition": (),
@@ -114,8 +113,7 @@ def _telling(party: Party, rows: Rows) -> Rows:
 
 
 def _mean(cells: Matrix, rows: Rows) -> Tensor:
-    parts = [cells[part].sum(0, dtype=np.float64) for part in in_parts(rows, _ROWS)]
-    return torch.from_numpy(np.sum(parts, axis=0) / len(rows)).float()
+    return torch.from_numpy(mean_of_rows(cells, rows))
 
 
 def open_model(config: Config, run: Path, party: str) -> StoredModel:

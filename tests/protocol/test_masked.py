@@ -168,17 +168,19 @@ def test_an_evaluation_is_summed_and_asked_again_after_a_drop_out():
     held_out = np.arange(ROWS, ROWS + HELD_OUT)
     _with_held_out(exchange, made)
     server = joined(exchange)
-    asked = server.ask_everyone(held_out)
+    poll = server.poll(held_out)
+    asked = poll.requests
     assert [request.client for request in asked] == [0, 1, 2]
     assert len({request.number for request in asked}) == 1
     first = exchange.clients[0].receive(asked[0])
     assert isinstance(first[0], MaskedRefresh)
     server.receive(first[0])
     exchange.leave(1)
-    assert not server.has_answers(asked)
+    assert poll.is_open
     exchange.join(1)
     exchange.deliver()
-    assert server.has_answers(asked)
+    assert not poll.is_open
+    assert poll.answered == {0, 1, 2}
     expected = sum(embed(client.model, client._features, held_out) for client in exchange.clients)
     np.testing.assert_allclose(server.table.read(held_out), expected.numpy(), rtol=1.3e-6, atol=1e-5)
 
@@ -187,7 +189,24 @@ def test_nobody_is_asked_while_a_client_is_gone():
     exchange = Exchange(run())
     server = joined(exchange)
     exchange.leave(1)
-    assert server.ask_everyone(np.arange(ROWS, ROWS + 2)) == []
+    assert not server.may_poll
+
+
+def test_a_sum_that_is_given_up_is_void_and_late_parts_of_it_are_no_fault():
+    made = run()
+    exchange = Exchange(made)
+    _with_held_out(exchange, made)
+    server = joined(exchange)
+    rows, before = np.arange(ROWS, ROWS + 2), server.table.cells.copy()
+    poll = server.poll(rows)
+    answers = [exchange.clients[request.client].receive(request)[0] for request in poll.requests]
+    server.receive(answers[0])
+    assert server.expire(list(server.open_requests)) == []
+    assert not poll.is_open
+    assert poll.answered == set()
+    for answer in answers[1:]:
+        assert server.receive(answer) == []
+    assert np.array_equal(server.table.cells, before)
 
 
 def test_a_client_that_declines_ends_the_question_and_the_others_answers_are_no_fault():
@@ -197,21 +216,23 @@ def test_a_client_that_declines_ends_the_question_and_the_others_answers_are_no_
     _with_held_out(exchange, made)
     server = joined(exchange)
     rows, before = np.arange(ROWS, ROWS + 2), server.table.cells.copy()
-    first = server.ask_everyone(rows)
+    first_poll = server.poll(rows)
+    first = first_poll.requests
     answers = [exchange.clients[request.client].receive(request)[0] for request in first]
     server.receive(answers[0])
     server.receive(Decline(1, answers[1].sequence, first[1].number, "the budget is spent"))
-    assert server.has_answers(first)
+    assert not first_poll.is_open
     assert server.receive(answers[2]) == []
-    second = server.ask_everyone(rows)
+    second_poll = server.poll(rows)
+    second = second_poll.requests
     late = Decline(2, exchange.clients[2]._next(), first[2].number, "so is mine")
     assert server.receive(late) == []
     answers = [exchange.clients[request.client].receive(request)[0] for request in second]
     assert np.array_equal(server.table.cells, before)
-    assert not server.has_answers(second)
+    assert second_poll.is_open
     for answer in answers:
         server.receive(answer)
-    assert server.has_answers(second)
+    assert not second_poll.is_open
     expected = sum(embed(client.model, client._features, rows) for client in exchange.clients)
     np.testing.assert_allclose(server.table.read(rows), expected.numpy(), rtol=1.3e-6, atol=1e-5)
     with pytest.raises(InvalidMessage, match="client 2 was not asked request 2"):

@@ -64,7 +64,7 @@ class Fragile(Exchange):
             memory=old.records,
         )
         self.server.head.load_state_dict(head)
-        self.server.restore(iteration, activations, deepcopy(optimiser))
+        self.server.restore(iteration, activations, deepcopy(optimiser), forgettable=1000)
         self.server.delays, self.server.last_iteration = seen, last
         self.server.absent = set(range(CLIENTS))
         for i in range(CLIENTS):

@@ -28,8 +28,7 @@ def test_it_knows_what_was_asked_and_not_answered(history):
         for client in range(6):
             mine = [expected[number] for number in sorted(expected) if expected[number].client == client]
             assert requests.of(client) == mine
-        for number in range(8):
-            assert requests.is_open(number) == (number in expected)
+        assert requests.open.keys() == expected.keys()
 
 
 def test_numbers_are_never_used_again():
@@ -81,3 +80,37 @@ def test_parts_are_asked_for_in_turn_until_the_client_is_gone():
     assert requests.of(1) == []
     with pytest.raises(InvalidMessage, match=r"was not asked"):
         requests.check(answer(number=second.number, rows=second.rows))
+
+
+def test_a_late_answer_is_taken_once_though_nobody_waits_for_it():
+    requests = Requests()
+    made = requests.make(1, ROWS)
+    requests.expire(made)
+    assert requests.open == {}
+    assert requests.of(1) == []
+    assert requests.check(answer()) is made
+    requests.answered(made)
+    with pytest.raises(InvalidMessage, match=r"was not asked"):
+        requests.check(answer())
+
+
+def test_a_client_that_leaves_owes_no_late_answer():
+    requests = Requests()
+    requests.expire(requests.make(1, ROWS))
+    requests.forget(1)
+    with pytest.raises(InvalidMessage, match=r"was not asked"):
+        requests.check(answer())
+
+
+def test_a_poll_is_over_when_each_request_was_answered_declined_expired_or_forgotten():
+    requests = Requests()
+    poll = requests.poll(range(4), ROWS)
+    first, second, third, fourth = poll.requests
+    requests.answered(first)
+    requests.answered(second, declined=True)
+    requests.expire(third)
+    assert poll.is_open
+    requests.forget(fourth.client)
+    assert not poll.is_open
+    requests.answered(third)  # too late for the poll
+    assert poll.answered == {first.client}

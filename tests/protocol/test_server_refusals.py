@@ -154,18 +154,39 @@ def test_a_client_that_left_must_join_first():
     server.receive(upload(client=2, sequence=0))
 
 
-def test_a_client_may_be_ahead_of_the_server_once_and_not_again():
-    """By what a crash made the server forget. A counter that moves on makes the other clients refresh."""
+def restored(forgettable=1000, activations=(0, 0, 0)):
+    """A server that went back to a checkpoint, and can have forgotten so many uploads of each client."""
     server = run_of(DATA).runtime.server
+    server.restore(0, activations, server.descent.state(), forgettable=forgettable)
+    return server
+
+
+def test_a_client_may_be_ahead_of_a_restored_server_once_and_not_again():
+    """By what the crash made it forget. A counter that moves on makes the other clients refresh."""
+    server = restored()
     server.receive(Join(0, 1002, 1000))
     assert server.activations == [1000, 0, 0]
-    refuses(server, Join(0, 1001, 1001), "at most 1000 uploads of client 0 .* Found 1001: it must go on")
+    refuses(server, Join(0, 1001, 1001), "at most 1000 uploads of client 0 .* Found 1001")
     server.receive(Leave(0))
     refuses(server, Join(0, 1001, 1001), "at most 1000 uploads")
     server.receive(Join(0, 1001, 1000))
     server.receive(upload(activation=1000))
     server.receive(Join(0, 1001, 1001))
     assert server.activations == [1001, 0, 0]
+
+
+@pytest.mark.parametrize("claim", [1001, 2**40, 2**62])
+def test_a_first_join_claims_no_more_than_the_run_can_have_reached(claim):
+    refuses(restored(), Join(0, claim, claim), f"at most 1000 uploads of client 0 .* Found {claim}")
+    refuses(run_of(DATA).runtime.server, Join(0, claim, claim), f"at most 0 uploads .* Found {claim}")
+
+
+def test_a_checkpoint_with_a_count_beyond_reach_can_be_resumed():
+    """Such counts were written before claims were bounded. Clients refuse a server that tells them one."""
+    server = restored(activations=(2**62, 3, 0))
+    assert server.activations == server.durable == [0, 3, 0]
+    (welcome,) = server.receive(Join(0, 7, 7))
+    assert welcome.activations == (7, 3, 0)
 
 
 @pytest.mark.parametrize("rule", [{"name": "t-sync", "t": 2}, {"delay_bound": 1}], ids=str)

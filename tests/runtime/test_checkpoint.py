@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from vafl.errors import RunFolderError
+from vafl.errors import Diverged, RunFolderError
 from vafl.runtime.checkpoint import (
     MappedArray,
     flatten,
     has_checkpoint,
     load_checkpoint,
+    load_facts,
     save_checkpoint,
     unflatten,
     write_atomically,
@@ -116,3 +117,32 @@ def test_a_mapped_array_of_another_size_is_refused(tmp_path):
     MappedArray(tmp_path / "cells", (2, 2), "<f4", fresh=True)
     with pytest.raises(RunFolderError, match="missing or another size"):
         MappedArray(tmp_path / "cells", (3, 2), "<f4", fresh=False)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_model_that_diverged_leaves_the_last_good_checkpoint(tmp_path, wrong):
+    save_checkpoint(tmp_path, {"x": torch.zeros(2)}, {"iteration": 1})
+    with pytest.raises(Diverged, match=r'NaN or infinity in "x"'):
+        save_checkpoint(tmp_path, {"x": torch.tensor([0.0, wrong])}, {"iteration": 2})
+    assert load_checkpoint(tmp_path)[1] == {"iteration": 1}
+
+
+def test_a_buffer_may_be_infinite(tmp_path):
+    mask = torch.tensor([0.0, float("-inf")])
+    save_checkpoint(tmp_path, {"mask": mask}, {}, buffers={"mask"})
+    assert torch.equal(load_checkpoint(tmp_path)[0]["mask"], mask)
+
+
+@pytest.mark.parametrize("what", ["facts", "tensors"])
+def test_a_checkpoint_with_another_content_than_was_written_is_refused(tmp_path, what):
+    """safetensors notices a broken structure only: other numbers look as good as the right ones."""
+    save_checkpoint(tmp_path, {"x": torch.tensor([1.0, 2.0])}, {"iteration": 12345})
+    path = tmp_path / "checkpoint.safetensors"
+    content = path.read_bytes()
+    old, new = (b"12345", b"12346") if what == "facts" else (content[-4:], b"\0\0\0\0")
+    path.write_bytes(content.replace(old, new))
+    with pytest.raises(RunFolderError, match="does not match its digest"):
+        load_checkpoint(tmp_path)
+    if what == "facts":
+        with pytest.raises(RunFolderError, match="does not match its digest"):
+            load_facts(tmp_path)

@@ -23,6 +23,15 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", help="the folder of public data sets (or VAFL_DATA)")
 
 
+def add_replace_option(parser: argparse.ArgumentParser) -> None:
+    """What lets a client push another process of its party out of a run."""
+    parser.add_argument(
+        "--replace",
+        action="store_true",
+        help="take the place of another process of this party that takes part already",
+    )
+
+
 def overrides(options: argparse.Namespace) -> list[str]:
     """`section.key=value` for each thing that the command line says."""
     folder = options.data or os.environ.get("VAFL_DATA", "")

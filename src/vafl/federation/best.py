@@ -39,7 +39,7 @@ class BestHead:
         """The head as it is now was measured, and is the best so far."""
         self.point, self.count = point, self.count + 1
         facts = {"point": asdict(point), "count": self.count}
-        save_checkpoint(self._folder, self._head.state_dict(), facts)
+        save_checkpoint(self._folder, self._head.state_dict(), facts, dict(self._head.named_buffers()))
 
     def restore(self) -> None:
         """Goes back to it."""
@@ -65,7 +65,8 @@ class BestEmbedding:
         if back:
             self.restore()
         else:
-            save_checkpoint(self._last, self._client.model.state_dict(), {"best": best})
+            model = self._client.model
+            save_checkpoint(self._last, model.state_dict(), {"best": best}, dict(model.named_buffers()))
 
     def restore(self) -> None:
         """Goes back to the best."""

@@ -4,12 +4,13 @@ import asyncio
 import logging
 import secrets
 import signal
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from vafl.build import limited_threads, make_client, make_guard, widths
 from vafl.config import Config
-from vafl.errors import DataError, RunFolderError
+from vafl.errors import DataError, Diverged, RunFolderError
 from vafl.federation.best import BestEmbedding
 from vafl.federation.credentials import load_credentials
 from vafl.federation.terms import STATE, make_terms, over_network, require_same_run, rows_at_once
@@ -77,7 +78,11 @@ class ClientState:
             self.save()
 
     def save(self) -> None:
-        """Makes the model and the client's place in the run durable."""
+        """Make the model and the client's place in the run durable.
+
+        Raises:
+            Diverged: the model is not finite any more; the last checkpoint stays.
+        """
         client = self._client
         self._saved, self._iteration = client.activation, client.iteration
         tensors, optimiser = flatten("optimiser", client.descent.state())
@@ -90,7 +95,8 @@ class ClientState:
             "optimiser": optimiser,
             "own_seed": self._own_seed,
         }
-        save_checkpoint(self._folder, tensors, facts)
+        buffers = {f"model.{name}" for name, _ in client.model.named_buffers()}
+        save_checkpoint(self._folder, tensors, facts, buffers)
 
 
 def draw_seed(config: Config, folder: Path, *, resume: bool) -> int | None:
@@ -104,12 +110,21 @@ def draw_seed(config: Config, folder: Path, *, resume: bool) -> int | None:
 
 
 def run_client(
-    config: Config, party: str, path: Path, *, resume: bool = False, overwrite: bool = False
+    config: Config,
+    party: str,
+    path: Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    replace: bool = False,
 ) -> str:
     """One client's part of a run; gives the server's reason for ending it.
 
     Writes path/models/PARTY at the end, path/state/PARTY meanwhile, and path/config.toml unless
     a server on this machine has done so. A client that was refused has begun nothing, and may just try again.
+
+    Args:
+        replace: take the place of another process of this party that takes part already.
     """
     folder = path / STATE / party
     if not (resume or overwrite) and has_checkpoint(folder) and load_facts(folder)["activation"] > 0:
@@ -127,11 +142,18 @@ def run_client(
         require_same_run(folder, terms)
     make_private_folder(path / STATE)
     with HeldFolder(folder):
-        return _run_client(plan, party, path, terms, credentials, resume=resume)
+        return _run_client(plan, party, path, terms, credentials, resume=resume, replace=replace)
 
 
 def _run_client(
-    plan: Plan, party: str, path: Path, terms: Terms, credentials: Credentials | None, *, resume: bool
+    plan: Plan,
+    party: str,
+    path: Path,
+    terms: Terms,
+    credentials: Credentials | None,
+    *,
+    resume: bool,
+    replace: bool,
 ) -> str:
     config, names, folder = plan.config, [own.name for own in plan.data.parties], path / STATE / party
     index = names.index(party)
@@ -147,15 +169,27 @@ def _run_client(
         write_atomically(path / "config.toml", config.to_toml().encode())
     sleeper = config.delays.clock(len(names), config.seed)[index] if config.network.real_delays else None
     federation = FederationClient(
-        client, party, terms, config.network, credentials, sleeper, state.save_if_due
+        client,
+        party,
+        terms,
+        config.network,
+        credentials,
+        sleeper,
+        state.save_if_due,
+        takes_over=resume or replace,
     )
     with limited_threads(config.threads):
         try:
             reason = run_until_over(federation)
             if config.stop.patience:
                 best.restore()
-        finally:
-            state.save()
+        except Diverged:
+            raise  # the last checkpoint is the last good one
+        except BaseException:
+            with suppress(Diverged):
+                state.save()
+            raise
+        state.save()
     keep_embedding(plan, index, path, run_name(client.run))
     return reason
 

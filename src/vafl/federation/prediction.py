@@ -152,12 +152,18 @@ class Deployed:
         return pl.DataFrame(columns | {"missing": missing_column(states, self.parties, STATES, ANSWERED)})
 
 
-def answer(config: Config, party: str, run: Path) -> str:
-    """A client's part: answers whatever it is asked until the server ends it; gives the server's reason."""
+def answer(config: Config, party: str, run: Path, *, replace: bool = False) -> str:
+    """A client's part: answers whatever it is asked until the server ends it; gives the server's reason.
+
+    Args:
+        replace: take the place of another process of this party that answers already.
+    """
     deployed = Deployed.load(config, party, run)
     credentials = load_credentials(config, party)
     client = deployed.respondent(run, witness_of(config, credentials))
-    federation = FederationClient(client, party, deployed.terms(), config.network, credentials)
+    federation = FederationClient(
+        client, party, deployed.terms(), config.network, credentials, takes_over=replace
+    )
     with limited_threads(config.threads):
         return run_until_over(federation)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import secrets
 import signal
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from vafl.federation.credentials import load_credentials
 from vafl.federation.terms import STATE, make_terms, over_network, require_same_run, rows_at_once
 from vafl.files import make_private_folder, remove_drafts
 from vafl.launch import require_updates, share_done, shown_metric, summarise, what_was_reached
+from vafl.models.losses import metric
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import Progress
 from vafl.observe.record import RecordedRun, RunFolder, read_run
@@ -49,6 +51,9 @@ from vafl.trained import keep_head, run_name, stand_ins
 log = logging.getLogger("vafl.server")
 
 _WATCHED_EVERY = 1.0
+# Uploads of one client that may be taken after a checkpoint is due and before it is written: those that wait
+# for a step, and those of the messages that are handled together.
+_BEFORE_A_CHECKPOINT = 1024
 
 
 class ServerState:
@@ -58,6 +63,7 @@ class ServerState:
         make_private_folder(folder)
         remove_drafts(folder)
         self._folder, self.terms, self._epsilon = folder, make_terms(plan), plan.config.labels.epsilon
+        self._checkpoint_every = plan.config.network.checkpoint_every
         self._mapped: MappedArray | None = None
         rows = plan.data.rows + len(plan.data.test_labels)
         if plan.config.privacy.secure_sum:  # each round sums anew: nothing to keep
@@ -92,7 +98,12 @@ class ServerState:
         server, facts = self.server, self.facts
         with restoring(self._folder):
             server.head.load_state_dict({name: tensors[f"head.{name}"] for name in server.head.state_dict()})
-            server.restore(facts["iteration"], facts["activations"], unflatten(facts["optimiser"], tensors))
+            server.restore(
+                facts["iteration"],
+                facts["activations"],
+                unflatten(facts["optimiser"], tensors),
+                forgettable=facts["forgettable"],
+            )
         server.delays.restore(unflatten(facts["delays"], tensors))
 
     def save(self, account: dict[str, Any]) -> list[int]:
@@ -114,11 +125,13 @@ class ServerState:
             "label_epsilon": self._epsilon,
             "iteration": server.iteration,
             "activations": settled,
+            "forgettable": self._checkpoint_every + _BEFORE_A_CHECKPOINT,
             "optimiser": optimiser,
             "delays": delays,
             "account": account,
         }
-        save_checkpoint(self._folder, tensors, facts)
+        buffers = {f"head.{name}" for name, _ in server.head.named_buffers()}
+        save_checkpoint(self._folder, tensors, facts, buffers)
         return settled
 
 
@@ -178,10 +191,11 @@ class ServerRun:
                 self._shown = progress
                 run(_serve(federation, conductor, listening, self.watch))
             require_updates(self.config, conductor.watch.ended, state.server.iteration)
-            _require_result(conductor, state.server.iteration)
-            defaults = stand_ins(plan.data, state.server.table, conductor.measured)
-            keep_head(plan, defaults, self.path, run_name(state.server.run))
-            folder.finish(self._summary(plan, federation, points, conductor))
+            if conductor.has_result or state.server.iteration:
+                defaults = stand_ins(plan.data, state.server.table, conductor.measured)
+                keep_head(plan, defaults, self.path, run_name(state.server.run))
+                folder.finish(self._summary(plan, federation, points, conductor))
+            self._require_result(conductor, state.server.iteration)
         recorded = read_run(self.path)
         plot_runs([recorded], self.path / "progress")
         if conductor.interrupted:
@@ -215,12 +229,14 @@ class ServerRun:
             tests=held_out[watched:],
             test_labels=data.test_labels[watched:],
             metric=plan.task.metric,
+            loss=metric("loss", plan.task.loss),
             stop=config.stop,
             watch=watch,
             evaluation=config.evaluation,
             observe=observe,
             checkpoint=lambda: state.save(federation.account()),
             checkpoint_every=config.network.checkpoint_every,
+            answer_timeout=config.network.answer_timeout,
             most_rows=self._fitting,
             has_result=bool(points),
         )
@@ -234,21 +250,28 @@ class ServerRun:
 
     def _progress(self, plan: Plan, federation: FederationServer[Server], conductor: Conductor) -> Progress:
         def clients() -> list[ClientStatus]:
-            here = federation.connections
+            here, vitals = federation.connections, federation.vitals
             rows = zip(federation.parties, federation.server.activations, federation.traffic, strict=True)
             return [
-                ClientStatus(name, count, traffic.bytes_up, traffic.bytes_down, index not in here)
+                ClientStatus(
+                    name,
+                    count,
+                    traffic.bytes_up,
+                    traffic.bytes_down,
+                    index not in here,
+                    alarms=tuple(f"{alarm.kind}: {alarm.text}" for alarm in vitals.alarms(index)),
+                )
                 for index, (name, count, traffic) in enumerate(rows)
             ]
 
         config, sizes = self.config, f"{len(federation.parties)} clients, {plan.data.rows:,} training rows"
         title = f"{config.rule.name} over {config.network.security}: {config.data.title}, {sizes}"
-        metric = shown_metric(config, plan.task.metric.name)
+        shown = shown_metric(config, plan.task.metric.name)
         return Progress(
             self.console,
             self.path,
             title,
-            metric,
+            shown,
             federation,
             partial(share_done, federation, config.stop),
             clients,
@@ -260,10 +283,11 @@ class ServerRun:
         self, plan: Plan, federation: FederationServer[Server], points: list[Point], conductor: Conductor
     ) -> dict[str, object]:
         server = federation.server
+        unmeasured = Point(federation.now, federation.updates, *federation.bytes_moved, None, math.nan)
         summary = summarise(
             self.config,
             [party.name for party in plan.data.parties],
-            points[-1],
+            points[-1] if points else unmeasured,
             plan.task.metric.name,
             server.delays.summaries(),
             server.activations,
@@ -273,19 +297,25 @@ class ServerRun:
             best=conductor.watch.best,
             ended=conductor.watch.ended,
         )
-        return {**summary, "violations": federation.violations, "durable": list(server.durable)}
+        return {
+            **summary,
+            "violations": federation.violations,
+            "clients_seen": federation.vitals.report(),
+            "durable": list(server.durable),
+        }
 
-
-def _require_result(conductor: Conductor, updates: int) -> None:
-    if conductor.has_result:
-        return
-    if conductor.interrupted:
-        raise KeyboardInterrupt
-    raise RunError(
-        "a run's result is an evaluation, for which every client must have said its embeddings of the rows "
-        f"held out. Found none in {updates:,} updates: the log says who did not answer. See to that client, "
-        "and start every party again with --resume: they go on from where they stand."
-    )
+    def _require_result(self, conductor: Conductor, updates: int) -> None:
+        """Raise RunError if the run ended without an evaluation; what was trained is kept by then."""
+        if conductor.has_result:
+            return
+        if conductor.interrupted:
+            raise KeyboardInterrupt
+        kept = f'The models of {updates:,} updates are kept in "{self.path}".' if updates else ""
+        raise RunError(
+            "a run's result is an evaluation, for which clients must send their embeddings of the rows held "
+            f"out. Found none in {updates:,} updates: the log names the clients that did not answer. {kept} "
+            "Repair those clients, and start every party again with --resume to go on from there."
+        )
 
 
 class _ToldTwice(Exception):

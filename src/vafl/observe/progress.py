@@ -134,6 +134,9 @@ class Progress:
             lines.add_row(part)
         if seen.waiting:
             lines.add_row(Text(f"waiting for {seen.waiting}", style="yellow"))
+        for client in seen.clients:
+            for alarm in client.alarms:
+                lines.add_row(Text(f"alarm: {client.name}: {alarm}", style="bold red"))
         return Group(lines, _client_table(seen.clients)) if seen.clients else lines
 
 

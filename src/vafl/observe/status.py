@@ -7,7 +7,7 @@ tells how it stood last.
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ class ClientStatus:
         activations: uploads it has made.
         gone: whether it is not here.
         delay_mean, delay_max: of its cells when they were used, as of the last evaluation.
+        alarms: what is not normal about it now, as `vafl.runtime.vitals` has it.
     """
 
     name: str
@@ -34,6 +35,7 @@ class ClientStatus:
     gone: bool = False
     delay_mean: float = 0.0
     delay_max: int = 0
+    alarms: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Status:
         Raises:
             TypeError: it did not.
         """
-        clients = tuple(ClientStatus(**client) for client in document.pop("clients", ()))
+        clients = tuple(map(_client, document.pop("clients", ())))
         status = cls(**document, clients=clients)
         _check(status)
         for client in clients:
@@ -78,11 +80,19 @@ class Status:
         write_atomically(folder / STATUS, content, durable=False)
 
 
+def _client(document: dict[str, Any]) -> ClientStatus:
+    client = ClientStatus(**document)
+    return replace(client, alarms=tuple(client.alarms)) if isinstance(client.alarms, list) else client
+
+
 def _check(made: Status | ClientStatus) -> None:
-    """Raises TypeError unless words are words, and numbers are finite ones."""
+    """Raise TypeError unless words are words, and numbers are finite ones."""
     for each in fields(made):
         value = getattr(made, each.name)
-        fits = isinstance(value, str) if each.type is str else _is_number(value) or each.name == "clients"
+        if each.name == "alarms":
+            fits = isinstance(value, tuple) and all(isinstance(one, str) for one in value)
+        else:
+            fits = isinstance(value, str) if each.type is str else _is_number(value) or each.name == "clients"
         if not fits:
             raise TypeError(f"{each.name} {value!r}")
 

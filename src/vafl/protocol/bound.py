@@ -43,6 +43,10 @@ class DelayBound:
             if declined:
                 self.declined.add(client)
 
+    def waits_for(self, client: int, number: int) -> bool:
+        """Whether the step now waiting needs this very answer, however long it takes."""
+        return self.policy == "wait" and self.asked.get(client) == number
+
     def forget(self, client: int) -> None:
         """The client left or came back: whether it could answer before no longer counts."""
         self.asked.pop(client, None)
@@ -59,11 +63,11 @@ class DelayBound:
         clients = np.flatnonzero(old.any(axis=0)).tolist()
         return {client: np.unique(rows[old[:, client]]) for client in clients}
 
-    def ask(self, stale: dict[int, Rows], absent: set[int], requests: Requests) -> list[Request]:
-        """Requests to every client that can be asked and was not yet."""
+    def ask(self, stale: dict[int, Rows], silent: set[int], requests: Requests) -> list[Request]:
+        """Requests to every client that can be asked and was not yet; the `silent` cannot."""
         made = []
         for client, rows in stale.items():
-            if client not in self.asked and client not in self.declined and client not in absent:
+            if client not in self.asked and client not in self.declined and client not in silent:
                 made.append(requests.make(client, rows))
                 self.asked[client] = made[-1].number
         return made

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from vafl import kernels
 from vafl.errors import InvalidMessage
 from vafl.protocol.descent import Descent
+from vafl.protocol.gradient_limit import GradientLimit
 from vafl.protocol.gradients import (
     PullBack,
     TensorPass,
@@ -81,6 +82,7 @@ class Client(Respondent):
     Attributes:
         finished: why the client makes no more uploads; empty while it does.
         run: the run's random number, as the server has said it last.
+        gradient_limit: scales down gradients that no honest server sends, and counts them.
         refresh_rows: so many rows at most are refreshed in one message; None: all of them.
         at_evaluation: called before it answers in a run that ends with its best models, with `best` and
             `back` of the `Request`.
@@ -108,6 +110,7 @@ class Client(Respondent):
         self.refresh_rows: int | None = None
         self.at_evaluation: AtEvaluation | None = None
         self.descent = descent
+        self.gradient_limit = GradientLimit()
         self._schedule, self._refresh, self._rule, self._l2 = schedule, refresh, rule, l2
         self._inputs = self._features.numpy()
         self._embed = (
@@ -126,6 +129,13 @@ class Client(Respondent):
     def waiting(self) -> bool:
         """Whether as many answers are owed as may be, so that the client cannot begin an activation."""
         return self.owed >= (self._rule.window or 1) or bool(self.finished)
+
+    @property
+    def server_fault(self) -> str:
+        limit = self.gradient_limit
+        if not limit.scaled:
+            return ""
+        return f"{limit.scaled} gradients of norm up to {limit.largest:.3g}, where {limit.usual:.3g} is usual"
 
     def join(self) -> Join:
         """What the client says first on a connection: where it stands."""
@@ -234,10 +244,11 @@ class Client(Respondent):
         """theta_m <- theta_m - eta (grad h * gradient + grad r), Q times."""
         if not self.descent.parameters:  # a fixed embedding
             return
+        gradients = self.gradient_limit(answer.gradients)
         for _ in range(self._rule.local_steps):
             current = flight.version == self._version or not ages(flight.pull_back)
             pull_back = flight.pull_back if current else self._embed_batch(flight.rows)[1]
-            self._step(pull_back(answer.gradients), answer.iteration)
+            self._step(pull_back(gradients), answer.iteration)
 
     def _step(self, gradients: Sequence[Array], iteration: int) -> None:
         self.descent.step(gradients, iteration, l2=self._l2)

@@ -6,7 +6,7 @@ are thrown away and a new epoch begins: every client offers a fresh key, the ser
 what was under way is said again under new masks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -30,10 +30,11 @@ from vafl.protocol.messages import (
     Upload,
     Words,
 )
+from vafl.protocol.requests import Poll
 from vafl.protocol.rows import NO_ROWS, Matrix, Rows
 from vafl.protocol.rules import Turn
 from vafl.protocol.server import Server, listed
-from vafl.protocol.table import Delays, EmbeddingTable
+from vafl.protocol.table import FOREVER, Delays, EmbeddingTable
 
 
 class SumTable(EmbeddingTable):
@@ -53,6 +54,11 @@ class SumTable(EmbeddingTable):
     def lost(self, client: int) -> Rows:
         """No rows: no client has cells to say again."""
         return NO_ROWS
+
+    def read_filled(self, rows: Rows) -> tuple[Matrix, dict[int, Rows]]:
+        """As for any table, but nothing can stand in for a part of a sum: without one there is no sum."""
+        gap = rows[self.stored_at[rows, 0] == -FOREVER]
+        return self.read(rows), dict.fromkeys(range(self._clients), gap) if len(gap) else {}
 
     def delays(self, rows: Rows, iteration: int) -> Delays:
         """[batch, clients]: all clients' parts of a sum are of one age."""
@@ -78,6 +84,7 @@ class MaskedServer(Server):
     """
 
     table: SumTable
+    may_stand_in = False
 
     def __init__(self, table: SumTable, *others: Any, decode: Callable[[Words], Matrix]) -> None:
         super().__init__(table, *others)
@@ -85,19 +92,37 @@ class MaskedServer(Server):
         self._decode = decode
         self._words: dict[int, Words] = {}
         self._asked: Request | None = None
+        self._poll = Poll([])
         self._sums_asked = 0
         self._asked_words: dict[int, Words] = {}
 
-    def ask_everyone(self, rows: Rows, best: int = -1, *, back: bool = False) -> list[Request]:
-        """Asks all clients for one sum, if all are here; none is asked alone."""
-        if self.epochs.missing:
-            return []
+    @property
+    def may_poll(self) -> bool:
+        """Whether all clients have keys: a sum needs all of them."""
+        return not self.epochs.missing
+
+    def poll(self, rows: Rows, best: int = -1, *, back: bool = False) -> Poll:
+        """Ask all clients for one sum; none is ever asked alone."""
         self._asked = Request(0, self._sums_asked, rows, best, back)
         self._sums_asked += 1
-        return self._ask_again()
+        self._poll = Poll(self._ask_again(), {self._asked.number})
+        return self._poll
 
-    def has_answers(self, asked: Sequence[Request]) -> bool:
-        return self._asked is None or all(request.number != self._asked.number for request in asked)
+    @property
+    def open_requests(self) -> Set[int]:
+        """The number of the sum asked for, if its parts are still coming."""
+        return set() if self._asked is None else {self._asked.number}
+
+    def expire(self, numbers: Iterable[int]) -> list[ServerMessage]:
+        """Give up the sum asked for; parts of it that come later are void."""
+        if any(True for _ in numbers):
+            self._end_poll()
+        return []
+
+    def _end_poll(self) -> None:
+        """No more parts are waited for: the sum is complete, declined or late."""
+        self._asked = None
+        self._poll.waiting.clear()
 
     def waiting_for(self, names: Sequence[str] = ()) -> str:
         missing = self.epochs.missing
@@ -156,14 +181,15 @@ class MaskedServer(Server):
             self._asked_words[refresh.client] = refresh.words
             if len(self._asked_words) == self.table.clients:
                 self._store_sum(asked.rows, self._asked_words)
-                self._asked = None
+                self._poll.answered |= set(range(self.table.clients))
+                self._end_poll()
         return []
 
     def _take_decline(self, decline: Decline) -> list[ServerMessage]:
         """Without one client there is no sum."""
         self._check_sequence(decline.client, decline.sequence)
         if self._find_asked(decline.client, decline.request) is not None:
-            self._asked = None
+            self._end_poll()
         self._sequences[decline.client] = decline.sequence
         return []
 

@@ -1,6 +1,18 @@
-"""What the server has asked of its clients and not yet got."""
+"""What the server has asked its clients for, and has not received yet.
 
-from collections.abc import Sequence
+A request is open until it is answered, declined, expired, or forgotten because its client left or joined
+again:
+
+    make ──> open ──answered──> closed
+              │ │
+              │ └──forget────> closed
+              └──expire──> late ──answered or forget──> closed
+
+Nobody waits for a late request. Its answer is still valid when it comes: slow is not wrong.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -9,62 +21,110 @@ from vafl.protocol.messages import Decline, Refresh, Request
 from vafl.protocol.rows import Rows
 
 
-class Requests:
-    """Numbers requests, checks answers against them, and remembers what is open.
+@dataclass(eq=False)
+class Poll:
+    """Requests for the same rows to several clients at once, for an evaluation.
 
     Attributes:
-        made: how many there have been.
+        requests: what was asked, one request a client.
+        waiting: numbers of the requests that may still be answered in time.
+        answered: the clients that have sent what was asked.
+    """
+
+    requests: list[Request]
+    waiting: set[int] = field(default_factory=set)
+    answered: set[int] = field(default_factory=set)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an answer may still come in time."""
+        return bool(self.waiting)
+
+
+class Requests:
+    """Numbers requests, checks answers against them, and remembers which are open.
+
+    Attributes:
+        made: how many requests were made so far.
     """
 
     def __init__(self) -> None:
         self._open: dict[int, Request] = {}
+        self._late: dict[int, Request] = {}
+        self._polls: dict[int, Poll] = {}  # by the number of an open request
         self._later: dict[int, Sequence[Rows]] = {}  # by request: rows to ask for once it is answered
         self.made = 0
 
+    @property
+    def open(self) -> Mapping[int, Request]:
+        """The open requests by number, oldest first."""
+        return self._open
+
     def make(self, client: int, rows: Rows, best: int = -1, *, back: bool = False) -> Request:
-        """A new open request."""
+        """Open a new request."""
         request = Request(client, self.made, rows, best, back)
         self._open[request.number] = request
         self.made += 1
         return request
 
+    def poll(self, clients: Iterable[int], rows: Rows, best: int = -1, *, back: bool = False) -> Poll:
+        """Ask several clients for the same rows."""
+        poll = Poll([self.make(client, rows, best, back=back) for client in clients])
+        poll.waiting |= {request.number for request in poll.requests}
+        self._polls |= dict.fromkeys(poll.waiting, poll)
+        return poll
+
     def make_in_turn(self, client: int, parts: Sequence[Rows]) -> list[Request]:
-        """Asks for the first of these; for the next once that is `answered`. Asked for all at once, a client
-        could wait for the server to take its answers, and the server for it to take the questions."""
+        """Ask for the first part, and for each next one when the part before is `answered`.
+
+        If all parts were asked for at once, the client could wait for the server to take its answers while
+        the server waits for the client to take its questions.
+        """
         if not parts:
             return []
         request = self.make(client, parts[0])
         self._later[request.number] = parts[1:]
         return [request]
 
-    def answered(self, request: Request) -> list[Request]:
-        """Closes it; gives what is to be asked next."""
-        self._open.pop(request.number)
+    def answered(self, request: Request, *, declined: bool = False) -> list[Request]:
+        """Close a request; return what is to be asked next."""
+        self._close(request, fulfilled=not declined)
         return self.make_in_turn(request.client, self._later.pop(request.number, ()))
 
+    def expire(self, request: Request) -> None:
+        """Stop waiting for an open request. Its answer stays valid."""
+        self._close(request, fulfilled=False)
+        self._late[request.number] = request
+
     def forget(self, client: int) -> None:
-        """Whatever this client was asked, or was to be asked, it will not answer."""
-        for request in self.of(client):
-            self._open.pop(request.number)
+        """Close every request to this client, and drop what it was to be asked next."""
+        for request in [*self.of(client), *(late for late in self._late.values() if late.client == client)]:
+            self._close(request, fulfilled=False)
             self._later.pop(request.number, None)
 
-    def is_open(self, number: int) -> bool:
-        return number in self._open
-
     def find(self, client: int, number: int | None) -> Request:
-        """What this client was asked and has not answered; raises InvalidMessage if it was not asked that."""
-        request = self._open.get(-1 if number is None else number)
+        """Return the open or late request of that number; raise InvalidMessage if it is not this client's."""
+        place = -1 if number is None else number
+        request = self._open.get(place) or self._late.get(place)
         if request is None or request.client != client:
             raise InvalidMessage(f"client {client} was not asked request {number}.")
         return request
 
     def of(self, client: int) -> list[Request]:
-        """What this client was asked and has not answered, oldest first."""
+        """Return this client's open requests, oldest first."""
         return [request for request in self._open.values() if request.client == client]
 
     def check(self, message: Refresh | Decline) -> Request:
-        """What the message answers; raises InvalidMessage unless it does, with exactly the rows asked for."""
+        """Return what the message answers; raise InvalidMessage unless it has exactly the rows asked for."""
         request = self.find(message.client, message.request)
         if isinstance(message, Refresh) and not np.array_equal(request.rows, message.rows):
             raise InvalidMessage(f"the answer to request {request.number} must hold exactly its rows.")
         return request
+
+    def _close(self, request: Request, *, fulfilled: bool) -> None:
+        self._open.pop(request.number, None)
+        self._late.pop(request.number, None)
+        if poll := self._polls.pop(request.number, None):
+            poll.waiting.discard(request.number)
+            if fulfilled:
+                poll.answered.add(request.client)

@@ -89,6 +89,11 @@ class Respondent:
         """Whether the client cannot begin anything by itself now."""
         return True
 
+    @property
+    def server_fault(self) -> str:
+        """What the server has sent that no honest server sends; empty if nothing."""
+        return ""
+
     def wake(self) -> list[ClientMessage]:
         """Begins an activation. Call it only when not `waiting`."""
         return []

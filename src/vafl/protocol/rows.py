@@ -16,6 +16,7 @@ Rows = npt.NDArray[np.int64]
 Matrix = npt.NDArray[np.float32]  # [rows, width]
 Array = npt.NDArray[Any]
 NO_ROWS: Rows = np.empty(0, dtype=np.int64)
+_SUMMED_ROWS = 65_536  # at a time
 
 
 def check_rows(rows: Rows, count: int) -> None:
@@ -27,6 +28,13 @@ def check_rows(rows: Rows, count: int) -> None:
         raise InvalidMessage("rows must be distinct. Found a row named twice in one message.")
     if not (numbers[0] >= 0 and numbers[-1] < count):
         raise InvalidMessage(f"rows must be in 0..{count - 1}. Found {numbers[0]}..{numbers[-1]}.")
+
+
+def mean_of_rows(matrix: Matrix, rows: Rows) -> npt.NDArray[np.float32]:
+    """Return the mean of these rows of a matrix, [width]; zeros for no rows. Memory stays bounded."""
+    parts = [matrix[part].sum(0, dtype=np.float64) for part in in_parts(rows, _SUMMED_ROWS)]
+    mean: npt.NDArray[np.float32] = (np.sum(parts, axis=0) / max(1, len(rows))).astype(np.float32)
+    return mean
 
 
 def in_parts(array: Array, size: int) -> list[Array]:

@@ -129,6 +129,10 @@ class Scorer:
         outputs: Tensor = self._head(inputs.sum(1) if self._summed else inputs.flatten(1))
         return outputs
 
+    def is_under_way(self, client: int) -> bool:
+        """False: a client that only answers has nothing that another process would have to know of."""
+        return False
+
     def receive(self, message: ClientMessage) -> list[ServerMessage]:
         """Takes one message and gives the replies that follow from it.
 

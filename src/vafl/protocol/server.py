@@ -4,7 +4,7 @@ The whole life of an upload is here: `receive` -> checked -> stored -> the rule 
 bound may ask for fresh cells -> one evaluation of the loss -> the head steps, gradients go back.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +35,7 @@ from vafl.protocol.messages import (
     made_here,
     require_growth,
 )
-from vafl.protocol.requests import Requests
+from vafl.protocol.requests import Poll, Requests
 from vafl.protocol.rows import NO_ROWS, Array, Rows, in_parts
 from vafl.protocol.rules import Rule, Turn
 from vafl.protocol.settings import LARGEST_COUNT, LARGEST_WINDOW
@@ -63,6 +63,7 @@ class Server:
         durable: how many of them the last checkpoint holds.
         absent: the clients that are gone.
         finished: the clients that make no more uploads.
+        overdue: the clients that let a request expire. They are not asked again before they answer or join.
         requests: what was asked of clients and is not answered yet.
         recall_rows: so many lost rows at most are asked for at a time: answers must fit into messages.
         run: the run's random number, for clients to keep with their models.
@@ -89,10 +90,12 @@ class Server:
         self.durable = [0] * table.clients
         self.absent: set[int] = set()
         self.finished: set[int] = set()
+        self.overdue: set[int] = set()
         self.requests = Requests()
         self.recall_rows = RECALL_ROWS
         self.run = 0
         self._met: set[int] = set()
+        self._forgettable = 0  # uploads of one client that a crash can have made this server forget
         self._evaluate = HeadStep(labels, head, loss, descent, mask)
         self.losses = self._evaluate.losses
         self._training_rows = len(labels)
@@ -117,23 +120,67 @@ class Server:
             )
         return self._take(message) + self._advance()
 
-    def ask_everyone(self, rows: Rows, best: int = -1, *, back: bool = False) -> list[Request]:
-        """Asks every client that is here for fresh embeddings, outside any step: for an evaluation, say.
-        `best` and `back` are as in `Request`."""
-        present = [client for client in range(self.table.clients) if client not in self.absent]
-        return [self.requests.make(client, rows, best, back=back) for client in present]
+    may_stand_in = True
+    """Whether a default can stand in for the embeddings of a client that does not answer."""
 
-    def has_answers(self, asked: Sequence[Request]) -> bool:
-        """Whether nothing more will come in answer to these."""
-        return not any(self.requests.is_open(request.number) for request in asked)
+    @property
+    def may_poll(self) -> bool:
+        """Whether an evaluation can be asked for now."""
+        return True
 
-    def restore(self, iteration: int, activations: Sequence[int], optimiser: dict[str, Any]) -> None:
-        """Goes back to a checkpoint. The head is restored by whoever made it; what the table got since
-        then is unknown until its clients, when they join, have said it again."""
+    def poll(self, rows: Rows, best: int = -1, *, back: bool = False) -> Poll:
+        """Ask every client that is here and answers for fresh embeddings, outside any step: to evaluate.
+
+        `best` and `back` are as in `Request`.
+        """
+        silent = self.absent | self.overdue
+        present = [client for client in range(self.table.clients) if client not in silent]
+        return self.requests.poll(present, rows, best, back=back)
+
+    @property
+    def open_requests(self) -> Set[int]:
+        """The numbers of the requests that are waited for."""
+        return self.requests.open.keys()
+
+    def expire(self, numbers: Iterable[int]) -> list[ServerMessage]:
+        """Stop waiting for these requests; return the replies to steps that waited for them.
+
+        The caller keeps the clock. The delay bound goes on by its policy; under `wait` its own requests do
+        not expire. An answer that comes later is taken as usual, and its client may be asked again.
+        """
+        for number in numbers:
+            request = self.requests.open[number]
+            if self.bound is not None:
+                if self.bound.waits_for(request.client, number):
+                    continue
+                self.bound.settle(request.client, number, declined=True)
+            self.requests.expire(request)
+            self.overdue.add(request.client)
+        return self._advance()
+
+    def restore(
+        self, iteration: int, activations: Sequence[int], optimiser: dict[str, Any], *, forgettable: int
+    ) -> None:
+        """Go back to a checkpoint. The caller restores the head.
+
+        Cells stored after the checkpoint count as lost until their clients join and upload them again.
+
+        Args:
+            forgettable: how many uploads of one client the server can have taken after this checkpoint. A
+                client that joins may be ahead of the checkpoint by at most this many.
+        """
         self.iteration = iteration
-        self.activations, self.durable = list(activations), list(activations)
+        # A count beyond any run's reach was claimed by a hostile client, before claims were bounded. The
+        # iteration is at least the number of this client's uploads that were stepped on.
+        counts = [count if count <= LARGEST_COUNT // 2 else iteration for count in activations]
+        self.activations, self.durable = counts, list(counts)
+        self._forgettable = forgettable
         self.descent.restore(optimiser)
         self.table.lose_since(iteration)
+
+    def is_under_way(self, client: int) -> bool:
+        """Whether this client has uploaded anything in this run."""
+        return self.activations[client] > 0
 
     def settled(self) -> list[int]:
         """How many uploads of each client were acted on: those before the first that still waits.
@@ -308,14 +355,16 @@ class Server:
 
     def _forget_requests(self, client: int) -> None:
         self.requests.forget(client)
+        self.overdue.discard(client)
         if self.bound:
             self.bound.forget(client)
 
     def _settle(self, request: Request, *, declined: bool) -> list[ServerMessage]:
         """Takes note of an answer; gives what is to be asked next."""
+        self.overdue.discard(request.client)
         if self.bound:
             self.bound.settle(request.client, request.number, declined=declined)
-        return [*self.requests.answered(request)]
+        return [*self.requests.answered(request, declined=declined)]
 
     def _store(self, message: Upload | Refresh) -> None:
         """Stores embeddings as of the iteration whose model they were made with.
@@ -332,16 +381,19 @@ class Server:
         require_growth(client, sequence, self._sequences[client])
 
     def _check_join(self, join: Join) -> None:
-        """Whether a client can stand where it says.
+        """Raise InvalidMessage if the client claims more answered uploads than the run can have reached.
 
-        What a crash made the server forget, be it all there was, it learns when the client joins for the
-        first time since. From then on it knows of every upload that was answered.
+        A restored server has forgotten the uploads it took after its checkpoint. It learns of them when a
+        client joins for the first time since, and only as many as fit between two checkpoints. From then on
+        it knows of every upload that was answered. All other clients look ahead from this number, so a free
+        claim would send them anywhere.
         """
-        known = self.activations[join.client] if join.client in self._met else LARGEST_COUNT
+        known = self.activations[join.client]
+        known += 0 if join.client in self._met else self._forgettable
         if join.applied > known:
             raise InvalidMessage(
                 f"at most {known} uploads of client {join.client} can have been answered. Found "
-                f"{join.applied}: it must go on from where it last stood in this run, or begin anew."
+                f"{join.applied}. Resume it with the state it kept of this run, or start it afresh."
             )
         if join.activation - join.applied > LARGEST_WINDOW:
             raise InvalidMessage(
@@ -401,7 +453,8 @@ class Server:
         """Asks for what the step lacks; skips what cannot be had, if that is the policy."""
         rows = np.concatenate([turn.rows for turn in self._group])
         stale = bound.stale(self.table, rows, self.iteration)
-        replies += bound.ask(stale, self.absent, self.requests)
+        silent = self.absent if bound.policy == "wait" else self.absent | self.overdue
+        replies += bound.ask(stale, silent, self.requests)
         if bound.must_wait(stale):
             return True
         bound.begin_step()

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from vafl import kernels
 from vafl.errors import ConfigError, InvalidMessage
-from vafl.protocol.rows import Array, Matrix, Rows, check_rows
+from vafl.protocol.rows import Array, Matrix, Rows, check_rows, mean_of_rows
 
 FOREVER = 2**30  # a delay at or above this means: never uploaded, or lost
 _LOST = -FOREVER - 1  # stands for when a cell was stored, if a crash made it worthless
@@ -126,6 +126,39 @@ class EmbeddingTable:
             found: Matrix = kernels.gather(self.cells, rows)
             return found
         return kernels.gather_sums(self.sums, rows)
+
+    def read_filled(self, rows: Rows) -> tuple[Matrix, dict[int, Rows]]:
+        """Return what the head sees of these rows, without gaps: where a client has never sent an embedding
+        of a row, the mean of those it has sent stands in, or zeros if it has sent none.
+
+        Returns:
+            The head's input as `read` gives it, and for each client with gaps the rows it has never sent.
+        """
+        inputs, gaps = self.read(rows), {}
+        unsent = self.stored_at[rows] == -FOREVER
+        for client in np.flatnonzero(unsent.any(axis=0)).tolist():
+            places, known = unsent[:, client], np.flatnonzero(self.stored_at[:, client] != -FOREVER)
+            gaps[client] = rows[places]
+            stand_in = mean_of_rows(self.column(client), known)
+            if self.sums is None:
+                inputs[places, self.columns[client]] = stand_in
+            else:
+                inputs[places] += stand_in
+        return inputs, gaps
+
+    def without(self, client: int, rows: Rows, inputs: Matrix) -> Matrix:
+        """Return the head's input of these rows with the client's mean over them in place of its embeddings.
+
+        Args:
+            inputs: the input with its embeddings, as `read` gives it.
+        """
+        own = self.column(client)[rows]
+        mean, changed = own.mean(axis=0, dtype=np.float64).astype(np.float32), inputs.copy()
+        if self.sums is None:
+            changed[:, self.columns[client]] = mean
+        else:
+            changed += mean - own
+        return changed
 
     def delays(self, rows: Rows, iteration: int) -> Delays:
         """[batch, clients]: the delay of each cell at step `iteration`; FOREVER or more if never stored."""

@@ -1,33 +1,53 @@
 """Checkpoints: what a party must not forget, written whole or not at all.
 
 The embedding table is a memory-mapped file, so a checkpoint costs what changed, not what there is. The
-small rest (parameters, optimiser, counters) is one safetensors file, replaced atomically after the table
-is on disk. Cells stored after the checkpoint may be in the file or not; whoever restores it treats them
-as unknown and asks for them again.
+small rest (parameters, optimiser, counters) is one safetensors file with a digest of its content. It is
+replaced atomically after the table is on disk, and only by finite numbers: a model that has diverged leaves
+the last good checkpoint in place. Cells stored after the checkpoint may be in the table's file or not; the
+server treats them as lost after a restart and asks for them again.
 """
 
+import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from vafl.errors import RunFolderError
+from vafl.errors import Diverged, RunFolderError
 from vafl.files import make_private_file, make_private_folder, reserve, sync_folder, write_atomically
 
 _FILE = "checkpoint.safetensors"
 
 
-def save_checkpoint(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Writes tensors and plain facts (numbers, lists, text) as one file, for its owner's eyes only."""
+def save_checkpoint(
+    folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], buffers: Container[str] = ()
+) -> None:
+    """Write tensors and plain facts (numbers, lists, text) as one file that only its owner can read.
+
+    Args:
+        buffers: names of tensors that are not trained, and may be infinite: attention masks are.
+
+    Raises:
+        Diverged: a number is NaN or infinite; the checkpoint that was there stays.
+        RunFolderError: it cannot be written.
+    """
     plain = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}  # two may be one
-    content = save(plain, {"facts": json.dumps(facts)})
+    for name, tensor in plain.items():
+        if name not in buffers and not torch.isfinite(tensor).all():
+            raise Diverged(
+                f'a checkpoint holds finite numbers only. Found NaN or infinity in "{name}". The last '
+                f'checkpoint in "{folder}" is kept: go on from it with --resume.'
+            )
+    text = json.dumps(facts)
+    content = save(plain, {"facts": text, "digest": _digest(text, plain), "facts_digest": _digest(text, {})})
     with _writing(folder / _FILE, len(content)):
         make_private_folder(folder)
         write_atomically(folder / _FILE, content, private=True)
@@ -40,18 +60,32 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         RunFolderError: there is none, or it is damaged.
     """
     with _opened(folder) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, _facts(file)  # noqa: SIM118
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return tensors, _facts(file, "digest", tensors)
 
 
 def load_facts(folder: Path) -> dict[str, Any]:
-    """The facts alone, which are small; raises as `load_checkpoint`."""
+    """Return the facts alone, which are small; raises as `load_checkpoint`."""
     with _opened(folder) as file:
-        return _facts(file)
+        return _facts(file, "facts_digest", {})
 
 
-def _facts(file: Any) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads(file.metadata()["facts"])
+def _facts(file: Any, kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the facts, if they and the tensors are as they were written."""
+    metadata = file.metadata()
+    if _digest(metadata["facts"], tensors) != metadata[kind]:
+        raise ValueError("its content does not match its digest")
+    facts: dict[str, Any] = json.loads(metadata["facts"])
     return facts
+
+
+def _digest(facts: str, tensors: Mapping[str, Tensor]) -> str:
+    """A digest of everything a checkpoint holds: it detects damage, not forgery."""
+    digest = hashlib.blake2b(facts.encode(), digest_size=32)
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 @contextmanager
@@ -65,7 +99,9 @@ def _opened(folder: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-        raise RunFolderError(f'the checkpoint "{path}" is damaged: {error}.') from error
+        raise RunFolderError(
+            f'the checkpoint "{path}" is damaged: {error}. Restore a copy of it, or start without --resume.'
+        ) from error
 
 
 @contextmanager

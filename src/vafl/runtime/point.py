@@ -1,11 +1,17 @@
-"""What an evaluation found. It stands apart from training: whoever reads run folders needs no torch."""
+"""The result of an evaluation. It stands apart from training: reading run folders needs no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True)
 class Point:
-    """One evaluation: a line of history.jsonl."""
+    """One evaluation: a line of history.jsonl.
+
+    Attributes:
+        unanswered: clients that did not send their embeddings when asked, and what was used instead: what
+            they sent `last`, or a `default` (their mean embedding) where they have sent nothing.
+    """
 
     seconds: float
     updates: int
@@ -13,3 +19,4 @@ class Point:
     bytes_down: int
     train_loss: float | None
     metric: float
+    unanswered: dict[str, Literal["last", "default"]] = field(default_factory=dict)

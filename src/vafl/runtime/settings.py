@@ -21,11 +21,16 @@ class NetworkSettings:
         run_id: every party must name the same run.
         encoding: how embeddings and gradients travel: float32, float16, bfloat16 or int8.
         largest_message: bytes; a larger one is refused before it is read.
-        largest_norm: an embedding row beyond it is refused; 0 is no limit.
-        messages_per_second: more than that from one client, on average, is refused; 0 is no limit.
+        largest_norm: an embedding whose norm is larger is refused. 0 derives a limit from the run: embeddings
+            1000 times larger than the client's recent ones are refused.
+        messages_per_second: more than that from one client, on average, are refused. 0 derives a limit from
+            the run: a client that sends 50 times as many as any other is slowed down.
         heartbeat: seconds between signs of life; a peer silent for three of them is gone.
         join_timeout: at the start the server waits this long for every client, then goes on without.
         patience: seconds a client tries to reach the server before it gives up.
+        answer_timeout: seconds a client has to answer a request of the server. After that the server goes on
+            without it: an evaluation uses what the client sent last, and rule.when_unanswered decides for the
+            delay bound. A late answer is still used.
         checkpoint_every: updates (for a client: activations) between checkpoints.
         real_delays: clients sleep as [delays] says, in real seconds: for experiments.
     """
@@ -41,6 +46,7 @@ class NetworkSettings:
     heartbeat: float = 10.0
     join_timeout: float = 60.0
     patience: float = 300.0
+    answer_timeout: float = 60.0
     checkpoint_every: int = 500
     real_delays: bool = False
 
@@ -48,7 +54,8 @@ class NetworkSettings:
         host, _, port = self.address.rpartition(":")
         if not host or not port.isdigit():
             raise ConfigError(f'network.address must be host:port. Found "{self.address}".')
-        for name in ("heartbeat", "join_timeout", "patience", "largest_message", "checkpoint_every"):
+        positive = ("heartbeat", "join_timeout", "patience", "answer_timeout")
+        for name in (*positive, "largest_message", "checkpoint_every"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"network.{name} must be above 0. Found {getattr(self, name)}.")
         for name in ("largest_norm", "messages_per_second"):

@@ -11,6 +11,7 @@ import numpy as np
 from vafl.build import make_client, make_server, widths
 from vafl.config import from_document
 from vafl.federation.terms import make_terms
+from vafl.models.losses import metric
 from vafl.plan import make_plan
 from vafl.protocol.messages import Upload
 from vafl.protocol.table import EmbeddingTable
@@ -56,12 +57,14 @@ class Federation:
             held_out=np.arange(rows, rows + tests),
             labels=self.plan.data.test_labels,
             metric=self.plan.task.metric,
+            loss=metric("loss", self.plan.task.loss),
             stop=config.stop,
             watch=Watch(config.stop, self.plan.task.metric),
             evaluation=config.evaluation,
             observe=self.points.append,
             checkpoint=self.server.settled,
             checkpoint_every=10,
+            answer_timeout=config.network.answer_timeout,
         )
         self.names = [party.name for party in self.plan.data.parties]
         self.terms = make_terms(self.plan)
@@ -75,10 +78,10 @@ class Federation:
         self.address = address
         self.listening.set()
 
-    def client(self, index, terms=None):
+    def client(self, index, terms=None, **options):
         network = configuration(network={"address": self.address, **self.overrides}).network
         client = make_client(self.plan, index, with_held_out=True)
-        return FederationClient(client, self.names[index], terms or self.terms, network, None)
+        return FederationClient(client, self.names[index], terms or self.terms, network, None, **options)
 
     overrides: dict = {}  # noqa: RUF012
 

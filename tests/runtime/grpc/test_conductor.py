@@ -1,52 +1,79 @@
 """When a networked run is looked at, and when it ends, without a network."""
 
+import time
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
 
 from vafl.models.losses import metric
 from vafl.protocol.losslog import LossLog
-from vafl.protocol.table import FOREVER
+from vafl.protocol.requests import Poll
 from vafl.runtime.grpc.conductor import Conductor
 from vafl.runtime.settings import EvaluationSettings, StopSettings
 from vafl.runtime.training import BUDGETS_SPENT, Watch
 
 
 class Federation:
-    """A server whose clients answer at once; its metric is what `table` says."""
+    """A server with two clients that answer at once; what the head sees is the next of `values`.
+
+    Attributes:
+        asked: the rows, best count and back flag of each evaluation asked for.
+        answering: the clients that answer; a poll is open until each one asked has answered or expired.
+        unsent: the clients that have never sent the rows.
+    """
 
     def __init__(self, values):
         self.began, self.updates, self.now, self.traffic, self.parties = 0.0, 0, 0.0, [], ["a", "b"]
         self.asked, self.reason, self._values = [], "", iter(values)
-        self.seen, self.heard, self.looks = {0, 1}, [True, True], 0
+        self.answering, self.unsent, self.expired = {0, 1}, set(), []
         self.connections = {}
-        table = SimpleNamespace(
-            read=lambda rows: np.full((len(rows), 1), next(self._values), np.float32),
-            delays=self._delays,
+        self.bytes_moved = (0, 0)
+        self.judged, self.silent = [], []
+        self.vitals = SimpleNamespace(
+            evaluated=lambda loss, without: self.judged.append((loss, without)),
+            silent=lambda client, seconds: self.silent.append(client),
         )
         self.server = SimpleNamespace(
             absent=set(),
+            overdue=set(),
             activations=[0, 0],
+            durable=[0, 0],
             iteration=0,
             head=lambda outputs: outputs,
-            table=table,
+            table=SimpleNamespace(
+                read_filled=self._read, without=lambda client, rows, inputs: inputs - client
+            ),
             losses=LossLog(),
             over=False,
             last_iteration=0,
-            ask_everyone=self._ask,
-            has_answers=lambda requests: True,
+            may_poll=True,
+            may_stand_in=True,
+            open_requests=set(),
+            poll=self._ask,
+            expire=self._expire,
             made_durable=lambda counts: [],
+            waiting_for=lambda names: "uploads",
         )
 
-    def _delays(self, rows, _):
-        self.looks += 1
-        return np.where(self.heard, 5, FOREVER)[None].repeat(len(rows), 0)
+    def _read(self, rows):
+        inputs = np.full((len(rows), 1), next(self._values), np.float32)
+        return inputs, dict.fromkeys(self.unsent, rows)
 
     def _ask(self, rows, best, *, back):
         self.asked.append((rows.tolist(), best, back))
-        return [SimpleNamespace()]
+        present = {0, 1} - self.server.absent - self.server.overdue
+        self.server.open_requests = present - self.answering
+        self._poll = Poll([SimpleNamespace()] * len(present), set(self.server.open_requests))
+        self._poll.answered |= present & self.answering
+        return self._poll
+
+    def _expire(self, numbers):
+        self.expired += numbers
+        self.server.overdue |= set(numbers)
+        self.server.open_requests = set()
+        self._poll.waiting.clear()
+        return []
 
     def finish(self, reason, *, failed):
         self.reason, self.failed = reason, failed
@@ -58,12 +85,14 @@ def conductor(points, stop, evaluation, best=None):
         held_out=np.array([4, 5]),
         labels=torch.ones(2),
         metric=measured,
+        loss=metric("loss", "binary"),
         stop=stop,
         watch=Watch(stop, measured, best),
         evaluation=evaluation,
         observe=points.append,
         checkpoint=list,
         checkpoint_every=1000,
+        answer_timeout=60.0,
         tests=np.array([6, 7, 8]),
         test_labels=torch.ones(3),
     )
@@ -79,38 +108,106 @@ def test_without_new_updates_evaluations_keep_their_distance():
     assert len(points) == 3
 
 
-def test_a_client_that_has_said_nothing_yet_is_not_measured_by_zeros(caplog):
-    """Nobody is asked while it is gone; what it could not answer is not recorded, and the run goes on."""
+def test_a_client_that_does_not_answer_holds_up_no_evaluation(caplog):
+    """Its request expires; what it sent last stands in, or its default, and the evaluation says so."""
     points, federation = [], Federation([1.0] * 10)
-    conduct = conductor(points, StopSettings(updates=30), EvaluationSettings(every=10))
-    federation.heard, federation.server.absent = [True, False], {1}
-    for _ in range(3):
-        assert conduct(federation) == []
-    assert caplog.text.count("no evaluation before b is here") == 1
-    assert federation.looks == 1  # each costs what there are rows held out
-    federation.server.absent = set()
-    conduct(federation)  # asked, and then it leaves without an answer
+    conduct = conductor(points, StopSettings(updates=100), EvaluationSettings(every=10))
+    moment, federation.answering, federation.unsent = [0.0], {0}, {1}
+    conduct.clock = lambda: moment[0]
     conduct(federation)
-    assert (len(federation.asked), points) == (1, [])
-    assert "no answer from b" in caplog.text
-    federation.heard, federation.server.absent, federation.updates = [True, True], {1}, 10
-    for _ in range(2):  # gone, but what it said last is known
+    moment[0] = 59.0
+    conduct(federation)
+    assert (points, federation.expired) == ([], [])
+    moment[0] = 61.0
+    conduct(federation)
+    assert federation.expired == [1]
+    assert [point.unanswered for point in points] == [{"b": "default"}]
+    assert "b did not answer a request for 60 s" in caplog.text
+    assert federation.silent == [1]
+    federation.updates, federation.unsent = 10, set()
+    for _ in range(2):  # not asked again before it answers, so nothing waits for it
         conduct(federation)
-    assert [point.updates for point in points] == [10]
+    assert points[-1].unanswered == {"b": "last"}
+    federation.updates, federation.answering, federation.server.overdue = 20, {0, 1}, set()
+    for _ in range(2):
+        conduct(federation)
+    assert points[-1].unanswered == {}
+    assert [point.updates for point in points] == [0, 10, 20]
 
 
-@pytest.mark.parametrize(
-    ("seen", "activations", "measured"), [({0, 1}, 0, False), ({0}, 3, False), ({0}, 0, True)]
-)
-def test_a_run_ends_without_a_result_unless_those_who_lack_never_came(seen, activations, measured):
+def test_evaluations_measure_the_loss_with_and_without_each_client():
+    federation = Federation([1.0] * 10)
+    conduct = conductor([], StopSettings(updates=100), EvaluationSettings(every=10))
+    for _ in range(2):
+        conduct(federation)
+    ((loss, without),) = federation.judged
+    assert without.keys() == {0, 1}
+    assert without[0] == loss < without[1]  # the fake's client 1 adds 1 to what the head sees
+
+
+def test_a_client_that_is_gone_holds_up_no_evaluation():
+    points, federation = [], Federation([1.0] * 10)
+    conduct = conductor(points, StopSettings(updates=100), EvaluationSettings(every=10))
+    federation.server.absent, federation.unsent = {1}, {1}
+    for _ in range(2):
+        conduct(federation)
+    assert [point.unanswered for point in points] == [{"b": "default"}]
+
+
+def test_a_run_with_updates_keeps_its_models_though_nothing_could_be_measured():
     points, federation = [], Federation([1.0] * 10)
     conduct = conductor(points, StopSettings(updates=30), EvaluationSettings(every=10))
-    federation.heard, federation.server.absent, federation.updates = [True, False], {1}, 30
-    federation.seen, federation.server.activations = seen, [9, activations]
+    federation.updates, federation.unsent, federation.server.absent = 30, {0, 1}, {0, 1}
     for _ in range(6):
         conduct(federation)
-    assert federation.reason == f"30 updates were made{'' if measured else ', but nothing was measured'}"
-    assert (len(points), conduct.tested is not None, federation.failed) == (measured, measured, not measured)
+    assert (federation.reason, federation.failed) == ("30 updates were made, but nothing was measured", False)
+    assert points == []
+
+
+def test_a_run_without_updates_and_evaluations_has_failed():
+    federation = Federation([1.0] * 10)
+    conduct = conductor([], StopSettings(seconds=5.0), EvaluationSettings(every=10))
+    federation.now, federation.unsent, federation.server.absent = 6.0, {0, 1}, {0, 1}
+    for _ in range(6):
+        conduct(federation)
+    assert federation.failed
+
+
+def test_a_secure_sum_that_lacks_a_client_is_not_measured():
+    points, federation = [], Federation([1.0] * 10)
+    conduct = conductor(points, StopSettings(updates=100), EvaluationSettings(every=10))
+    federation.server.may_poll = federation.server.may_stand_in = False
+    for _ in range(3):
+        conduct(federation)
+    assert federation.asked == []  # keys are being agreed on
+    federation.server.may_poll, federation.unsent, federation.answering = True, {1}, {0}
+    conduct(federation)
+    conduct.clock = lambda: time.monotonic() + 61.0
+    conduct(federation)
+    assert points == []
+
+
+def test_a_run_that_a_silent_client_has_stopped_ends_and_names_it():
+    points, federation = [], Federation([1.0] * 10)
+    conduct = conductor(points, StopSettings(updates=30), EvaluationSettings(every=10))
+    federation.updates, federation.server.over, federation.server.overdue = 12, True, {1}
+    for _ in range(6):
+        conduct(federation)
+    assert federation.reason == "no step can be made: b did not answer in time"
+    assert not federation.failed
+
+
+def test_uploads_that_make_no_step_call_for_a_checkpoint_too():
+    """A crash may lose no more of a client's uploads than a restored server takes its word for."""
+    federation, saved = Federation([1.0] * 10), []
+    conduct = conductor([], StopSettings(updates=30), EvaluationSettings(every=10))
+    conduct.checkpoint = lambda: saved.append(True) or [0, 1100]
+    federation.server.activations = [0, 1063]
+    conduct(federation)
+    assert not saved
+    federation.server.activations = [0, 1064]
+    conduct(federation)
+    assert saved
 
 
 def test_budgets_that_allow_no_step_are_no_result():
@@ -125,15 +222,30 @@ def test_budgets_that_allow_no_step_are_no_result():
 def test_a_run_resumed_at_its_end_is_measured_with_those_who_are_about_to_join(caplog):
     points, federation = [], Federation([1.0] * 10)
     conduct = conductor(points, StopSettings(updates=30), EvaluationSettings(every=10))
-    federation.heard, federation.server.absent, federation.updates = [True, False], {1}, 30
+    federation.server.absent, federation.updates = {1}, 30
     federation.connections[1] = "its stream, on which it has yet to join"
     for _ in range(3):
         conduct(federation)
     assert not caplog.text
-    federation.heard, federation.server.absent = [True, True], set()
+    federation.server.absent = set()
     for _ in range(6):
         conduct(federation)
-    assert (len(points), federation.reason) == (1, "30 updates were made")
+    assert [point.unanswered for point in points] == [{}]
+    assert federation.reason == "30 updates were made"
+
+
+def test_a_stream_on_which_nobody_joins_holds_up_no_evaluation():
+    points, federation, moment = [], Federation([1.0] * 10), [0.0]
+    conduct = conductor(points, StopSettings(updates=30), EvaluationSettings(every=10))
+    conduct.clock = lambda: moment[0]
+    federation.server.absent = {1}
+    federation.connections[1] = "a stream on which nobody joins"
+    conduct(federation)
+    assert points == []
+    moment[0] = 61.0
+    for _ in range(2):
+        conduct(federation)
+    assert len(points) == 1
 
 
 class Kept:

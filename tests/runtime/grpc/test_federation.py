@@ -6,7 +6,7 @@ import logging
 import pytest
 import torch
 
-from tests.runtime.grpc.parties import Federation, configuration, run_all, within
+from tests.runtime.grpc.parties import Federation, configuration, run_all, until, within
 from vafl.build import build
 from vafl.errors import RemoteFault
 from vafl.federation.terms import make_terms
@@ -160,21 +160,25 @@ def test_a_turn_of_the_worker_whose_messages_another_took_does_nothing():
 
 def test_a_client_cut_off_comes_back_and_the_run_goes_on():
     async def story():
-        federation = Federation(configuration(stop={"updates": 400}))
+        federation = Federation(configuration(stop={"updates": 1_000_000}))
         serving = asyncio.create_task(federation.serve())
         await federation.listening.wait()
         clients = [federation.client(index) for index in range(2)]
         running = [asyncio.create_task(client.run()) for client in clients]
-        for step in (60, 120, 180):
-            while federation.server.iteration < step or 0 not in federation.end.connections:
-                await asyncio.sleep(0)
-            federation.end.connections[0].outbox.put(None)  # the server drops the stream
+        for _ in range(3):
+            before = federation.server.activations[0]
+            await until(lambda before=before: federation.server.activations[0] >= before + 10)
+            dropped = federation.end.connections[0]
+            dropped.outbox.put(None)  # the server drops the stream
+            await until(lambda dropped=dropped: federation.end.connections.get(0, dropped) is not dropped)
+        await until(lambda: federation.points and federation.points[-1].metric > 0.7)
+        federation.end.finish("enough")
         await asyncio.gather(*running)
         await serving
         return federation, clients
 
     federation, clients = within(60, story())
-    assert clients[0].reconnects >= 3
-    assert federation.server.iteration == 400
-    assert federation.server.activations[0] == clients[0].client.activation
-    assert federation.points[-1].metric > 0.7
+    assert clients[0].reconnects == 3
+    assert federation.end.violations == {}
+    # Uploads of its window may still be under way as the run ends.
+    assert 0 <= clients[0].client.activation - federation.server.activations[0] <= 2

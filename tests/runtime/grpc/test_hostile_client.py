@@ -60,6 +60,43 @@ def test_bad_frames_are_answered_counted_and_change_nothing():
     assert federation.end.violations == {federation.names[0]: 7}
 
 
+def test_a_first_join_that_claims_what_no_run_can_reach_is_refused_and_the_others_go_on():
+    async def story():
+        async with served(stop={"updates": 40}, network={"join_timeout": 0.1}) as federation:
+            async with dialled(federation, 0) as hostile:
+                await hostile.say(Join(0, 2**62, 2**62))
+                refused = await hostile.hear(Refused)
+            reason = await federation.client(1).run()
+            return refused, reason, federation.server.activations, federation.server.settled()
+
+    refused, reason, activations, settled = within(30, story())
+    assert f"at most 0 uploads of client 0 can have been answered. Found {2**62}" in refused.reason
+    assert reason == "40 updates were made"
+    assert activations[0] == settled[0] == 0
+
+
+def test_poisoned_embeddings_are_reported_in_log_and_alarms(caplog):
+    """All cells at 1e6 are finite and of the right shape: nothing refuses them, so somebody must look."""
+
+    async def story():
+        async with served(stop={"updates": 1_000_000}) as federation, dialled(federation, 0) as hostile:
+            running = asyncio.create_task(federation.client(1).run())
+            await hostile.say(Join(0))
+            await hostile.hear(Welcome)
+            await until(lambda: federation.server.activations[1] > 0)
+            poison = np.full((16, 3), 1e6, np.float32)
+            await hostile.say(Upload(0, 1, 0, np.arange(16), poison))
+            await until(lambda: federation.end.vitals.alarms(0))
+            kinds = [alarm.kind for alarm in federation.end.vitals.alarms(0)]
+            federation.end.finish("enough")
+            await running
+            return kinds, federation.server.activations[0]
+
+    kinds, taken = within(30, story())
+    assert (kinds, taken) == (["size"], 1)
+    assert "alarm: client-1: embeddings of size 1e+06, where the other clients' are" in caplog.text
+
+
 def test_more_frames_than_may_travel_together_are_refused_in_words():
     async def story():
         async with (

@@ -11,7 +11,7 @@ import pytest
 
 from tests.runtime.grpc.parties import Federation, configuration, until, within
 from vafl.errors import InvalidMessage
-from vafl.protocol.messages import Request, Skipped, Welcome
+from vafl.protocol.messages import Gradient, Request, Skipped, Stop, Upload, Welcome
 from vafl.runtime.codec import Codec
 from vafl.runtime.grpc.wire import METHOD, SERVICE
 
@@ -27,6 +27,11 @@ async def told(*said):
         while isinstance(await context.read(), bytes):
             pass
 
+    return await told_by(stream)
+
+
+async def told_by(stream):
+    """What comes of a client whose server serves this stream, and the client."""
     server, federation = grpc.aio.server(), Federation(configuration())
     handler = grpc.stream_stream_rpc_method_handler(stream)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
@@ -54,6 +59,41 @@ def test_where_no_run_can_stand_is_the_server_s_fault_and_changes_nothing(said):
     assert "must count its steps and the uploads of 2 clients" in str(error)
     assert client.applied == 0
     assert client.iteration == -1
+
+
+def test_a_second_welcome_on_a_stream_is_refused_and_changes_nothing():
+    """Taken, it would send the client's uploads again, or move it to another place in the run."""
+    error, client = within(20, told(Welcome(0, 0, (0, 0)), Welcome(0, 0, (900, 0))))
+    assert isinstance(error, InvalidMessage), error
+    assert "a stream has one welcome" in str(error)
+    assert client.activation < 900
+
+
+def test_one_huge_gradient_neither_destroys_the_model_nor_passes_unnoticed(caplog):
+    """The first upload is answered as it should be, the second with a norm of about 1e31."""
+
+    async def stream(_, context):
+        for _ in ("terms", "join"):
+            await context.read()
+        await context.write(Codec().encode(Welcome(0, 0, (0, 0))))
+        answered = 0
+        while answered < 3:
+            for frame in Codec().frames(await context.read()):
+                upload = Codec().from_client(frame, 0)
+                if isinstance(upload, Upload):
+                    size = 1e30 if answered == 1 else 0.01
+                    slopes = np.full(upload.embeddings.shape, size, np.float32)
+                    own = Gradient(0, upload.activation, answered, slopes, (upload.activation + 1, 0))
+                    await context.write(Codec().encode(own))
+                    answered += 1
+        await context.write(Codec().encode(Stop(0, "enough")))
+        await context.read()
+
+    reason, client = within(30, told_by(stream))
+    assert reason == "enough"
+    weights = next(client.model.parameters()).detach()
+    assert 0.01 < float(weights.abs().max()) < 100
+    assert "the server sent 1 gradients of norm up to" in caplog.text
 
 
 class Deaf:

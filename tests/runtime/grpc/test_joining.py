@@ -118,21 +118,67 @@ def test_a_client_that_is_back_before_the_server_has_noticed_that_it_was_gone_st
     assert within(30, story()) == set()
 
 
-def test_of_two_processes_with_one_certificate_the_newer_stays_and_the_older_ends(caplog):
+@asynccontextmanager
+async def training():
+    """A federation of two clients that trains on and on; gives it and the clients' tasks."""
+    async with served(stop={"updates": 1_000_000}) as federation:
+        running = [asyncio.create_task(federation.client(index).run()) for index in range(2)]
+        await until(lambda: federation.server.iteration >= 10)
+        yield federation, running
+        federation.end.finish("enough")
+        await asyncio.gather(*running)
+
+
+async def goes_on(federation, client):
+    before = federation.server.activations[client]
+    await until(lambda: federation.server.activations[client] >= before + 10)
+
+
+def test_a_second_process_with_one_certificate_does_not_take_over_a_run_in_progress():
+    """Its model would be a fresh one, and nobody would notice."""
+
+    async def story():
+        async with training() as (federation, _):
+            before = federation.end.connections[0]
+            with pytest.raises(
+                RemoteFault, match="another process that is connected in the place of client-1"
+            ):
+                await federation.client(0).run()
+            assert federation.end.connections[0] is before
+            await goes_on(federation, 0)
+
+    within(30, story())
+
+
+def test_nor_does_it_when_the_first_one_is_gone():
+    async def story():
+        async with training() as (federation, running):
+            running.pop(0).cancel()
+            await until(lambda: 0 in federation.server.absent)
+            with pytest.raises(RemoteFault, match="uploads of an earlier process in the place of client-1"):
+                await federation.client(0).run()
+            await goes_on(federation, 1)
+
+    within(30, story())
+
+
+def test_a_process_that_resumes_or_replaces_stays_and_the_older_one_ends_for_good(caplog):
     """Dialling again, they would take each other's place for ever."""
 
     async def story():
-        async with served(stop={"updates": 1_000_000}) as federation:
-            running = [asyncio.create_task(federation.client(index).run()) for index in range(2)]
-            await until(lambda: federation.server.iteration >= 10)
-            newer = federation.client(0)
+        async with training() as (federation, running):
+            older = federation.client(0)
+            running.append(asyncio.create_task(older.run()))
+            older._takes_over = True
+            with pytest.raises(RemoteFault, match="another process has taken this party's place"):
+                await running.pop(0)
+            newer = federation.client(0, takes_over=True)
             running.append(asyncio.create_task(newer.run()))
             with pytest.raises(RemoteFault, match="another process has taken this party's place"):
-                await running[0]
-            before = federation.server.activations[0]
-            await until(lambda: federation.server.activations[0] >= before + 10)
-            federation.end.finish("enough")
-            await asyncio.gather(*running[1:])
+                await running.pop(1)
+            with pytest.raises(RemoteFault, match="another process has taken this party's place"):
+                await older.run()  # though its line was cut, and it has not heard
+            await goes_on(federation, 0)
             return newer.reconnects
 
     assert within(30, story()) == 0
@@ -235,7 +281,7 @@ def test_uploads_that_are_skipped_for_a_client_that_is_gone_come_slower_and_the_
             skipped = federation.server.activations[0]
             await asyncio.sleep(1.0)
             skipped = federation.server.activations[0] - skipped
-            running[1] = asyncio.create_task(federation.client(1).run())
+            running[1] = asyncio.create_task(federation.client(1, takes_over=True).run())
             before = federation.server.iteration
             await until(lambda: federation.server.iteration >= before + 10)
             return skipped

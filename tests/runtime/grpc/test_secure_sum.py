@@ -106,7 +106,7 @@ def test_a_client_that_is_cut_off_begins_an_epoch_and_the_run_goes_on():
 def _again(federation, before):
     """The same client on a new connection, as after a lost network."""
     network = configuration(network={"address": federation.address}).network
-    return FederationClient(before.client, before.party, federation.terms, network, None)
+    return FederationClient(before.client, before.party, federation.terms, network, None, takes_over=True)
 
 
 def test_parties_must_agree_whether_to_mask():

@@ -17,6 +17,7 @@ _KINDS = {  # by name, its kind and what it is
     "vafl_client_here": ("gauge", "1 while the client is connected"),
     "vafl_client_uploads_total": ("counter", "Minibatches the client has uploaded"),
     "vafl_client_bytes_total": ("counter", "What the client has sent (up) and received (down)"),
+    "vafl_client_alarms": ("gauge", "Alarms about the client that are on now"),
     "vafl_client_delay_mean": ("gauge", "Global iterations by which its embeddings were old when used"),
     "vafl_client_delay_max": ("gauge", "The longest of those delays"),
 }
@@ -45,6 +46,7 @@ def _of_run(view: View) -> Iterator[Sample]:
         for client in status.clients:
             own = {**run, "client": client.name}
             yield "vafl_client_here", own, float(not client.gone)
+            yield "vafl_client_alarms", own, len(client.alarms)
             yield "vafl_client_uploads_total", own, client.activations
             yield "vafl_client_bytes_total", {**own, "direction": "up"}, client.bytes_up
             yield "vafl_client_bytes_total", {**own, "direction": "down"}, client.bytes_down

@@ -52,6 +52,7 @@ function card(run) {
   if (run.why) parts.push(element("p", (run.state === "waiting" ? "waiting for " : "") + run.why, "why"));
   if (status && run.state !== "ended") parts.push(bar(status.share));
   parts.push(figures(run));
+  if (status && isActive(run)) parts.push(...status.clients.flatMap(alarms));
   if (status && status.clients.length) parts.push(clients(status.clients, isActive(run)));
   return element("section", parts, `card ${run.state}`);
 }
@@ -87,6 +88,10 @@ function clients(all, active) {
     return element("tr", cells, missed ? "gone" : "");
   });
   return element("div", [element("table", [element("thead", [heads]), element("tbody", lines)])], "wide");
+}
+
+function alarms(client) {
+  return client.alarms.map((alarm) => element("p", `alarm: ${client.name}: ${alarm}`, "alarm"));
 }
 
 function colourOf(name) {

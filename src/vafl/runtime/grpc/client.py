@@ -1,29 +1,44 @@
 """A client's end: dials out, says where it stands, works while it is welcome, dials again when cut off."""
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
+from typing import TypeVar
 
 import grpc
 import grpc.aio
 
-from vafl.errors import InvalidMessage, RemoteFault, RunError
-from vafl.protocol.messages import ClientMessage, Durable, Gradient, Refused, Rekey, Skipped, Stop, Welcome
+from vafl.errors import Diverged, InvalidMessage, RemoteFault, RunError
+from vafl.protocol.messages import (
+    ClientMessage,
+    Durable,
+    Gradient,
+    Refused,
+    Rekey,
+    ServerMessage,
+    Skipped,
+    Stop,
+    Welcome,
+)
 from vafl.protocol.respondent import Respondent
 from vafl.protocol.settings import LARGEST_COUNT
 from vafl.runtime.codec import Codec
 from vafl.runtime.delays import Sleeper
 from vafl.runtime.encodings import Frame
+from vafl.runtime.grpc.connection import Allowance
 from vafl.runtime.grpc.reach import FIRST_PAUSE, LONGEST_PAUSE, Reach, open_channel
 from vafl.runtime.grpc.session import Session
-from vafl.runtime.grpc.wire import CLAIM, PATH, Terms, printable
+from vafl.runtime.grpc.wire import CLAIM, INSTANCE, PATH, TAKES_OVER, Terms, printable
 from vafl.runtime.grpc.worker import HELD_BACK, Worker
 from vafl.runtime.identity import Credentials
 from vafl.runtime.settings import NetworkSettings
 
 log = logging.getLogger("vafl.client")
+
+Result = TypeVar("Result")
 
 
 class FederationClient:
@@ -38,6 +53,8 @@ class FederationClient:
         sleeper: when to wake up next, for experiments; None is as soon as possible.
         after: called by the worker, for checkpoints, when messages were taken in and before anything
             is said.
+        takes_over: whether it may take the place of another process of this party: it goes on from that
+            one's checkpoint, or its operator has said so.
     """
 
     def __init__(
@@ -49,8 +66,11 @@ class FederationClient:
         credentials: Credentials | None,
         sleeper: Sleeper | None = None,
         after: Callable[[], None] = lambda: None,
+        *,
+        takes_over: bool = False,
     ) -> None:
         self.client, self.party = client, party
+        self._instance, self._takes_over = secrets.token_hex(8), takes_over
         self.durable = 0
         self.reconnects = -1
         self._terms, self._settings, self._credentials = terms, settings, credentials
@@ -59,6 +79,7 @@ class FederationClient:
         self._reach = Reach(party, settings)
         self._began = time.monotonic()
         self._skips = 0
+        self._server_fault, self._warnings = "", Allowance(rate=0.1)
         self._failure: Exception | None = None
 
     async def run(self) -> str:
@@ -87,7 +108,7 @@ class FederationClient:
     async def _session(self) -> str:
         """One connection, from joining to the run's end."""
         async with open_channel(self._settings, self._credentials) as channel:
-            stream = channel.stream_stream(PATH)(metadata=((CLAIM, self.party),))
+            stream = channel.stream_stream(PATH)(metadata=self._introduction())
             self._current = session = Session(stream, self._settings.largest_message)
             session.say([self._terms.to_bytes()])
             self._worker.do(partial(self._join, session))
@@ -103,6 +124,12 @@ class FederationClient:
                 await self._worker.settle()
                 if self._failure:
                     raise self._failure
+
+    def _introduction(self) -> tuple[tuple[str, str], ...]:
+        """Say which party and process this is. Once welcomed, it may take its own place again: a server that
+        was restarted does not know the process any more."""
+        takes_over = self._takes_over or self._reach.welcomed
+        return (CLAIM, self.party), (INSTANCE, self._instance), (TAKES_OVER, "yes" if takes_over else "no")
 
     def _hear(self, session: Session, content: bytes) -> None:
         self._reach.heard = time.monotonic()
@@ -151,34 +178,65 @@ class FederationClient:
                     raise RunError(f"the server ended the run without a result: {printable(message.reason)}.")
                 self._worker.tell(session.end, printable(message.reason))
                 return
-            if isinstance(message, Refused):
-                raise RemoteFault(
-                    f"the server refused a message of {self.party}: {printable(message.reason)}"
-                )
-            if isinstance(message, (Welcome, Gradient, Skipped)):
-                self._check_counts(message.iteration, message.activations)
-            if isinstance(message, Rekey):
-                log.info("new keys: %s", printable(message.reason))
-            if isinstance(message, Durable):
-                self.durable = message.activation
-            if isinstance(message, Welcome):
-                session.welcome, self.durable = True, message.durable
-                log.info("joined the run at %s", self._settings.address)
-            if isinstance(message, (Gradient, Skipped)):
-                self._skips = self._skips + 1 if isinstance(message, Skipped) else 0
-            answer = self.client.receive(message)
+            self._note(session, message)
+            answer = self._act(partial(self.client.receive, message))
             session.answered += sum(map(self._codec.size, answer))
             said += answer
         self._turn(session, said, awake=False)
 
+    def _note(self, session: Session, message: ServerMessage) -> None:
+        """Take note of what a message says to this end of the connection, before the client takes it.
+
+        Raises:
+            RemoteFault: the server refused a message of this party.
+            InvalidMessage: the server broke a rule; the client has not heard of it.
+        """
+        if isinstance(message, Refused):
+            raise RemoteFault(f"the server refused a message of {self.party}: {printable(message.reason)}")
+        if isinstance(message, (Welcome, Gradient, Skipped)):
+            self._check_counts(message.iteration, message.activations)
+        if isinstance(message, (Gradient, Skipped)):
+            self._skips = self._skips + 1 if isinstance(message, Skipped) else 0
+        elif isinstance(message, Welcome):
+            if session.welcome:
+                raise InvalidMessage("a stream has one welcome. Found another one from the server.")
+            session.welcome, self.durable = True, message.durable
+            log.info("joined the run at %s", self._settings.address)
+        elif isinstance(message, Durable):
+            self.durable = message.activation
+        elif isinstance(message, Rekey):
+            log.info("new keys: %s", printable(message.reason))
+
     def _has_room(self, session: Session, said: list[ClientMessage]) -> bool:
         """Says this, and waits until the server has taken most of it: one that asks and asks and takes no
         answer must not fill this party's memory. False if the connection ends first."""
-        self._after()
+        self._act(self._after)
         room: Future[bool] = Future()
         self._worker.tell(session.say, self._codec.contents(said))
         self._worker.tell(session.find_room, room)
         return room.result()
+
+    def _act(self, act: Callable[[], Result]) -> Result:
+        """Let the client act, and report what is the server's fault rather than this party's.
+
+        Raises:
+            RemoteFault: the model has diverged after the server sent gradients that no honest server sends.
+        """
+        try:
+            result = act()
+        except Diverged as error:
+            if fault := self.client.server_fault:
+                raise RemoteFault(
+                    f"the server at {self._settings.address} sent {fault}. The model of {self.party} is not "
+                    "finite any more; its last good checkpoint is kept. Talk to the operator of the server "
+                    "before you go on with --resume."
+                ) from error
+            raise
+        if (fault := self.client.server_fault) != self._server_fault:
+            self._server_fault = fault
+            if self._warnings.take():
+                log.warning("the server sent %s: scaled down", fault)
+        return result
 
     def _check_counts(self, iteration: int, activations: Sequence[int]) -> None:
         """The client will go on, and look ahead, from there: no run can stand elsewhere."""
@@ -193,7 +251,7 @@ class FederationClient:
     def _turn(self, session: Session, said: list[ClientMessage], awake: bool) -> None:
         """Begins an activation if awake, or as many as may be if nothing holds it back; says all of it,
         together unless it takes long to make."""
-        self._after()
+        self._act(self._after)
         free, handled = self._sleeper is None and not self._skips, not awake
         goes_on = awake or (free and not self._waits_for_the_rest())
         begin = self._worker.worked()
@@ -201,7 +259,7 @@ class FederationClient:
             if said and self._worker.worked() > begin + HELD_BACK:
                 self._worker.tell(session.say, self._codec.contents(said))
                 said, begin = [], self._worker.worked()
-            said += self.client.wake()
+            said += self._act(self.client.wake)
             goes_on = free
         may_wake = session.welcome and not free and not self.client.waiting
         self._worker.tell(self._end_turn, session, self._codec.contents(said), may_wake, handled)

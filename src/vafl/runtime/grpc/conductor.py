@@ -1,22 +1,35 @@
-"""What a networked run does besides training: evaluate, checkpoint, tell what it waits for, stop.
+"""What a networked run does besides training: evaluate, checkpoint, report what it waits for, stop.
 
-It is called by the server's worker, after messages were handled and every so often without any.
+The server's worker calls the conductor after it has handled messages, and every so often without any. One
+evaluation at a time is under way:
+
+    idle ──due──> polling ──all parts answered or expired──> measured ──> idle
+                                                                 └─the run is over──> tested ──> done
+
+Invariants:
+
+- An evaluation always comes to an end: every request expires after `answer_timeout` seconds.
+- It uses what each client sent last, or the client's mean embedding where it has not sent these rows. Each
+  client that did not answer is named in the evaluation (`Point.unanswered`).
+- What is measured last is what is saved: no step is made once the run is to end.
+- A run that has made updates keeps its models, measured or not.
 """
 
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vafl.models.losses import Metric
-from vafl.protocol.messages import Request, ServerMessage
-from vafl.protocol.rows import NO_ROWS, Rows, in_parts
+from vafl.protocol.messages import ServerMessage
+from vafl.protocol.requests import Poll
+from vafl.protocol.rows import NO_ROWS, Matrix, Rows, in_parts
 from vafl.protocol.server import Server, listed
-from vafl.protocol.table import FOREVER
+from vafl.protocol.settings import LARGEST_WINDOW
 from vafl.runtime.grpc.server import FederationServer
 from vafl.runtime.point import Point
 from vafl.runtime.settings import EvaluationSettings, StopSettings
@@ -24,8 +37,8 @@ from vafl.runtime.training import Watch, is_in_vain, why_over
 
 log = logging.getLogger("vafl.server")
 
-_EVALUATION_TIMEOUT = 60.0
 _SILENCE = 15.0  # seconds without an update before the server says what it waits for
+_JUDGED_ROWS, _JUDGED_CLIENTS = 2000, 8  # at one evaluation: it must stay cheap beside the evaluation itself
 
 
 @dataclass
@@ -36,15 +49,17 @@ class Conductor:
         held_out: the table's rows that the training is watched by, [rows].
         labels: their labels.
         metric: measured on them, with the embeddings clients send for them when asked.
+        loss: the run's loss, by which the conductor judges what each client contributes.
         watch: sees every evaluation, may say that it was the last, and has the head of the best one kept, as
             the clients keep their models.
         observe: takes every evaluation.
         checkpoint: saves the server's state; gives how many uploads of each client it holds.
         checkpoint_every: updates between two checkpoints.
+        answer_timeout: seconds a client has to answer a request.
         tests: rows that are measured at the end only; none if those are the ones watched.
         test_labels: their labels.
-        most_rows: that clients are asked for at a time: answers must fit into messages.
-        has_result: whether there is an evaluation; without, a run has none to end with.
+        most_rows: rows to ask clients for at a time: answers must fit into messages.
+        has_result: whether there is an evaluation.
 
     Attributes:
         tested: the metric on the test rows, at the end; None if it is not known.
@@ -54,12 +69,14 @@ class Conductor:
     held_out: Rows
     labels: Tensor
     metric: Metric
+    loss: Metric
     stop: StopSettings
     watch: Watch
     evaluation: EvaluationSettings
     observe: Callable[[Point], None]
     checkpoint: Callable[[], list[int]]
     checkpoint_every: int
+    answer_timeout: float
     tests: Rows = field(default_factory=lambda: NO_ROWS)
     test_labels: Tensor = field(default_factory=lambda: torch.empty(0))
     most_rows: int = 1 << 30
@@ -67,9 +84,10 @@ class Conductor:
     tested: float | None = None
     waiting: str = ""
     interrupted: bool = False
-    _asked: list[Request] = field(default_factory=list)
+    clock: Callable[[], float] = time.monotonic
+    _poll: Poll | None = None  # of the part of an evaluation that is under way
     _to_ask: list[Rows] = field(default_factory=list)
-    _asked_at: float = 0.0
+    _answered: set[int] | None = None  # clients that have answered every part so far
     _evaluated_at: int = -1
     _due: float = 0.0
     _saved: int = 0
@@ -77,7 +95,10 @@ class Conductor:
     _ending: str = ""
     _testing: bool = False
     _tried: bool = False
-    _put_off: set[int] = field(default_factory=set)  # clients that the rows asked for wait for
+    _asked_at: dict[int, float] = field(default_factory=dict)  # when each open request was first seen
+    _joining_since: float | None = None
+    _judged: int = 0  # the client to be judged next
+    _reported: set[str] = field(default_factory=set)  # clients that the last evaluations lacked
     _done: bool = False
 
     @property
@@ -86,19 +107,19 @@ class Conductor:
         return self.tests if self.tested is not None else self.held_out
 
     def __call__(self, federation: FederationServer[Server]) -> list[ServerMessage]:
-        """Whatever is due now; gives messages to send."""
+        """Do whatever is due now; return messages to send."""
         if self._done or (federation.began is None and not self.interrupted):
             return []
-        said: list[ServerMessage] = []
         self._watch(federation)
-        if federation.updates - self._saved >= self.checkpoint_every:
+        said = self._expire(federation)
+        if self._must_save(federation):
             said += self._save(federation)
-        if self._asked:
-            answered = federation.server.has_answers(self._asked)
-            if not (answered or self._is_late()):
+        if self._poll is not None:
+            if self._poll.is_open:
                 return said
-            if answered and self._to_ask and (asked := self._ask_next(federation)):
-                return said + asked
+            self._note_answers(self._poll)
+            if self._to_ask:
+                return said + self._ask_next(federation)
             self._evaluate(federation)
         self._ending = self._ending or self._over(federation)
         if self._ending:  # what is evaluated last is what is saved
@@ -108,88 +129,116 @@ class Conductor:
             self._done, self.watch.ended = True, self._ending
             self._finish(federation)
         elif self._ending or self._progress(federation) >= self._due:
-            said += self._ask(federation)
-            if not said and self._ending and not self._joining(federation):  # what the table holds must do
-                self._evaluate(federation)
+            said += self._begin_evaluation(federation)
         return said
 
     def _finish(self, federation: FederationServer[Server]) -> None:
+        """End the run. Without a single update there is nothing to keep; otherwise the models are kept."""
         if not self.has_result:
-            federation.finish(f"{self._ending}, but nothing was measured", failed=True)
+            reason = f"{self._ending}, but nothing was measured"
+            federation.finish(reason, failed=federation.updates == 0)
         else:
             federation.finish(self._ending, failed=is_in_vain(self._ending, federation.updates))
 
     def _over(self, federation: FederationServer[Server]) -> str:
+        """Return why the run ends now; empty while it goes on."""
         if self.interrupted:
             return "the server was told to stop"
-        return why_over(federation, self.stop, spent=federation.server.over)
+        server = federation.server
+        if server.over and server.overdue:
+            return f"no step can be made: {listed(server.overdue, federation.parties)} did not answer in time"
+        return why_over(federation, self.stop, spent=server.over)
 
     def _measured(self, federation: FederationServer[Server]) -> bool:
-        """Whether nothing is left to measure, or to try to, of the model as it is."""
+        """Whether nothing is left to measure of the model as it is."""
         return self._evaluated_at == federation.updates and (self._tried or not len(self.tests))
 
     def _progress(self, federation: FederationServer[Server]) -> float:
         return federation.now if self.evaluation.every_seconds else federation.updates
 
-    def _ask(self, federation: FederationServer[Server]) -> list[ServerMessage]:
-        """Asks every client that is here for its embeddings of the rows held out; at last of the test rows,
-        by the best models, if those are kept. Nobody is asked in vain, which costs private clients."""
-        if self._put_off & federation.server.absent:  # to look for others would cost a look at every row
+    # --- an evaluation ---
+
+    def _begin_evaluation(self, federation: FederationServer[Server]) -> list[ServerMessage]:
+        """Ask every client for its embeddings of the rows held out, or at last of the test rows by the best
+        models, if those are kept."""
+        if self._must_wait_for_joins(federation):
             return []
+        server, best = federation.server, self.watch.best
+        if not server.may_poll and not self._ending:
+            return []  # a secure sum whose keys are being agreed on: asked again at the next call
         self._testing = bool(self._ending) and self._evaluated_at == federation.updates
-        rows, best = self.tests if self._testing else self.held_out, self.watch.best
         if best is not None and self._testing:
             best.restore()
-        self._put_off = self._unheard(federation, rows) & federation.server.absent
-        if self._put_off:
-            self._asked_at = time.monotonic()
-            if gone := self._put_off - federation.connections.keys():  # the others are about to join
-                log.warning("no evaluation before %s is here", listed(gone, federation.parties))
-            return []
-        self._to_ask = in_parts(rows, self.most_rows)
-        return self._ask_next(federation)
+        self._answered = None
+        self._to_ask = in_parts(self.tests if self._testing else self.held_out, self.most_rows)
+        if server.may_poll:
+            return self._ask_next(federation)
+        self._answered = set()
+        self._evaluate(federation)
+        return []
+
+    def _must_wait_for_joins(self, federation: FederationServer[Server]) -> bool:
+        """Whether a client is connected and about to join: asked a moment later, it can answer too."""
+        if not federation.connections.keys() & federation.server.absent:
+            self._joining_since = None
+            return False
+        now = self.clock()
+        self._joining_since = now if self._joining_since is None else self._joining_since
+        return now - self._joining_since < self.answer_timeout
 
     def _ask_next(self, federation: FederationServer[Server]) -> list[ServerMessage]:
-        self._asked_at = time.monotonic()
         count = -1 if self.watch.best is None else self.watch.best.count
-        self._asked = federation.server.ask_everyone(self._to_ask.pop(0), count, back=self._testing)
-        return list(self._asked)
+        self._poll = federation.server.poll(self._to_ask.pop(0), count, back=self._testing)
+        self._asked_at |= dict.fromkeys(self._poll.waiting, self.clock())
+        return list(self._poll.requests)
 
-    def _unheard(self, federation: FederationServer[Server], rows: Rows) -> set[int]:
-        """Clients of the run that have yet to say what they make of these rows: without them nothing is
-        measured. One that was gone since is measured by what it said last; one that never came has no part
-        in the model."""
-        server = federation.server
-        unknown = server.table.delays(rows, server.iteration) >= FOREVER
-        clients = np.flatnonzero(unknown.any(axis=0)).tolist()
-        return {m for m in clients if m in federation.seen or server.activations[m]}
+    def _note_answers(self, poll: Poll) -> None:
+        self._answered = poll.answered if self._answered is None else self._answered & poll.answered
+        self._poll = None
 
-    def _joining(self, federation: FederationServer[Server]) -> bool:
-        """Whether one that the last evaluation lacks is about to join, as when a run resumes at its end."""
-        coming = any(client in federation.connections for client in self._put_off)
-        return coming and federation.began is not None and not self._is_late()
-
-    def _is_late(self) -> bool:
-        return time.monotonic() - self._asked_at > _EVALUATION_TIMEOUT
+    def _expire(self, federation: FederationServer[Server]) -> list[ServerMessage]:
+        """Give up requests that were open for `answer_timeout` seconds: no client may hold up the run."""
+        server, now = federation.server, self.clock()
+        open_ = server.open_requests
+        if not open_:
+            self._asked_at.clear()
+            return []
+        self._asked_at = {number: self._asked_at.get(number, now) for number in open_}
+        late = [number for number, since in self._asked_at.items() if now - since > self.answer_timeout]
+        if not late:
+            return []
+        before = set(server.overdue)
+        said = server.expire(late)
+        if silent := server.overdue - before:
+            log.warning(
+                "%s did not answer a request for %g s (network.answer_timeout): going on without",
+                listed(silent, federation.parties),
+                self.answer_timeout,
+            )
+            for client in silent:
+                federation.vitals.silent(client, self.answer_timeout)
+        return said
 
     def _evaluate(self, federation: FederationServer[Server]) -> None:
-        self._asked, self._to_ask, self._put_off = [], [], set()
         if self._testing:
-            self._tried, self.tested = True, self._measure(federation, self.tests, self.test_labels)
+            self._tried = True
+            self.tested, _ = self._measure(federation, self.tests, self.test_labels)
             return
         self._evaluated_at = federation.updates
         interval = self.evaluation.every_seconds or self.evaluation.every
         self._due = (self._progress(federation) // interval + 1) * interval
-        measured = self._measure(federation, self.held_out, self.labels)
+        measured, unanswered = self._measure(federation, self.held_out, self.labels)
         if measured is None:
             return
+        bytes_up, bytes_down = federation.bytes_moved
         point = Point(
             seconds=federation.now,
             updates=federation.updates,
-            bytes_up=sum(traffic.bytes_up for traffic in federation.traffic),
-            bytes_down=sum(traffic.bytes_down for traffic in federation.traffic),
+            bytes_up=bytes_up,
+            bytes_down=bytes_down,
             train_loss=federation.server.losses.take_mean(),
             metric=measured,
+            unanswered=unanswered,
         )
         if (reason := self.watch.sees(point)) and not self._ending:
             log.info("the run ends with %s %.4f: %s", self.metric.name, point.metric, reason)
@@ -197,23 +246,71 @@ class Conductor:
         self.observe(point)
 
     @torch.no_grad()
-    def _measure(self, federation: FederationServer[Server], rows: Rows, labels: Tensor) -> float | None:
-        """The metric; None where it would be of zeros that no client has said."""
-        server = federation.server
-        if missing := self._unheard(federation, rows):
-            who = listed(missing, federation.parties)
+    def _measure(
+        self, federation: FederationServer[Server], rows: Rows, labels: Tensor
+    ) -> tuple[float | None, dict[str, Literal["last", "default"]]]:
+        """Return the metric, and what was used of each client that did not answer.
+
+        The metric is None where no client has ever sent these rows, and under a secure sum that lacks a
+        client: no stand-in can be added to a sum.
+        """
+        server, parties = federation.server, federation.parties
+        inputs, gaps = server.table.read_filled(rows)
+        silent = set(range(len(parties))) - (self._answered or set())
+        if len(gaps) == len(parties) or (gaps and not server.may_stand_in):
+            who = listed(silent, parties)
             log.warning("nothing is measured at update %d: no answer from %s", federation.updates, who)
-            return None
-        return self.metric.measure(server.head(torch.from_numpy(server.table.read(rows))), labels)
+            return None, {}
+        unanswered: dict[str, Literal["last", "default"]] = {
+            parties[client]: "default" if client in gaps else "last" for client in sorted(silent)
+        }
+        if unanswered.keys() != self._reported:  # once, not at every evaluation while a client is gone
+            self._reported = set(unanswered)
+            used = ", ".join(f"{name} ({what})" for name, what in unanswered.items()) or "nobody missing"
+            log.warning("evaluations from update %d on lack an answer from: %s", federation.updates, used)
+        if server.may_stand_in and not self._testing:
+            self._judge_clients(federation, rows[:_JUDGED_ROWS], inputs[:_JUDGED_ROWS], labels[:_JUDGED_ROWS])
+        return self.metric.measure(server.head(torch.from_numpy(inputs)), labels), unanswered
+
+    def _judge_clients(
+        self, federation: FederationServer[Server], rows: Rows, inputs: Matrix, labels: Tensor
+    ) -> None:
+        """Measure the loss with and without some of the clients: all of them in turn, a few at a time."""
+        server, count = federation.server, len(federation.parties)
+        if count == 1:
+            return  # without its only client a model has nothing to compare with
+
+        def loss_of(seen: Matrix) -> float:
+            return self.loss.measure(server.head(torch.from_numpy(seen)), labels)
+
+        judged = [(self._judged + place) % count for place in range(min(count, _JUDGED_CLIENTS))]
+        self._judged = (judged[-1] + 1) % count
+        without = {client: loss_of(server.table.without(client, rows, inputs)) for client in judged}
+        federation.vitals.evaluated(loss_of(inputs), without)
+
+    # --- checkpoints and what the run waits for ---
+
+    def _must_save(self, federation: FederationServer[Server]) -> bool:
+        """Whether a checkpoint is due, by updates or by the uploads of any client.
+
+        A skipped upload makes no update. What a crash loses must stay bounded all the same: a restored server
+        takes a client's word for that many uploads and no more.
+        """
+        server = federation.server
+        lag = max(taken - kept for taken, kept in zip(server.activations, server.durable, strict=True))
+        return (
+            federation.updates - self._saved >= self.checkpoint_every
+            or lag >= self.checkpoint_every + LARGEST_WINDOW  # as many may wait, and no checkpoint holds them
+        )
 
     def _save(self, federation: FederationServer[Server]) -> list[ServerMessage]:
         self._saved = federation.updates
         return list(federation.server.made_durable(self.checkpoint()))
 
     def _watch(self, federation: FederationServer[Server]) -> None:
-        """Nothing hangs silently."""
+        """Nothing hangs silently: log what the run waits for, every so often."""
         updates, since = self._last_update
-        now = time.monotonic()
+        now = self.clock()
         if federation.updates != updates or not since:
             self._last_update, self.waiting = (federation.updates, now), ""
         elif now - since > _SILENCE:

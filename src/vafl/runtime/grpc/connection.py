@@ -11,13 +11,14 @@ import grpc.aio
 from vafl.errors import ConfigError, Unauthenticated
 from vafl.protocol.settings import LARGEST_WINDOW
 from vafl.runtime.grpc.waiting import Credit, Outbox
-from vafl.runtime.grpc.wire import CLAIM
+from vafl.runtime.grpc.wire import CLAIM, INSTANCE, TAKES_OVER
 from vafl.runtime.identity import Credentials, party_of, require_loopback
 from vafl.runtime.settings import NetworkSettings
 
 log = logging.getLogger("vafl.server")
 
 _LAST_PORT = 65535
+_LONGEST_INSTANCE = 64
 _INBOX = 4  # of one client's messages that may wait for the worker
 # Messages that may wait for one client to read them, before none of its own are taken: more than an honest
 # one in training can let lie, so that the two ends, each of which stops reading, never wait for each other.
@@ -29,6 +30,7 @@ class Connection:
     """One client's live stream.
 
     Attributes:
+        instance: which process of the party it is: random, and the same when that process dials again.
         credit: messages it may have waiting for the worker.
         handled: messages the worker has handled and no credit was given back for yet.
         joined: whether the client has said where it stands: before, nothing else is said or heard.
@@ -37,6 +39,7 @@ class Connection:
 
     client: int
     party: str
+    instance: str = ""
     outbox: Outbox = field(default_factory=Outbox)
     credit: Credit = field(default_factory=lambda: Credit(_INBOX))
     handled: int = 0
@@ -134,6 +137,12 @@ def _taken(address: str, why: str) -> ConfigError:
         "this machine by an address that is not its own (NAT), give the server alone "
         f"--set network.address=0.0.0.0:{address.rpartition(':')[2]}."
     )
+
+
+def arrival(context: "grpc.aio.ServicerContext[bytes, bytes]") -> tuple[str, bool]:
+    """Return which process of its party dials, and whether it may take another one's place."""
+    metadata = dict(context.invocation_metadata() or ())
+    return str(metadata.get(INSTANCE, ""))[:_LONGEST_INSTANCE], metadata.get(TAKES_OVER) == "yes"
 
 
 def identify(context: "grpc.aio.ServicerContext[bytes, bytes]", credentials: Credentials | None) -> str:

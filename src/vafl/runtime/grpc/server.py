@@ -20,15 +20,26 @@ import grpc.aio
 import numpy as np
 
 from vafl.errors import InvalidMessage, RemoteFault
-from vafl.protocol.messages import ClientMessage, Join, Leave, Refused, ServerMessage, Stop
+from vafl.protocol.messages import (
+    ClientMessage,
+    Join,
+    Leave,
+    Refresh,
+    Refused,
+    ServerMessage,
+    Stop,
+    Upload,
+)
+from vafl.protocol.rows import Matrix
 from vafl.runtime.codec import Codec
 from vafl.runtime.encodings import Frame
-from vafl.runtime.grpc.connection import Allowance, Connection, identify, listen, next_message
+from vafl.runtime.grpc.connection import Allowance, Connection, arrival, identify, listen, next_message
 from vafl.runtime.grpc.wire import MANY_VIOLATIONS, METHOD, SERVICE, Terms, channel_options
 from vafl.runtime.grpc.worker import HELD_BACK, Worker
 from vafl.runtime.identity import Credentials
 from vafl.runtime.settings import NetworkSettings
 from vafl.runtime.simulator import Traffic
+from vafl.runtime.vitals import Alarm, Vitals
 
 log = logging.getLogger("vafl.server")
 
@@ -37,8 +48,8 @@ _STRANGER = "(unadmitted)"  # whose refusals are counted together, whatever they
 _GRACE = 10.0  # seconds for clients to hear that the run is over and close their streams
 _SILENCE = 15.0  # seconds the server may wait for clients to join without saying so again
 _REPLACED = (
-    "another process has taken this party's place. A party is one process at a time: end the other, then go "
-    "on with --resume."
+    "another process has taken this party's place. A party is one process at a time: end the other, then "
+    "start this one again with --resume."
 )
 _LOGGED = 1.0  # refusals of one party that are logged a second, after the first ten
 
@@ -50,6 +61,9 @@ class StateMachine(Protocol):
 
     absent: set[int]
     iteration: int
+
+    def is_under_way(self, client: int) -> bool:
+        """Whether this client has uploaded: a process that knows nothing of that must not go on for it."""
 
     def receive(self, message: ClientMessage) -> list[ServerMessage]:
         """Takes one message and gives the replies that follow from it, in order."""
@@ -86,11 +100,14 @@ class FederationServer(Generic[Served]):
         self.violations: dict[str, int] = {}
         self._logged: dict[str, Allowance] = {}
         self.connections: dict[int, Connection] = {}
+        self._instances: dict[int, str] = {}  # the process that each client was last
+        self._replaced: deque[str] = deque(maxlen=1000)  # processes whose place another one has taken
         self.seen: set[int] = set()
         self.began: float | None = None
         self._earlier = 0.0
         self._terms, self._settings, self._credentials, self._after = terms, settings, credentials, after
         self._codec = Codec(settings.encoding, settings.largest_message)
+        self.vitals = Vitals(self.parties, self._report_alarm, time.monotonic)
         self._allowances = [Allowance(settings.messages_per_second) for _ in parties]
         self._inbox: deque[tuple[Connection, bytes]] = deque()
         self._everybody = asyncio.Event()
@@ -107,6 +124,14 @@ class FederationServer(Generic[Served]):
     @property
     def updates(self) -> int:
         return self.server.iteration
+
+    @property
+    def bytes_moved(self) -> tuple[int, int]:
+        """Bytes that clients have sent, and that were sent to them."""
+        return (
+            sum(traffic.bytes_up for traffic in self.traffic),
+            sum(traffic.bytes_down for traffic in self.traffic),
+        )
 
     @property
     def to_come(self) -> str:
@@ -223,8 +248,12 @@ class FederationServer(Generic[Served]):
                 self._worker.do(partial(self._forget, connection))
 
     def _take_place(self, connection: Connection) -> None:
-        """From now on this is its client's stream. An older one is dead, or another process's, which must not
-        dial again."""
+        """Make this its client's stream. An older one is dead, or belongs to another process of the same
+        party, which is told not to dial again."""
+        known = self._instances.get(connection.client, connection.instance)
+        if known != connection.instance:
+            self._replaced.append(known)
+        self._instances[connection.client] = connection.instance
         if older := self.connections.get(connection.client):
             log.warning("%s is here again: its older stream ends, and whoever is on it", connection.party)
             older.outbox.clear()  # nothing in it is worth its memory any more
@@ -245,24 +274,52 @@ class FederationServer(Generic[Served]):
             terms = Terms.from_bytes(await asyncio.wait_for(next_message(context), self._settings.heartbeat))
             if difference := self._terms.difference(terms):
                 raise InvalidMessage(f"the parties must agree on the run's terms. Different: {difference}.")
+            instance, takes_over = arrival(context)
+            if instance in self._replaced:
+                raise InvalidMessage(_REPLACED)
+            if not takes_over and not self._over.is_set():
+                self._require_free_place(party, instance)
         except RemoteFault as fault:
             self._count(party, fault)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(fault))
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the terms did not come in time")
-        return Connection(self.parties.index(party), party)
+        return Connection(self.parties.index(party), party, instance)
+
+    def _require_free_place(self, party: str, instance: str) -> None:
+        """Raise InvalidMessage if a new process would push another one of its party out of the run."""
+        client = self.parties.index(party)
+        here, known = client in self.connections, self._instances.get(client)
+        if known == instance or not (here or self.server.is_under_way(client)):
+            return
+        found = "another process that is connected" if here else "uploads of an earlier process"
+        raise InvalidMessage(
+            f"a party is one process at a time. Found {found} in the place of {party}. Add --resume to go on "
+            "from its last checkpoint, or --replace to take its place without one."
+        )
 
     async def _read(self, connection: Connection, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
-        """Hands frames on, as many at a time as the client has credit: the rest waits on its own side."""
+        """Hand frames on, as many at a time as the client has credit: the rest waits on its own side.
+
+        The join must come within `answer_timeout`, since evaluations wait for clients about to join.
+        """
         self.seen.add(connection.client)
         if len(self.seen) == len(self.parties):
             self._everybody.set()
         await self._everybody.wait()
-        while content := await next_message(context):
+        try:
+            content = await asyncio.wait_for(next_message(context), self._settings.answer_timeout)
+        except TimeoutError:
+            log.warning("%s opened a stream and did not join: the stream is closed", connection.party)
+            return
+        while content:
             await connection.credit.take()  # given back when the worker has handled it
             self._inbox.append((connection, content))
             if len(self._inbox) == 1:  # else the worker has yet to take the others, and takes this with them
                 self._worker.do(self._handle)
+            if pause := self.vitals.heard(connection.client):
+                await asyncio.sleep(pause)
+            content = await next_message(context)
 
     async def _write(self, connection: Connection, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         while (content := await connection.outbox.take()) is not None:
@@ -366,8 +423,8 @@ class FederationServer(Generic[Served]):
             message = self._codec.from_client(frame, client)
             if isinstance(message, Join) is connection.joined:
                 raise InvalidMessage("a stream's first message is a join, and no other is.")
-            if self._settings.largest_norm:
-                self._check_norm(message)
+            if isinstance(message, (Upload, Refresh)):
+                self._check_size(client, message.embeddings)
             replies = self.server.receive(message)
         except InvalidMessage as fault:
             return [self._refuse(connection, fault)]
@@ -376,6 +433,7 @@ class FederationServer(Generic[Served]):
 
     def _refuse(self, connection: Connection, fault: InvalidMessage) -> tuple[Connection, Refused]:
         self._count(connection.party, fault)
+        self.vitals.refused(connection.client, str(fault))
         connection.violations += 1
         return connection, Refused(connection.client, str(fault))
 
@@ -384,14 +442,21 @@ class FederationServer(Generic[Served]):
             limit = self._settings.messages_per_second
             raise InvalidMessage(f"at most {limit:g} messages a second. Found more from {connection.party}.")
 
-    def _check_norm(self, message: object) -> None:
-        embeddings = getattr(message, "embeddings", None)
+    def _check_size(self, client: int, embeddings: Matrix) -> None:
+        """Raise InvalidMessage if embeddings are beyond the limit: the one set, or the run's own."""
         limit = self._settings.largest_norm
-        if embeddings is not None and len(embeddings):
+        if not limit:
+            self.vitals.check(client, embeddings)
+        elif len(embeddings):
             with np.errstate(over="ignore"):
                 largest = float(np.linalg.norm(embeddings, axis=1).max())
             if largest > limit:
                 raise InvalidMessage(f"an embedding's norm must be at most {limit:g}. Found {largest:g}.")
+
+    def _report_alarm(self, party: str, alarm: Alarm) -> None:
+        """Log an alarm that goes on. Refusals and deadlines have log lines of their own."""
+        if alarm.kind not in ("refused", "silent"):
+            log.warning("alarm: %s: %s (%s)", party, alarm.text, alarm.kind)
 
     def _count(self, party: str, fault: Exception) -> None:
         """Every refusal is counted; not every one is logged, or a hostile party could fill the disk."""

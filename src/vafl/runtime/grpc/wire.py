@@ -19,6 +19,8 @@ SERVICE = "vafl.Federation"
 METHOD = "Stream"
 PATH = f"/{SERVICE}/{METHOD}"
 CLAIM = "vafl-party"  # metadata: who the client says it is
+INSTANCE = "vafl-instance"  # metadata: a random number of the client's process
+TAKES_OVER = "vafl-takes-over"  # metadata: "yes" if it may take the place of another process of its party
 PROTOCOL = 4
 LARGEST_TERMS = 16_384
 _LONGEST_REASON = 1000
@@ -122,7 +124,10 @@ def channel_options(settings: NetworkSettings) -> list[tuple[str, Any]]:
         ("grpc.max_receive_message_length", largest),
         ("grpc.max_send_message_length", largest),
         ("grpc.keepalive_time_ms", period),
+        # A ping goes out after one heartbeat of silence, and its answer has two more to arrive. gRPC has two
+        # timers for that answer and ends the connection at the later one; the second defaults to 60 s.
         ("grpc.keepalive_timeout_ms", 2 * period),
+        ("grpc.http2.ping_timeout_ms", 2 * period),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", period // 2),
