@@ -12,6 +12,7 @@ from vafl.privacy.noise import Noise
 from vafl.privacy.records import NoisyUpdates
 from vafl.privacy.release import Release, split_frozen, split_last
 from vafl.privacy.released import release_once
+from vafl.privacy.repeats import Repeats
 from vafl.privacy.settings import GUARANTEED, PrivacySettings
 
 
@@ -34,9 +35,11 @@ class Budget:
         self._carried = settings.carried_cost
         self._upload = settings.upload_cost
         self._batch = settings.batch_cost(local_steps)
+        # A ledger in memory belongs to a simulation, which has no server to watch.
+        self._repeats = Repeats(ledger, accounts, self._limit) if ledger.path is not None else None
 
     def spend(self, rows: Numbers, kind: Kind, *, whole: bool = False) -> Numbers:
-        """Charges an upload, durably, and gives the rows that may be uploaded; `whole`: all or none."""
+        """Charge an upload durably; return the rows that may be uploaded. `whole`: all of them or none."""
         if self._free:
             return rows
         batch = kind == "batch"
@@ -49,7 +52,10 @@ class Budget:
             carried=self._carried,
             trains=batch and self._trains,
         )
-        return rows if charged.all() else rows[charged]
+        allowed = rows if charged.all() else rows[charged]
+        if self._repeats is not None:
+            self._repeats.note(rows, allowed, kind)
+        return allowed
 
 
 @dataclass(frozen=True)
