@@ -330,7 +330,7 @@ def _audit_updates(
 def _updated(
     config: Config, used: PrivacySettings, coins: Tensor, rounds: int, slope: float, feature: float
 ) -> Tensor:
-    """[canaries]: how far the updates of so many rounds have moved the weight of each canary's feature."""
+    """Return how far the updates of `rounds` rounds have moved each canary's weight: [canaries]."""
     count = len(coins)
     config = replace(
         config,

@@ -179,7 +179,7 @@ def _section(wish: Wish, exposure: Exposure) -> dict[str, Any]:
 
 
 def _rounded(value: float, digits: int, way: Callable[[float], int]) -> float:
-    """`value` with so many significant digits, rounded up or down; as it is if it has no more than those."""
+    """Round `value` to `digits` significant digits, up or down as `way` does."""
     if float(f"{value:.{digits}g}") == value:
         return value
     place = digits - 1 - math.floor(math.log10(value))

@@ -223,7 +223,7 @@ def _show_record(record: str, accounts: dict[str, dict[str, Any]], console: Cons
 
 
 def _show_person(together: dict[str, Any], console: Console) -> None:
-    """What all clients have spent on one person, from the ledgers at hand."""
+    """Print what all clients together have spent on one person."""
     ledgers, clients = together["ledgers"], together["clients"]
     if ledgers > 1:
         console.print(

@@ -19,7 +19,7 @@ NOT_VALID = "not valid against the server"
 
 @dataclass(frozen=True)
 class Mechanism:
-    """What is clipped, and what must not be told apart.
+    """The clips of a mode, and its neighbouring relation.
 
     Attributes:
         clip: C, of what is uploaded.

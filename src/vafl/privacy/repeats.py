@@ -99,7 +99,7 @@ class Repeats:
         )
 
     def _is_due(self, sort: str) -> bool:
-        """Whether a line of this sort may be written now; the next one then has to wait."""
+        """Return whether to write a line of this sort now, and start the wait for the next one."""
         now = self._clock()
         if now < self._next.get(sort, -math.inf):
             return False

@@ -118,7 +118,7 @@ class PrivacySettings:
             )
 
     def _check_unused(self) -> None:
-        """Refuse settings that do nothing in this mode: whoever set them expects protection from them."""
+        """Refuse settings that do nothing in this mode: a user who sets them expects protection."""
         useless = {
             "none": (*_POSITIVE, "mu_max", "layers"),
             "release_once": ("gradient_clip", "gradient_noise", "layers"),

@@ -57,11 +57,11 @@ class Statement:
         return self.settings.clips_apart * math.sqrt(float(ledger.accounts.total.sum()) + shared)
 
     def two_values(self, mu: float) -> float:
-        """mu between any two values of a record on which so much is spent."""
+        """Return mu between any two values of a record on which `mu` is spent."""
         return 2 / self.settings.clips_apart * mu
 
     def left(self, spent: float) -> int | None:
-        """Minibatches a record that has spent so much mu may still be in; None if there is no limit."""
+        """Return how many more minibatches a record may be in after mu `spent`; None if there is no limit."""
         settings = self.settings
         if math.isinf(settings.limit) or settings.kind == "release_once":
             return None
@@ -124,7 +124,7 @@ class Statement:
 
 
 def person(statements: Sequence[Statement], record: str | None = None) -> dict[str, Any]:
-    """What several clients have spent on one person together: mu^2 adds up over clients.
+    """Add up what several clients have spent on one person: mu^2 adds up over clients.
 
     Records with the same id are one person, at any client. Clients of the ledgers' runs whose own ledgers
     are not at hand make the total an estimate: each counts as the mean of the ledgers at hand.
@@ -134,13 +134,15 @@ def person(statements: Sequence[Statement], record: str | None = None) -> dict[s
         record: whose id; None reports the person on whom most is spent.
     """
     ids = pl.concat([statement.ledger.ids for statement in statements])
-    spent = pl.Series("spent", np.concatenate([statement.mu**2 for statement in statements]))
+    settings = statements[0].settings  # one relation of neighbours for all ledgers, or mu^2 would not add up
+    totals = np.concatenate([statement.ledger.accounts.total for statement in statements])
+    spent = pl.Series("spent", totals * settings.clips_apart**2)
     people = pl.DataFrame({"id": ids, "spent": spent})
     if record is not None:
         people = people.filter(pl.col("id") == record)
     together = people.group_by("id", maintain_order=True).agg(pl.col("spent").sum(), pl.len())
     worst = together.sort("spent", descending=True, maintain_order=True).row(0, named=True)
-    delta = statements[0].settings.delta
+    delta = settings.delta
     names = {name for own in statements for run in own.ledger.spenders for name in run.parties}
     clients = max(len(statements), len(names))
     estimate = None
@@ -148,6 +150,7 @@ def person(statements: Sequence[Statement], record: str | None = None) -> dict[s
         estimate = _mu_and_epsilon(math.sqrt(worst["spent"] * clients / len(statements)), delta)
     return {
         "record": worst["id"],
+        "neighbours": settings.neighbours,
         "ledgers_with_it": worst["len"],
         "ledgers": len(statements),
         "clients": clients,
@@ -162,5 +165,5 @@ def _mu_and_epsilon(mu: float, delta: float) -> dict[str, float]:
 
 
 def _finite(value: float) -> float | None:
-    """None for what has no limit."""
+    """Return None instead of infinity."""
     return value if math.isfinite(value) else None
