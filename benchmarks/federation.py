@@ -22,7 +22,6 @@ from benchmarks.peers.processes import hear, started, tell
 from vafl.build import limited_threads, make_client, make_server
 from vafl.config import from_document
 from vafl.data.partition import Party, VerticalData
-from vafl.federation.processes import yield_to_the_server
 from vafl.federation.terms import make_terms, over_network
 from vafl.plan import Plan, make_plan
 from vafl.protocol.messages import ServerMessage
@@ -174,7 +173,6 @@ def main(party: str, folder: str, limit: str, workload: str, *address: str) -> N
         if party == SERVER:
             _serve(plan, credentials)
         else:
-            yield_to_the_server()  # as `vafl up` has it
             _work(plan, party, credentials)
 
 

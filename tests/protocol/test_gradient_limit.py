@@ -36,6 +36,14 @@ def test_one_huge_gradient_is_scaled_down_and_counted(huge):
     assert limit(own) is own  # what follows is not held against an honest server
 
 
+def test_many_huge_gradients_raise_the_limit_slowly():
+    limit = GradientLimit()
+    limit(gradient(0.5))
+    for count in range(5):
+        taken = limit(gradient(1e30))
+        assert np.linalg.norm(taken) == pytest.approx(50 * 2**count)
+
+
 def test_the_first_gradient_is_limited_too():
     assert np.linalg.norm(GradientLimit()(gradient(1e30))) == pytest.approx(1e6)
 

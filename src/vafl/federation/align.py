@@ -23,8 +23,6 @@ from vafl.runtime.alignment.server import AlignmentServer
 from vafl.runtime.grpc.wire import run
 from vafl.runtime.identity import SERVER
 
-_GRACE = 20.0  # seconds for clients on this machine to end by themselves
-
 
 def align_party(
     config: Config,
@@ -81,9 +79,9 @@ def align_all(config: Config, console: Console, workers: int = 0) -> None:
         try:
             align_party(config, SERVER, console, share, clients.start, clients.check)
         except BaseException:
-            clients.end(0.0)
+            clients.kill()
             raise
-        clients.end(_GRACE)
+        clients.end()
 
 
 def _table(config: Config, party: str) -> Table:

@@ -13,8 +13,6 @@ from vafl.federation.server import ServerRun
 from vafl.observe.record import ALIGNMENTS, SUMMARY, RecordedRun
 from vafl.plan import make_plan
 
-_GRACE = 20.0  # seconds for clients to end by themselves
-
 
 def up(config: Config, path: Path, console: Console, *, overwrite: bool = False) -> RecordedRun:
     """Runs server and clients over loopback until the run is over; the run folder is `path`.
@@ -36,13 +34,15 @@ def up(config: Config, path: Path, console: Console, *, overwrite: bool = False)
     try:
         recorded = served.run(clients.start)
     except KeyboardInterrupt:
-        ended = (path / SUMMARY).is_file()  # in order, and the clients are keeping their models
-        clients.end(_GRACE if ended else 0.0)
+        if (path / SUMMARY).is_file():  # the run ended in order, and the clients save their models
+            clients.end()
+        else:
+            clients.kill()
         raise
     except BaseException:
-        clients.end(0.0)
+        clients.kill()
         raise
-    clients.end(_GRACE)
+    clients.end()
     return recorded
 
 

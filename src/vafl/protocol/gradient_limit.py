@@ -14,6 +14,9 @@ from vafl.protocol.rows import Matrix
 
 _FACTOR = 100.0  # times the largest recent norm is still taken as it is
 _FIRST = 1e6  # the largest norm that is taken when there is nothing to compare with
+_GROWTH = (
+    2.0  # times the largest recent norm is what one message can make of it: a server cannot ramp it up fast
+)
 _MEMORY = 0.995  # how much of the largest norm is remembered from one message to the next
 
 
@@ -23,7 +26,7 @@ class GradientLimit:
     Attributes:
         scaled: how many gradients were scaled down so far.
         largest: the largest norm received so far.
-        usual: the largest recent norm, after scaling.
+        usual: the largest recent norm. One message at most doubles it.
     """
 
     def __init__(self) -> None:
@@ -39,7 +42,8 @@ class GradientLimit:
             norm = float(np.linalg.norm(flat.astype(np.float64)))
         limit = _FACTOR * self.usual or _FIRST
         self.largest = max(self.largest, norm)
-        self.usual = max(min(norm, limit), _MEMORY * self.usual)
+        most = _GROWTH * self.usual or _FIRST
+        self.usual = max(min(norm, most), _MEMORY * self.usual)
         if norm <= limit:
             return gradients
         self.scaled += 1

@@ -7,13 +7,12 @@ import grpc
 import grpc.aio
 import polars as pl
 
+from tests.waiting import LIMIT
 from vafl.runtime.alignment.client import AlignmentClient
 from vafl.runtime.alignment.frames import METHOD, PROTOCOL, Terms
 from vafl.runtime.alignment.server import AlignmentServer
 from vafl.runtime.grpc.wire import SERVICE
 from vafl.runtime.settings import NetworkSettings
-
-LIMIT = 30.0
 
 
 class Quiet:
@@ -49,11 +48,15 @@ class Alignments:
             lambda found: self.kept.__setitem__("server", found),
         )
 
-    patience, heartbeat = 20.0, 1.0
+    patience, heartbeat, answer_timeout = 20.0, 1.0, 5.0
 
     def settings(self, address):
         return NetworkSettings(
-            address=address, security="plaintext", heartbeat=self.heartbeat, patience=self.patience
+            address=address,
+            security="plaintext",
+            heartbeat=self.heartbeat,
+            patience=self.patience,
+            answer_timeout=self.answer_timeout,
         )
 
     @asynccontextmanager

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.runtime.grpc.parties import Federation, configuration, dialled, served, until, within
+from tests.runtime.grpc.parties import Federation, complete, configuration, dialled, served, until
 from vafl.errors import RunError
 from vafl.protocol.messages import Decline, Join, Request
 
@@ -22,7 +22,7 @@ def test_a_client_that_comes_back_after_the_end_is_told():
             await running[1]
             return await federation.client(0).run()
 
-    assert within(30, story()) == "enough"
+    assert complete(story()) == "enough"
 
 
 def test_clients_hear_that_a_run_has_ended_without_a_result():
@@ -34,7 +34,7 @@ def test_clients_hear_that_a_run_has_ended_without_a_result():
             with pytest.raises(RunError, match=r"without a result: 30 updates were made, but nothing was"):
                 await running
 
-    within(30, story())
+    complete(story())
 
 
 def test_the_server_s_words_are_one_line_without_control_characters():
@@ -45,7 +45,7 @@ def test_the_server_s_words_are_one_line_without_control_characters():
             federation.end.finish("enough\x1b[2J\x07\r\nerror: \u202eno")
             return await asyncio.gather(*running)
 
-    assert within(30, story()) == ["enough[2Jerror: no"] * 2
+    assert complete(story()) == ["enough[2Jerror: no"] * 2
 
 
 def test_clients_are_not_told_what_the_server_s_failure_says_of_its_files():
@@ -63,7 +63,7 @@ def test_clients_are_not_told_what_the_server_s_failure_says_of_its_files():
             await serving
         return ends
 
-    ends = within(30, story())
+    ends = complete(story())
     assert [str(end) for end in ends] == [
         "the server ended the run without a result: the server failed; its log says why."
     ] * 2
@@ -78,7 +78,7 @@ def test_what_fails_when_the_run_is_over_takes_no_result_away():
             await until(federation.end._over.is_set)
             federation.end.fail(OSError("too late"))
 
-    within(30, story())
+    complete(story())
 
 
 def test_an_interrupt_before_everybody_has_joined_ends_the_run():
@@ -88,7 +88,7 @@ def test_an_interrupt_before_everybody_has_joined_ends_the_run():
         await federation.serve()
         return federation.points, federation.end._failed
 
-    assert within(20, story()) == ([], True)
+    assert complete(story()) == ([], True)
 
 
 def test_checkpoints_do_not_wait_for_an_evaluation():
@@ -147,4 +147,4 @@ def test_a_client_that_is_told_to_end_ends_after_its_turn():
                 await running
             return over.is_set()
 
-    assert within(30, story())
+    assert complete(story())

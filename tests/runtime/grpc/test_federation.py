@@ -6,7 +6,7 @@ import logging
 import pytest
 import torch
 
-from tests.runtime.grpc.parties import Federation, configuration, run_all, until, within
+from tests.runtime.grpc.parties import Federation, complete, configuration, run_all, until
 from vafl.build import build
 from vafl.errors import RemoteFault
 from vafl.federation.terms import make_terms
@@ -17,7 +17,7 @@ from vafl.runtime.grpc.wire import Terms
 @pytest.mark.parametrize("rule", ["async", "t-sync", "sync"])
 def test_a_run_ends_by_itself_and_learns(rule):
     federation = Federation(configuration(rule={"name": rule}))
-    _, reasons = within(60, run_all(federation))
+    _, reasons = complete(run_all(federation))
     assert reasons == ["60 updates were made"] * 2
     assert federation.server.iteration == 60
     assert federation.points[-1].updates == 60
@@ -32,7 +32,7 @@ def test_sync_ends_in_the_simulators_parameters(combine):
     simulated = build(config)
     points = simulated.train()
     federation = Federation(config)
-    within(60, run_all(federation))
+    complete(run_all(federation))
     for mine, theirs in zip(simulated.models, federation.plan.models, strict=True):
         for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(one, other)
@@ -42,24 +42,24 @@ def test_sync_ends_in_the_simulators_parameters(combine):
 
 def test_clients_are_told_what_is_durable():
     federation = Federation(configuration())
-    clients, _ = within(60, run_all(federation))
+    clients, _ = complete(run_all(federation))
     assert sum(client.durable for client in clients) >= 50
 
 
 @pytest.mark.parametrize("encoding", ["float16", "bfloat16", "int8"])
 def test_short_encodings_train_too(encoding):
     full = Federation(configuration())
-    within(60, run_all(full))
+    complete(run_all(full))
     short = Federation(configuration(network={"encoding": encoding}))
     short.overrides = {"encoding": encoding}
-    within(60, run_all(short))
+    complete(run_all(short))
     assert short.points[-1].metric > 0.7
     assert short.points[-1].bytes_down < 0.8 * full.points[-1].bytes_down
 
 
 def test_a_window_lets_more_than_one_upload_fly():
     federation = Federation(configuration(rule={"name": "async", "window": 3}, stop={"updates": 200}))
-    within(60, run_all(federation))
+    complete(run_all(federation))
     assert federation.server.iteration == 200
     assert federation.points[-1].metric > 0.7
 
@@ -77,7 +77,7 @@ def test_other_terms_are_refused_with_the_difference(caplog):
         return federation
 
     with caplog.at_level(logging.WARNING, "vafl.server"):
-        federation = within(30, story())
+        federation = complete(story())
     assert "refused from client-1" in caplog.text
     assert federation.server.activations == [0, 0]
 
@@ -140,7 +140,7 @@ def test_a_stranger_is_refused():
         federation.end.finish("enough")
         await serving
 
-    within(30, story())
+    complete(story())
 
 
 def test_a_turn_of_the_worker_whose_messages_another_took_does_nothing():
@@ -155,7 +155,7 @@ def test_a_turn_of_the_worker_whose_messages_another_took_does_nothing():
         federation.end.finish("enough")
         await serving
 
-    within(30, story())
+    complete(story())
 
 
 def test_a_client_cut_off_comes_back_and_the_run_goes_on():
@@ -177,7 +177,7 @@ def test_a_client_cut_off_comes_back_and_the_run_goes_on():
         await serving
         return federation, clients
 
-    federation, clients = within(60, story())
+    federation, clients = complete(story())
     assert clients[0].reconnects == 3
     assert federation.end.violations == {}
     # Uploads of its window may still be under way as the run ends.

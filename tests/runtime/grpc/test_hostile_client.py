@@ -8,7 +8,7 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from tests.runtime.grpc.parties import Federation, configuration, dialled, served, until, upload, within
+from tests.runtime.grpc.parties import Federation, complete, configuration, dialled, served, until, upload
 from vafl.protocol.messages import Join, Refused, Upload, Welcome
 from vafl.runtime.codec import Codec
 from vafl.runtime.grpc.connection import Allowance
@@ -54,7 +54,7 @@ def test_bad_frames_are_answered_counted_and_change_nothing():
         await serving
         return federation, answers, untouched
 
-    federation, answers, untouched = within(30, story())
+    federation, answers, untouched = complete(story())
     assert isinstance(answers[0], Welcome)
     assert untouched == (True, [0, 0], 0)
     assert federation.end.violations == {federation.names[0]: 7}
@@ -69,7 +69,7 @@ def test_a_first_join_that_claims_what_no_run_can_reach_is_refused_and_the_other
             reason = await federation.client(1).run()
             return refused, reason, federation.server.activations, federation.server.settled()
 
-    refused, reason, activations, settled = within(30, story())
+    refused, reason, activations, settled = complete(story())
     assert f"at most 0 uploads of client 0 can have been answered. Found {2**62}" in refused.reason
     assert reason == "40 updates were made"
     assert activations[0] == settled[0] == 0
@@ -92,7 +92,7 @@ def test_poisoned_embeddings_are_reported_in_log_and_alarms(caplog):
             await running
             return kinds, federation.server.activations[0]
 
-    kinds, taken = within(30, story())
+    kinds, taken = complete(story())
     assert (kinds, taken) == (["size"], 1)
     assert "alarm: client-1: embeddings of size 1e+06, where the other clients' are" in caplog.text
 
@@ -110,7 +110,7 @@ def test_more_frames_than_may_travel_together_are_refused_in_words():
             refused = await hostile.hear(Refused)
             return refused.reason, federation.server.activations
 
-    reason, activations = within(20, story())
+    reason, activations = complete(story())
     assert "frames travel together. Found more" in reason
     assert activations == [0, 0]
 
@@ -129,7 +129,7 @@ def test_a_flood_is_answered_and_counted_but_does_not_fill_the_log(caplog):
             return refused, federation.end.violations
 
     with caplog.at_level(logging.WARNING, "vafl.server"):
-        refused, violations = within(30, story())
+        refused, violations = complete(story())
     assert len(refused) == violations["client-1"] == 100
     assert 10 <= caplog.text.count("refused from client-1") <= 20
 
@@ -145,7 +145,7 @@ def test_dialling_again_buys_no_messages():
                         refused = [await fast.hear(Refused) for _ in range(8)]
             return refused
 
-    assert all("at most 0.001 messages a second" in refusal.reason for refusal in within(30, story()))
+    assert all("at most 0.001 messages a second" in refusal.reason for refusal in complete(story()))
 
 
 def test_an_allowance_grows_with_time_up_to_a_second():
@@ -182,4 +182,4 @@ def test_a_client_that_does_not_read_its_answers_is_not_heard_either():
         await serving
         return waiting
 
-    assert within(50, story()) <= 100
+    assert complete(story()) <= 100

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.runtime.grpc.parties import Federation, configuration, dialled, served, until, upload, within
+from tests.runtime.grpc.parties import Federation, complete, configuration, dialled, served, until, upload
 from vafl.errors import RemoteFault
 from vafl.protocol.messages import Gradient, Join, Refused, Upload, Welcome
 from vafl.runtime.codec import Codec
@@ -37,7 +37,7 @@ def test_a_new_stream_hears_nothing_before_its_welcome():
                 await again.say(Join(0, 1, 0))
                 return [await again.hear_next() for _ in range(2)]
 
-    heard = within(30, story())
+    heard = complete(story())
     assert [type(message) for message in heard] == [Welcome, Gradient]
 
 
@@ -56,7 +56,7 @@ def test_a_stream_has_one_join_and_it_comes_first():
             await hasty.say(Join(0))
             return early, await hasty.hear(Refused), federation.server.activations
 
-    early, late, activations = within(30, story())
+    early, late, activations = complete(story())
     assert "first message is a join" in early.reason
     assert "first message is a join" in late.reason
     assert activations == [0, 0]
@@ -68,7 +68,7 @@ def test_the_server_says_for_whom_it_waits_at_the_start(caplog):
             await until(lambda: 1 in federation.end.seen)
 
     with caplog.at_level(logging.INFO, "vafl.server"):
-        within(20, story())
+        complete(story())
     assert "waiting for client-1, client-2, 20 s at most" in caplog.text
 
 
@@ -84,7 +84,7 @@ def test_a_client_says_when_it_has_joined(caplog):
             await asyncio.gather(running, return_exceptions=True)
 
     with caplog.at_level(logging.INFO, "vafl.client"):
-        within(20, story())
+        complete(story())
 
 
 def test_a_client_that_is_back_before_the_server_has_noticed_that_it_was_gone_stays():
@@ -115,7 +115,7 @@ def test_a_client_that_is_back_before_the_server_has_noticed_that_it_was_gone_st
                 await end._worker.settle()
                 return set(federation.server.absent)
 
-    assert within(30, story()) == set()
+    assert complete(story()) == set()
 
 
 @asynccontextmanager
@@ -147,7 +147,7 @@ def test_a_second_process_with_one_certificate_does_not_take_over_a_run_in_progr
             assert federation.end.connections[0] is before
             await goes_on(federation, 0)
 
-    within(30, story())
+    complete(story())
 
 
 def test_nor_does_it_when_the_first_one_is_gone():
@@ -159,7 +159,7 @@ def test_nor_does_it_when_the_first_one_is_gone():
                 await federation.client(0).run()
             await goes_on(federation, 1)
 
-    within(30, story())
+    complete(story())
 
 
 def test_a_process_that_resumes_or_replaces_stays_and_the_older_one_ends_for_good(caplog):
@@ -181,7 +181,7 @@ def test_a_process_that_resumes_or_replaces_stays_and_the_older_one_ends_for_goo
             await goes_on(federation, 0)
             return newer.reconnects
 
-    assert within(30, story()) == 0
+    assert complete(story()) == 0
     assert "client-1 is here again" in caplog.text
 
 
@@ -196,7 +196,9 @@ def test_a_client_that_hears_nothing_and_dials_again_leaves_no_stream_behind():
     async def story():
         model, stop = {"head": "linear", "width": 4096}, {"updates": 1_000_000}
         async with (
-            served(model=model, stop=stop, evaluation={"every": 1_000_000}) as federation,
+            served(
+                model=model, stop=stop, evaluation={"every": 1_000_000}, network={"answer_timeout": 2.0}
+            ) as federation,
             dialled(federation, 1) as other,
             dialled(federation, 0) as first,
         ):
@@ -215,7 +217,7 @@ def test_a_client_that_hears_nothing_and_dials_again_leaves_no_stream_behind():
 
     gc.disable()  # it must be gone by then, not some time later
     try:
-        assert within(30, story()) < 10  # why it ends, its end, and what the worker was about to say
+        assert complete(story()) < 10  # why it ends, its end, and what the worker was about to say
     finally:
         gc.enable()
 
@@ -263,7 +265,7 @@ def test_a_client_whose_way_was_cut_takes_its_own_place_before_the_server_has_no
             federation.end.finish("enough")
             return await running
 
-    assert within(30, story()) == "enough"
+    assert complete(story()) == "enough"
 
 
 def test_uploads_that_are_skipped_for_a_client_that_is_gone_come_slower_and_the_server_says_why(
@@ -287,7 +289,7 @@ def test_uploads_that_are_skipped_for_a_client_that_is_gone_come_slower_and_the_
             return skipped
 
     with caplog.at_level(logging.WARNING, "vafl.server"):
-        skipped = within(60, story())
+        skipped = complete(story())
     assert skipped <= 3
     assert "waiting for fresh embeddings from client-2: every upload since" in caplog.text
     assert "gone: client-2" in caplog.text

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.runtime.grpc.parties import Federation, configuration, run_all, within
+from tests.runtime.grpc.parties import Federation, complete, configuration, run_all
 from vafl.errors import ConfigError
 from vafl.federation.terms import rows_at_once
 
@@ -29,7 +29,7 @@ def federation(**sections):
 @pytest.mark.parametrize("refresh", ["all", "none"])
 def test_refreshes_and_evaluations_come_in_messages_that_fit(refresh):
     made = federation(rule={"start": "upload"}, schedule={"batch_size": 16, "refresh": refresh})
-    clients, reasons = within(60, run_all(made))
+    clients, reasons = complete(run_all(made))
     assert reasons == ["60 updates were made"] * 2
     assert [client.reconnects for client in clients] == [0, 0]
     assert made.points[-1].metric > 0.7
@@ -48,7 +48,7 @@ def test_a_batch_that_does_not_fit_ends_its_client_with_the_setting_and_is_no_re
         await serving
         return made, clients, failures
 
-    made, clients, failures = within(40, story())
+    made, clients, failures = complete(story())
     for client, failure in zip(clients, failures, strict=True):
         assert isinstance(failure, ConfigError)
         assert "network.largest_message, 500 bytes" in str(failure)

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from tests.runtime.grpc.parties import configuration, within
+from tests.runtime.grpc.parties import complete, configuration
 from vafl.build import build
 from vafl.errors import ConfigError, RemoteFault, RunFolderError, Stalled
 from vafl.federation.prediction import Deployed
@@ -47,7 +47,7 @@ def batch_of(config, run, out, present=PARTIES):
             deployed.subjects.chosen, config.prediction, lambda *chunk: file.append(deployed.table(*chunk))
         )
         server = deployed.serve(deployed.scorer(cached=False), batch)
-        within(30, _run(config, run, server, present))
+        complete(_run(config, run, server, present))
     return (pl.read_csv if out.suffix == ".csv" else pl.read_parquet)(out, glob=False)
 
 
@@ -122,7 +122,7 @@ def test_nobody_at_all_is_an_error_and_leaves_no_file(tmp_path):
         deployed.scorer(cached=False), Batch(deployed.subjects.chosen, config.prediction, print)
     )
     with pytest.raises(Stalled, match="no client answers"), ScoreFile(tmp_path / "scores.csv"):
-        within(20, server.serve())
+        complete(server.serve())
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
 
 
@@ -195,7 +195,7 @@ def test_questions_that_come_together_are_asked_together_as_far_as_answers_fit_i
         await _run(config, tmp_path, service._federation, PARTIES)
         return await asking
 
-    assert all(answer["complete"] for answer in within(20, story()))
+    assert all(answer["complete"] for answer in complete(story()))
 
 
 def test_a_request_that_no_client_could_answer_in_one_message_is_refused_at_the_start(tmp_path):
@@ -224,4 +224,4 @@ def test_other_settings_and_others_models_are_refused(tmp_path):
             await serving
 
     with pytest.raises(RemoteFault, match=r"Different: model '.* of run .*' at the server"):
-        within(20, join())
+        complete(join())

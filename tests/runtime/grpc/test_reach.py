@@ -7,7 +7,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from tests.runtime.grpc.parties import Federation, configuration, dialled, served, until, within
+from tests.runtime.grpc.parties import Federation, complete, configuration, dialled, served, until
 from vafl.errors import RemoteFault, Stalled, Unauthenticated
 from vafl.protocol.messages import Join
 
@@ -30,7 +30,7 @@ def test_patience_is_for_a_server_that_is_gone_and_not_for_one_that_has_nothing_
             await asyncio.gather(running, return_exceptions=True)
             return running.cancelled()
 
-    assert within(20, story())
+    assert complete(story())
 
 
 def test_a_client_whose_heart_beats_faster_than_the_server_s_is_not_thrown_out():
@@ -48,7 +48,7 @@ def test_a_client_whose_heart_beats_faster_than_the_server_s_is_not_thrown_out()
             await asyncio.gather(running, return_exceptions=True)
             return client.reconnects
 
-    assert within(20, story()) == 0
+    assert complete(story()) == 0
 
 
 def failed(details):
@@ -82,7 +82,7 @@ def test_after_a_welcome_patience_rules_however_often_connections_are_closed():
             await asyncio.gather(running, return_exceptions=True)
             return client
 
-    reach = within(20, story())._reach
+    reach = complete(story())._reach
     for _ in range(20):
         reach.judge(failed(CLOSED))
     reach.heard -= 1000.0
@@ -108,7 +108,7 @@ def test_parties_that_disagree_on_the_largest_message_do_not_dial_for_ever(large
             with pytest.raises(RemoteFault, match=said):
                 await federation.client(0).run()
 
-    within(20, story())
+    complete(story())
 
 
 @asynccontextmanager
@@ -140,7 +140,7 @@ def test_a_long_way_to_the_server_is_no_reason_to_give_up_a_handshake():
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
-    within(20, story())
+    complete(story())
 
 
 class Closed:
@@ -186,7 +186,7 @@ def test_a_refusal_that_comes_before_the_client_has_said_all_is_heard(monkeypatc
     client = federation.client(0)
     monkeypatch.setattr("vafl.runtime.grpc.client.open_channel", lambda *_: Closed())
     with pytest.raises(RemoteFault, match="refused client-1: no client of this run"):
-        within(20, client.run())
+        complete(client.run())
 
 
 def test_a_server_that_hangs_up_is_dialled_once_at_a_time():
@@ -210,5 +210,5 @@ def test_a_server_that_hangs_up_is_dialled_once_at_a_time():
         listener.close()
         return len(dials), client.reconnects + 1
 
-    dials, attempts = within(20, story())
+    dials, attempts = complete(story())
     assert 2 <= dials <= attempts

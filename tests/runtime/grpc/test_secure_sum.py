@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.runtime.grpc.parties import Federation, configuration, run_all, within
+from tests.runtime.grpc.parties import Federation, complete, configuration, run_all
 from vafl.build import build, make_server, make_table
 from vafl.errors import RemoteFault
 from vafl.privacy.fixed_point import decode
@@ -49,7 +49,7 @@ def test_it_ends_in_the_parameters_of_plain_sync_and_no_embedding_was_sent():
     simulated = build(config)
     points = simulated.train()
     federation = SecureFederation(config)
-    _, reasons = within(60, run_all(federation))
+    _, reasons = complete(run_all(federation))
     assert reasons == ["60 updates were made"] * 3
     for mine, theirs in zip(simulated.models, federation.plan.models, strict=True):
         torch.testing.assert_close(mine.state_dict(), theirs.state_dict())
@@ -61,7 +61,7 @@ def test_it_ends_in_the_parameters_of_plain_sync_and_no_embedding_was_sent():
 
 def test_the_last_evaluation_was_a_sum_of_all_and_of_nobody_alone():
     federation = SecureFederation(secure())
-    within(60, run_all(federation))
+    complete(run_all(federation))
     held_out = federation.conductor.held_out
     features = [torch.cat([party.train, party.test]) for party in federation.plan.data.parties]
     own = [
@@ -97,7 +97,7 @@ def test_a_client_that_is_cut_off_begins_an_epoch_and_the_run_goes_on():
         await serving
         return federation, epoch, reasons
 
-    federation, epoch, reasons = within(90, story())
+    federation, epoch, reasons = complete(story())
     assert reasons == ["200 updates were made"] * 3
     assert federation.server.epochs.number > epoch
     assert federation.points[-1].metric > 0.7
@@ -126,4 +126,4 @@ def test_parties_must_agree_whether_to_mask():
             await plain.client(0).run()
         serving.cancel()
 
-    within(60, story())
+    complete(story())

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tests.runtime.grpc.parties import dialled, served, until, within
+from tests.runtime.grpc.parties import complete, dialled, served, until
 from vafl.protocol.messages import Join, Refresh, Request, Skipped, Welcome
 
 QUICK = {"answer_timeout": 0.3}
@@ -27,7 +27,7 @@ def test_evaluations_go_on_and_the_run_ends_with_a_result():
             reason = await alone_with_a_silent_client(federation)
             return reason, federation.points, federation.conductor
 
-    reason, points, conductor = within(30, story())
+    reason, points, conductor = complete(story())
     assert reason == "60 updates were made"
     assert [point.updates for point in points][-1] == 60
     assert {frozenset(point.unanswered.items()) for point in points} == {frozenset({("client-1", "default")})}
@@ -42,7 +42,7 @@ def test_a_delay_bound_uses_stale_cells_by_its_policy_after_the_deadline():
             reason = await alone_with_a_silent_client(federation)
             return reason, federation.server.delays.summaries()[0]
 
-    reason, delays = within(30, story())
+    reason, delays = complete(story())
     assert reason == "60 updates were made"
     assert delays.over_bound > 0
 
@@ -63,7 +63,7 @@ def test_a_delay_bound_skips_uploads_by_its_policy_after_the_deadline():
             skipped = await other.hear(Skipped)
             return skipped.reason, set(federation.server.overdue)
 
-    reason, overdue = within(30, story())
+    reason, overdue = complete(story())
     assert "clients [0]" in reason
     assert 0 in overdue
 
@@ -90,7 +90,7 @@ def test_a_late_answer_is_taken_and_its_client_is_asked_again():
             await running
             return refusals
 
-    assert within(30, story()) == {}
+    assert complete(story()) == {}
 
 
 def test_a_stream_on_which_nobody_joins_is_closed():
@@ -99,4 +99,4 @@ def test_a_stream_on_which_nobody_joins_is_closed():
             await until(lambda: len(federation.end.connections) == 2)
             await until(lambda: not federation.end.connections)
 
-    within(30, story())
+    complete(story())

@@ -41,7 +41,6 @@ from vafl.runtime.settings import NetworkSettings
 log = logging.getLogger("vafl.server")
 
 _WATCHED_EVERY = 1.0
-_GRACE = 5.0  # seconds for clients to hear how it ended
 _POOR = 0.01  # of the smaller set in common: less, and ids may be written in different ways
 Matches = dict[str, tuple[Places, Places]]
 
@@ -125,8 +124,8 @@ class AlignmentServer:
                 await work
             self._over.set()
             if self._streams:
-                await asyncio.wait(self._streams, timeout=2 * _GRACE)
-            await server.stop(_GRACE)
+                await asyncio.wait(self._streams, timeout=self._settings.answer_timeout)
+            await server.stop(grace=1.0)
 
     # --- one client's stream ---
 
@@ -140,7 +139,7 @@ class AlignmentServer:
                 count = await self._agree(line)
             except (RemoteFault, Stalled) as fault:
                 log.warning("refused %s: %s", line.other, fault)
-                await line.refuse(str(fault), _GRACE)
+                await line.refuse(str(fault), self._settings.answer_timeout)
                 return
             mine = self._clients[party] = _Client(line, count)
             self._arrival.set()
@@ -151,7 +150,7 @@ class AlignmentServer:
                 self._lose(party, mine)
                 raise
             if self._reasons:
-                await line.refuse(self._reasons[party], _GRACE)
+                await line.refuse(self._reasons[party], self._settings.answer_timeout)
             await line.flush()
 
     def _heard(self) -> int:

@@ -54,12 +54,12 @@ class Connection:
             self.handled = 0
 
     def end(self) -> None:
-        """Ends the stream, once its client has read all that waits: it has some time for that."""
+        """End the stream as soon as the client has read everything queued for it, or `expire` has passed."""
         self.outbox.put(None)
         self.ending.set()
 
     async def expire(self, grace: float) -> None:
-        """Waits until the stream is to end and so many seconds more."""
+        """Wait until the stream is to end, and `grace` seconds more."""
         await self.ending.wait()
         await asyncio.sleep(grace)
 

@@ -45,7 +45,6 @@ log = logging.getLogger("vafl.server")
 
 _TICK = 0.25
 _STRANGER = "(unadmitted)"  # whose refusals are counted together, whatever they call themselves
-_GRACE = 10.0  # seconds for clients to hear that the run is over and close their streams
 _SILENCE = 15.0  # seconds the server may wait for clients to join without saying so again
 _REPLACED = (
     "another process has taken this party's place. A party is one process at a time: end the other, then "
@@ -115,6 +114,7 @@ class FederationServer(Generic[Served]):
         self._dismissed: set[int] = set()
         self._reason, self._failed = "", False
         self._failure: Exception | None = None
+        self._away = 3 * settings.heartbeat  # seconds in which a client without a stream may hear the end
 
     @property
     def now(self) -> float:
@@ -211,14 +211,19 @@ class FederationServer(Generic[Served]):
             self.attend()
 
     async def _goodbye(self) -> None:
-        """Tells every client that the run is over, those too that come back a little late, and lets them
-        close their streams."""
+        """Tell every client that the run is over, and let it close its stream.
+
+        A connected client has `answer_timeout` seconds for that. A client that has lost its connection may
+        come back within three heartbeats.
+        """
         for connection in list(self.connections.values()):
             self._dismiss(connection)
         if late := [self.parties[client] for client in sorted(self.seen - self._dismissed)]:
-            log.info("the run is over; %s may come back to hear it for %.0f s", ", ".join(late), _GRACE)
-        deadline = time.monotonic() + _GRACE
-        while (self.connections or self.seen - self._dismissed) and time.monotonic() < deadline:
+            log.info("the run is over; %s may come back to hear it for %.0f s", ", ".join(late), self._away)
+        over = time.monotonic()
+        while (self.connections and time.monotonic() < over + self._settings.answer_timeout) or (
+            self.seen - self._dismissed and time.monotonic() < over + self._away
+        ):
             await asyncio.sleep(0.02)
 
     def _dismiss(self, connection: Connection) -> None:
@@ -235,7 +240,8 @@ class FederationServer(Generic[Served]):
         log.info("%s is here", connection.party)
         if self._over.is_set():
             self._dismiss(connection)
-        parts = self._write(connection, context), self._read(connection, context), connection.expire(_GRACE)
+        end = connection.expire(self._settings.answer_timeout)
+        parts = self._write(connection, context), self._read(connection, context), end
         tasks = [asyncio.create_task(part) for part in parts]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
