@@ -80,7 +80,7 @@ class Machine:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def until(self, condition, what):
-        until(condition, what, self._check)
+        return until(condition, what, self._check)
 
     def _check(self):
         dead = [party for party, process in self.processes.items() if process.poll() not in (None, 0, -9)]

@@ -13,7 +13,7 @@ from tests.companies import configuration
 from vafl.build import make_guard, make_plan
 from vafl.cli import main
 from vafl.config import read_config
-from vafl.errors import ConfigError, RunFolderError
+from vafl.errors import ConfigError, LedgerError, RunFolderError
 from vafl.federation.prediction import Deployed
 from vafl.launch import launch
 from vafl.privacy.ledger import read_ledger
@@ -108,7 +108,7 @@ def test_predictions_go_on_with_the_ledger_of_the_training_wherever_the_new_tabl
     launch(settings(then), run, Console(file=io.StringIO()))
     upload_all(settings(then), run, 3)
     write_tables(now, range(20, 40))
-    client = Deployed.load(settings(now), "bank", run).respondent(run)
+    client = Deployed.load(settings(now), "bank", run).respondent()
     assert len(client._budget.spend(np.arange(20), "prediction")) == 20
     assert len(client._budget.spend(np.arange(20), "prediction")) == 10
     client._budget.ledger.close()
@@ -143,8 +143,8 @@ def test_predictions_without_noise_are_entered_too(tmp_path):
     write_tables(now, range(10, 40))
     upload_all(settings(now), tmp_path / "other")
     with pytest.raises(ConfigError, match="have a privacy ledger"):
-        Deployed.load(unprotected(now), "bank", run).respondent(run)
-    client = Deployed.load(unprotected(now, mode="none"), "bank", run).respondent(run)
+        Deployed.load(unprotected(now), "bank", run).respondent()
+    client = Deployed.load(unprotected(now, mode="none"), "bank", run).respondent()
     assert len(client._budget.spend(np.arange(5), "prediction")) == 5
     client._budget.ledger.close()
     assert sorted(spent(now).values()) == [0.25] * 25 + [math.inf] * 5
@@ -154,3 +154,19 @@ def test_a_relative_ledger_folder_is_taken_from_the_config_file(tmp_path, monkey
     (tmp_path / "own.toml").write_text('[privacy]\nledger = "accounts"\n')
     monkeypatch.chdir("/")
     assert read_config(tmp_path / "own.toml").privacy.ledger == str(tmp_path / "accounts")
+
+
+def test_a_run_without_noise_does_not_overlook_a_ledger_of_which_only_the_head_is_left(tmp_path, capsys):
+    folder = tmp_path / "tables"
+    write_tables(folder, range(30))
+    upload_all(settings(folder), tmp_path / "first")
+    (folder / "bank.ledger").unlink()
+    with pytest.raises(ConfigError, match="have a privacy ledger"):
+        upload_all(unprotected(folder), tmp_path / "second")
+    with pytest.raises(LedgerError, match=r'Found ".*bank\.ledger\.head" without'):
+        upload_all(unprotected(folder, mode="none"), tmp_path / "second")
+    config = settings(folder)
+    (tmp_path / "second").mkdir(exist_ok=True)
+    (tmp_path / "second" / "config.toml").write_text(config.to_toml())
+    assert main(["privacy", str(tmp_path / "second")]) == LedgerError.exit_code
+    assert "bank.ledger.head" in capsys.readouterr().err.replace("\n", "")

@@ -27,6 +27,7 @@ from vafl.protocol.centralised import Centralised
 from vafl.protocol.client import Client
 from vafl.protocol.delays import DelaySummary
 from vafl.protocol.descent import Descent
+from vafl.protocol.marks import MarkMemory
 from vafl.protocol.masked_client import MaskedClient
 from vafl.protocol.masked_server import MaskedServer, SumTable
 from vafl.protocol.rules import Rule
@@ -149,8 +150,11 @@ def with_drawn_labels(plan: Plan, path: Path | None = None) -> Plan:
     return replace(plan, data=replace(data, train_labels=labels))
 
 
-def make_server(plan: Plan, table: EmbeddingTable | None = None) -> Server:
-    """The server of a run: labels, head, and an empty table unless one is given."""
+def make_server(plan: Plan, table: EmbeddingTable | None = None, marks: MarkMemory | None = None) -> Server:
+    """Make the server of a run: labels, head, and an empty table unless one is given.
+
+    `marks` remembers the marks of the clients' ledgers, by default only while the server lives.
+    """
     rule, clients = plan.config.rule, len(plan.data.parties)
     table = table or make_table(plan, plan.data.rows)
     others = (
@@ -163,9 +167,9 @@ def make_server(plan: Plan, table: EmbeddingTable | None = None) -> Server:
         GradientMask.of(plan.config.labels),
     )
     if isinstance(table, SumTable):
-        server: Server = MaskedServer(table, *others, decode=decode)
+        server: Server = MaskedServer(table, *others, decode=decode, marks=marks)
     else:
-        server = Server(table, *others)
+        server = Server(table, *others, marks=marks)
     server.last_iteration = plan.config.stop.updates
     return server
 
@@ -183,9 +187,15 @@ def widths(plan: Plan) -> list[int]:
     return [plan.config.model.embedding_width(plan.task.outputs)] * len(plan.data.parties)
 
 
-def make_guard(plan: Plan, index: int, run: Path | None = None) -> Guard | None:
-    """What makes client `index` private, or accountable, if it is to be, in the run of this folder; None
-    simulates one."""
+def make_guard(
+    plan: Plan, index: int, run: Path | None = None, *, accept_ledger: bool = False
+) -> Guard | None:
+    """Make what keeps client `index` private or accountable, if its settings or its ledger ask for that.
+
+    Args:
+        run: the run's folder; None for a simulation.
+        accept_ledger: go on if the ledger lacks the last mark that the server received.
+    """
     config, data = plan.config, plan.data
     party = data.parties[index]
     path = None if run is None else ledger_path(config, party.name, run)
@@ -193,7 +203,9 @@ def make_guard(plan: Plan, index: int, run: Path | None = None) -> Guard | None:
         return None
     names = [own.name for own in data.parties]
     ids = data.ids_of(party)
-    ledger, accounts = open_ledger(config, party.name, ids, data.source, names, run=run, path=path)
+    ledger, accounts = open_ledger(
+        config, party.name, ids, data.source, names, run=run, path=path, accept_ledger=accept_ledger
+    )
     return guard(
         config.privacy,
         plan.models[index],

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import vafl
-from vafl.commands.configured import add_config_options, add_replace_option, log_to_stderr, overrides
+from vafl.commands.configured import add_client_options, add_config_options, log_to_stderr, overrides
 from vafl.errors import ConfigError, VaflError
 from vafl.files import drafted
 
@@ -112,7 +112,7 @@ def _parser(asked: str) -> argparse.ArgumentParser:
         party.set_defaults(command={"server": _server, "client": _client, "up": _up}[name])
         if name == "client":
             party.add_argument("--party", required=True, help="whose columns these are")
-            add_replace_option(party)
+            add_client_options(party)
         if name != "up":
             party.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
 
@@ -168,6 +168,7 @@ def _client(options: argparse.Namespace, console: "Console") -> None:
         resume=options.resume,
         overwrite=options.overwrite,
         replace=options.replace,
+        accept_ledger=options.accept_ledger,
     )
     console.print(f"the run is over: {reason}; the model is in {out / 'models'}")
 

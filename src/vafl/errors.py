@@ -9,6 +9,7 @@
     │   └── Stalled            nothing can happen any more, and why
     ├── AuditFailed          more leaks than the accountant says          exit code 6
     ├── RunFolderError       a run folder is missing, damaged or taken       exit code 5
+    │   └── LedgerError        a privacy ledger is damaged, or not the newest one
     └── RemoteFault          the other party refused us, or broke a rule  exit code 7
         ├── InvalidMessage     a message that was refused; no state changed
         └── Unauthenticated    it has not proved who it is
@@ -63,6 +64,10 @@ class RunFolderError(VaflError, OSError):
     """A run folder is missing, damaged, or holds another run."""
 
     exit_code = 5
+
+
+class LedgerError(RunFolderError):
+    """A privacy ledger was damaged, cut, edited or rolled back, or is not the one used before."""
 
 
 class RemoteFault(VaflError):

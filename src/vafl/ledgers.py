@@ -12,6 +12,7 @@ from vafl.config import Config
 from vafl.errors import ConfigError
 from vafl.observe.record import LEDGERS
 from vafl.privacy.accounts import NOBODY, Numbers
+from vafl.privacy.journal import has_journal
 from vafl.privacy.ledger import Ledger
 from vafl.privacy.spender import Spender
 
@@ -29,12 +30,12 @@ def ledger_path(config: Config, party: str, run: Path) -> Path:
 
 
 def find_ledgers(config: Config, run: Path) -> list[Path]:
-    """Those that a run's parties have on this machine."""
+    """Return the ledgers that a run's parties have on this machine."""
     if config.tables:
         paths = [ledger_path(config, party, run) for party in config.tables]
     else:
         paths = list(Path(config.privacy.ledger or run / LEDGERS).glob("*.ledger"))
-    return sorted(path for path in paths if path.is_file())
+    return sorted(path for path in paths if has_journal(path))
 
 
 def is_entered(config: Config, party: str, path: Path | None) -> bool:
@@ -49,7 +50,7 @@ def is_entered(config: Config, party: str, path: Path | None) -> bool:
     """
     if config.privacy.kind != "none":
         return True
-    if path is None or not path.is_file():
+    if path is None or not has_journal(path):
         return False
     if config.privacy.mode == "auto":
         raise ConfigError(
@@ -71,6 +72,7 @@ def open_ledger(
     run: Path | None = None,
     path: Path | None = None,
     purpose: Literal["training", "prediction"] = "training",
+    accept_ledger: bool = False,
 ) -> tuple[Ledger, Numbers]:
     """A party's ledger, and [rows] the account of each row.
 
@@ -80,10 +82,11 @@ def open_ledger(
         run: the folder of the run that will spend; None is a simulation, which sends nothing and whose
             ledger is kept in memory.
         path: the ledger's file, if not where `ledger_path` says.
+        accept_ledger: go on if the ledger lacks the last mark that the server received.
     """
     if run is not None:
         path = path or ledger_path(config, party, run)
-    ledger = Ledger(path, _identity(config, party, source, len(ids)))
+    ledger = Ledger(path, _identity(config, party, source, len(ids)), accepts_mark=accept_ledger)
     begins = not ledger.spenders
     folder = "" if run is None else str(run.resolve())
     batch, steps = config.schedule.batch_size, config.rule.local_steps

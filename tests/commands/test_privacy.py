@@ -223,3 +223,27 @@ def test_an_audit_passes_fails_and_writes_json(run, tmp_path, capsys):
     assert "Audited was a linear client" in said
     assert main(["audit", config, "--canaries", "50"]) == 2
     assert main(["audit", config, "--json", str(tmp_path)]) == 2
+
+
+def test_torn_entries_and_accepted_marks_are_shown(tmp_path, capsys):
+    """Both say that the sums are not what was uploaded: more than that, or perhaps less."""
+    settings = PrivacySettings(mode="frozen", clip=1.0, noise=2.0, neighbours="zero_out", mu_max="unlimited")
+    ledger, _ = opened(tmp_path / "own.ledger", settings=settings)
+    ledger.close()
+    with ledger.path.open("ab") as file:
+        file.write(b"torn")
+    ledger, _ = opened(ledger.path, settings=settings)
+    ledger.accept(bytes(16))
+    ledger.close()
+    assert main(["privacy", str(ledger.path)]) == 0
+    told = capsys.readouterr().out
+    assert "torn" in told
+    assert "accepted" in told
+    assert main(["privacy", str(ledger.path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["parties"][0]
+    assert found["uploads"]["torn"] == 5
+    assert found["mu_any_record"] == 0.5
+    assert found["ledgers_accepted"] == ledger.accepted
+    assert main(["privacy", str(ledger.path), "--record", "bob", "--json"]) == 0
+    (share,) = json.loads(capsys.readouterr().out)["parties"]["own"]["runs"]
+    assert (share["mu"], share["uploads"]["torn"]) == (0.5, 1)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.protocol.budgets import NoMarks
 from vafl.errors import InvalidMessage
 from vafl.privacy.fixed_point import decode
 from vafl.privacy.secure_sum import KeyAgreement, NoWitness
@@ -87,7 +88,7 @@ def test_one_that_leaves_in_the_middle_of_a_round_is_waited_for_and_the_round_is
 
 
 def test_a_budget_that_is_spent_leaves_the_whole_round_without_a_score():
-    class Spent:
+    class Spent(NoMarks):
         def spend(self, wanted, kind, *, whole=False):
             assert whole
             return wanted[:0]

@@ -12,6 +12,7 @@ from vafl.protocol.messages import (
     Join,
     Keys,
     Leave,
+    LedgerMark,
     MaskedRefresh,
     MaskedUpload,
     Offer,
@@ -36,6 +37,8 @@ def test_bytes_are_header_rows_and_numbers():
     assert Gradient(0, 0, 0, MATRIX, (1, 2, 3)).nbytes == HEADER_BYTES + 2 * 5 * 4 + 3 * 8
     assert Skipped(0, 0, 0, (1, 2, 3), "late").nbytes == HEADER_BYTES + 3 * 8 + 4
     assert Welcome(0, 0, (1, 2)).nbytes == HEADER_BYTES + 2 * 8
+    assert Welcome(0, 0, (1, 2), mark=bytes(16)).nbytes == HEADER_BYTES + 2 * 8 + 16
+    assert LedgerMark(0, 0, bytes(16)).nbytes == HEADER_BYTES + 16
     assert Request(0, 0, ROWS).nbytes == HEADER_BYTES + 2 * 4
     for message in (Join(0), Leave(0), Query(0, 0, 0), Durable(0, 3)):
         assert message.nbytes == HEADER_BYTES

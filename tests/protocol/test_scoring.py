@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.protocol.budgets import NoMarks
 from vafl.errors import InvalidMessage
 from vafl.protocol.messages import Decline, Join, Leave, Query, Refresh, Upload
 from vafl.protocol.respondent import Respondent
@@ -118,7 +119,7 @@ def test_what_is_under_way_is_not_asked_twice_and_what_is_kept_not_again():
     assert torch.equal(parties.scorer.score(third)[0], parties.embedding(0, 1) + parties.embedding(1, 1))
 
 
-class Cap:
+class Cap(NoMarks):
     """Allows each row so many uploads."""
 
     def __init__(self, most):

@@ -11,11 +11,13 @@ from vafl.errors import ConfigError, InvalidMessage
 from vafl.protocol.messages import (
     HEADER_BYTES,
     LARGEST_OFFER,
+    MARK_BYTES,
     Decline,
     Durable,
     Gradient,
     Join,
     Keys,
+    LedgerMark,
     MaskedRefresh,
     MaskedUpload,
     Offer,
@@ -34,6 +36,7 @@ from vafl.runtime.settings import ENCODINGS
 
 counts = st.integers(0, 2**40)
 short = st.text(max_size=40)
+marks = st.binary(min_size=MARK_BYTES, max_size=MARK_BYTES)
 
 
 @st.composite
@@ -77,6 +80,7 @@ def client_messages(draw):
                 Offer(2, sequence, draw(counts), draw(offers)),
                 MaskedUpload(2, sequence, draw(counts), activation, rows, draw(masked(len(rows)))),
                 MaskedRefresh(2, sequence, draw(counts), activation, rows, draw(masked(len(rows)))),
+                LedgerMark(2, sequence, draw(marks)),
             ]
         )
     )
@@ -88,7 +92,7 @@ def server_messages(draw):
     return draw(
         st.sampled_from(
             [
-                Welcome(2, draw(counts), activations, draw(counts), draw(counts)),
+                Welcome(2, draw(counts), activations, draw(counts), draw(counts), draw(marks | st.just(b""))),
                 Gradient(2, draw(counts), draw(counts), draw(matrices()), activations),
                 Skipped(2, draw(counts), draw(counts), activations, draw(short)),
                 Request(2, draw(counts), draw(row_sets()), draw(counts) - 1, draw(st.booleans())),
@@ -298,3 +302,19 @@ def test_offers_and_words_are_checked_when_read():
     frame[36:40] = np.array([2**32 - 1], dtype="<u4").tobytes()
     with pytest.raises(InvalidMessage, match="promises"):
         Codec().from_client(bytes(frame), 0)
+
+
+@pytest.mark.parametrize("size", [1, 15, 17, 1000])
+def test_a_mark_of_another_length_is_refused(size):
+    """The frame is well-formed; only its mark is not."""
+    codec = Codec()
+    for message, read in (
+        (LedgerMark(2, 1, bytes(16)), codec.from_client),
+        (Welcome(2, 0, (1, 2), mark=bytes(16)), codec.from_server),
+    ):
+        frame = bytearray(codec.encode(message)[:-16] + bytes(size))
+        frame[HEADER_BYTES - 4 : HEADER_BYTES] = size.to_bytes(4, "little")
+        with pytest.raises(InvalidMessage, match=f"16 bytes. Found {size}"):
+            read(bytes(frame), 2)
+    with pytest.raises(InvalidMessage, match="Found 0"):
+        LedgerMark(2, 1, b"")

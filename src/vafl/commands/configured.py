@@ -23,12 +23,17 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", help="the folder of public data sets (or VAFL_DATA)")
 
 
-def add_replace_option(parser: argparse.ArgumentParser) -> None:
-    """What lets a client push another process of its party out of a run."""
+def add_client_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options with which a client's operator overrules a refusal."""
     parser.add_argument(
         "--replace",
         action="store_true",
         help="take the place of another process of this party that takes part already",
+    )
+    parser.add_argument(
+        "--accept-ledger",
+        action="store_true",
+        help="go on with a privacy ledger that is not the newest one, because that one is lost",
     )
 
 

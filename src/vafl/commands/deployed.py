@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vafl.commands.configured import add_config_options, add_replace_option, log_to_stderr, overrides
+from vafl.commands.configured import add_client_options, add_config_options, log_to_stderr, overrides
 from vafl.config import Config, read_config
 from vafl.errors import ConfigError
 from vafl.federation.prediction import answer
@@ -22,7 +22,7 @@ def add_model_options(parser: argparse.ArgumentParser, serve: ServersPart) -> No
     add_config_options(parser)
     parser.add_argument("--party", default=SERVER, help="who this is (%(default)s, who asks the others)")
     parser.add_argument("--model", type=Path, required=True, metavar="RUN", help="where the model is")
-    add_replace_option(parser)
+    add_client_options(parser)
     parser.set_defaults(command=partial(_run, serve))
 
 
@@ -38,5 +38,11 @@ def _run(serve: ServersPart, options: argparse.Namespace, console: Console) -> N
                 f"--{name} is for the server. Found it with --party {options.party}, who answers the server "
                 "and nobody else. Leave it out."
             )
-    reason = answer(config, options.party, options.model, replace=options.replace)
+    reason = answer(
+        config,
+        options.party,
+        options.model,
+        replace=options.replace,
+        accept_ledger=options.accept_ledger,
+    )
     console.print(f"the server is done: {reason}")

@@ -178,7 +178,12 @@ def _lines(accounts: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
         lines["mu, any two values of one"] = [_number(account["mu_two_values"]) for account in accounts]
     for kind in first["uploads"]:
         if any(account["uploads"][kind] for account in accounts):
-            lines[f"uploaded: {kind}"] = [f"{account['uploads'][kind]:,}" for account in accounts]
+            label = "charged for torn entries" if kind == "torn" else f"uploaded: {kind}"
+            lines[label] = [f"{account['uploads'][kind]:,}" for account in accounts]
+    if any(account["ledgers_accepted"] for account in accounts):
+        lines["accepted as incomplete"] = [
+            f"{len(account['ledgers_accepted'])} times" for account in accounts
+        ]
     if first["paper"] is not None:
         lines["paper's mu (not valid)"] = [_number(account["paper"]["mu"]) for account in accounts]
     return lines

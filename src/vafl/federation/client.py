@@ -117,6 +117,7 @@ def run_client(
     resume: bool = False,
     overwrite: bool = False,
     replace: bool = False,
+    accept_ledger: bool = False,
 ) -> str:
     """One client's part of a run; gives the server's reason for ending it.
 
@@ -125,6 +126,7 @@ def run_client(
 
     Args:
         replace: take the place of another process of this party that takes part already.
+        accept_ledger: go on if the ledger lacks the last mark that the server received.
     """
     folder = path / STATE / party
     if not (resume or overwrite) and has_checkpoint(folder) and load_facts(folder)["activation"] > 0:
@@ -142,7 +144,16 @@ def run_client(
         require_same_run(folder, terms)
     make_private_folder(path / STATE)
     with HeldFolder(folder):
-        return _run_client(plan, party, path, terms, credentials, resume=resume, replace=replace)
+        return _run_client(
+            plan,
+            party,
+            path,
+            terms,
+            credentials,
+            resume=resume,
+            replace=replace,
+            accept_ledger=accept_ledger,
+        )
 
 
 def _run_client(
@@ -154,11 +165,12 @@ def _run_client(
     *,
     resume: bool,
     replace: bool,
+    accept_ledger: bool,
 ) -> str:
     config, names, folder = plan.config, [own.name for own in plan.data.parties], path / STATE / party
     index = names.index(party)
     remove_drafts(folder)
-    own = make_guard(plan, index, path)
+    own = make_guard(plan, index, path, accept_ledger=accept_ledger)
     own_seed, witness = draw_seed(config, folder, resume=resume), witness_of(config, credentials)
     client = make_client(plan, index, own=own, with_held_out=True, witness=witness, own_seed=own_seed)
     client.refresh_rows = rows_at_once(config, widths(plan)[index])

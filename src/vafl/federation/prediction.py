@@ -17,6 +17,7 @@ from vafl.build import limited_threads
 from vafl.config import Config, read_config
 from vafl.federation.client import run_until_over, witness_of
 from vafl.federation.credentials import load_credentials
+from vafl.federation.marks import MarkFile, marks_path
 from vafl.federation.terms import rows_at_once
 from vafl.ledgers import is_entered, ledger_path, open_ledger
 from vafl.models.folder import StoredModel
@@ -43,12 +44,17 @@ from vafl.trained import open_model, rebuild
 
 @dataclass(frozen=True)
 class Deployed:
-    """A trained model at one party, and the records it is asked about."""
+    """A trained model at one party, and the records it is asked about.
+
+    Attributes:
+        run: the folder of the run that trained it.
+    """
 
     config: Config
     party: str
     model: StoredModel
     subjects: Subjects
+    run: Path
 
     @classmethod
     def load(cls, config: Config, party: str, run: Path) -> "Deployed":
@@ -59,7 +65,7 @@ class Deployed:
         """
         model = open_model(config, run, party)
         config.privacy.check_clients(len(model.manifest.parties))
-        return cls(config, party, model, load_subjects(config, party, model))
+        return cls(config, party, model, load_subjects(config, party, model), run)
 
     @property
     def parties(self) -> list[str]:
@@ -89,9 +95,15 @@ class Deployed:
             model=f"{manifest.config_digest} of run {manifest.run}",
         )
 
-    def respondent(self, run: Path, witness: Witness | None = None) -> Respondent:
-        """The client, private if it was so in training: the ledger of that counts on, unless
-        privacy.ledger names another. `witness` vouches for the keys of a secure sum."""
+    def respondent(self, witness: Witness | None = None, *, accept_ledger: bool = False) -> Respondent:
+        """Make the client, private if it was private in training.
+
+        It goes on with the ledger of the training, unless privacy.ledger names another folder.
+
+        Args:
+            witness: vouches for the keys of a secure sum.
+            accept_ledger: go on if the ledger lacks the last mark that the server received.
+        """
         config, subjects = self.config, self.subjects
         index, module = self.parties.index(self.party), rebuild(self.model)
         make: Callable[..., Respondent] = Respondent
@@ -99,7 +111,7 @@ class Deployed:
             purpose = f"{config.network.run_id}: prediction"
             keys = KeyAgreement(purpose, self.parties, index, witness or NoWitness())
             make = partial(MaskedRespondent, keys=keys)
-        path = self._ledger(run)
+        path = self._ledger()
         if not is_entered(config, self.party, path):
             return make(index, subjects.features, module)
         ledger, accounts = open_ledger(
@@ -108,31 +120,37 @@ class Deployed:
             subjects.ids,
             subjects.source,
             self.parties,
-            run=run,
+            run=self.run,
             path=path,
             purpose="prediction",
+            accept_ledger=accept_ledger,
         )
         steps = config.rule.local_steps
         own = guard(config.privacy, module, subjects.features, ledger, accounts, steps)
         return make(index, own.features, own.model, perturb=own.release, budget=own.budget)
 
-    def _ledger(self, run: Path) -> Path:
-        """Of the training; of a model that had none, the one beside the new table."""
-        now, then = ledger_path(self.config, self.party, run), run / "config.toml"
-        if self.config.privacy.ledger or not then.is_file():
-            return now
-        trained = ledger_path(read_config(then), self.party, run)
-        return trained if self.config.privacy.kind != "none" or trained.is_file() else now
+    def _ledger(self) -> Path:
+        """Return the ledger of the training, or the one beside the new table if the training had none."""
+        trained = ledger_path(self._training_config(), self.party, self.run)
+        if self.config.privacy.kind != "none" or trained.is_file():
+            return trained
+        return ledger_path(self.config, self.party, self.run)
+
+    def _training_config(self) -> Config:
+        """Return the configuration that says where ledgers and marks are."""
+        then = self.run / "config.toml"
+        return self.config if self.config.privacy.ledger or not then.is_file() else read_config(then)
 
     def scorer(self, *, cached: bool) -> Scorer:
         """The server's part; where the model has no default for a client, zero stands in."""
         width, head = self.config.model.embedding_width(self.model.manifest.outputs), rebuild(self.model)
+        marks = MarkFile(marks_path(self._training_config(), self.run), self.parties)
         if self.config.privacy.secure_sum:
-            return MaskedScorer(self.subjects.rows, head, len(self.parties), width, decode)
+            return MaskedScorer(self.subjects.rows, head, len(self.parties), width, decode, marks)
         known, zero = self.model.defaults, torch.zeros(width)
         defaults = torch.stack([known.get(party, zero) for party in self.parties])
         summed = self.config.model.combine == "sum"
-        return Scorer(self.subjects.rows, head, defaults, summed=summed, cached=cached)
+        return Scorer(self.subjects.rows, head, defaults, summed=summed, cached=cached, marks=marks)
 
     def serve(self, scorer: Scorer, drive: Callable[[Served], list[ServerMessage]]) -> Served:
         """The server's end of the network."""
@@ -152,15 +170,18 @@ class Deployed:
         return pl.DataFrame(columns | {"missing": missing_column(states, self.parties, STATES, ANSWERED)})
 
 
-def answer(config: Config, party: str, run: Path, *, replace: bool = False) -> str:
+def answer(
+    config: Config, party: str, run: Path, *, replace: bool = False, accept_ledger: bool = False
+) -> str:
     """A client's part: answers whatever it is asked until the server ends it; gives the server's reason.
 
     Args:
         replace: take the place of another process of this party that answers already.
+        accept_ledger: go on if the ledger lacks the last mark that the server received.
     """
     deployed = Deployed.load(config, party, run)
     credentials = load_credentials(config, party)
-    client = deployed.respondent(run, witness_of(config, credentials))
+    client = deployed.respondent(witness_of(config, credentials), accept_ledger=accept_ledger)
     federation = FederationClient(
         client, party, deployed.terms(), config.network, credentials, takes_over=replace
     )

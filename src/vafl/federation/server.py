@@ -20,6 +20,7 @@ from vafl.config import Config
 from vafl.errors import RunError, RunFolderError, VaflError
 from vafl.federation.best import BestHead
 from vafl.federation.credentials import load_credentials
+from vafl.federation.marks import MarkFile, marks_path
 from vafl.federation.terms import STATE, make_terms, over_network, require_same_run, rows_at_once
 from vafl.files import make_private_folder, remove_drafts
 from vafl.launch import require_updates, share_done, shown_metric, summarise, what_was_reached
@@ -29,6 +30,7 @@ from vafl.observe.progress import Progress
 from vafl.observe.record import RecordedRun, RunFolder, read_run
 from vafl.observe.status import ClientStatus
 from vafl.plan import Plan, make_plan
+from vafl.protocol.marks import MarkMemory
 from vafl.protocol.server import RECALL_ROWS, Server
 from vafl.protocol.table import FOREVER, EmbeddingTable, record_type
 from vafl.runtime.checkpoint import (
@@ -59,7 +61,7 @@ _BEFORE_A_CHECKPOINT = 1024
 class ServerState:
     """The server's durable memory: its table in a mapped file, and a checkpoint of the rest."""
 
-    def __init__(self, plan: Plan, folder: Path, *, resume: bool) -> None:
+    def __init__(self, plan: Plan, folder: Path, *, resume: bool, marks: MarkMemory | None = None) -> None:
         make_private_folder(folder)
         remove_drafts(folder)
         self._folder, self.terms, self._epsilon = folder, make_terms(plan), plan.config.labels.epsilon
@@ -76,7 +78,7 @@ class ServerState:
                 f'--resume goes on with the labels of the run in "{folder}", of labels.epsilon {then:g} (0 '
                 f"leaves them as they are). Found {self._epsilon:g}. Set it to {then:g}, or begin anew."
             )
-        self.server = make_server(_with_kept_labels(plan, folder, resume=resume), table)
+        self.server = make_server(_with_kept_labels(plan, folder, resume=resume), table, marks)
         self.server.run = self.facts.get("run") or secrets.randbits(62)
         self.best = BestHead(self.server.head, folder / "best", resume=resume)
         if resume:
@@ -182,7 +184,8 @@ class ServerRun:
                 self.config = over_network(self.prepare())
             credentials = load_credentials(self.config, SERVER)
             make_private_folder(self.path / STATE)
-            state = ServerState(plan, self.path / STATE / SERVER, resume=self.resume)
+            marks = MarkFile(marks_path(self.config, self.path), [party.name for party in plan.data.parties])
+            state = ServerState(plan, self.path / STATE / SERVER, resume=self.resume, marks=marks)
             state.server.recall_rows = min(RECALL_ROWS, self._fitting)
             folder.begin(self.config.to_toml())
             points = folder.rewind(state.facts.get("account", {}).get("seconds", 0.0))

@@ -37,10 +37,11 @@ _WRITTEN = re.compile(  # every file that a run leaves, those of crashes include
     | (progress|privacy-spent)\.(png|svg)
     | models/{_NAME}/(model\.safetensors|manifest\.toml)
     | logs/{_NAME}\.log
+    | state/server\.marks
     | state/{_NAME}/({re.escape(LOCK)}|labels\.safetensors|table\.records)
     | state/{_NAME}/((best|evaluated)/)?checkpoint\.safetensors
     | certs/({_NAME}/)?{_NAME}\.(key|pem)(\.[0-9a-f]{{16}})?
-    | {SIMULATED_LEDGERS}/{_NAME}\.ledger(\.[0-9]+)?
+    | {SIMULATED_LEDGERS}/{_NAME}\.ledger(\.head)?
     | {ALIGNMENTS}/{_NAME}\.alignment\.parquet""",
     re.VERBOSE,
 )

@@ -6,7 +6,8 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-Kind = Literal["batch", "refresh", "request", "evaluation", "prediction", "release"]
+# A "torn" charge is for an entry that a crash cut short: nobody knows which upload it was for.
+Kind = Literal["batch", "refresh", "request", "evaluation", "prediction", "release", "torn"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Numbers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -15,6 +15,8 @@ from vafl.privacy.released import release_once
 from vafl.privacy.repeats import Repeats
 from vafl.privacy.settings import GUARANTEED, PrivacySettings
 
+_MARK_EVERY = 32  # uploads charged between two marks: the most that a rollback can hide from the server
+
 
 class Budget:
     """What a client may still upload, by row of the run.
@@ -35,6 +37,9 @@ class Budget:
         self._carried = settings.carried_cost
         self._upload = settings.upload_cost
         self._batch = settings.batch_cost(local_steps)
+        self._unmarked = 0  # uploads charged since the last mark
+        self._last_mark: bytes | None = None
+        self._is_mark_due = False
         # A ledger in memory belongs to a simulation, which has no server to watch.
         self._repeats = Repeats(ledger, accounts, self._limit) if ledger.path is not None else None
 
@@ -42,6 +47,7 @@ class Budget:
         """Charge an upload durably; return the rows that may be uploaded. `whole`: all of them or none."""
         if self._free:
             return rows
+        self._unmarked += 1
         batch = kind == "batch"
         charged = self.ledger.charge(
             rows if self._in_order else self._accounts[rows],
@@ -56,6 +62,28 @@ class Budget:
         if self._repeats is not None:
             self._repeats.note(rows, allowed, kind)
         return allowed
+
+    def recognise(self, mark: bytes) -> None:
+        """Check the last mark that the server received; empty if none.
+
+        Raises:
+            LedgerError: the ledger does not know it.
+        """
+        self.ledger.recognise(mark)
+        # A client that only lost its connection needs no new mark.
+        self._is_mark_due = bool(self._unmarked) or mark != self._last_mark
+
+    def due_mark(self) -> bytes:
+        """Enter a mark for the server and return it, if one is due; else return nothing.
+
+        One is due after each welcome, and after every 32 uploads.
+        """
+        due = self._is_mark_due or self._unmarked >= _MARK_EVERY
+        if self.ledger.path is None or not due:
+            return b""
+        self._is_mark_due, self._unmarked = False, 0
+        self._last_mark = self.ledger.mark()
+        return self._last_mark
 
 
 @dataclass(frozen=True)

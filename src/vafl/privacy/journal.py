@@ -1,70 +1,91 @@
-"""A journal: a file of checksummed entries to which entries are appended, on disk before they count.
+"""A journal: a file of entries in a keyed hash chain, to which entries can only be appended.
 
-A crash at any instant leaves all entries made before it, and one cut short at most, which counts for nothing.
-A lock keeps other processes out. What entries mean is not known here.
+    {"format": "vafl ledger", "version": 3, ...} newline
+    kind, length, payload, digest
+    kind, length, payload, digest
+    ...
+
+Each digest is a keyed BLAKE2b digest of the entry and of the digest before it; the first one continues the
+digest of the header line. The key, and a seal on the last digest, are in the head (see vafl.privacy.seal).
+This module does not know what entries mean.
+
+Append writes the entry, waits for the disk, seals it in the head, and waits for the disk again. So after a
+crash the journal holds:
+
+- every entry that `append` returned for, and each of their bytes: anything else is refused;
+- at most one entry more. If it is whole, it counts. If it was cut short (`Journal.torn`), its bytes stay in
+  the file until the next append overwrites them, so that a second crash cannot hide the first.
+
+`replace` writes a shorter file with other entries, in this order: the new file under another name; a seal for
+it, beside the seal for the old file; the rename. Nothing else is written before the rename is on disk, and
+the next append overwrites the seal for the old file. So whichever file has the journal's name has its seal.
 """
 
-import fcntl
 import json
 import os
+import secrets
 import struct
-import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
-from vafl.errors import RunFolderError
-from vafl.files import sync_folder, write_atomically, write_once
+from vafl.errors import LedgerError, RunFolderError
+from vafl.files import make_private_file, sync_folder, write_atomically
+from vafl.privacy.seal import (
+    DIGEST,
+    Head,
+    Seal,
+    Slots,
+    head_path,
+    keyed_digest,
+    new_key,
+    read_head,
+    write_head,
+)
 
 Payload = bytes | memoryview
-Entry = tuple[int, Payload]  # kind, and what it says
+Entry = tuple[int, Payload]  # kind and payload
 
-_FORMAT, _VERSION = "vafl ledger", 2
-_HEAD = struct.Struct("<BxxxI")  # kind, bytes that follow
-_SUMS = struct.Struct("<II")  # checksums of that, and of the bytes that follow
-_START = _HEAD.size + _SUMS.size
+_FORMAT, _VERSION = "vafl ledger", 3
+_START = struct.Struct("<BxxxI")  # kind, bytes of payload
+_LONGEST_HEADER = 1 << 16  # bytes
 
 
-@dataclass(frozen=True)
-class Content:
-    """A journal as it was found.
+class Content(NamedTuple):
+    """A journal as it was read.
 
     Attributes:
         identity: what the entries are about.
-        number: random, no other journal's.
-        end: where the last whole entry ends.
+        number: random; no other journal has it. It stays when entries are replaced.
+        entries: all whole entries, sealed or not.
+        sealed: the seal in the head for this file.
+        reached: a seal for all whole entries.
+        torn: whether more bytes follow: an entry that was cut short, or that is being written.
     """
 
     identity: str
     number: str
     entries: list[Entry]
-    end: int
+    sealed: Seal
+    reached: Seal
+    torn: bool
 
 
 class Journal:
-    """The file, locked and open for appending; made if it is not there, for its owner's eyes only.
+    """A journal that is locked and open for appending. If it does not exist, it is created, with mode 0600.
 
     Attributes:
-        number: random, no other journal's.
+        number: random; no other journal has it.
+        torn: whether a crash cut the last entry short, and nothing was appended since.
     """
 
     def __init__(self, path: Path, identity: str) -> None:
-        self.path, self._file = path, -1
+        self.path, self._identity, self._file = path, identity, -1
+        self._head: Head | None = None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if not path.exists():
-                write_once(path, _as_bytes(identity, ()), private=True)
-            self._file = os.open(path, os.O_RDWR | os.O_APPEND)
-            self._lock()
-            found = read_journal(path)
-            if found.identity != identity:
-                raise RunFolderError(
-                    f'the ledger "{path}" is for other records: it counts {found.identity}; here are '
-                    f"{identity}. Name another folder in privacy.ledger for these."
-                )
-            os.ftruncate(self._file, found.end)  # an entry cut short counts for nothing
+            self._open()
         except RunFolderError:
             self.close()
             raise
@@ -74,135 +95,280 @@ class Journal:
                 f'the ledger "{path}" must be a file that this process may write. {error}. Name another '
                 "folder in privacy.ledger."
             ) from error
-        self.number, self._identity, self._found = found.number, identity, found.entries
+
+    def _open(self) -> None:
+        path = self.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _require_version(path)
+        head = self._head = Head(path)
+        _unfinished(path).unlink(missing_ok=True)
+        if not path.exists():
+            self._create(head)
+        found = _read(path, head.key, head.slots)
+        if found.identity != self._identity:
+            raise RunFolderError(
+                f'the ledger "{path}" is for other records: it counts {found.identity}; here are '
+                f"{self._identity}. Name another folder in privacy.ledger for these."
+            )
+        self._file = os.open(path, os.O_RDWR)
+        self.number, self.torn, self._reached = found.number, found.torn, found.reached
+        self._found = found.entries
+        head.use(found.sealed)
+        if found.reached != found.sealed:
+            os.fdatasync(self._file)  # a seal must never be on disk before its entries
+            head.write(found.reached)
+
+    def _create(self, head: Head) -> None:
+        """Write a journal without entries. A crash leaves an empty head, and the next process tries again."""
+        if not head.is_empty:
+            raise _missing(self.path)
+        content, seal = _as_bytes(head.key, self._identity, uuid4().hex, ())
+        head.write(seal)
+        write_atomically(self.path, content, private=True)
 
     def take_entries(self) -> list[Entry]:
-        """What was in it when it was opened; once, since it may be much."""
+        """Return the entries found when the journal was opened; only once, to free their memory."""
         found, self._found = self._found, []
         return found
 
     def append(self, kind: int, payload: bytes) -> int:
-        """On disk when this returns; if it raises, that is not known. Gives the bytes written."""
-        head = _head(kind, payload)
-        size = len(head) + len(payload)
-        try:
-            written = os.writev(self._file, (head, payload))
-            if written < size:
-                os.ftruncate(self._file, os.fstat(self._file).st_size - written)
-                raise OSError("the disk is full")
-            os.fdatasync(self._file)
-        except OSError as error:
-            raise RunFolderError(
-                f'the ledger "{self.path}" cannot be written, so nothing may be uploaded: {error}.'
-            ) from error
+        """Append an entry; it is on disk and sealed when this returns. Return its size in bytes.
+
+        Raises:
+            RunFolderError: it could not be written. The journal is closed: it may or may not hold the entry.
+        """
+        before, head = self._reached, self._sealed_by()
+        start = _START.pack(kind, len(payload))
+        digest = _next(head.key, before.digest, start, payload)
+        size = entry_size(payload)
+        reached = Seal(before.file, before.entries + 1, before.end + size, digest)
+        with self._writing():
+            try:
+                if os.pwritev(self._file, (start, payload, digest), before.end) < size:
+                    raise OSError("the disk is full")
+                if self.torn:
+                    os.ftruncate(self._file, reached.end)
+                os.fdatasync(self._file)
+            except OSError:
+                if not self.torn:  # what is left of a torn entry has yet to be charged
+                    with suppress(OSError):
+                        os.ftruncate(self._file, before.end)
+                raise
+            head.write(reached)
+        self._reached, self.torn = reached, False
         return size
 
     def replace(self, entries: Iterable[Entry]) -> int:
-        """Other entries take the place of all; gives the new size. The new file is locked before it is the
-        journal."""
-        temporary = self.path.with_name(f"{self.path.name}.new")
-        write_journal(temporary, self._identity, entries, self.number)
-        new = os.open(temporary, os.O_RDWR | os.O_APPEND)
-        fcntl.flock(new, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        temporary.replace(self.path)
-        sync_folder(self.path.parent)
-        os.close(self._file)
-        self._file = new
-        return os.fstat(new).st_size
+        """Replace all entries by others. Return the new size in bytes.
+
+        Raises:
+            RunFolderError: that failed. The journal is closed, and holds either the old entries or the new.
+        """
+        head, temporary = self._sealed_by(), _unfinished(self.path)
+        content, seal = _as_bytes(head.key, self._identity, self.number, entries)
+        with self._writing():
+            make_private_file(temporary)
+            with temporary.open("r+b") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            head.write(seal)
+            temporary.replace(self.path)
+            sync_folder(self.path.parent)
+            new = os.open(self.path, os.O_RDWR)
+            os.close(self._file)
+            self._file = new
+        self._reached = seal
+        return seal.end
+
+    def read_entries(self) -> list[Entry]:
+        """Return all entries, as they are on disk now."""
+        head = self._sealed_by()
+        return _read(self.path, head.key, head.slots).entries
 
     def close(self) -> None:
-        """Lets others use the file."""
+        """Let other processes use the journal."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+        if self._head is not None:
+            self._head.close()
 
-    def _lock(self) -> None:
-        """Of the very file that has the name: its last user may have replaced it meanwhile."""
+    def _sealed_by(self) -> Head:
+        if self._head is None or self._file < 0:
+            raise RunFolderError(f'the ledger "{self.path}" is closed, so nothing may be uploaded.')
+        return self._head
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Close the journal if it cannot be written: after a failed sync nobody knows what is on disk."""
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            alone = os.path.samestat(os.fstat(self._file), self.path.stat())
-        except BlockingIOError:
-            alone = False
-        if not alone:
+            yield
+        except OSError as error:
+            self.close()
             raise RunFolderError(
-                f'the ledger "{self.path}" is in use by another process: two runs may not spend one budget '
-                "at the same time. Wait until it ends."
-            )
+                f'the ledger "{self.path}" cannot be written, so nothing may be uploaded: {error}.'
+            ) from error
 
 
 def read_journal(path: Path) -> Content:
-    """What a journal says; another process may be appending to it."""
-    content = path.read_bytes()
-    facts, start = _header(path, content)
-    found = list(_whole_entries(path, memoryview(content), start))
-    end = found[-1][2] if found else start
-    if end - start < facts["length"]:
-        raise _damaged(path, end)
-    return Content(facts["identity"], facts["number"], [(kind, payload) for kind, payload, _ in found], end)
+    """Read a journal that another process may be appending to; at least all sealed entries are returned.
+
+    Raises:
+        RunFolderError: it is not a journal of this version.
+        LedgerError: it is damaged or was rolled back, or its head is missing.
+    """
+    if not has_journal(path):
+        raise RunFolderError(f'"{path}" must be a privacy ledger. There is no such file.')
+    _require_version(path)
+    before: set[bytes] = set()
+    while True:
+        key, slots = read_head(path)
+        try:
+            return _read(path, key, slots)
+        except LedgerError:
+            # The journal may have been replaced after its head was read: then the head names another file.
+            now = {seal.file for seal in slots if seal is not None}
+            if now == before:
+                raise
+            before = now
 
 
-def write_journal(path: Path, identity: str, entries: Iterable[Entry], number: str | None = None) -> None:
-    """A journal with these entries in the place of whatever was there."""
-    write_atomically(path, _as_bytes(identity, entries, number), private=True)
+def write_journal(path: Path, identity: str, entries: Iterable[Entry]) -> None:
+    """Write a journal with these entries and its head, in place of any that exists."""
+    key = new_key()
+    content, seal = _as_bytes(key, identity, uuid4().hex, entries)
+    write_head(path, key, seal)
+    write_atomically(path, content, private=True)
 
 
-def _as_bytes(identity: str, entries: Iterable[Entry], number: str | None = None) -> bytes:
-    body = b"".join(part for kind, payload in entries for part in (_head(kind, payload), payload))
+def entry_size(payload: Payload) -> int:
+    """Return the bytes that an entry takes up in the file."""
+    return _START.size + len(payload) + DIGEST
+
+
+def has_journal(path: Path) -> bool:
+    """Whether there is a journal, or what is left of one."""
+    return path.is_file() or head_path(path).is_file()
+
+
+def _unfinished(path: Path) -> Path:
+    """Return the name under which the journal's replacement is written."""
+    return path.with_name(f"{path.name}.new")
+
+
+def _next(key: bytes, digest: bytes, *entry: Payload) -> bytes:
+    return keyed_digest(key, b"entry", digest, *entry)
+
+
+def _as_bytes(key: bytes, identity: str, number: str, entries: Iterable[Entry]) -> tuple[bytes, Seal]:
+    """Return the content of a new file, and its seal."""
+    file = secrets.token_bytes(DIGEST)
     facts = {
         "format": _FORMAT,
         "version": _VERSION,
         "identity": identity,
-        "number": number or uuid4().hex,
-        "length": len(body),
+        "number": number,
+        "file": file.hex(),
     }
-    line = json.dumps(facts).encode()
-    return b"%b %08x\n" % (line, zlib.crc32(line)) + body
+    header = json.dumps(facts).encode() + b"\n"
+    parts: list[Payload] = [header]
+    digest, count = keyed_digest(key, b"header", header), 0
+    for kind, payload in entries:
+        start = _START.pack(kind, len(payload))
+        digest = _next(key, digest, start, payload)
+        parts += (start, payload, digest)
+        count += 1
+    content = b"".join(parts)
+    return content, Seal(file, count, len(content), digest)
 
 
-def _head(kind: int, payload: Payload) -> bytes:
-    """What an entry begins with."""
-    head = _HEAD.pack(kind, len(payload))
-    return head + _SUMS.pack(zlib.crc32(head), zlib.crc32(payload))
+def _facts(path: Path, content: bytes) -> tuple[dict[str, Any], int]:
+    """Return what the header line says, and where the entries begin.
 
-
-def _header(path: Path, content: bytes) -> tuple[dict[str, Any], int]:
-    """The first line, and where the entries begin."""
-    line, newline, _ = content.partition(b"\n")
-    said, _, checksum = line.rpartition(b" ")
-    if newline and checksum == b"%08x" % zlib.crc32(said):
-        facts: dict[str, Any] = json.loads(said)
-        if (facts.get("format"), facts.get("version")) == (_FORMAT, _VERSION):
-            return facts, len(line) + 1
-    if line.startswith(b'{"format": "vafl ledger", "version": 1,'):
+    Raises:
+        RunFolderError: this is not a ledger of this version.
+    """
+    size = content.find(b"\n", 0, _LONGEST_HEADER) + 1
+    try:
+        facts, _ = json.JSONDecoder().raw_decode(content[:size].decode())
+        if facts["format"] != _FORMAT:
+            raise ValueError(f"its format is {facts['format']!r}")
+        version = facts["version"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise RunFolderError(
-            f'"{path}" is a ledger of version 1, which counted the rows of one alignment and not people. '
-            "Let the vafl that wrote it show the largest mu in it, keep it, name another folder in "
-            "privacy.ledger, and lower mu_max^2 by that mu^2."
+            f'"{path}" must be a privacy ledger. Its first line is not the header of one: {error}.'
+        ) from error
+    if version != _VERSION:
+        raise RunFolderError(
+            f'"{path}" is a privacy ledger of version {version}. This vafl reads version {_VERSION}. Keep '
+            "the file, name another folder in privacy.ledger, and lower privacy.mu_max^2 by the largest mu^2 "
+            "that the vafl that wrote it shows."
         )
-    raise RunFolderError(f'"{path}" must be a privacy ledger of version {_VERSION}. It is something else.')
+    return facts, size
 
 
-def _whole_entries(path: Path, content: memoryview, place: int) -> Iterator[tuple[int, memoryview, int]]:
-    """(kind, payload, where it ends) of each whole entry; a crash may have cut the last."""
-    while len(content) - place >= _START:
-        kind, length = _HEAD.unpack_from(content, place)
-        head_sum, payload_sum = _SUMS.unpack_from(content, place + _HEAD.size)
-        end = place + _START + length
-        payload = content[place + _START : end]
-        if zlib.crc32(content[place : place + _HEAD.size]) != head_sum:
-            if any(content[place:]):
-                raise _damaged(path, place)
-            return
-        if len(payload) < length or zlib.crc32(payload) != payload_sum:
-            if end < len(content):
-                raise _damaged(path, place)
-            return
-        yield kind, payload, end
-        place = end
+def _require_version(path: Path) -> None:
+    """Raise RunFolderError if there is a file that is not a ledger of this version.
+
+    Its head would be missing or another one, which would be a confusing complaint.
+    """
+    if path.exists():
+        with path.open("rb") as file:
+            _facts(path, file.read(_LONGEST_HEADER))
 
 
-def _damaged(path: Path, place: int) -> RunFolderError:
-    return RunFolderError(
-        f'the ledger "{path}" is damaged at byte {place:,}: what was spent is not known any more. Put '
-        "back a copy, or count every record of it as spent."
+def _missing(path: Path) -> LedgerError:
+    return LedgerError(
+        f'a ledger and its head belong together. Found "{head_path(path)}" without "{path}". Restore the '
+        "newest copy of the ledger. If it is lost, move the head away to start a new one, and lower "
+        "privacy.mu_max for what the old one may have spent."
     )
+
+
+def _read(path: Path, key: bytes, slots: Slots) -> Content:
+    """Read a journal, and check it against the seals in its head."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise _missing(path) from None
+    facts, start = _facts(path, content)
+    named = facts.get("file")
+    seals = [seal for seal in slots if seal is not None and seal.file.hex() == named]
+    if not seals:
+        raise LedgerError(
+            f'the ledger "{path}" was rolled back or belongs to another head: "{head_path(path)}" seals '
+            "another file. Restore the newest copy of both."
+        )
+    sealed = max(seals, key=lambda seal: seal.entries)
+    entries: list[Entry] = []
+    chain = [(start, keyed_digest(key, b"header", content[:start]))]
+    for kind, payload, end, digest in _whole_entries(memoryview(content), *chain[0], key):
+        entries.append((kind, payload))
+        chain.append((end, digest))
+    end, digest = chain[-1]
+    if chain[sealed.entries : sealed.entries + 1] != [(sealed.end, sealed.digest)]:
+        raise LedgerError(
+            f'the ledger "{path}" is damaged or was rolled back: its head seals {sealed.entries:,} entries '
+            f"in {sealed.end:,} bytes. Found {len(content):,} bytes, intact up to byte {end:,}. Restore the "
+            f'newest copy of it and of "{head_path(path)}". If there is none, move both away to start a new '
+            "ledger, and lower privacy.mu_max for what this one may have spent."
+        )
+    reached = Seal(sealed.file, len(entries), end, digest)
+    return Content(facts["identity"], facts["number"], entries, sealed, reached, end < len(content))
+
+
+def _whole_entries(
+    content: memoryview, place: int, digest: bytes, key: bytes
+) -> Iterator[tuple[int, memoryview, int, bytes]]:
+    """Yield (kind, payload, end, digest) of each entry up to the first that does not continue the chain."""
+    while len(content) - place >= _START.size + DIGEST:
+        kind, length = _START.unpack_from(content, place)
+        begin, end = place + _START.size, place + _START.size + length
+        if end + DIGEST > len(content):
+            return
+        digest = _next(key, digest, content[place:end])
+        place = end + DIGEST
+        if content[end:place] != digest:
+            return
+        yield kind, content[begin:end], place, digest

@@ -1,29 +1,51 @@
 """The ledger: what has been spent on every person of one party, durable before anything leaves.
 
 A ledger belongs to a table's people, not to a run: accounts are found by record id, whatever the alignment,
-the order of rows and the partners are this time. Its file (a journal) says, in order: people for whom
-accounts are opened, runs that begin, and their charges; of a run with many charges, in the end, their
-sums. The ids stay in this file, which is the party's own.
+the order of rows and the partners are this time. Its file is a journal. In order, it lists people for whom
+accounts are opened, runs that begin, and their charges. When charges take up much space, the sums of each run
+replace them. The ids stay in this file, which never leaves the party.
+
+The journal notices when its file alone is cut, edited or rolled back. It cannot notice when older copies of
+both the file and its head are restored. For that the ledger makes marks: random bytes that the client sends
+to its server, and that the server shows the next time. A ledger that does not know it is not the newest.
 
 Runs may differ in their neighbours. Each charges, limits and is shown mu^2 by its own; the accounts count all
 of them by one (see `Accounts`).
 """
 
+import json
+import logging
 import math
+import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from vafl.errors import BudgetExhausted, RunFolderError
+from vafl.errors import BudgetExhausted, LedgerError, RunFolderError
 from vafl.privacy.accounts import KINDS, NOBODY, Accounts, Floats, Kind, Numbers, charge_as_bytes
-from vafl.privacy.entries import BALANCE, PEOPLE, SPENDER, book, ids_as_bytes, ids_of, squeezed
-from vafl.privacy.journal import Entry, Journal, read_journal, write_journal
+from vafl.privacy.entries import (
+    ACCEPTED,
+    BALANCE,
+    MARK,
+    MARK_BYTES,
+    PEOPLE,
+    SPENDER,
+    book,
+    ids_as_bytes,
+    ids_of,
+    marks_in,
+    squeezed,
+)
+from vafl.privacy.journal import Entry, Journal, entry_size, read_journal, write_journal
 from vafl.privacy.settings import PrivacySettings
 from vafl.privacy.spender import Spender
+
+log = logging.getLogger(__name__)
 
 _LONGEST = 64 << 20  # bytes of charges before runs are replaced by their sums
 
@@ -43,26 +65,32 @@ class Ledger:
     Args:
         path: the file, made if it is not there; None keeps the accounts in memory only.
         identity: what ids are ids of; a ledger is for one kind of ids only.
+        accepts_mark: whether to accept one mark that this ledger does not know (see `recognise`).
 
     Attributes:
         ids: [accounts], whose they are.
         spenders: all runs so far.
         accounts: the sums.
+        accepted: when marks it did not know were accepted, as ISO 8601. What was spent before may be missing.
     """
 
-    def __init__(self, path: Path | None, identity: str) -> None:
-        self.path, self.identity = path, identity
+    def __init__(self, path: Path | None, identity: str, *, accepts_mark: bool = False) -> None:
+        self.path, self.identity, self._accepts_mark = path, identity, accepts_mark
         self.ids = pl.Series("id", [], pl.String)
         self.spenders: list[Spender] = []
         self.accounts = Accounts()
+        self.accepted: list[str] = []
+        self._marks: set[bytes] = set()
         self._began_at: list[int] = []  # rows that minibatches had uploaded by then
         self._journal: Journal | None = None
         self._unit = 1  # of the run that spends: so many times the accounts' mu^2
-        self._loose = self._firm = 0  # bytes of charges in the file, and of all else
+        self._loose = self._firm = 0  # bytes of charges and marks in the file, and of all else
         if path is not None:
             self._journal = Journal(path, identity)
             self._book_all(self._journal.take_entries())
             self._firm = path.stat().st_size - self._loose
+            if self._journal.torn:
+                self._charge_for_torn_entry(path)
 
     @classmethod
     def in_memory(cls, records: int) -> "Ledger":
@@ -88,7 +116,7 @@ class Ledger:
 
     @property
     def batch_rows(self) -> list[int]:
-        """[runs], how many rows of minibatches each has uploaded."""
+        """[runs], how many rows of minibatches each has uploaded, at most."""
         ends = [*self._began_at[1:], self._batch_rows()]
         return [end - start for start, end in zip(self._began_at, ends, strict=True)]
 
@@ -170,8 +198,48 @@ class Ledger:
                 "privacy.neighbours count. Raise mu_max."
             )
 
+    def mark(self) -> bytes:
+        """Enter a fresh random mark, durably, and return it. It tells nothing about what is in the ledger."""
+        mark = secrets.token_bytes(MARK_BYTES)
+        self._loose += self._write(MARK, mark)
+        self._marks.add(mark)
+        return mark
+
+    def knows(self, mark: bytes) -> bool:
+        """Whether this ledger made or accepted the mark."""
+        return mark in self._marks
+
+    def recognise(self, mark: bytes) -> None:
+        """Check the last mark that a server received from this party; empty if it received none.
+
+        Raises:
+            LedgerError: this ledger does not know the mark, and may not accept it.
+        """
+        if self.path is None or not mark or self.knows(mark):
+            return
+        if not self._accepts_mark:
+            raise LedgerError(
+                f'the ledger "{self.path}" must hold the last mark that this party sent to the server. '
+                "It does not: it was restored from an older copy, or is another ledger. Nothing was sent. "
+                "Restore the newest copy of the ledger and of its head. If that is lost, start once with "
+                "--accept-ledger to use this ledger, and lower privacy.mu_max for what it lacks."
+            )
+        self._accepts_mark = False
+        self.accept(mark)
+        log.warning(
+            'the ledger "%s" lacks the last mark that the server received; --accept-ledger accepts this, and '
+            "the ledger records it",
+            self.path,
+        )
+
+    def accept(self, mark: bytes) -> None:
+        """Enter, durably, that a mark of another ledger, or of a newer state of this one, is accepted."""
+        when = datetime.now(UTC).isoformat(timespec="seconds")
+        self._write(ACCEPTED, json.dumps({"mark": mark.hex(), "when": when}).encode())
+        self._accept(mark, when)
+
     def account(self, record: str) -> int | None:
-        """Whose id this is."""
+        """Return the account of the record with this id, or None."""
         return self.ids.index_of(record)
 
     def save_copy(self, path: Path) -> None:
@@ -190,7 +258,8 @@ class Ledger:
             self._journal.close()
 
     def _batch_rows(self) -> int:
-        return int(self.counts[KINDS.index("batch")].sum())
+        """How many rows of minibatches were uploaded, at most: a torn entry may have been for any rows."""
+        return int(self.counts[[KINDS.index("batch"), KINDS.index("torn")]].sum())
 
     def _most(self, limit: float) -> float:
         """mu^2 of an account at which the limit is reached."""
@@ -201,9 +270,31 @@ class Ledger:
 
     # --- the entries ---
 
-    def _write(self, kind: int, payload: bytes) -> None:
-        if self._journal is not None:
-            self._journal.append(kind, payload)
+    def _write(self, kind: int, payload: bytes) -> int:
+        return 0 if self._journal is None else self._journal.append(kind, payload)
+
+    def _charge_for_torn_entry(self, path: Path) -> None:
+        """Charge everyone the most that an entry which a crash cut short can have cost.
+
+        Nobody can tell what it was for. Before the first run begins, nothing can have been charged.
+        """
+        if not self.spenders:
+            return
+        spender = self.spenders[-1]
+        everyone, cost = np.arange(len(self.ids)), spender.dearest_upload
+        carried, trains = spender.settings.carried_cost, spender.settings.kind == "embed_only"
+        self.charge(everyone, "torn", cost, carried=carried, trains=trains)
+        log.warning(
+            'a crash cut the last entry of the ledger "%s" short: mu^2 %.4g is charged to each of its %d '
+            "accounts, the most that entry can have cost",
+            path,
+            cost,
+            len(everyone),
+        )
+
+    def _accept(self, mark: bytes, when: str) -> None:
+        self.accepted.append(when)
+        self._marks.add(mark)
 
     def _open_accounts(self, ids: pl.Series) -> None:
         self.ids = pl.concat([self.ids, ids])
@@ -228,17 +319,23 @@ class Ledger:
                 self._start(Spender.of(bytes(payload)))
             elif kind == PEOPLE:
                 self._open_accounts(ids_of(payload))
+            elif kind == ACCEPTED:
+                facts = json.loads(bytes(payload))
+                self._accept(bytes.fromhex(facts["mark"]), facts["when"])
+            elif kind == MARK:
+                self._marks.update(marks_in(payload))
             else:
                 book(self.accounts, kind, payload, self._unit)
-                self._loose += len(payload) if kind < PEOPLE else 0
+            if kind <= MARK:
+                self._loose += entry_size(payload)
         yield
 
     def _squeeze(self, journal: Journal) -> None:
-        self._firm, self._loose = journal.replace(squeezed(read_journal(journal.path).entries)), 0
+        self._firm, self._loose = journal.replace(squeezed(journal.read_entries())), 0
 
 
 def read_ledger(path: Path) -> Ledger:
-    """A ledger as it stands, for reports; a run may be using it."""
+    """Read a ledger for a report; a run may be using it. An entry that is not whole yet is left out."""
     ledger, entries = _found(path)
     ledger._book_all(entries)
     return ledger

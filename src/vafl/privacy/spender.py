@@ -29,6 +29,11 @@ class Spender:
     local_steps: int = 1
     began: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"), compare=False)
 
+    @property
+    def dearest_upload(self) -> float:
+        """The largest mu^2 that one upload of this run can cost a record, with the updates that follow."""
+        return self.settings.batch_cost(self.local_steps if self.purpose == "training" else 0)
+
     def as_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
 

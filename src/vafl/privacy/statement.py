@@ -98,6 +98,7 @@ class Statement:
             "neighbours": settings.neighbours,
             "records": len(self.ledger.ids),
             "runs": [asdict(spender) for spender in self.ledger.spenders],
+            "ledgers_accepted": list(self.ledger.accepted),
             "mu_any_record": most,
             "mu_two_values": self.two_values(most),
             "mu_median": float(np.median(mu)),

@@ -162,14 +162,15 @@ class Client(Respondent):
         """Begins an activation. Call it only when not `waiting`."""
         if self._rule.order == "query-first" and self._flights:
             self._queried = next(iter(self._flights))
-            return [Query(self.index, self._next(), self._queried)]
+            return self._with_mark([Query(self.index, self._next(), self._queried)])
         first: list[ClientMessage] = []
         if self._rule.start == "upload" and self.activation == 0:
             first = self._refreshed(None)
-        return [*first, *self._upload()]
+        return self._with_mark([*first, *self._upload()])
 
     def _take(self, message: ServerMessage) -> list[ClientMessage]:
         if isinstance(message, Welcome):
+            super()._take(message)  # stops a client whose ledger is not the newest
             return self._rejoin(message)
         if not isinstance(message, (Gradient, Skipped)):
             return super()._take(message)

@@ -12,11 +12,13 @@ from torch import nn
 
 from vafl.errors import InvalidMessage
 from vafl.protocol.epochs import Epochs
+from vafl.protocol.marks import MarkMemory
 from vafl.protocol.masked_client import Masking
 from vafl.protocol.messages import (
     ClientMessage,
     Decline,
     Leave,
+    LedgerMark,
     MaskedRefresh,
     Offer,
     Refresh,
@@ -44,9 +46,15 @@ class MaskedScorer(Scorer):
     """
 
     def __init__(
-        self, rows: int, head: nn.Module, clients: int, width: int, decode: Callable[[Words], Matrix]
+        self,
+        rows: int,
+        head: nn.Module,
+        clients: int,
+        width: int,
+        decode: Callable[[Words], Matrix],
+        marks: MarkMemory | None = None,
     ) -> None:
-        super().__init__(rows, head, torch.zeros(clients, width), summed=True, cached=False)
+        super().__init__(rows, head, torch.zeros(clients, width), summed=True, cached=False, marks=marks)
         self._decode = decode
         self._epochs = Epochs(clients)
         self._rounds: dict[int, Inquiry] = {}
@@ -75,6 +83,8 @@ class MaskedScorer(Scorer):
         if isinstance(message, Offer | MaskedRefresh | Decline):
             return self._take_masked(message)
         replies = super().receive(message)
+        if isinstance(message, LedgerMark):
+            return replies
         if isinstance(message, Leave):
             return [*replies, *self._change(message.client, "left")]
         rekeyed = self._change(message.client, "came")

@@ -14,6 +14,7 @@ import numpy as np
 
 from vafl.errors import InvalidMessage
 from vafl.protocol.epochs import Epochs
+from vafl.protocol.marks import MarkMemory
 from vafl.protocol.messages import (
     ClientMessage,
     Decline,
@@ -86,8 +87,14 @@ class MaskedServer(Server):
     table: SumTable
     may_stand_in = False
 
-    def __init__(self, table: SumTable, *others: Any, decode: Callable[[Words], Matrix]) -> None:
-        super().__init__(table, *others)
+    def __init__(
+        self,
+        table: SumTable,
+        *others: Any,
+        decode: Callable[[Words], Matrix],
+        marks: MarkMemory | None = None,
+    ) -> None:
+        super().__init__(table, *others, marks=marks)
         self.epochs = Epochs(table.clients)
         self._decode = decode
         self._words: dict[int, Words] = {}

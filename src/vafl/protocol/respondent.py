@@ -16,9 +16,11 @@ from vafl.protocol.messages import (
     ClientMessage,
     Decline,
     Join,
+    LedgerMark,
     Refresh,
     Request,
     ServerMessage,
+    Welcome,
     made_here,
 )
 from vafl.protocol.rows import Matrix, Rows, check_rows, in_parts
@@ -29,10 +31,16 @@ _EMBED_ROWS = 4096  # rows embedded at once when no gradient is needed: bounds m
 
 
 class Budget(Protocol):
-    """Decides what may still be uploaded: the account of a private client's records."""
+    """Decides what may still be uploaded: the accounts of a private client's records, in its ledger."""
 
     def spend(self, rows: Rows, kind: UploadKind, *, whole: bool = False) -> Rows:
         """Charges an upload and gives the rows that may be uploaded; `whole`: all of them or none."""
+
+    def recognise(self, mark: bytes) -> None:
+        """Raise LedgerError unless the ledger knows this mark, the last one that the server received."""
+
+    def due_mark(self) -> bytes:
+        """Return a fresh mark for the server, if one is due; else return nothing."""
 
 
 @torch.no_grad()
@@ -123,9 +131,17 @@ class Respondent:
         """
         if message.client != self.index:
             raise InvalidMessage(f"client {self.index} was sent a message for client {message.client}.")
-        return self._take(message)
+        return self._with_mark(self._take(message))
+
+    def _with_mark(self, said: list[ClientMessage]) -> list[ClientMessage]:
+        """Add a mark of the ledger to what is sent, if one is due."""
+        if self._budget is not None and (mark := self._budget.due_mark()):
+            said.append(LedgerMark(self.index, self._next(), mark))
+        return said
 
     def _take(self, message: ServerMessage) -> list[ClientMessage]:
+        if isinstance(message, Welcome) and self._budget is not None:
+            self._budget.recognise(message.mark)
         if not isinstance(message, Request):
             return []
         self._check_rows(message.rows)

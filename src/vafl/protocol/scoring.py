@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from vafl.errors import InvalidMessage
+from vafl.protocol.marks import MarkMemory, Marks
 from vafl.protocol.messages import (
     ClientMessage,
     Decline,
     Join,
     Leave,
+    LedgerMark,
     Refresh,
     Request,
     ServerMessage,
@@ -81,6 +83,7 @@ class Scorer:
         defaults: [clients, width], what stands in for the embedding of a client that does not answer.
         summed: what the head sees.
         cached: whether embeddings are kept and used again, which costs a private client nothing.
+        marks: remembers the marks of the clients' ledgers; by default only while this object lives.
 
     Attributes:
         absent: the clients that are gone.
@@ -88,7 +91,16 @@ class Scorer:
         inquiries: what is asked and not scored yet.
     """
 
-    def __init__(self, rows: int, head: nn.Module, defaults: Tensor, *, summed: bool, cached: bool) -> None:
+    def __init__(
+        self,
+        rows: int,
+        head: nn.Module,
+        defaults: Tensor,
+        *,
+        summed: bool,
+        cached: bool,
+        marks: MarkMemory | None = None,
+    ) -> None:
         self.clients, self._width = defaults.shape
         self.absent: set[int] = set()
         self.overdue: set[int] = set()
@@ -99,6 +111,7 @@ class Scorer:
         self._cache = EmbeddingTable(rows, widths, summed=False) if cached else None
         self._requests = Requests()
         self._sequences = [-1] * self.clients
+        self._marks = marks or Marks()
 
     def ask(self, rows: Rows, *, patient: bool = False) -> tuple[Inquiry, list[Request]]:
         """Asks every client that is here for rows (distinct, ascending) that nobody has asked it for."""
@@ -147,12 +160,15 @@ class Scorer:
         if isinstance(message, Leave):
             self._take_leave(client)
             return []
-        if client in self.absent or not isinstance(message, Refresh | Decline):
+        if client in self.absent or not isinstance(message, Refresh | Decline | LedgerMark):
             raise InvalidMessage(
                 f"a client joins, and answers what it is asked. Found {type(message).__name__} of client "
                 f"{client}: no steps are made here."
             )
-        self._take_answer(message)
+        if isinstance(message, LedgerMark):
+            self._take_mark(message)
+        else:
+            self._take_answer(message)
         return []
 
     # --- each kind of message: first every check, then the change ---
@@ -163,7 +179,8 @@ class Scorer:
         self._sequences[client] = -1
         self._requests.forget(client)
         owed = [said for inquiry in self.inquiries for said in self._ask(inquiry, client)]
-        return [Welcome(client, 0, (0,) * self.clients), *owed]
+        welcome = Welcome(client, 0, (0,) * self.clients, mark=self._marks.recall(client))
+        return [welcome, *owed]
 
     def _take_leave(self, client: int) -> None:
         self.absent.add(client)
@@ -171,6 +188,11 @@ class Scorer:
         for inquiry in self.inquiries:
             if not inquiry.patient:
                 inquiry.mark(client, ABSENT)
+
+    def _take_mark(self, message: LedgerMark) -> None:
+        self._check_sequence(message.client, message.sequence)
+        self._sequences[message.client] = message.sequence
+        self._marks.remember(message)
 
     def _take_answer(self, message: Refresh | Decline) -> None:
         client = message.client

@@ -17,6 +17,7 @@ from vafl.protocol.bound import DelayBound
 from vafl.protocol.delays import DelayLog
 from vafl.protocol.descent import Descent
 from vafl.protocol.head_step import HeadStep, Loss, Mask
+from vafl.protocol.marks import MarkMemory, Marks
 from vafl.protocol.messages import (
     ClientMessage,
     Decline,
@@ -25,6 +26,7 @@ from vafl.protocol.messages import (
     Gradient,
     Join,
     Leave,
+    LedgerMark,
     Query,
     Refresh,
     Request,
@@ -55,6 +57,7 @@ class Server:
         head, loss, descent, mask: as in `HeadStep`.
         rule: when to act.
         bound: the delay bound, if any.
+        marks: remembers the marks of the clients' ledgers; by default only while this object lives.
 
     Attributes:
         iteration: the global counter k: how many steps were made.
@@ -79,6 +82,8 @@ class Server:
         rule: Rule,
         bound: DelayBound | None = None,
         mask: Mask | None = None,
+        *,
+        marks: MarkMemory | None = None,
     ) -> None:
         self.table, self.head, self.rule, self.bound = table, head, rule, bound
         self.descent = descent
@@ -103,6 +108,7 @@ class Server:
         self._waiting: list[Turn] = []
         self._group: list[Turn] = []
         self._answers = Answers(table.clients)
+        self._marks = marks or Marks()
 
     @np.errstate(all="ignore")  # what is not finite any more is noticed where it is used
     def receive(self, message: ClientMessage) -> list[ServerMessage]:
@@ -242,6 +248,8 @@ class Server:
             replies = self._take_decline(message)
         elif isinstance(message, Finished):
             replies = self._take_finished(message)
+        elif isinstance(message, LedgerMark):
+            replies = self._take_mark(message)
         elif isinstance(message, Leave):
             replies = self._take_leave(message)
         elif isinstance(message, Join):
@@ -304,6 +312,12 @@ class Server:
         self.finished.add(finished.client)
         return []
 
+    def _take_mark(self, message: LedgerMark) -> list[ServerMessage]:
+        self._check_sequence(message.client, message.sequence)
+        self._sequences[message.client] = message.sequence
+        self._marks.remember(message)
+        return []
+
     def _take_leave(self, leave: Leave) -> list[ServerMessage]:
         """What the client had uploaded stays, and counts; its answers are kept for when it is back."""
         self.absent.add(leave.client)
@@ -321,7 +335,9 @@ class Server:
         recalled = self._recall(client, join)
         self._drop_turns(client, join.activation)
         self.activations[client] = max(self.activations[client], join.applied)
-        welcome = Welcome(client, self.iteration, tuple(self.activations), self.durable[client], self.run)
+        mark = self._marks.recall(client)
+        counts = tuple(self.activations)
+        welcome = Welcome(client, self.iteration, counts, self.durable[client], self.run, mark)
         owed = self._owed(client, range(join.applied, min(join.activation, self.activations[client])))
         return [welcome, *owed, *recalled]
 

@@ -27,6 +27,7 @@ from vafl.protocol.messages import (
     Gradient,
     Join,
     Keys,
+    LedgerMark,
     MaskedRefresh,
     MaskedUpload,
     Offer,
@@ -100,7 +101,7 @@ _LAYOUTS: dict[type[Message], _Layout] = {
     Query: _Layout(("sequence", "activation")),
     Decline: _Layout(("sequence", "request"), text="reason"),
     Finished: _Layout(("sequence",), text="reason"),
-    Welcome: _Layout(("iteration", "durable", "run"), counters="activations"),
+    Welcome: _Layout(("iteration", "durable", "run"), counters="activations", content="mark"),
     Gradient: _Layout(("activation", "iteration"), matrix="gradients", counters="activations"),
     Skipped: _Layout(("activation", "iteration"), counters="activations", text="reason"),
     Request: _Layout(("number", "best"), flag="back", rows="rows"),
@@ -112,11 +113,12 @@ _LAYOUTS: dict[type[Message], _Layout] = {
     MaskedRefresh: _Layout(("sequence", "epoch", "request"), rows="rows", words="words"),
     Rekey: _Layout(("epoch",), text="reason"),
     Keys: _Layout(("epoch",), contents="offers"),
+    LedgerMark: _Layout(("sequence",), content="mark"),
 }
 _KINDS = tuple(_LAYOUTS)
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 _FROM_CLIENT = frozenset(
-    (Join, Upload, Refresh, Query, Decline, Finished, Offer, MaskedUpload, MaskedRefresh)
+    (Join, Upload, Refresh, Query, Decline, Finished, Offer, MaskedUpload, MaskedRefresh, LedgerMark)
 )
 _FROM_SERVER = frozenset(_KINDS) - _FROM_CLIENT
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from torch import nn
 
 from tests.runtime.grpc.parties import complete, configuration
 from vafl.build import build
-from vafl.errors import ConfigError, RemoteFault, RunFolderError, Stalled
+from vafl.errors import ConfigError, LedgerError, RemoteFault, RunFolderError, Stalled
 from vafl.federation.prediction import Deployed
 from vafl.federation.serving import Service
 from vafl.launch import launch
@@ -58,7 +59,7 @@ async def _run(config, run, server, present):
     clients = []
     for name in present:
         own = Deployed.load(config, name, run)
-        clients.append(FederationClient(own.respondent(run), name, own.terms(), network, None))
+        clients.append(FederationClient(own.respondent(), name, own.terms(), network, None))
     try:
         await asyncio.gather(*(client.run() for client in clients))
     finally:
@@ -127,7 +128,10 @@ def test_nobody_at_all_is_an_error_and_leaves_no_file(tmp_path):
 
 
 def test_predictions_of_private_clients_are_charged_and_end_at_the_cap(tmp_path):
-    """Frozen clients, mu^2 = 1/4 an upload, mu_max^2 = 1/2: two predictions of each record."""
+    """Frozen clients, mu^2 = 1/4 an upload, mu_max^2 = 1/2: two predictions of each record.
+
+    A ledger of which an older copy was restored allows no more.
+    """
     privacy = {"mode": "frozen", "clip": 1.0, "noise": 4.0, "mu_max": 0.5**0.5}
     config = trained(
         tmp_path / "run",
@@ -139,12 +143,19 @@ def test_predictions_of_private_clients_are_charged_and_end_at_the_cap(tmp_path)
         path = tmp_path / "scores.csv"
         if time < 3:
             assert batch_of(config, tmp_path / "run", path)["missing"].fill_null("").eq("").all()
+            shutil.copytree(tmp_path / "run" / "privacy", tmp_path / f"copy-{time}")
             continue
         with pytest.raises(Stalled, match="privacy budgets"):
             batch_of(config, tmp_path / "run", path)
     ledger = read_ledger(tmp_path / "run" / "privacy" / "client-1.ledger")
     assert ledger.counts[KINDS.index("prediction")].sum() == 2 * 38
     assert ledger.spent.max() == pytest.approx(0.5)
+    shutil.rmtree(tmp_path / "run" / "privacy")
+    shutil.copytree(tmp_path / "copy-1", tmp_path / "run" / "privacy")
+    with pytest.raises(LedgerError, match="--accept-ledger"):
+        batch_of(config, tmp_path / "run", path)
+    ledger = read_ledger(tmp_path / "run" / "privacy" / "client-1.ledger")
+    assert ledger.counts[KINDS.index("prediction")].sum() == 38
 
 
 def test_of_a_secure_sum_the_server_gets_masked_words_only_and_scores_their_sum(tmp_path, monkeypatch):
@@ -216,7 +227,7 @@ def test_other_settings_and_others_models_are_refused(tmp_path):
         listening = asyncio.Future()
         serving = asyncio.create_task(end.serve(listening.set_result))
         network = configuration(network={"address": await listening}).network
-        client = FederationClient(mixed.respondent(tmp_path), "client-1", mixed.terms(), network, None)
+        client = FederationClient(mixed.respondent(), "client-1", mixed.terms(), network, None)
         try:
             await client.run()
         finally:

@@ -12,6 +12,7 @@ features or model parameters, and none of these types could.
 | `Refresh`: embeddings of other rows, or of the rows asked for | |
 | `Decline`: cannot give the rows asked for | `Request`: fresh embeddings of these rows, please |
 | `Finished`: makes no more uploads | |
+| `LedgerMark`: what the next `Welcome` must show, to prove that the client's ledger is the newest | |
 | `Offer`: a fresh key for an epoch of masks | `Rekey`: a new epoch begins; `Keys`: everybody's keys |
 | `MaskedUpload`, `MaskedRefresh`: as above, readable only in the sum over all clients | |
 | | `Durable`: what a checkpoint now holds of this client |
@@ -21,12 +22,13 @@ features or model parameters, and none of these types could.
 from vafl.protocol.messages.checks import (
     HEADER_BYTES,
     LARGEST_OFFER,
+    MARK_BYTES,
     ROW_BYTES,
     Words,
     made_here,
     require_growth,
 )
-from vafl.protocol.messages.joining import Durable, Join, Leave, Refused, Stop, Welcome
+from vafl.protocol.messages.joining import Durable, Join, Leave, LedgerMark, Refused, Stop, Welcome
 from vafl.protocol.messages.masking import Keys, MaskedRefresh, MaskedUpload, Offer, Rekey
 from vafl.protocol.messages.training import (
     Decline,
@@ -40,10 +42,11 @@ from vafl.protocol.messages.training import (
 )
 
 MaskingMessage = Offer | MaskedUpload | MaskedRefresh
-ClientMessage = Join | Leave | Upload | Refresh | Query | Decline | Finished | MaskingMessage
+ClientMessage = Join | Leave | LedgerMark | Upload | Refresh | Query | Decline | Finished | MaskingMessage
 ServerMessage = Welcome | Gradient | Skipped | Request | Rekey | Keys | Durable | Stop | Refused
 
-__all__ = ["HEADER_BYTES", "LARGEST_OFFER", "ROW_BYTES", "Words", "made_here", "require_growth"]
+__all__ = ["HEADER_BYTES", "LARGEST_OFFER", "MARK_BYTES", "ROW_BYTES", "Words", "made_here", "require_growth"]
 __all__ += ["ClientMessage", "Durable", "Join", "Leave", "Refused", "ServerMessage", "Stop", "Welcome"]
+__all__ += ["LedgerMark"]
 __all__ += ["Decline", "Finished", "Gradient", "Query", "Refresh", "Request", "Skipped", "Upload"]
 __all__ += ["Keys", "MaskedRefresh", "MaskedUpload", "MaskingMessage", "Offer", "Rekey"]

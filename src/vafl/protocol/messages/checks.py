@@ -9,6 +9,7 @@ from vafl.protocol.rows import Matrix, Rows
 from vafl.protocol.settings import LARGEST_WINDOW
 
 HEADER_BYTES = 48  # kind, encoding, sequence, activation, iteration, lengths
+MARK_BYTES = 16  # of a ledger's mark
 LARGEST_OFFER = 4096  # bytes of a key and the proof whose it is
 ROW_BYTES = 4  # a row travels as an unsigned 32-bit number
 Words = npt.NDArray[np.uint64]
@@ -47,6 +48,12 @@ def require_offer(offer: bytes) -> None:
     """Of a client's key and its proof."""
     if not 0 < len(offer) <= LARGEST_OFFER:
         raise InvalidMessage(f"an offer must have 1 to {LARGEST_OFFER} bytes. Found {len(offer)}.")
+
+
+def require_mark(mark: bytes) -> None:
+    """Raise InvalidMessage unless this can be the mark of a ledger."""
+    if len(mark) != MARK_BYTES:
+        raise InvalidMessage(f"the mark of a ledger must have {MARK_BYTES} bytes. Found {len(mark)}.")
 
 
 def require_counts(**counts: int) -> None:

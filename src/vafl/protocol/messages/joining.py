@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vafl.protocol.messages.checks import HEADER_BYTES, Explained, require_counts
+from vafl.protocol.messages.checks import HEADER_BYTES, Explained, require_counts, require_mark
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +44,8 @@ class Welcome:
             missing, and leaves out what it has.
         durable: how many uploads of this client a checkpoint holds.
         run: the run's random number: models belong together if they were trained in one run.
+        mark: the last mark of this client's privacy ledger that the server received; empty if none. A client
+            whose ledger does not know it has another ledger, or an older one.
     """
 
     client: int
@@ -51,10 +53,35 @@ class Welcome:
     activations: tuple[int, ...]
     durable: int = 0
     run: int = 0
+    mark: bytes = b""
+
+    def __post_init__(self) -> None:
+        if self.mark:
+            require_mark(self.mark)
 
     @property
     def nbytes(self) -> int:
-        return HEADER_BYTES + 8 * len(self.activations)
+        return HEADER_BYTES + 8 * len(self.activations) + len(self.mark)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LedgerMark:
+    """A mark that the client has just entered in its privacy ledger, for the server to remember.
+
+    Marks are random: the server learns neither what is in the ledger nor how often others got marks.
+    """
+
+    client: int
+    sequence: int
+    mark: bytes
+
+    def __post_init__(self) -> None:
+        require_counts(sequence=self.sequence)
+        require_mark(self.mark)
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + len(self.mark)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
