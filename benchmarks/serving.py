@@ -105,7 +105,8 @@ async def _post(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, document: dict[str, Any]
 ) -> tuple[int, dict[str, Any]]:
     body = json.dumps(document).encode()
-    head = f"POST /predict HTTP/1.1\r\nHost: vafl\r\nContent-Length: {len(body)}\r\n\r\n"
+    headers = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    head = f"POST /predict HTTP/1.1\r\n{headers}\r\n\r\n"
     writer.write(head.encode() + body)
     answered = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
     length = re.search(r"content-length: (\d+)", answered)

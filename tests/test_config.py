@@ -206,6 +206,7 @@ def test_overrides_that_cannot_be_are_refused(tmp_path, override, said):
 # --- round trip ---
 
 words = st.text(st.characters(blacklist_categories=["Cs"]), max_size=8)
+names = st.from_regex(r"c[A-Za-z0-9._-]{1,9}x", fullmatch=True)
 positive = st.floats(1e-6, 1e6)
 configs = st.builds(
     Config,
@@ -219,7 +220,7 @@ configs = st.builds(
         test_fraction=st.floats(0.01, 0.99),
     ),
     partition=st.builds(
-        PartitionSettings, groups=st.dictionaries(words, st.lists(words).map(tuple), max_size=3)
+        PartitionSettings, groups=st.dictionaries(names, st.lists(words).map(tuple), max_size=3)
     ),
     model=st.builds(ModelSettings, hidden=st.lists(st.integers(1, 99)).map(tuple), width=st.integers(0, 9)),
     rule=st.builds(RuleSettings, t=st.integers(1, 9), delay_bound=st.integers(0, 9)),

@@ -8,8 +8,10 @@ import polars as pl
 import pytest
 import torch
 
+from vafl.cli import main
 from vafl.data.alignment import Alignment
 from vafl.files import remove_drafts, write_atomically
+from vafl.observe.scores import ScoreFile
 from vafl.runtime.checkpoint import MappedArray, save_checkpoint
 from vafl.runtime.labels import draw_once
 
@@ -70,3 +72,63 @@ def test_what_parties_keep_is_for_their_own_eyes(tmp_path):
     files = [entry for entry in tmp_path.rglob("*") if entry.is_file()]
     assert len(files) == 4
     assert {mode(entry) for entry in files} == {0o600}
+
+
+CONFIG = """
+[data]
+name = "iris"
+scale = "none"
+[stop]
+updates = 5
+[schedule]
+batch_size = 16
+[privacy]
+clip = 1.0
+noise = 1.0
+gradient_clip = 1.0
+gradient_noise = 1.0
+[network]
+address = "127.0.0.1:0"
+join_timeout = 100.0
+"""
+OPEN = {".lock", "config.toml", "history.jsonl", "status.json", "summary.json"}  # figures, no records
+
+
+@pytest.mark.parametrize("command", ["run", "up"])
+def test_what_a_run_derives_from_records_is_for_its_owner_only(tmp_path, command):
+    """Models, ledgers, states, certificates and logs; figures and plots are for everyone who may look."""
+    (tmp_path / "run.toml").write_text(CONFIG)
+    before = os.umask(0o022)
+    try:
+        assert main([command, str(tmp_path / "run.toml"), "--out", str(tmp_path / "run")]) == 0
+    finally:
+        os.umask(before)
+    run = tmp_path / "run"
+    folders = [path for path in run.iterdir() if path.is_dir()]
+    assert {path.name for path in folders} >= {"models"} | (
+        {"state", "certs", "logs"} if command == "up" else set()
+    )
+    for folder in folders:
+        inside = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pem"]
+        assert inside
+        assert mode(folder) == 0o700 or {mode(path) for path in inside} == {0o600}, folder
+    assert {mode(path) for path in run.glob("models/**/*") if path.is_file()} == {0o600}
+    assert {mode(path) for path in (run / "models", *run.glob("models/*/"))} == {0o700}
+    others = {path.name for path in run.iterdir() if path.is_file() and path.suffix not in (".png", ".svg")}
+    assert others <= OPEN
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_scores_are_for_their_owner_only_from_the_first_moment(tmp_path, ending):
+    before = os.umask(0o022)
+    try:
+        with ScoreFile(tmp_path / f"scores.{ending}") as file:
+            file.append(pl.DataFrame({"id": ["a"], "value": [1.0]}))
+            drafts = [path for path in tmp_path.rglob("*") if path.is_file()]
+            assert drafts
+            folders = [path for path in tmp_path.iterdir() if path.is_dir()]
+            assert all(mode(path) == 0o700 for path in folders)
+            assert folders or {mode(path) for path in drafts} == {0o600}
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / f"scores.{ending}") == 0o600

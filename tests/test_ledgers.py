@@ -115,6 +115,21 @@ def test_predictions_go_on_with_the_ledger_of_the_training_wherever_the_new_tabl
     assert not (now / "bank.ledger").exists()
 
 
+def test_a_run_folder_cannot_choose_where_a_new_ledger_is_written(tmp_path):
+    """RUN/config.toml came with the model: a ledger that is there is used, a new one lies where we say."""
+    tables, run, elsewhere = tmp_path / "tables", tmp_path / "run", tmp_path / "elsewhere"
+    write_tables(tables, range(30))
+    launch(settings(tables), run, Console(file=io.StringIO()))
+    text = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(text.replace('ledger = ""', f'ledger = "{elsewhere}"'))
+    elsewhere.mkdir()
+    client = Deployed.load(settings(tables), "bank", run).respondent()
+    client._budget.ledger.close()
+    assert not list(elsewhere.iterdir())
+    assert Deployed.load(settings(tables), "server", run)._marks().parent != elsewhere
+    assert (tables / "bank.ledger").is_file()
+
+
 def unprotected(folder, **privacy):
     config = settings(folder)
     return replace(config, privacy=PrivacySettings(**privacy))

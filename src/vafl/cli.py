@@ -33,6 +33,7 @@ _LARGER = {
     "data": "what a run will use of the parties' tables, and how",
     "predict": "score every record of the parties' tables",
     "serve": "answer HTTP requests for predictions, asking clients live",
+    "keys": "make, list and remove the API keys of vafl serve",
     "watch": "look at runs in a browser while they go on",
     "inspect": "what a run's models are and what they were trained for",
     "export": "write one party's trained model as ONNX",

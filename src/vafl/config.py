@@ -6,14 +6,13 @@ settings check their own values when they are made.
 
 import dataclasses
 import tomllib
-import types
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 import tomli_w
 
+from vafl.conversion import make
 from vafl.data.settings import LABEL_HOLDER, DataSettings, PartitionSettings, TableSettings
 from vafl.errors import ConfigError
 from vafl.models.settings import ModelSettings
@@ -138,7 +137,7 @@ def read_document(path: Path, overrides: list[str] | None = None) -> dict[str, A
         document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f'cannot read the config file "{path}": {error.strerror}.') from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f'"{path}" must be a TOML file. {error}.') from error
     for override in overrides or []:
         _override(document, override)
@@ -148,8 +147,7 @@ def read_document(path: Path, overrides: list[str] | None = None) -> dict[str, A
 
 def from_document(document: dict[str, Any]) -> Config:
     """A Config from nested dictionaries, as tomllib gives them."""
-    config: Config = _make(Config, document, "")
-    return config
+    return make(Config, document)
 
 
 def _override(document: dict[str, Any], text: str) -> None:
@@ -181,80 +179,6 @@ def _anchor_paths(document: dict[str, Any], folder: Path) -> None:
             for key in ("path", "alignment"):
                 if isinstance(table.get(key), str) and table[key]:
                     table[key] = str((folder / table[key]).resolve())
-
-
-def _make(kind: type, values: Any, where: str) -> Any:
-    if not isinstance(values, dict):
-        raise ConfigError(f"{where} must be a section. Found {values!r}.")
-    hints = get_type_hints(kind)
-    for key in values:
-        if key not in hints:
-            near = get_close_matches(key, hints, 1, cutoff=0.5)
-            hint = f'Did you mean "{near[0]}"?' if near else f"Known here: {', '.join(hints)}."
-            raise ConfigError(f'unknown key "{_dotted(where, key)}". {hint}')
-    missing = [
-        item.name for item in dataclasses.fields(kind) if _is_required(item) and item.name not in values
-    ]
-    if missing:
-        raise ConfigError(f"{where} needs {', '.join(missing)}. Found only {', '.join(values) or 'nothing'}.")
-    return kind(**{key: _convert(hints[key], value, _dotted(where, key)) for key, value in values.items()})
-
-
-def _is_required(item: dataclasses.Field[Any]) -> bool:
-    return item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-
-
-def _dotted(where: str, key: str) -> str:
-    return f"{where}.{key}" if where else key
-
-
-def _convert(kind: Any, value: Any, where: str) -> Any:
-    """`value` as the type the settings declare, or an error that says what was expected."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        value = _make(kind, value, where)  # type: ignore[arg-type]
-    elif origin is Literal:
-        _check_choice(arguments, value, where)
-    elif origin in (Union, types.UnionType):
-        value = _convert_any([kind for kind in arguments if kind is not type(None)], value, where)
-    elif origin is tuple and isinstance(value, list | tuple):
-        value = tuple(_convert(arguments[0], item, where) for item in value)
-    elif origin is dict and isinstance(value, dict):
-        value = {key: _convert(arguments[1], item, _dotted(where, key)) for key, item in value.items()}
-    elif kind is float and type(value) is int:
-        value = float(value)
-    elif kind is not Any and type(value) is not kind:
-        raise ConfigError(f"{where} must be {_words(kind)}. Found {value!r}.")
-    return value
-
-
-def _convert_any(kinds: list[Any], value: Any, where: str) -> Any:
-    """`value` as the first of these types that takes it."""
-    for kind in kinds:
-        try:
-            return _convert(kind, value, where)
-        except ConfigError:
-            if len(kinds) == 1:
-                raise
-    raise ConfigError(f"{where} must be {' or '.join(map(_words, kinds))}. Found {value!r}.")
-
-
-def _check_choice(choices: tuple[Any, ...], value: Any, where: str) -> None:
-    if value not in choices:
-        near = get_close_matches(str(value), choices, 1)
-        hint = f' Did you mean "{near[0]}"?' if near else ""
-        raise ConfigError(f"{where} must be one of {', '.join(map(str, choices))}. Found {value!r}.{hint}")
-
-
-def _words(kind: Any) -> str:
-    if get_origin(kind) is tuple:
-        return f"a list, each item {_words(get_args(kind)[0])}"
-    if get_origin(kind) is Literal:
-        return " or ".join(f'"{choice}"' for choice in get_args(kind))
-    if get_origin(kind) is dict or dataclasses.is_dataclass(kind):
-        return "a section"
-    names = {int: "a whole number", float: "a number", str: "text in quotes", bool: "true or false"}
-    return names.get(kind, getattr(kind, "__name__", str(kind)))
 
 
 def _plain(value: Any) -> Any:

@@ -31,26 +31,9 @@ class Task:
     @classmethod
     def of(cls, config: Config, data: VerticalData) -> "Task":
         classes = 0 if data.classes is None else len(data.classes)
-        loss = loss_of(config, classes)
-        _check_loss(loss, classes)
-        outputs = classes if loss == "softmax" else 1
+        loss = config.model.loss_for(classes)
+        outputs = config.model.outputs_for(classes)
         return cls(outputs, loss, metric(config.model.metric_for(loss), loss))
-
-
-def loss_of(config: Config, classes: int) -> str:
-    """The loss, where labels are of so many classes; 0 are numbers."""
-    if config.model.loss != "auto":
-        return config.model.loss
-    return "squared" if not classes else "binary" if classes == 2 else "softmax"
-
-
-def _check_loss(loss: str, classes: int) -> None:
-    fits = {"softmax": classes >= 2, "binary": classes == 2, "squared": True}[loss]
-    if not fits:
-        found = f"{classes} classes" if classes else "numbers"
-        raise ConfigError(
-            f'model.loss = "{loss}" does not fit labels with {found}. Use loss = "auto", or set data.task.'
-        )
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from vafl.build import Run
 from vafl.config import Config
 from vafl.data.partition import Party, VerticalData
-from vafl.errors import RunFolderError
+from vafl.errors import ConfigError, RunFolderError
+from vafl.files import make_private_folder
 from vafl.models.embeddings import make_embedding
 from vafl.models.folder import StoredModel, read_model, write_model
 from vafl.models.heads import make_head
-from vafl.models.settings import ModelSettings
+from vafl.names import SERVER, check_party
 from vafl.plan import Plan
 from vafl.protocol.masked_server import SumTable
 from vafl.protocol.rows import Matrix, Rows, mean_of_rows
 from vafl.protocol.table import FOREVER, EmbeddingTable
-from vafl.runtime.identity import SERVER
 
 MODELS = "models"  # in a run folder: one folder for each party's model
 SPLIT = ("test_fraction", "validation_fraction")
@@ -34,8 +34,12 @@ _OWN_WAYS: dict[str, tuple[str, ...]] = {  # need not be the same everywhere and
 
 
 def model_folder(run: Path, party: str) -> Path:
-    """Where a run keeps this party's model."""
-    return run / MODELS / party
+    """Return the folder in which a run keeps this party's model.
+
+    Raises:
+        ConfigError: No party can be called that, so the path might lead out of the run.
+    """
+    return run / MODELS / check_party(party)
 
 
 def run_name(number: int) -> str:
@@ -44,7 +48,7 @@ def run_name(number: int) -> str:
 
 
 def keep_embedding(plan: Plan | Run, index: int, path: Path, run: str) -> None:
-    """Writes client `index`'s trained model into the run folder `path`; `run` is the run's name."""
+    """Write client `index`'s trained model into the run folder `path`; `run` is the run's name."""
     party = plan.data.parties[index]
     facts: dict[str, Any] = {
         "party": party.name,
@@ -53,16 +57,22 @@ def keep_embedding(plan: Plan | Run, index: int, path: Path, run: str) -> None:
         "schema": {} if party.encoder is None else party.encoder.to_dict(),
         "run": run,
     }
-    write_model(model_folder(path, party.name), plan.models[index], **facts, **_shared(plan))
+    write_model(_make_model_folder(path, party.name), plan.models[index], **facts, **_shared(plan))
 
 
 def keep_head(plan: Plan | Run, defaults: Mapping[str, Tensor], path: Path, run: str) -> None:
-    """Writes the trained head into the run folder `path`, with what stands in for absent clients."""
+    """Write the trained head into the run folder `path`, with the defaults for absent clients."""
     model = plan.config.model
-    width = model.embedding_width(plan.task.outputs)
-    inputs = width if model.combine == "sum" else width * len(plan.data.parties)
+    inputs = model.head_inputs(len(plan.data.parties), plan.task.outputs)
     facts: dict[str, Any] = {"party": SERVER, "kind": "head", "features": [inputs], "schema": {}, "run": run}
-    write_model(model_folder(path, SERVER), plan.head, defaults, **facts, **_shared(plan))
+    write_model(_make_model_folder(path, SERVER), plan.head, defaults, **facts, **_shared(plan))
+
+
+def _make_model_folder(run: Path, party: str) -> Path:
+    """Make the folder of a party's model; neither it nor RUN/models can be read by others."""
+    folder = model_folder(run, party)
+    make_private_folder(folder.parent)
+    return folder
 
 
 def keep_all(run: Run, path: Path) -> None:
@@ -117,29 +127,55 @@ def _mean(cells: Matrix, rows: Rows) -> Tensor:
 
 
 def open_model(config: Config, run: Path, party: str) -> StoredModel:
-    """A party's model as a run has trained it.
+    """Read a party's trained model from a run folder.
 
     Raises:
-        RunFolderError: there is none, or it was trained for another configuration.
+        RunFolderError: There is none, or it was trained for another configuration.
     """
     stored = read_model(model_folder(run, party))
     stored.require({"party": party, "settings": shared_settings(config)})
     return stored
 
 
-def rebuild(stored: StoredModel) -> nn.Module:
-    """The trained module, from its folder alone."""
-    manifest = stored.manifest
-    try:
-        settings = ModelSettings(**{key: _frozen(value) for key, value in manifest.settings["model"].items()})
-    except (KeyError, TypeError) as error:
-        raise RunFolderError(f'the manifest in "{stored.path}" describes no model: {error}.') from error
-    if manifest.kind == "head":
-        module = make_head(settings, len(manifest.parties), manifest.outputs)
-    else:
+def rebuild(stored: StoredModel, factory: str = "") -> nn.Module:
+    """Return the trained module, in evaluation mode.
+
+    A model folder cannot make vafl import anything. If its model comes from a `package.module:Factory`, that
+    is imported only if the user names the same factory.
+
+    Args:
+        factory: model.embedding of the user's own configuration, or the name given on the command line.
+
+    Raises:
+        RunFolderError: The folder names a factory that the user does not, or its entries do not fit together.
+    """
+    settings, manifest = stored.settings, stored.manifest
+    is_head = manifest.kind == "head"
+    if settings.has_factory and not is_head:
+        if settings.embedding != factory:
+            raise _not_named(stored, factory)
         module = make_embedding(settings, manifest.features, manifest.outputs)
+    else:
+        try:
+            # Without memory: the sizes are the manifest's, and only the parameters in the file prove them.
+            with torch.device("meta"):
+                if is_head:
+                    module = make_head(settings, len(manifest.parties), manifest.outputs)
+                else:
+                    module = make_embedding(settings, manifest.features, manifest.outputs)
+        except (ConfigError, RuntimeError) as error:
+            raise RunFolderError(f'the manifest in "{stored.path}" describes no model: {error}') from error
     stored.load_into(module)
     return module.eval()
+
+
+def _not_named(stored: StoredModel, factory: str) -> RunFolderError:
+    named = stored.settings.embedding
+    return RunFolderError(
+        f'the model in "{stored.path}" is made by "{named}", which is code. vafl imports it only if you name '
+        f"it. Found {factory or 'no factory'}. If you trust that code, say --embedding {named}, or set "
+        "model.embedding in your own configuration."
+    )
 
 
 def shared_settings(config: Config) -> dict[str, Any]:
@@ -165,7 +201,3 @@ def _shared(plan: Plan | Run) -> dict[str, Any]:
         "parties": [party.name for party in data.parties],
         "settings": shared_settings(plan.config),
     }
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 
 from rich.console import Console
@@ -22,6 +22,7 @@ from tests.chaos.abuse import FLAT, abuse
 from tests.chaos.faults import Fault, endure, wide_area
 from tests.chaos.kills import BOUND, Plan, kill_and_resume, training, undisturbed
 from tests.chaos.parties import Failed, Place
+from tests.chaos.peers import PEERS, Mistreatment, roll_back, running, survive
 from tests.chaos.wires import Unable
 from vafl.runtime.identity import SERVER
 
@@ -29,7 +30,7 @@ WITHIN = 0.01  # of the undisturbed run's metric
 LIMIT = 300.0  # seconds any single wait may take; a longer one is a hang
 
 
-@dataclass
+@dataclass(eq=False)
 class Scenarios:
     """Every scenario; each gives what was done, what came of it, and what is wrong with that."""
 
@@ -37,6 +38,7 @@ class Scenarios:
     plan: Plan = field(default_factory=Plan)
     kill_updates: int = 10_000
     fault_updates: int = 3000
+    peer_updates: int = 3000
     messages: int = 100_000
 
     def named(self) -> dict[str, Callable[[], dict]]:
@@ -50,6 +52,7 @@ class Scenarios:
             "kills": self.kills,
             **{name: partial(self.fault, name, fault) for name, fault in faults.items()},
             "abuse": self.abuse,
+            **{name: partial(self.peer, name, mistreat) for name, mistreat in PEERS.items()},
         }
 
     def kills(self) -> dict:
@@ -70,6 +73,18 @@ class Scenarios:
         document = wide_area(self.fault_updates)
         return float(endure(self.folder / "network-undisturbed", document, Fault(), LIMIT)["metric"])
 
+    def peer(self, name: str, mistreat: Mistreatment) -> dict:
+        document = running(self.peer_updates, private=mistreat is roll_back)
+        found = survive(self.folder / name.replace(" ", "-"), document, mistreat, LIMIT)
+        expected = self._calm(json.dumps(document))
+        return {**found, **_compare(found, expected, found["wrong"])}
+
+    @cache  # noqa: B019 - there is one object, which lives as long as the process
+    def _calm(self, document: str) -> float:
+        """The metric of this run when nobody mistreats it."""
+        folder = Path(tempfile.mkdtemp(dir=self.folder)) / "undisturbed"
+        return undisturbed(folder, json.loads(document), Place.here(), LIMIT)
+
     def abuse(self) -> dict:
         found = abuse(self.folder / "abuse", self.messages, LIMIT)
         wrong = [f"{found['state_changes']} state changes"] * bool(found["state_changes"])
@@ -83,7 +98,7 @@ class Scenarios:
 def _compare(found: dict, expected: float, wrong: list[str]) -> dict:
     """Against the undisturbed run, and against what must never happen."""
     gap = found["metric"] - expected
-    wrong = [*wrong, *[f"{gap:+.4f} to the undisturbed run"] * (abs(gap) > WITHIN)]
+    wrong = [*wrong, *[f"{gap:+.4f} to the undisturbed run"] * (abs(gap) > found.get("tolerated", WITHIN))]
     for name in ("durable_uploads_lost", "uploads_applied_twice"):
         wrong += [f"{found[name]} {name.replace('_', ' ')}"] * bool(found[name])
     return {"undisturbed_metric": expected, "gap": gap, "wrong": wrong}
@@ -121,6 +136,8 @@ def table(results: list[dict]) -> Table:
 
 
 def _done(found: dict) -> str:
+    if "done" in found:
+        return str(found["done"])
     if "kills" in found:
         clients, server = found["kills"]["clients"], found["kills"]["server"]
         delays = f"longest delay {found['longest_delay']} of {found['delay_bound']}"

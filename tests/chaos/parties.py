@@ -69,21 +69,24 @@ class Parties:
             process.wait()
 
     def start(self, party: str, *, resume: bool = False) -> None:
-        if party == SERVER:
-            command = ["tests.chaos.traced", "server", self.folder / "run.toml"]
-        else:
-            command = ["vafl.cli", "client", self.folder / "run.toml", "--party", party]
-        prefix = self.place.prefixes.get(party, [])
         with self._log(party).open("ab") as log:
             self.processes[party] = subprocess.Popen(
-                [*prefix, sys.executable, "-m", *command, "--out", self.folder / party]
-                + ["--resume"] * resume,
+                [*self.command(party, self.folder / party), *["--resume"] * resume],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 cwd=ROOT,
                 env=self._environment,
             )
+
+    def command(self, party: str, out: Path) -> list[str]:
+        """What starts a party, with `out` as its run folder."""
+        if party == SERVER:
+            command = ["tests.chaos.traced", "server", str(self.folder / "run.toml")]
+        else:
+            command = ["vafl.cli", "client", str(self.folder / "run.toml"), "--party", party]
+        prefix = self.place.prefixes.get(party, [])
+        return [*prefix, sys.executable, "-m", *command, "--out", str(out)]
 
     def start_all(self) -> None:
         for party in (SERVER, *self.clients):

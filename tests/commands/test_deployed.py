@@ -5,9 +5,25 @@ import pytest
 from vafl.cli import main
 
 
-@pytest.mark.parametrize(("command", "option"), [("predict", "--out"), ("serve", "--http")])
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("predict", "--out"),
+        *(("serve", option) for option in ("--http", "--keys", "--tls-certificate", "--tls-key")),
+    ],
+)
 def test_an_option_of_the_server_is_refused_at_a_client(capsys, tmp_path, command, option):
     (tmp_path / "run.toml").write_text("")
     own = ["--party", "client-1", "--model", str(tmp_path), option, "scores.csv"]
     assert main([command, str(tmp_path / "run.toml"), *own]) == 2
     assert f"{option} is for the server. Found it with --party client-1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--tls", "--tls-key", "k"], ["--tls-key", "k"], ["--tls-certificate", "c"]],
+)
+def test_tls_takes_the_partys_files_or_two_others(capsys, tmp_path, options):
+    (tmp_path / "run.toml").write_text("")
+    assert main(["serve", str(tmp_path / "run.toml"), "--model", str(tmp_path), *options]) == 2
+    assert "--tls-certificate and --tls-key" in " ".join(capsys.readouterr().err.split())

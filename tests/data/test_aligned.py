@@ -154,7 +154,7 @@ def test_what_does_not_fit_together_is_said(folder):
         configuration(folder, tables={"thief": {"path": "a", "id": "b"}})
     with pytest.raises(ConfigError, match="labels are the server's"):
         configuration(folder, tables={"bank": {"path": "a", "id": "b", "label": "c"}})
-    with pytest.raises(ConfigError, match=r"needs data\.parties"):
+    with pytest.raises(ConfigError, match=r"data\.parties .*bank.*bank"):
         configuration(folder, data={"parties": ["bank", "bank"]})
     labelled = configuration(folder, data={"records": "labelled"})
     align(labelled)

@@ -27,3 +27,10 @@ def double(shape, width):
 class AsDouble(nn.Module):
     def forward(self, features):
         return features.double()
+
+
+def no_module(shape, width):
+    return width
+
+
+NOT_CALLABLE = "text"

@@ -11,7 +11,7 @@ from vafl.errors import RunFolderError
 from vafl.models.folder import FORMAT, MANIFEST, TENSORS, read_model, write_model
 
 FACTS = {
-    "party": "bank",
+    "party": "server",
     "kind": "head",
     "run": "123",
     "records": "abc",
@@ -19,15 +19,15 @@ FACTS = {
     "outputs": 2,
     "classes": ["no", "yes"],
     "parties": ["bank", "shop"],
-    "settings": {"model": {"embedding": "linear", "width": 0}},
+    "settings": {"model": {"embedding": "linear", "width": 3, "head": "linear", "loss": "softmax"}},
     "schema": {"columns": ["age", "income", "town"]},
 }
 
 
 @pytest.fixture
 def folder(tmp_path):
-    write_model(tmp_path / "bank", nn.Linear(3, 2), {"shop": torch.tensor([1.0, 2.0])}, **FACTS)
-    return tmp_path / "bank"
+    write_model(tmp_path / "server", nn.Linear(3, 2), {"shop": torch.tensor([1.0, 2.0, 3.0])}, **FACTS)
+    return tmp_path / "server"
 
 
 def test_what_was_written_is_read_back(folder):
@@ -36,7 +36,7 @@ def test_what_was_written_is_read_back(folder):
     for name, parameter in module.named_parameters():
         assert torch.equal(parameter, stored.tensors[name])
     assert {name: getattr(stored.manifest, name) for name in FACTS} == FACTS
-    assert stored.defaults["shop"].tolist() == [1.0, 2.0]
+    assert stored.defaults["shop"].tolist() == [1.0, 2.0, 3.0]
     assert stored.manifest.size == 8
     assert sorted(path.name for path in folder.iterdir()) == [MANIFEST, TENSORS]
 
@@ -48,7 +48,7 @@ def test_weights_that_are_shared_and_modules_of_any_name_come_back(tmp_path):
         return own
 
     trained, again = module(), module()
-    write_model(tmp_path, trained, **FACTS | {"kind": "embedding"})
+    write_model(tmp_path, trained, **FACTS | {"kind": "embedding", "party": "bank"})
     read_model(tmp_path).load_into(again)
     assert all(torch.equal(own, again.state_dict()[name]) for name, own in trained.state_dict().items())
 
@@ -92,7 +92,8 @@ def test_missing_and_damaged_files_are_refused(folder, name, content):
 
 
 def test_every_difference_is_shown(folder):
-    here = {"settings": {"model": {"embedding": "mlp", "width": 0, "hidden": [4]}}, "outputs": 2}
+    model = FACTS["settings"]["model"]
+    here = {"settings": {"model": {**model, "embedding": "mlp", "hidden": [4]}}, "outputs": 2}
     with pytest.raises(RunFolderError) as refusal:
         read_model(folder).require(here)
     assert "settings.model.embedding: linear in the model, mlp here" in str(refusal.value)
@@ -103,6 +104,6 @@ def test_every_difference_is_shown(folder):
 def test_parameters_of_other_shapes_change_nothing(folder):
     module = nn.Linear(4, 2)
     before = module.weight.detach().clone()
-    with pytest.raises(RunFolderError, match=r"shapes.weight: \[2, 3\] in the model, \[2, 4\] here"):
+    with pytest.raises(RunFolderError, match=r"weight: \[2, 3\] float32 in the model, \[2, 4\] float32 here"):
         read_model(folder).load_into(module)
     assert torch.equal(module.weight, before)

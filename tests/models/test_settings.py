@@ -90,6 +90,12 @@ def test_a_metric_that_makes_no_sense_is_refused():
         ({"width": -1}, r"must be positive. Found width = -1"),
         ({"hidden": (8, 0)}, r"must be positive. Found .*hidden = \[8, 0\]"),
         ({"head_hidden": (-2,)}, r"must be positive. Found .*head_hidden = \[-2\]"),
+        ({"width": 2**20 + 1, "head": "linear"}, r"at most 1,048,576.*Found a width of 1,048,577"),
+        ({"hidden": (4,) * 100}, r"fewer than 100 hidden layers.*and 101 hidden layers"),
+        *[
+            ({"embedding": name}, r"package\.module:Factory")
+            for name in ("os:", ":call", "..os:system", "os:path.join", "os:a b", "os :x", "a:b:c", "class:x")
+        ],
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, said):
@@ -99,9 +105,14 @@ def test_settings_that_cannot_be_are_refused(settings, said):
 
 @pytest.mark.parametrize(
     ("name", "found"),
-    [("too_wide", r"Found output \[2, 17\] float32"), ("double", r"Found output \[2, 16\] float64")],
+    [
+        ("too_wide", r"must map \[rows, 6\] to \[rows, 16\] float32. Found output \[2, 17\] float32"),
+        ("double", r"must map \[rows, 6\] to \[rows, 16\] float32. Found output \[2, 16\] float64"),
+        ("no_module", r"must return a torch\.nn\.Module\. Found an object of type int"),
+        ("NOT_CALLABLE", r"must name something to call.*Found an object of type str"),
+    ],
 )
 def test_a_module_of_the_users_own_is_tried_before_it_is_used(name, found):
     settings = ModelSettings(embedding=f"tests.models.factories:{name}", head="linear")
-    with pytest.raises(ConfigError, match=rf"must map \[rows, 6\] to \[rows, 16\] float32. {found}"):
+    with pytest.raises(ConfigError, match=found):
         make_embedding(settings, (6,), 10)

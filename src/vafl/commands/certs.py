@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from vafl.errors import ConfigError
-from vafl.runtime.identity import SERVER, check_party, issue, make_authority
+from vafl.names import SERVER, check_party
+from vafl.runtime.identity import issue, make_authority
 from vafl.runtime.identity.authority import host_name, refuse_issued
 from vafl.runtime.identity.pem import read_certificate
 

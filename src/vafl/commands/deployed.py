@@ -13,7 +13,7 @@ from vafl.errors import ConfigError
 from vafl.federation.prediction import answer
 from vafl.runtime.identity import SERVER
 
-_OF_THE_SERVER = ("out", "http")  # options that mean nothing to a client
+_OF_THE_SERVER = ("out", "http", "keys", "tls", "tls_certificate", "tls_key")  # not for clients
 ServersPart = Callable[[Config, argparse.Namespace, Console], None]
 
 
@@ -35,9 +35,10 @@ def _run(serve: ServersPart, options: argparse.Namespace, console: Console) -> N
     for name in _OF_THE_SERVER:
         if getattr(options, name, None) is not None:
             raise ConfigError(
-                f"--{name} is for the server. Found it with --party {options.party}, who answers the server "
-                "and nobody else. Leave it out."
+                f"--{name.replace('_', '-')} is for the server. Found it with --party {options.party}, which "
+                "answers the server only. Leave it out."
             )
+    _require_own_factory(config, options)
     reason = answer(
         config,
         options.party,
@@ -46,3 +47,18 @@ def _run(serve: ServersPart, options: argparse.Namespace, console: Console) -> N
         accept_ledger=options.accept_ledger,
     )
     console.print(f"the server is done: {reason}")
+
+
+def _require_own_factory(config: Config, options: argparse.Namespace) -> None:
+    """Raise ConfigError if only the run folder itself names the code that makes the model.
+
+    RUN/config.toml came with the model. It cannot vouch for what the model's manifest names.
+    """
+    is_inside = options.config.resolve().is_relative_to(options.model.resolve())
+    is_named = any(text.partition("=")[0].strip() == "model.embedding" for text in options.set)
+    if config.model.has_factory and is_inside and not is_named:
+        raise ConfigError(
+            f'vafl imports "{config.model.embedding}" only if your own configuration names it. Found it in '
+            f'"{options.config}", inside the run folder. If you trust that code, add --set '
+            f"model.embedding={config.model.embedding}, or use a configuration outside the run folder."
+        )

@@ -21,24 +21,35 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="the run folder")
     parser.add_argument("party", metavar="PARTY", help="whose model; the head is the server's")
     parser.add_argument("out", type=Path, metavar="OUT.onnx")
+    parser.add_argument(
+        "--embedding",
+        default="",
+        metavar="package.module:Factory",
+        help="the code that makes the model, if it is your own; vafl imports it only if you name it here",
+    )
     parser.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
-    """Exports, whole or not at all."""
+    """Write the whole file or none; only its owner can read it."""
     if options.out.suffix != ".onnx":
         raise ConfigError(f'the file to write must end in .onnx. Found "{options.out}".')
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    content = export(model_folder(options.run, options.party))
-    write_atomically(options.out, content)
+    content = export(model_folder(options.run, options.party), options.embedding)
+    write_atomically(options.out, content, private=True)
     console.print(f"wrote {options.out}: {len(content):,} bytes")
 
 
-def export(folder: Path) -> bytes:
-    """The model in `folder` as ONNX: `features` [rows, ...] -> `embedding` [rows, width], or `outputs`.
+def export(folder: Path, factory: str = "") -> bytes:
+    """Return the model in `folder` as ONNX.
 
-    Features are as the model was trained on, that is after the party's encoding; noise that a private
-    client adds is no part of the model.
+    An embedding maps `features` [rows, ...] to `embedding` [rows, width], a head maps them to `outputs`.
+
+    Features are those that the model was trained on, after the party's encoding. The noise that a private
+    client adds is not part of the model.
+
+    Args:
+        factory: The code that makes the model, as the user names it; see `rebuild`.
     """
     try:
         import onnxscript  # noqa: F401, PLC0415 - an extra
@@ -47,7 +58,7 @@ def export(folder: Path) -> bytes:
             f"export needs the packages of an extra. {error}. Install them: pip install 'vafl[onnx]'."
         ) from error
     stored = read_model(folder)
-    manifest, module = stored.manifest, rebuild(stored)
+    manifest, module = stored.manifest, rebuild(stored, factory)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it counts what it did not need
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own deprecations

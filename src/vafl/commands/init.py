@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from vafl.errors import ConfigError
-from vafl.runtime.identity import check_party
+from vafl.names import check_party
 from vafl.starter import starter_csv, starter_digits, starter_tables
 
 _CLIENTS = 2

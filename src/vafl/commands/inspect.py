@@ -13,6 +13,7 @@ from rich.table import Table
 from vafl.commands.configured import as_json
 from vafl.errors import RunFolderError
 from vafl.models.folder import MANIFEST, StoredModel, read_model
+from vafl.subjects import encoder_of
 from vafl.trained import MODELS
 
 
@@ -24,12 +25,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
-    """Reads and checks every model there is, then shows them."""
+    """Read and check every model, then show them. Nothing that a model names is imported."""
     models = find_models(options.path)
     if options.json:
         sys.stdout.write(as_json({"models": [describe(model) for model in models]}))
     else:
-        _show(models, console)
+        console.print(table_of(models))
 
 
 def find_models(path: Path) -> list[StoredModel]:
@@ -57,29 +58,29 @@ def describe(model: StoredModel) -> dict[str, Any]:
     }
 
 
-def _show(models: Sequence[StoredModel], console: Console) -> None:
+def table_of(models: Sequence[StoredModel]) -> Table:
+    """Return a table with a column for each model."""
     table = Table("", box=None, header_style="bold")
     for model in models:
         table.add_column(model.manifest.party)
     columns = [_lines(model) for model in models]
     for label in dict.fromkeys(label for column in columns for label in column):
         table.add_row(label, *(column.get(label, "") for column in columns))
-    console.print(table)
+    return table
 
 
 def _lines(model: StoredModel) -> dict[str, str]:
-    manifest = model.manifest
-    settings = manifest.settings.get("model", {})
+    manifest, settings, encoder = model.manifest, model.settings, encoder_of(model)
     embedding = manifest.kind == "embedding"
-    architecture = settings.get("embedding" if embedding else "head", "")
-    hidden = settings.get("hidden" if embedding else "head_hidden" if architecture == "mlp" else "")
+    architecture = settings.embedding if embedding else settings.head
+    hidden = list(settings.hidden if embedding else settings.head_hidden if architecture == "mlp" else ())
     lines = {
         "model": f"{architecture} {hidden or ''}".strip() + ("" if embedding else " (head)"),
         "takes": " x ".join(map(str, manifest.features)),
         "parameters": f"{manifest.size:,}",
         "outputs": ", ".join(manifest.classes) or f"{manifest.outputs} number",
         "data": str(manifest.settings.get("data", {}).get("name", "")),
-        "raw columns": ", ".join(own["name"] for own in manifest.schema.get("columns", ())) or "as they are",
+        "raw columns": ", ".join(own.name for own in encoder.columns) if encoder else "as they are",
         "trained in run": manifest.run,
         "trained on records": manifest.records or "not named",
         "config digest": manifest.config_digest,

@@ -1,28 +1,66 @@
 """`vafl serve`: a trained model asked live; the server answers HTTP, clients answer the server."""
 
 import argparse
+from pathlib import Path
 
 from rich.console import Console
 
 from vafl.commands.deployed import add_model_options
 from vafl.config import Config
+from vafl.errors import ConfigError
+from vafl.federation.access import Access
+from vafl.federation.credentials import load_https
 from vafl.federation.serving import serve
+from vafl.runtime.identity import SERVER, Callers, HttpAddress, Https
 
 _ADDRESS = "127.0.0.1:8080"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of `vafl serve`."""
+    """Add the options of `vafl serve`."""
     add_model_options(parser, _serve)
+    parser.add_argument("--http", metavar="HOST:PORT", help=f"the server's: where to ask it ({_ADDRESS})")
     parser.add_argument(
-        "--http",
-        metavar="HOST:PORT",
-        help=f"the server's: where to ask it ({_ADDRESS})",
+        "--keys",
+        type=Path,
+        metavar="FILE",
+        help="the server's: answer only callers with a key of `vafl keys`",
     )
+    parser.add_argument(
+        "--tls",
+        action="store_const",
+        const=True,
+        help="the server's: serve HTTPS with its certificate in network.certificates",
+    )
+    for name, text in (("certificate", "certificate (chain)"), ("key", "private key")):
+        parser.add_argument(
+            f"--tls-{name}",
+            type=Path,
+            metavar="FILE",
+            help=f"the server's: serve HTTPS with this {text}, as PEM",
+        )
 
 
 def _serve(config: Config, options: argparse.Namespace, console: Console) -> None:
     def listening(clients: str, http: str) -> None:
         console.print(f"listening on {clients} for clients, on {http} for requests")
 
-    serve(config, options.model, options.http or _ADDRESS, listening)
+    access = Access(
+        HttpAddress.of(options.http or _ADDRESS),
+        None if options.keys is None else Callers(options.keys),
+        _https(config, options),
+    )
+    serve(config, options.model, access, listening)
+
+
+def _https(config: Config, options: argparse.Namespace) -> Https | None:
+    given = [path for path in (options.tls_certificate, options.tls_key) if path is not None]
+    if len(given) == 1 or (given and options.tls):
+        raise ConfigError(
+            "TLS takes --tls for the server's own certificate, or both --tls-certificate and --tls-key. "
+            f"Found {'--tls and ' if options.tls else 'only '}{', '.join(map(str, given))}. "
+            "Leave out one, or add the other."
+        )
+    if given:
+        return Https.load(*given)
+    return load_https(config, SERVER) if options.tls else None

@@ -1,6 +1,7 @@
 """`vafl watch`: runs in a browser while they go on, and their numbers for a monitoring system."""
 
 import argparse
+import logging
 import signal
 from pathlib import Path
 from threading import Event, Thread
@@ -12,6 +13,8 @@ from vafl.errors import ConfigError
 from vafl.observe.dashboard.server import Dashboard
 from vafl.observe.dashboard.views import find_runs
 from vafl.runtime.identity import HttpAddress
+
+log = logging.getLogger("vafl.watch")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -28,12 +31,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, console: Console) -> None:
     """Serves until it is told to stop."""
     log_to_stderr()
-    http = HttpAddress.of(options.http, "see these runs")
+    http = HttpAddress.of(options.http)
+    if not http.is_loopback:
+        log.warning(
+            "EVERYONE who can reach %s sees these runs, unencrypted: there are no passwords here. Bind to "
+            "127.0.0.1 and use an SSH tunnel, or put a proxy with TLS and authentication before it.",
+            options.http,
+        )
     count = len(find_runs(options.folders))
     try:
-        dashboard = Dashboard(options.folders, http.host, http.port)
+        dashboard = Dashboard(options.folders, http)
     except OSError as error:
-        raise ConfigError(f"--http: nobody can listen on {http.url(http.port)}: {error.strerror}.") from error
+        raise ConfigError(
+            f"--http: cannot listen on {http.url(http.port)}: {error.strerror}. Choose an address of this "
+            "machine and a free port."
+        ) from error
     told = Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: told.set())

@@ -9,6 +9,7 @@ The rules, for whoever reads a score later:
 - a record that the party does not have at all is zero everywhere but in the last column, which is one.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from vafl.conversion import make
 from vafl.data.dataset import Array
 from vafl.data.tables import POSITION, Table
 from vafl.errors import DataError
@@ -68,6 +70,13 @@ class NumberColumn:
     deviation: float
     flags_missing: bool
 
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.fill) and math.isfinite(self.mean) and 0 < self.deviation < math.inf):
+            raise DataError(
+                f'a column of numbers needs a finite fill and mean, and a positive deviation. "{self.name}" '
+                f"has {self.fill}, {self.mean} and {self.deviation}."
+            )
+
     @property
     def names(self) -> list[str]:
         """What the encoded columns are called."""
@@ -92,6 +101,10 @@ class CategoryColumn:
     categories: tuple[str, ...]
     has_others: bool
     flags_missing: bool
+
+    def __post_init__(self) -> None:
+        if len(set(self.categories)) < len(self.categories):
+            raise DataError(f'a category must be there once. "{self.name}" has {list(self.categories)}.')
 
     @property
     def names(self) -> list[str]:
@@ -132,6 +145,10 @@ class Encoder:
 
     columns: tuple[Column, ...]
     flags_absent: bool
+
+    def __post_init__(self) -> None:
+        if len({own.name for own in self.columns}) < len(self.columns):
+            raise DataError(f"a column must be there once. Found {[own.name for own in self.columns]}.")
 
     @property
     def names(self) -> list[str]:
@@ -194,16 +211,24 @@ class Encoder:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Encoder":
-        """The same again.
+        """Make the encoder that `to_dict` described.
 
         Raises:
-            DataError: these are no encoder's values.
+            DataError: The values do not describe an encoder.
         """
         try:
-            columns = [_column(dict(own)) for own in values["columns"]]
-            return cls(tuple(columns), _checked(values["flags_absent"], bool))
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"an encoder must be as vafl wrote it. {error!r}.") from error
+            written = make(_Written, dict(values))
+            return cls(tuple(map(_column, written.columns)), written.flags_absent)
+        except ValueError as error:
+            raise DataError(f"an encoder must be as vafl wrote it. Found: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What `Encoder.to_dict` gives."""
+
+    columns: list[dict[str, Any]]
+    flags_absent: bool
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
@@ -211,18 +236,7 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _column(values: dict[str, Any]) -> Column:
-    kind = _KINDS[values.pop("kind")]
-    if "categories" in values:
-        values["categories"] = tuple(_checked(name, str) for name in values["categories"])
-    for key in ("fill", "mean", "deviation"):
-        if key in values:
-            values[key] = float(values[key])
-    _checked(values["name"], str)
-    _checked(values["flags_missing"], bool)
-    return kind(**values)
-
-
-def _checked(value: Any, kind: type) -> Any:
-    if type(value) is not kind:
-        raise TypeError(f"{value!r} must be {kind.__name__}")
-    return value
+    kind = values.get("kind")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ValueError(f"the kind of a column must be one of {', '.join(_KINDS)}. Found {kind!r}.")
+    return make(_KINDS[kind], {name: value for name, value in values.items() if name != "kind"}, "columns")

@@ -1,19 +1,32 @@
 """What a configuration says of the data: which set, whose columns, one party's own table."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
 from vafl.errors import ConfigError
+from vafl.names import SERVER, check_client
 
-LABEL_HOLDER = "server"
+LABEL_HOLDER = SERVER
 NAMES = (
     *("digits", "breast_cancer", "wine", "iris", "diabetes"),
     *("mnist", "fashion_mnist"),
     *("cifar10", "parkinson", "modelnet40", "physionet2012", "mimic3", "adult", "credit_default"),
     *("csv", "tables"),
 )
+
+
+def _check_clients(names: Collection[str], setting: str) -> None:
+    """Raise ConfigError unless every name can be a client's, and is there once."""
+    try:
+        for name in names:
+            check_client(name)
+    except ConfigError as error:
+        raise ConfigError(f"{setting}: {error}") from None
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{setting} must name each client once. Found {list(names)}.")
 
 
 @dataclass(frozen=True)
@@ -68,8 +81,7 @@ class DataSettings:
                 "data.validation_fraction takes single rows, and Parkinson's recordings of one person are "
                 "alike. Leave it out: the test rows are of other people."
             )
-        if self.name == "tables":
-            self._check_parties()
+        self._check_parties()
         if self.name == "csv" and not (self.path and self.label):
             raise ConfigError(
                 'data.name = "csv" needs data.path (the file) and data.label (its label column). '
@@ -77,11 +89,11 @@ class DataSettings:
             )
 
     def _check_parties(self) -> None:
-        wrong = [name for name in self.parties if not name or name == LABEL_HOLDER]
-        if not self.parties or wrong or len(set(self.parties)) < len(self.parties):
+        _check_clients(self.parties, "data.parties")
+        if self.name == "tables" and not self.parties:
             raise ConfigError(
-                'data.name = "tables" needs data.parties, the names of the clients, each once; '
-                f'"{LABEL_HOLDER}" is the label holder\'s. Found {list(self.parties)}.'
+                'data.name = "tables" needs data.parties, the names of the clients. Found none. Name each '
+                f'client once; "{LABEL_HOLDER}" is the label holder.'
             )
 
     @property
@@ -109,6 +121,7 @@ class PartitionSettings:
     def __post_init__(self) -> None:
         if self.clients < 1:
             raise ConfigError(f"partition.clients must be 1 or more. Found {self.clients}.")
+        _check_clients(self.groups, "partition.groups")
 
 
 @dataclass(frozen=True)

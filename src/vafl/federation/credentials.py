@@ -1,4 +1,4 @@
-"""The certificate that proves who a party is: where it lies, or made anew for processes on one machine."""
+"""A party's certificate: read from its folder, or made for processes on one machine."""
 
 import logging
 from dataclasses import replace
@@ -6,23 +6,35 @@ from pathlib import Path
 
 from vafl.config import Config
 from vafl.errors import ConfigError
-from vafl.runtime.identity import SERVER, Credentials, is_loopback, issue, make_authority
+from vafl.runtime.identity import SERVER, Credentials, Https, is_loopback, issue, make_authority
 
 log = logging.getLogger("vafl.server")
 
 
 def load_credentials(config: Config, party: str) -> Credentials | None:
-    """This party's certificate; None where the run is plaintext on loopback."""
+    """Return this party's certificate and key; None where the run is plaintext on loopback."""
     if config.network.security == "plaintext":
         return None
+    return Credentials.load(_folder(config, party), party)
+
+
+def load_https(config: Config, party: str) -> Https:
+    """Return what the party serves HTTPS with: the certificate that it has for the federation."""
+    folder = _folder(config, party)
+    Credentials.load(folder, party)  # checks that the files belong together
+    return Https.load(folder / f"{party}.pem", folder / f"{party}.key")
+
+
+def _folder(config: Config, party: str) -> Path:
+    """Return the folder with this party's files: its own in the authority's, or the one it was given."""
     if not config.network.certificates:
         raise ConfigError(
-            "mutual TLS needs network.certificates, the folder that `vafl certs` made. Found none. "
+            "TLS needs network.certificates, the folder that `vafl certs` made. Found none. "
             "Make one: `vafl certs DIR --party server --party client-1 ...`."
         )
     folder = Path(config.network.certificates)
     own = folder / party
-    return Credentials.load(own if own.is_dir() else folder, party)
+    return own if own.is_dir() else folder
 
 
 def check_certificates(config: Config) -> None:

@@ -24,7 +24,6 @@ from vafl.models.folder import StoredModel
 from vafl.models.losses import probabilities
 from vafl.observe.counting import CountProgress
 from vafl.observe.scores import ScoreFile, missing_column
-from vafl.plan import loss_of
 from vafl.privacy.fixed_point import decode
 from vafl.privacy.guard import guard
 from vafl.privacy.secure_sum import KeyAgreement, NoWitness, Witness
@@ -78,7 +77,7 @@ class Deployed:
 
     @property
     def loss(self) -> str:
-        return loss_of(self.config, len(self.model.manifest.classes))
+        return self.config.model.loss_for(len(self.model.manifest.classes))
 
     def terms(self) -> Terms:
         """What the parties must agree on, as this one sees it."""
@@ -105,7 +104,8 @@ class Deployed:
             accept_ledger: go on if the ledger lacks the last mark that the server received.
         """
         config, subjects = self.config, self.subjects
-        index, module = self.parties.index(self.party), rebuild(self.model)
+        index = self.parties.index(self.party)
+        module = rebuild(self.model, config.model.embedding)
         make: Callable[..., Respondent] = Respondent
         if config.privacy.secure_sum:
             purpose = f"{config.network.run_id}: prediction"
@@ -130,21 +130,27 @@ class Deployed:
         return make(index, own.features, own.model, perturb=own.release, budget=own.budget)
 
     def _ledger(self) -> Path:
-        """Return the ledger of the training, or the one beside the new table if the training had none."""
+        """Return the ledger of the training if there is one, else where this configuration keeps it.
+
+        RUN/config.toml may name files that exist. It does not decide where new ones are written.
+        """
         trained = ledger_path(self._training_config(), self.party, self.run)
-        if self.config.privacy.kind != "none" or trained.is_file():
-            return trained
-        return ledger_path(self.config, self.party, self.run)
+        return trained if trained.is_file() else ledger_path(self.config, self.party, self.run)
+
+    def _marks(self) -> Path:
+        """Return the file of the server's marks, by the same rule as `_ledger`."""
+        trained = marks_path(self._training_config(), self.run)
+        return trained if trained.is_file() else marks_path(self.config, self.run)
 
     def _training_config(self) -> Config:
-        """Return the configuration that says where ledgers and marks are."""
+        """Return the configuration that says where the training kept ledgers and marks."""
         then = self.run / "config.toml"
         return self.config if self.config.privacy.ledger or not then.is_file() else read_config(then)
 
     def scorer(self, *, cached: bool) -> Scorer:
         """The server's part; where the model has no default for a client, zero stands in."""
         width, head = self.config.model.embedding_width(self.model.manifest.outputs), rebuild(self.model)
-        marks = MarkFile(marks_path(self._training_config(), self.run), self.parties)
+        marks = MarkFile(self._marks(), self.parties)
         if self.config.privacy.secure_sum:
             return MaskedScorer(self.subjects.rows, head, len(self.parties), width, decode, marks)
         known, zero = self.model.defaults, torch.zeros(width)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vafl.errors import RunError
+from vafl.files import make_private_folder
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class Clients:
 
     def start(self, address: str) -> None:
         """Start every client; it dials `address` and writes its output to logs/NAME.log."""
-        (self._path / "logs").mkdir(exist_ok=True)
+        make_private_folder(self._path / "logs")  # errors may quote ids
         stdin, self._line = os.pipe()
         for name in self._names:
             command = [sys.executable, "-c", _CHILD, *self._command, str(self._path / "config.toml")]

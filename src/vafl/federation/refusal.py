@@ -1,18 +1,31 @@
-"""What a live caller is told when its request cannot be answered."""
+"""Why a live request is not answered."""
 
+from collections.abc import Mapping
 from typing import Any
 
 
 class Refusal(Exception):
-    """A request that cannot be answered, as its caller will read it.
+    """A request that is not answered, as its caller will read it.
 
     Args:
-        status: of HTTP.
-        kind: one word for programs.
-        message: a sentence for people.
-        facts: whatever else helps.
+        status: The HTTP status.
+        kind: One word for programs; the error's `type`.
+        message: A sentence for people.
+        hangs_up: Close the connection after the refusal: strangers get one request for each connection.
+        headers: Further headers of the response.
+        facts: Further entries of the error.
     """
 
-    def __init__(self, status: int, kind: str, message: str, **facts: Any) -> None:
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        message: str,
+        *,
+        hangs_up: bool = False,
+        headers: Mapping[str, str] | None = None,
+        **facts: Any,
+    ) -> None:
         super().__init__(message)
-        self.status, self.body = status, {"type": kind, "message": message, **facts}
+        self.status, self.kind, self.hangs_up, self.headers = status, kind, hangs_up, headers or {}
+        self.body = {"type": kind, "message": message, **facts}

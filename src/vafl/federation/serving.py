@@ -1,9 +1,8 @@
 """A trained model served live: HTTP requests for ids, answered by asking the clients."""
 
 import asyncio
-import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +12,32 @@ from torch import Tensor
 from vafl.build import limited_threads
 from vafl.config import Config
 from vafl.errors import ConfigError
+from vafl.federation.access import Access
 from vafl.federation.prediction import Deployed
 from vafl.federation.refusal import Refusal
 from vafl.federation.terms import rows_at_once
 from vafl.models.losses import probabilities
+from vafl.observe.prometheus import Sample
 from vafl.protocol.rows import Rows
 from vafl.protocol.scoring import ANSWERED, STATES
 from vafl.runtime.grpc.prediction import Answer, Live
 from vafl.runtime.grpc.wire import run
-from vafl.runtime.identity import SERVER, HttpAddress
+from vafl.runtime.identity import SERVER
 
-log = logging.getLogger("vafl.server")
+_CLIENT_STATES = ("here", "slow", "gone")
 
 
-def serve(config: Config, run_folder: Path, http: str, listening: Callable[[str, str], None]) -> None:
-    """Answers until it is told to stop.
+def serve(config: Config, run_folder: Path, access: Access, listening: Callable[[str, str], None]) -> None:
+    """Answer until a signal comes.
 
     Args:
-        http: host:port for HTTP.
-        listening: told the address for clients, and that for HTTP.
+        access: Where HTTP is served, and to whom.
+        listening: Called with the address for clients and the URL for callers.
     """
-    address = HttpAddress.of(http, "ask for predictions")
     _require_aiohttp()
     service = Service(Deployed.load(config, SERVER, run_folder))
     with limited_threads(config.threads):
-        run(service.run(address, listening))
+        run(service.run(access, listening))
 
 
 def _require_aiohttp() -> None:
@@ -50,7 +50,7 @@ def _require_aiohttp() -> None:
 
 
 class Service:
-    """Turns ids into rows, and what the clients answer into JSON."""
+    """Turns ids into rows, and the clients' answers into JSON."""
 
     def __init__(self, deployed: Deployed) -> None:
         self._deployed, settings = deployed, deployed.config.prediction
@@ -62,51 +62,61 @@ class Service:
                 "it, or raise the other at every party."
             )
         self._live = Live(settings, self._told, fitting)
-        self._federation = deployed.serve(deployed.scorer(cached=settings.cache), self._live)
+        self._scorer = deployed.scorer(cached=settings.cache)
+        self._federation = deployed.serve(self._scorer, self._live)
         self._rows = {each: row for row, each in enumerate(deployed.subjects.ids.to_list())}
 
-    async def run(self, http: HttpAddress, listening: Callable[[str, str], None]) -> None:
-        """Serves clients and HTTP in one event loop, until a signal."""
-        from vafl.federation.http import make_app, start  # noqa: PLC0415 - an extra
+    async def run(self, access: Access, listening: Callable[[str, str], None]) -> None:
+        """Serve clients and HTTP in one event loop, until a signal comes."""
+        from vafl.federation.http import HttpServer, make_app  # noqa: PLC0415 - an extra
 
         federation, loop = self._federation, asyncio.get_running_loop()
-        app = make_app(self.predict, self.health, self._deployed.config.prediction.largest_request)
-        try:
-            runner, bound = await start(app, http.host, http.port)
-        except OSError as error:
-            raise ConfigError(
-                f"--http: nobody can listen on {http.url(http.port)}: {error.strerror}."
-            ) from error
+        largest = self._deployed.config.prediction.largest_request
+        http = HttpServer(make_app(self.predict, self.health, self.samples, largest, access), access)
+        url = await http.start()
         told = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, told.set)
 
         async def stop() -> None:
-            """Callers first: what they have asked is still answered."""
+            """Close HTTP first: callers get the answers to what they have asked."""
             await told.wait()
-            await runner.cleanup()
+            await http.close()
             federation.finish("the server was told to stop")
 
         stopping = asyncio.create_task(stop())
         try:
-            await federation.serve(lambda address: listening(address, http.url(bound)))
+            await federation.serve(lambda address: listening(address, url))
         finally:
             stopping.cancel()
-            await runner.cleanup()
+            await http.close()
 
     def health(self) -> dict[str, Any]:
-        """Whether the model can be asked, and who would answer."""
-        federation, scorer = self._federation, self._federation.server
-        here = {
-            party: "gone" if m in scorer.absent else "slow" if m in scorer.overdue else "here"
-            for m, party in enumerate(self._deployed.parties)
-        }
-        starting, complete = federation.began is None, set(here.values()) == {"here"}
+        """Return whether the model can be asked, and the state of every client."""
+        here = self._states()
+        starting, complete = self._federation.began is None, set(here.values()) == {"here"}
         status = "starting" if starting else "ok" if complete else "degraded"
         return {"status": status, "parties": here, "records": self._deployed.subjects.rows}
 
+    def _states(self) -> dict[str, str]:
+        """Return the state of each client, one of `_CLIENT_STATES`."""
+        scorer = self._scorer
+        return {
+            party: "gone" if m in scorer.absent else "slow" if m in scorer.overdue else "here"
+            for m, party in enumerate(self._deployed.parties)
+        }
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the metrics of the model and its clients."""
+        for party, state in self._states().items():
+            for each in _CLIENT_STATES:
+                yield "vafl_serve_client", {"client": party, "state": each}, int(each == state)
+        yield "vafl_serve_records", {}, self._deployed.subjects.rows
+        yield "vafl_serve_cells_total", {"source": "cache"}, self._scorer.recalled
+        yield "vafl_serve_cells_total", {"source": "client"}, self._scorer.needed - self._scorer.recalled
+
     async def predict(self, ids: list[str]) -> dict[str, Any]:
-        """The answer to one request.
+        """Return the answer to one request.
 
         Raises:
             Refusal: some ids are unknown, or the clients are still being waited for.

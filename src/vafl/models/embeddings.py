@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +41,7 @@ def make_embedding(settings: ModelSettings, shape: Sequence[int], outputs: int) 
     if settings.embedding == "lstm":
         return lstm(shape, width, settings.hidden or (16,))
     module = named_factory(settings.embedding)(shape, width)
-    _check_output(module, shape, width, settings.embedding)
+    _check_module(module, shape, width, settings.embedding)
     return module
 
 
@@ -92,7 +93,14 @@ def lstm(shape: Sequence[int], width: int, hidden: Sequence[int]) -> nn.Module:
 
 
 def named_factory(name: str) -> Factory:
-    """The user's own `package.module:Factory`, called as Factory(shape, width) -> torch module."""
+    """Import the user's `package.module:Factory`, called as Factory(shape, width) -> torch module.
+
+    Importing runs code. Call this only with a name from the user's own configuration or command line, never
+    with one that was read from a model folder or received from a peer.
+
+    Raises:
+        ConfigError: It cannot be imported, or cannot be called.
+    """
     module_name, _, attribute = name.partition(":")
     try:
         factory: Factory = getattr(importlib.import_module(module_name), attribute)
@@ -101,11 +109,21 @@ def named_factory(name: str) -> Factory:
             f'model.embedding "{name}" must name something importable as package.module:Factory. {error}. '
             "Is the package installed, or its folder on PYTHONPATH?"
         ) from error
+    if not callable(factory):
+        raise ConfigError(
+            f'model.embedding "{name}" must name something to call as Factory(feature_shape, width). Found '
+            f"an object of type {type(factory).__name__}. Name a function or a class."
+        )
     return factory
 
 
-def _check_output(module: nn.Module, shape: Sequence[int], width: int, name: str) -> None:
-    """The user's module is tried once on two rows, before anything else is built on it."""
+def _check_module(module: Any, shape: Sequence[int], width: int, name: str) -> None:
+    """Try what the user's factory returned on two rows, before anything is built on it."""
+    if not isinstance(module, nn.Module):
+        raise ConfigError(
+            f'model.embedding "{name}" must return a torch.nn.Module. Found an object of type '
+            f"{type(module).__name__}. Return the module that embeds the features."
+        )
     with torch.no_grad():
         output = module(torch.zeros(2, *shape))
     if list(output.shape) != [2, width] or output.dtype != torch.float32:

@@ -3,38 +3,50 @@
 FOLDER/model.safetensors   the parameters
 FOLDER/manifest.toml       versions, shapes, the settings all parties share, how raw columns become features
 
-The manifest has digests of the parameters and of itself: a change by accident is noticed. Whoever changes it
-on purpose can write new digests too.
+A folder may come from someone else, so reading one runs no code. Every entry of the manifest is checked by
+type and range before anything uses it; a factory that it names is text here, and is imported by nothing in
+this module. The manifest has digests of the parameters and of itself, which detect accidental changes. They
+are not signatures: an attacker who can write to the folder can write new digests too.
 """
 
 import hashlib
 import json
 import math
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, get_origin
+from typing import Any, Literal
 
 import tomli_w
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from vafl.conversion import make
 from vafl.errors import RunFolderError
-from vafl.files import write_atomically
+from vafl.files import make_private_folder, write_atomically
+from vafl.models.settings import ModelSettings
+from vafl.names import SERVER, check_client, check_party
 
 FORMAT = 2
 TENSORS, MANIFEST = "model.safetensors", "manifest.toml"
 _DIGEST = "digest"  # in the manifest: of all its other entries
 DEFAULT = "default."  # before a party's name: what stands in for its embedding while it cannot answer
-_ENTRIES = {dict: "a section", list: "a list", str: "text", int: "a whole number"}
+_LARGEST_MANIFEST = 2**26  # bytes
+_DEEPEST = 8  # levels of nested sections and lists
+_MOST_AXES = 8
+_LARGEST_RECORD = 2**24  # numbers in the features of one record
+_MOST_OUTPUTS = 2**20
+_WORD = re.compile(r"[0-9A-Za-z.+_-]{0,100}")  # versions and digests are shown on terminals
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a model's parameters belong to.
+    """What a model's parameters belong to; checked when it is made.
 
     Attributes:
         format: of the folder.
@@ -70,34 +82,58 @@ class Manifest:
     torch: str
 
     def __post_init__(self) -> None:
-        for entry in fields(self):
-            kind: Any = get_origin(entry.type) or entry.type
-            kind = str if kind is Literal else kind
-            if not isinstance(getattr(self, entry.name), kind):
-                raise ValueError(f"{entry.name} must be {_ENTRIES[kind]}")
+        for name in ("run", "records", "parameters", "vafl", "torch"):
+            if not _WORD.fullmatch(getattr(self, name)):
+                raise ValueError(f"{name} must be letters and digits. Found {getattr(self, name)[:40]!r}")
+        self._check_parties()
+        _check_sizes("features", self.features)
+        if not 1 <= self.outputs <= _MOST_OUTPUTS:
+            raise ValueError(f"outputs must be from 1 to {_MOST_OUTPUTS:,}. Found {self.outputs}")
+        if len(set(self.classes)) < len(self.classes) or len(self.classes) == 1:
+            raise ValueError(
+                f"classes must be two names or more, each once, or none. Found {self.classes[:5]}"
+            )
+        for name, section in self.settings.items():
+            if name != "seed" and not isinstance(section, dict):
+                raise ValueError(f"settings.{name} must be a section. Found {section!r}")
+
+    def _check_parties(self) -> None:
+        for name in (check_party(self.party), *map(check_client, self.parties)):
+            if self.parties.count(name) > 1:
+                raise ValueError(f"parties must name each client once. Found {name} twice")
+        owner = [SERVER] if self.kind == "head" else self.parties
+        if not self.parties or self.party not in owner:
+            raise ValueError(
+                f"the party of a model of kind {self.kind} must be one of {owner}. Found {self.party}"
+            )
 
     @property
     def config_digest(self) -> str:
-        """Tells shared settings apart at a glance."""
+        """A short digest of the shared settings."""
         return _entries_digest(self.settings)[:16]
 
     @property
     def size(self) -> int:
-        """How many parameters the model has."""
+        """The number of parameters."""
         return sum(math.prod(shape) for name, shape in self.shapes.items() if self.is_parameter(name))
 
     def is_parameter(self, name: str) -> bool:
-        """Whether a tensor of that name is the module's; a head's folder has stand-ins for clients too."""
+        """Return whether the tensor belongs to the module; a head's folder also has defaults of clients."""
         return self.kind == "embedding" or not name.startswith(DEFAULT)
 
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model folder as it was read: whole, and of a format known here."""
+    """A model folder as it was read: whole, checked, and of a format known here.
+
+    Attributes:
+        settings: the [model] section that the model was trained with.
+    """
 
     path: Path
     manifest: Manifest
     tensors: Mapping[str, Tensor]
+    settings: ModelSettings
 
     @property
     def defaults(self) -> dict[str, Tensor]:
@@ -106,18 +142,23 @@ class StoredModel:
         return {name: self.tensors[DEFAULT + name] for name in known}
 
     def load_into(self, module: nn.Module) -> None:
-        """Gives the module these parameters.
+        """Copy these parameters into the module. The module may be on the meta device, without memory.
 
         Raises:
-            RunFolderError: it has others, or others' shapes; the module is as it was.
+            RunFolderError: The module has other parameters, or of other shapes or types; it is unchanged.
         """
         own = {name: tensor for name, tensor in self.tensors.items() if self.manifest.is_parameter(name)}
-        here = {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
-        self.require({"shapes": here}, {"shapes": {name: list(tensor.shape) for name, tensor in own.items()}})
+        self.require({"shapes": _described(module.state_dict())}, {"shapes": _described(own)})
+        if any(tensor.is_meta for tensor in module.state_dict().values()):
+            module.to_empty(device="cpu")
         module.load_state_dict(own)
 
     def require(self, here: Mapping[str, Any], there: Mapping[str, Any] | None = None) -> None:
-        """Raises RunFolderError, with all that differs, unless the manifest's entries are those used here."""
+        """Raise RunFolderError, with every difference, unless the manifest's entries equal those in `here`.
+
+        Args:
+            there: Compare these entries instead of the manifest's.
+        """
         there = {name: getattr(self.manifest, name) for name in here} if there is None else there
         if found := differences(there, here):
             shown = "; ".join(f"{name}: {was} in the model, {now} here" for name, was, now in found[:10])
@@ -131,11 +172,13 @@ class StoredModel:
 def write_model(
     folder: Path, module: nn.Module, defaults: Mapping[str, Tensor] | None = None, **facts: Any
 ) -> None:
-    """Writes a model folder; a crash leaves the old one, the new one, or one that is refused as damaged.
+    """Write a model folder that only its owner can read.
+
+    A crash leaves the old model, the new one, or a folder that `read_model` refuses as damaged.
 
     Args:
-        defaults: for a head, what stands in for each client's embedding.
-        facts: the manifest's entries, but for those that follow from the module.
+        defaults: For a head, what stands in for each client's embedding.
+        facts: The manifest's entries, except those that follow from the module.
     """
     tensors = module.state_dict() | {DEFAULT + name: tensor for name, tensor in (defaults or {}).items()}
     content = save({name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()})
@@ -148,30 +191,21 @@ def write_model(
         torch=version("torch"),
         **facts,
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / TENSORS, content)
+    make_private_folder(folder)
+    write_atomically(folder / TENSORS, content, private=True)
     entries = {entry.name: getattr(manifest, entry.name) for entry in fields(manifest)}
     entries[_DIGEST] = _entries_digest(entries)
     ordered = sorted(entries.items(), key=lambda item: isinstance(item[1], dict))  # TOML: sections last
-    write_atomically(folder / MANIFEST, tomli_w.dumps(dict(ordered)).encode())
+    write_atomically(folder / MANIFEST, tomli_w.dumps(dict(ordered)).encode(), private=True)
 
 
 def read_model(folder: Path) -> StoredModel:
-    """Reads a model folder.
+    """Read and check a model folder. Nothing that it names is imported.
 
     Raises:
-        RunFolderError: it is missing, damaged, or of another format.
+        RunFolderError: It is missing, damaged, of another format, or an entry makes no sense.
     """
-    try:
-        document = tomllib.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        content = (folder / TENSORS).read_bytes()
-    except FileNotFoundError as error:
-        raise RunFolderError(
-            f'"{folder}" must be a model folder with {TENSORS} and {MANIFEST}. '
-            f"Found no {Path(error.filename).name} there."
-        ) from error
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f'the model in "{folder}" is damaged: {error}.') from error
+    document = _read_document(folder / MANIFEST)
     if document.get("format") != FORMAT:
         raise RunFolderError(
             f'the model in "{folder}" is of format {document.get("format")}, by vafl {document.get("vafl")}. '
@@ -179,8 +213,10 @@ def read_model(folder: Path) -> StoredModel:
             "that made it, or train again."
         )
     try:
+        content = (folder / TENSORS).read_bytes()
+        _check_nesting(document)
         digest = document.pop(_DIGEST, "")
-        manifest = Manifest(**document)
+        manifest = make(Manifest, document)
         if _entries_digest(document) != digest:
             raise ValueError(f"{MANIFEST} is not as it was written")
         if _digest(content) != manifest.parameters:
@@ -188,15 +224,87 @@ def read_model(folder: Path) -> StoredModel:
         tensors = load(content)
         if {name: list(tensor.shape) for name, tensor in tensors.items()} != manifest.shapes:
             raise ValueError(f"{TENSORS} does not hold the shapes of {MANIFEST}")
-    except (TypeError, ValueError, SafetensorError) as error:
+        settings = make(ModelSettings, manifest.settings.get("model"), "settings.model")
+        _check_model(manifest, settings, tensors)
+    except FileNotFoundError as error:
+        raise _missing(folder, error) from error
+    except (OSError, TypeError, ValueError, KeyError, SafetensorError) as error:
+        cause = str(error).rstrip(".")
         raise RunFolderError(
-            f'the model in "{folder}" is damaged: {error}. Bring it back as the run left it, or train again.'
+            f'the model in "{folder}" is damaged: {cause}. Bring it back as the run left it, or train again.'
         ) from error
-    return StoredModel(folder, manifest, tensors)
+    return StoredModel(folder, manifest, tensors, settings)
+
+
+def _read_document(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _LARGEST_MANIFEST:
+            raise ValueError(f"{MANIFEST} must have at most {_LARGEST_MANIFEST:,} bytes")
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise _missing(path.parent, error) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunFolderError(f'the model in "{path.parent}" is damaged: {error}.') from error
+
+
+def _missing(folder: Path, error: FileNotFoundError) -> RunFolderError:
+    return RunFolderError(
+        f'"{folder}" must be a model folder with {TENSORS} and {MANIFEST}. '
+        f"Found no {Path(error.filename).name} there."
+    )
+
+
+def _check_nesting(value: Any, left: int = _DEEPEST) -> None:
+    """Raise ValueError if sections and lists are nested deeper than any manifest that vafl writes."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if inner and not left:
+        raise ValueError(f"{MANIFEST} must have at most {_DEEPEST} levels")
+    for item in inner:
+        _check_nesting(item, left - 1)
+
+
+def _check_sizes(name: str, shape: Sequence[int]) -> None:
+    """Raise ValueError unless `shape` is that of a record which fits into memory."""
+    sizes = 1 <= len(shape) <= _MOST_AXES and all(1 <= size <= _LARGEST_RECORD for size in shape)
+    if not sizes or math.prod(shape) > _LARGEST_RECORD:
+        raise ValueError(
+            f"{name} must be 1 to {_MOST_AXES} sizes, of at most {_LARGEST_RECORD:,} numbers together. Found "
+            f"{_short(list(shape))}"
+        )
+
+
+def _check_model(manifest: Manifest, settings: ModelSettings, tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless the settings describe a model with these outputs, inputs and defaults."""
+    outputs = settings.outputs_for(len(manifest.classes))
+    if manifest.outputs != outputs:
+        raise ValueError(
+            f"outputs must be {outputs} for {len(manifest.classes)} classes. Found {manifest.outputs}"
+        )
+    width = settings.embedding_width(outputs)
+    if manifest.kind == "embedding":
+        return
+    inputs = [settings.head_inputs(len(manifest.parties), outputs)]
+    if manifest.features != inputs:
+        raise ValueError(f"features of this head must be {inputs}. Found {_short(manifest.features)}")
+    for name, tensor in tensors.items():
+        if manifest.is_parameter(name):
+            continue
+        if name.removeprefix(DEFAULT) not in manifest.parties:
+            raise ValueError(f"{TENSORS} must hold defaults of the parties only. Found {_short(name)}")
+        if (list(tensor.shape), tensor.dtype) != ([width], torch.float32):
+            raise ValueError(f"{_short(name)} must be {width} float32 numbers")
+
+
+def _described(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Name -> shape and type, to compare and to show."""
+    return {
+        name: f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+        for name, tensor in tensors.items()
+    }
 
 
 def differences(there: Any, here: Any, name: str = "") -> list[tuple[str, Any, Any]]:
-    """(dotted name, value there, value here) of all entries of nested dicts that are not equal."""
+    """Return (dotted name, value there, value here) for every entry of nested dicts that differs."""
     if not (isinstance(there, Mapping) and isinstance(here, Mapping)):
         return [] if there == here else [(name, _short(there), _short(here))]
     found = []
@@ -216,5 +324,5 @@ def _digest(content: bytes) -> str:
 
 
 def _entries_digest(entries: Mapping[str, Any]) -> str:
-    """Of what the entries say, however the file is laid out."""
+    """Digest the entries' values, independent of the file's layout."""
     return _digest(json.dumps(entries, sort_keys=True).encode())

@@ -43,9 +43,8 @@ def _through_a_sum(slopes: Matrix) -> tuple[Matrix, list[Matrix]]:
 
 
 def make_head(settings: ModelSettings, clients: int, outputs: int) -> nn.Module:
-    """The head that the settings describe, for so many clients."""
-    width = settings.embedding_width(outputs)
-    inputs = width if settings.combine == "sum" else width * clients
+    """Make the head that the settings describe."""
+    inputs = settings.head_inputs(clients, outputs)
     if settings.head == "bias":
         return Bias(outputs)
     if settings.head == "linear":

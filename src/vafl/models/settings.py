@@ -1,11 +1,14 @@
-"""What a configuration says of the models; embeddings.py and heads.py make them."""
+"""The [model] section of a configuration; embeddings.py and heads.py make modules from it."""
 
+import keyword
 from dataclasses import dataclass
 from typing import Literal
 
 from vafl.errors import ConfigError
 
 _BUILT_IN = ("linear", "mlp", "cnn", "lstm")
+_LARGEST_WIDTH = 2**20  # of any layer
+_MOST_LAYERS = 100
 _METRICS = {"softmax": ("accuracy", "loss"), "binary": ("accuracy", "auc", "loss"), "squared": ("r2", "loss")}
 
 
@@ -36,7 +39,7 @@ class ModelSettings:
     metric: Literal["auto", "accuracy", "auc", "r2", "loss"] = "auto"
 
     def __post_init__(self) -> None:
-        if self.embedding not in _BUILT_IN and ":" not in self.embedding:
+        if self.embedding not in _BUILT_IN and not _names_factory(self.embedding):
             raise ConfigError(
                 f"model.embedding must be one of {', '.join(_BUILT_IN)} or package.module:Factory. "
                 f'Found "{self.embedding}".'
@@ -46,12 +49,45 @@ class ModelSettings:
                 'model.head = "bias" adds a bias to the sum of the embeddings, so it cannot take '
                 'combine = "concat". Use combine = "sum", or head = "linear".'
             )
-        if self.width < 0 or min((*self.hidden, *self.head_hidden, 1)) < 1:
+        hidden = (*self.hidden, *self.head_hidden, 1)
+        if self.width < 0 or min(hidden) < 1:
             raise ConfigError(
                 f"model.width, hidden and head_hidden must be positive. Found width = {self.width}, "
                 f"hidden = {list(self.hidden)}, head_hidden = {list(self.head_hidden)}. Leave out what you "
                 "do not mean to set."
             )
+        if max(self.width, *hidden) > _LARGEST_WIDTH or len(hidden) > _MOST_LAYERS:
+            raise ConfigError(
+                f"model.width, hidden and head_hidden must be at most {_LARGEST_WIDTH:,}, with fewer than "
+                f"{_MOST_LAYERS} hidden layers. Found a width of {max(self.width, *hidden):,} and "
+                f"{len(hidden) - 1:,} hidden layers. Choose a smaller model."
+            )
+
+    @property
+    def has_factory(self) -> bool:
+        """Whether `embedding` names the user's code instead of a built-in model."""
+        return self.embedding not in _BUILT_IN
+
+    def loss_for(self, classes: int) -> str:
+        """Return the loss for labels of `classes` classes; 0 classes are numbers.
+
+        Raises:
+            ConfigError: The loss that is set does not fit such labels.
+        """
+        if self.loss == "auto":
+            return "squared" if not classes else "binary" if classes == 2 else "softmax"
+        fits = {"softmax": classes >= 2, "binary": classes == 2, "squared": True}[self.loss]
+        if not fits:
+            found = f"{classes} classes" if classes else "numbers"
+            raise ConfigError(
+                f'model.loss = "{self.loss}" does not fit labels with {found}. Use loss = "auto", or set '
+                "data.task."
+            )
+        return self.loss
+
+    def outputs_for(self, classes: int) -> int:
+        """Return the number of outputs of the head for labels of `classes` classes."""
+        return classes if self.loss_for(classes) == "softmax" else 1
 
     def metric_for(self, loss: str) -> str:
         """The metric's name once the loss is known; refuses a metric that makes no sense for it."""
@@ -70,3 +106,14 @@ class ModelSettings:
                 f'model.width = {self.width}. Leave width out, or use head = "linear".'
             )
         return outputs
+
+    def head_inputs(self, clients: int, outputs: int) -> int:
+        """Return how many numbers the head takes: one embedding's width if they are summed, else all."""
+        width = self.embedding_width(outputs)
+        return width if self.combine == "sum" else width * clients
+
+
+def _names_factory(name: str) -> bool:
+    """Return whether `name` is package.module:Factory, made of Python identifiers."""
+    module, _, factory = name.partition(":")
+    return all(part.isidentifier() and not keyword.iskeyword(part) for part in (*module.split("."), factory))

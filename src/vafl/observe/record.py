@@ -6,6 +6,9 @@ DIR/status.json      how it stands, or stood last; written all the time
 DIR/summary.json     the result; a folder without it holds a run that did not end
 DIR/models/PARTY/    its trained model; the head is the server's
 DIR/*.png, *.svg     plots
+
+Folders in it hold what is derived from records: only their owner can read them, or the files in them. The
+files at the top are figures about the run, and are readable as the umask allows.
 """
 
 import json
@@ -21,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from vafl.errors import RunFolderError
-from vafl.files import drafted, write_atomically
+from vafl.files import drafted, make_private_folder, write_atomically
 from vafl.kernels import NATIVE
 from vafl.observe.status import STATUS
 from vafl.runtime.folders import LOCK, HeldFolder
@@ -68,7 +71,7 @@ class RunFolder:
     def begin(self, config_toml: str) -> None:
         """The run begins or goes on: it has this configuration, and has not ended."""
         (self.path / SUMMARY).unlink(missing_ok=True)
-        (self.path / "models").mkdir(exist_ok=True)
+        make_private_folder(self.path / "models")
         write_atomically(self.path / "config.toml", config_toml.encode())
         self._history.touch()
 

@@ -1,4 +1,8 @@
-"""A file of scores, one line a record: written chunk after chunk, and there only when it is whole."""
+"""A file of scores with one line per record.
+
+It is written in chunks and appears when it is whole. Scores are about people, so only the file's owner can
+read it, from its first byte on.
+"""
 
 import os
 import shutil
@@ -12,16 +16,16 @@ import numpy.typing as npt
 import polars as pl
 
 from vafl.errors import ConfigError
-from vafl.files import sync_folder
+from vafl.files import make_private_file, make_private_folder, sync_folder
 
 ENDINGS = (".csv", ".parquet")
 
 
 class ScoreFile:
-    """Takes chunks of a table in turn; use as a context manager. What is left early leaves no file.
+    """Takes chunks of a table in turn. Use it as a context manager; if the block fails, no file is left.
 
     Args:
-        path: ends in .csv or .parquet; a file that is there already is replaced at the end.
+        path: Ends in .csv or .parquet. An existing file is replaced at the end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,10 +41,11 @@ class ScoreFile:
     def __enter__(self) -> "ScoreFile":
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.suffix == ".csv":
+            make_private_file(self._draft)
             self._file = self._draft.open("wb")
         else:
             shutil.rmtree(self._parts, ignore_errors=True)
-            self._parts.mkdir()
+            make_private_folder(self._parts)
         return self
 
     def append(self, table: pl.DataFrame) -> None:
@@ -58,6 +63,7 @@ class ScoreFile:
             if self._file is not None:
                 self._file.close()
             elif error is None:
+                make_private_file(self._draft)
                 pl.scan_parquet(sorted(self._parts.iterdir()), glob=False).sink_parquet(self._draft)
             if error is None:
                 _sync(self._draft)

@@ -89,6 +89,7 @@ class Scorer:
         absent: the clients that are gone.
         overdue: clients that kept an inquiry waiting too long: not asked again before they say something.
         inquiries: what is asked and not scored yet.
+        needed, recalled: cells (a row and a client) that inquiries needed, and how many of them were cached.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Scorer:
         self.absent: set[int] = set()
         self.overdue: set[int] = set()
         self.inquiries: list[Inquiry] = []
+        self.needed = self.recalled = 0
         self.iteration = 0
         self._rows, self._head, self._defaults, self._summed = rows, head.eval(), defaults, summed
         widths = [self._width] * self.clients
@@ -123,6 +125,8 @@ class Scorer:
         )
         if self._cache is not None:
             _recall(inquiry, self._cache)
+            self.recalled += int((inquiry.states == ANSWERED).sum())
+        self.needed += inquiry.states.size
         self.inquiries.append(inquiry)
         return inquiry, [said for client in range(self.clients) for said in self._ask(inquiry, client)]
 

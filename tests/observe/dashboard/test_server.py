@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Thread
@@ -10,12 +11,15 @@ from threading import Thread
 import pytest
 
 from tests.observe.dashboard.folders import written
+from tests.waiting import LIMIT, until
+from vafl.observe.dashboard import server
 from vafl.observe.dashboard.server import Dashboard
+from vafl.runtime.identity import HttpAddress
 
 
 @contextmanager
 def serving(folder, host="127.0.0.1") -> Iterator[Dashboard]:
-    with Dashboard([folder], host, 0) as dashboard:
+    with Dashboard([folder], HttpAddress(host, 0)) as dashboard:
         Thread(target=dashboard.serve_forever, args=(0.01,), daemon=True).start()
         yield dashboard
         dashboard.shutdown()
@@ -76,3 +80,47 @@ def test_a_failure_is_said_and_does_not_end_it(tmp_path):
         assert asked(dashboard, "/runs.json")[0] == 500
         folder.mkdir()
         assert asked(dashboard, "/runs.json")[0] == 200
+
+
+def test_beyond_loopback_it_answers_to_addresses_and_to_the_name_it_was_given(tmp_path):
+    with serving(tmp_path, "0.0.0.0") as dashboard:
+        for host in ("127.0.0.1", "192.0.2.7:8090", "localhost"):
+            assert asked(dashboard, "/runs.json", host)[0] == 200
+        assert asked(dashboard, "/runs.json", "else.example")[0] == 403
+
+
+def test_headers_that_never_end_are_hung_up_on_although_bytes_come(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "_HEADERS_PATIENCE", 1.0)
+    with serving(tmp_path) as dashboard:
+        with socket.create_connection(("127.0.0.1", dashboard.port), timeout=0.1) as raw:
+            raw.sendall(b"GET / HTTP/1.1\r\nX-Half: ")
+            for _ in range(int(LIMIT / 0.1)):
+                try:
+                    raw.sendall(b"x")
+                    if not raw.recv(1):
+                        break
+                except TimeoutError:
+                    continue
+                except ConnectionError:
+                    break
+            else:
+                pytest.fail("the connection was never closed")
+        assert asked(dashboard, "/")[0] == 200
+
+
+def test_connections_are_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 2)
+    with serving(tmp_path) as dashboard:
+        held = [socket.create_connection(("127.0.0.1", dashboard.port), timeout=LIMIT) for _ in range(2)]
+        with socket.create_connection(("127.0.0.1", dashboard.port), timeout=LIMIT) as third:
+            assert third.recv(1) == b""
+        for each in held:
+            each.close()
+        until(lambda: _is_answered(dashboard), "room for another")
+
+
+def _is_answered(dashboard):
+    try:
+        return asked(dashboard, "/")[0] == 200
+    except (http.client.HTTPException, ConnectionError):
+        return False

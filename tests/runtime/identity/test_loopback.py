@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vafl.errors import ConfigError
-from vafl.runtime.identity import require_loopback
+from vafl.runtime.identity import HttpAddress, require_loopback
 
 STAYS = ["127.0.0.1", "127.5.5.5", "127.255.255.255", "localhost", "LocalHost"]
 LEAVES = [
@@ -83,3 +83,38 @@ def test_every_address_is_judged_by_its_network(address, port):
             assert not allowed
         else:
             assert allowed
+
+
+@pytest.mark.parametrize("option", ["127.0.0.1:8080", "[::1]:0", "0.0.0.0:65535", "scores.example:1"])
+def test_an_http_address_is_read_and_written_alike(option):
+    address = HttpAddress.of(option)
+    assert str(address) == option
+    assert address.url(9, "https") == f"https://{option.rpartition(':')[0]}:9"
+    assert address.is_loopback == (option[:2] in ("12", "[:"))
+
+
+@pytest.mark.parametrize("option", ["8080", ":8080", "host:", "host:65536", "host:x", "host:-1", ""])
+def test_an_http_address_has_a_host_and_a_port(option):
+    with pytest.raises(ConfigError, match="host:port"):
+        HttpAddress.of(option)
+
+
+def test_a_host_header_must_name_the_server():
+    here, there = HttpAddress("127.0.0.1", 8080), HttpAddress("Scores.example", 8443)
+    for header in ("127.0.0.1", "localhost:1", "[::1]:8080"):
+        assert here.answers_to(header)
+        assert there.answers_to(header), "from a tunnel, or a proxy on this machine"
+    for header in ("scores.EXAMPLE:8443", "192.0.2.7", "[2001:db8::1]:8443"):
+        assert there.answers_to(header)
+        assert not here.answers_to(header), "nothing but loopback leads here"
+    for header in (
+        "",
+        "else.example",
+        "scores.example.else.example",
+        "127.0.0.1.else.example",
+        "1.2.3",
+        "[x",
+    ):
+        assert not here.answers_to(header)
+        assert not there.answers_to(header)
+    assert here.answers_to("Vafl-Server:8080", lambda host: host == "vafl-server")

@@ -1,12 +1,11 @@
-"""The same views as numbers for a monitoring system, in Prometheus' text format."""
+"""Runs as metrics for Prometheus."""
 
 from collections.abc import Iterable, Iterator
 
 from vafl.observe.dashboard.views import View
+from vafl.observe.prometheus import Sample, exposition
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-_KINDS = {  # by name, its kind and what it is
+_FAMILIES = {
     "vafl_run_up": ("gauge", "1 while the run goes on, 0 once it has ended or broke off"),
     "vafl_run_waiting": ("gauge", "1 while the run has made no update for a while"),
     "vafl_run_done_ratio": ("gauge", "How far the run is towards its limits"),
@@ -21,18 +20,11 @@ _KINDS = {  # by name, its kind and what it is
     "vafl_client_delay_mean": ("gauge", "Global iterations by which its embeddings were old when used"),
     "vafl_client_delay_max": ("gauge", "The longest of those delays"),
 }
-Sample = tuple[str, dict[str, str], float]
 
 
 def as_prometheus(views: Iterable[View]) -> str:
-    """Each metric once, with what it is, then its value for every run and client."""
-    samples = [sample for view in views for sample in _of_run(view)]
-    lines = []
-    for name, (kind, about) in _KINDS.items():
-        own = [sample for sample in samples if sample[0] == name]
-        if own:
-            lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}", *map(_line, own)]
-    return "\n".join([*lines, ""])
+    """Return the metrics of every run and its clients as text."""
+    return exposition(_FAMILIES, (sample for view in views for sample in _of_run(view)))
 
 
 def _of_run(view: View) -> Iterator[Sample]:
@@ -62,9 +54,3 @@ def _of_last_point(view: View) -> Iterator[Sample]:
         yield "vafl_metric", {"run": view.name, "metric": name}, last.metric
         if last.train_loss is not None:
             yield "vafl_train_loss", {"run": view.name}, last.train_loss
-
-
-def _line(sample: Sample) -> str:
-    name, labels, value = sample
-    told = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in labels.items())
-    return f"{name}{{{told}}} {value!r}"

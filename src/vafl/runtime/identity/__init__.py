@@ -6,28 +6,37 @@
 A party's name is a URI in its certificate, `vafl:party/<name>`, and nothing it sends can change it. The
 server's certificate also carries the name `vafl-server`, which clients insist on whatever host they
 dial. Certificates are good for one end of a connection only: `server` serves, all others dial.
+
+Callers of `vafl serve` are not parties. They prove themselves by an API key (api_keys.py).
 """
 
+from vafl.names import SERVER
+from vafl.runtime.identity.api_keys import Callers, add_key, read_keys, remove_key
 from vafl.runtime.identity.authority import issue, make_authority
 from vafl.runtime.identity.credentials import Credentials
 from vafl.runtime.identity.handshake import closed_early, refusal
+from vafl.runtime.identity.https import Https
 from vafl.runtime.identity.loopback import LOOPBACK_OPTIONS, HttpAddress, is_loopback, require_loopback
-from vafl.runtime.identity.names import SERVER, SERVER_NAME, check_party, party_of
+from vafl.runtime.identity.names import SERVER_NAME, party_of
 from vafl.runtime.identity.witness import CertificateWitness
 
 __all__ = [
     "LOOPBACK_OPTIONS",
     "SERVER",
     "SERVER_NAME",
+    "Callers",
     "CertificateWitness",
     "Credentials",
     "HttpAddress",
-    "check_party",
+    "Https",
+    "add_key",
     "closed_early",
     "is_loopback",
     "issue",
     "make_authority",
     "party_of",
+    "read_keys",
     "refusal",
+    "remove_key",
     "require_loopback",
 ]

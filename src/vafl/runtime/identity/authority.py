@@ -12,8 +12,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import NameOID
 
 from vafl.errors import ConfigError
+from vafl.names import SERVER, check_party
 from vafl.runtime.identity import files, pem
-from vafl.runtime.identity.names import SERVER, SERVER_NAME, check_party, party_uri
+from vafl.runtime.identity.names import SERVER_NAME, party_uri
 from vafl.runtime.identity.usage import usage_of
 
 _AUTHORITY_DAYS = 3650

@@ -9,8 +9,9 @@ import grpc
 from cryptography import x509
 
 from vafl.errors import ConfigError
+from vafl.names import SERVER, check_party
 from vafl.runtime.identity import pem
-from vafl.runtime.identity.names import SERVER, SERVER_NAME, check_party, party_uri
+from vafl.runtime.identity.names import SERVER_NAME, party_uri
 from vafl.runtime.identity.usage import check_usage
 
 

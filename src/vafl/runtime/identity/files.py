@@ -12,6 +12,7 @@ PRIVATE = 0o600
 PUBLIC = 0o644
 _FOLDER = 0o700
 _OTHERS = 0o077
+_REMEDY = "Make the files with `vafl certs`, or get them from the party that does."
 
 
 def make_private_folder(path: Path) -> None:
@@ -84,20 +85,24 @@ def _write_through(path: Path, content: bytes, mode: int) -> None:
         os.fsync(descriptor)
 
 
-def read(path: Path, *, private: bool = False) -> bytes:
-    """Reads a file; a private one is refused if others than its owner could have read it."""
+def read(path: Path, *, private: bool = False, remedy: str = _REMEDY) -> bytes:
+    """Read a file.
+
+    Args:
+        private: Refuse the file if anyone but its owner could have read it.
+        remedy: What to do if it cannot be read.
+    """
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             content = file.read()
     except OSError as error:
         raise ConfigError(
-            f'"{path}" must be a file this user can read. Found: {error.strerror}. Make the files with '
-            "`vafl certs`, or ask for them whoever runs it."
+            f'"{path}" must be a file this user can read. Found: {error.strerror}. {remedy}'
         ) from None
     if private and mode & _OTHERS:
         raise ConfigError(
-            f'"{path}" must be readable by its owner only. Found mode {mode:04o}. Run: chmod 600 {path}; '
-            "if others may have read it, have a new one made with `vafl certs --overwrite`."
+            f'"{path}" must be readable by its owner only. Found mode {mode:04o}. Run: chmod 600 {path}; if '
+            "others may have read it, replace it by a new one (`vafl certs --overwrite`, `vafl keys`)."
         )
     return content

@@ -1,13 +1,11 @@
 """Where traffic may go unencrypted: to this machine and no further."""
 
 import ipaddress
-import logging
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 from vafl.errors import ConfigError
-
-log = logging.getLogger("vafl.http")
 
 LOOPBACK_OPTIONS = (("grpc.enable_http_proxy", 0),)
 """For every plaintext channel: gRPC would send even 127.0.0.1 through a proxy named in http_proxy."""
@@ -38,33 +36,55 @@ def is_loopback(address: str) -> bool:
 
 
 class HttpAddress(NamedTuple):
-    """Where HTTP is served: without identities, and unencrypted."""
+    """A host and port that HTTP is served on."""
 
     host: str
     port: int
 
     @classmethod
-    def of(cls, option: str, allowed: str) -> "HttpAddress":
-        """What --http says.
-
-        Args:
-            allowed: what whoever can reach it may do; said loudly if that is not this machine alone.
-        """
+    def of(cls, option: str) -> "HttpAddress":
+        """Read what --http says, HOST:PORT."""
         host, _, port = option.rpartition(":")
         if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > _LARGEST_PORT:
             raise ConfigError(f'--http must be host:port. Found "{option}".')
-        if not is_loopback(option):
-            log.warning(
-                "EVERYONE who can reach %s may %s, unencrypted: HTTP here has no identities. "
-                "Put a proxy with TLS and authentication before it, or bind to 127.0.0.1.",
-                option,
-                allowed,
-            )
         return cls(host.strip("[]"), int(port))
 
-    def url(self, bound: int) -> str:
-        """What to type into a browser; `bound` is the port, were it any."""
-        return f"http://[{self.host}]:{bound}" if ":" in self.host else f"http://{self.host}:{bound}"
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """True if only this machine can reach the address."""
+        return is_loopback(self.host)
+
+    def url(self, bound: int, scheme: str = "http") -> str:
+        """Return what callers type; `bound` is the port, which the system chooses for port 0."""
+        return f"{scheme}://{HttpAddress(self.host, bound)}"
+
+    def answers_to(self, header: str, covers: Callable[[str], bool] = lambda host: False) -> bool:
+        """Return whether a Host header names this server.
+
+        A page of another site can have its own name resolve to this address (DNS rebinding), and the browser
+        then takes our answers for that site's. Its requests carry the site's name. An address instead of a
+        name cannot be rebound.
+
+        Args:
+            covers: Whether the server's certificate names a host.
+        """
+        if is_loopback(header):
+            return True
+        host, _ = _split(header.lower())
+        if covers(host):
+            return True
+        return not self.is_loopback and (host == self.host.lower() or _is_address(host))
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _split(address: str) -> tuple[str, str]:

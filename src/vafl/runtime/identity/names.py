@@ -1,37 +1,16 @@
-"""What parties are called, and where a certificate says so."""
+"""Where a certificate says which party it belongs to."""
 
-import re
 from collections.abc import Iterable, Mapping
 
 from cryptography import x509
 
-from vafl.errors import ConfigError, Unauthenticated
-
-SERVER = "server"
-"""The one party that serves; every other name is a client's."""
+from vafl.errors import Unauthenticated
+from vafl.names import PARTY
 
 SERVER_NAME = "vafl-server"
 """The DNS name in the server's certificate that clients insist on."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-# These would collide with the authority's own files, or pass for the server at a glance.
-_RESERVED = {"ca", "ca.pem", "ca.key", SERVER}
 _URI = "vafl:party/"
-
-
-def check_party(name: str) -> str:
-    """Returns the name if a party may be called so; it becomes a file name and part of a URI."""
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            "a party's name must be 1 to 63 letters, digits, '.', '_' or '-', a letter or digit first. "
-            f"Found {name!r}. Choose another name."
-        )
-    if name.lower() in _RESERVED and name != SERVER:
-        raise ConfigError(
-            f"a party's name must not be one of {', '.join(sorted(_RESERVED))}, in any case, except the "
-            f'server\'s own "{SERVER}". Found {name!r}. Choose another name.'
-        )
-    return name
 
 
 def party_uri(name: str) -> x509.UniformResourceIdentifier:
@@ -58,7 +37,7 @@ def party_of(auth_context: Mapping[str, Iterable[bytes]]) -> str:
     # "peer_uri" holds URIs only; "x509_subject_alternative_name" would mix in host names.
     uris = _texts(auth_context, "peer_uri")
     name = uris[0].removeprefix(_URI) if len(uris) == 1 and uris[0].startswith(_URI) else ""
-    if not _NAME.fullmatch(name):
+    if not PARTY.fullmatch(name):
         raise Unauthenticated(
             f"a peer's certificate must name one party, as the URI {_URI}NAME. "
             f"Found {', '.join(map(repr, uris)) or 'no URI'}. Issue its certificate with `vafl certs`."

@@ -6,7 +6,7 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from vafl.errors import ConfigError
-from vafl.runtime.identity.names import SERVER
+from vafl.names import SERVER
 
 _WORDS = {ExtendedKeyUsageOID.SERVER_AUTH: "serving", ExtendedKeyUsageOID.CLIENT_AUTH: "dialling"}
 

@@ -1,0 +1,20 @@
+"""Model folders whose manifest was edited by hand, with digests that fit again."""
+
+import hashlib
+import json
+import tomllib
+
+import tomli_w
+
+from vafl.models.folder import MANIFEST
+
+
+def read_document(folder):
+    return tomllib.loads((folder / MANIFEST).read_text())
+
+
+def write_document(folder, document):
+    """Writes the manifest with the digest that belongs to it, as an attacker would."""
+    entries = {key: value for key, value in document.items() if key != "digest"}
+    digest = hashlib.sha256(json.dumps(entries, sort_keys=True, default=str).encode()).hexdigest()
+    (folder / MANIFEST).write_text(tomli_w.dumps({"digest": digest, **entries}))

@@ -1,0 +1,111 @@
+"""Party names: which ones are accepted, and that none of them can leave the run folder."""
+
+import pytest
+import tomli_w
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.companies import document, write_companies
+from vafl.cli import main
+from vafl.config import from_document
+from vafl.errors import ConfigError
+from vafl.names import check_party
+from vafl.trained import model_folder
+
+ESCAPES = ["../esc", "../../../esc", "/tmp/esc", "a/b", "..", ".", "", "a\0b", "-x", "a b", "x" * 64]
+RESERVED = ["ca", "CA", "ca.pem", "Ca.Key", "Server", "SERVER"]
+
+
+@pytest.mark.parametrize("name", ["server", "client-1", "a", "7", "Bank.of_X-1", "x" * 63, "servers", "cab"])
+def test_good_names(name):
+    assert check_party(name) == name
+
+
+@pytest.mark.parametrize("name", [*ESCAPES, "_a", ".a", "a\\b", "a\n", "ä", "a:b", "a%2f", "[/x]"])
+def test_bad_names(name):
+    with pytest.raises(ConfigError, match=r"1 to 63 .*Found"):
+        check_party(name)
+
+
+@pytest.mark.parametrize("name", RESERVED)
+def test_reserved_names(name):
+    with pytest.raises(ConfigError, match=r"ca, ca\.key, ca\.pem, server"):
+        check_party(name)
+
+
+@given(st.text())
+def test_an_accepted_name_is_one_component_of_a_path(name):
+    try:
+        check_party(name)
+    except ConfigError:
+        return
+    assert name.isascii()
+    assert not set(name) & set("/\\\0")
+    assert name.strip(".")
+
+
+@pytest.mark.parametrize("name", [*ESCAPES, *RESERVED])
+@pytest.mark.parametrize(
+    "sections",
+    [
+        lambda name: {"data": {"name": "tables", "parties": ["bank", name]}},
+        lambda name: {"data": {"parties": [name]}},
+        lambda name: {
+            "data": {"name": "csv", "path": "a", "label": "b"},
+            "partition": {"groups": {name: ["x"]}},
+        },
+        lambda name: {"tables": {name: {"path": "a", "id": "b"}}},
+    ],
+    ids=["data.parties", "data.parties without tables", "partition.groups", "tables"],
+)
+def test_a_configuration_accepts_only_names_that_certificates_can_have(name, sections):
+    with pytest.raises(ConfigError, match=r"name|party"):
+        from_document(sections(name))
+
+
+def test_a_group_cannot_be_called_as_the_server_is():
+    """Its model would be written to the head's folder."""
+    with pytest.raises(ConfigError, match=r'partition\.groups.*"server"'):
+        from_document({"partition": {"groups": {"server": ["x"]}}})
+
+
+def files_below(folder):
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("command", ["run", "up"])
+def test_a_group_that_names_a_path_writes_nothing_anywhere(tmp_path, command, capsys):
+    home = tmp_path / "a" / "b" / "c" / "d"
+    home.mkdir(parents=True)
+    rows = "".join(f"{n},{n * n % 7},{n % 2}\n" for n in range(40))
+    (home / "all.csv").write_text(f"x,z,y\n{rows}")
+    groups = '[partition.groups]\n"../../../esc" = ["x"]\nshop = ["z"]\n'
+    stop = '[stop]\nupdates = 5\n[schedule]\nbatch_size = 8\n[network]\naddress = "127.0.0.1:0"\n'
+    (home / "run.toml").write_text(
+        f'[data]\nname = "csv"\npath = "all.csv"\nlabel = "y"\n{groups}{stop}join_timeout = 100.0\n'
+    )
+    before = files_below(tmp_path)
+    assert main([command, str(home / "run.toml"), "--out", str(home / "run")]) == 2
+    assert "../../../esc" in capsys.readouterr().err
+    assert files_below(tmp_path) == before
+
+
+def test_a_party_of_tables_that_names_a_path_writes_nothing_anywhere(tmp_path, capsys):
+    home = tmp_path / "a" / "b" / "c"
+    write_companies(home)
+    given = document(home)
+    given["data"]["parties"] = ["bank", "../../esc"]
+    given["tables"]["../../esc"] = given["tables"].pop("shop")
+    (home / "run.toml").write_text(tomli_w.dumps(given))
+    before = files_below(tmp_path)
+    for command in ("run", "up"):
+        assert main([command, str(home / "run.toml"), "--out", str(home / "run")]) == 2
+    assert "../../esc" in capsys.readouterr().err
+    assert files_below(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["../../esc", "/tmp/esc", ".."])
+def test_a_model_folder_is_inside_its_run(tmp_path, name):
+    with pytest.raises(ConfigError, match="Found"):
+        model_folder(tmp_path, name)
+    assert main(["export", str(tmp_path), name, str(tmp_path / "out.onnx")]) == 2
