@@ -24,7 +24,7 @@ from vafl.protocol.messages import Gradient, Upload
 from vafl.protocol.schedule import ScheduleSettings
 from vafl.protocol.settings import OptimiserSettings
 
-_TRAINED = PrivacySettings(clip=1.0, noise=1.0, gradient_clip=1.0, gradient_noise=1.0)
+_TRAINED = PrivacySettings(clip=1.0, noise=1.0, gradient_clip=1.0, gradient_noise=1.0, mu_max="unlimited")
 _STEPS = 40
 
 

@@ -1,8 +1,9 @@
 """What accuracy does a budget buy? Each mode of a private client, each at its calibrated noise.
 
 A point is a whole federated run whose most used record costs exactly mu, by the accountant and by the
-run's own ledger. The evaluation sees embeddings as noised as a server would. Where a table has to be
-scaled, its scales count as public. `embed_only` is drawn by the claim it cannot keep.
+run's own ledger, for `privacy.neighbours = "zero_out"`. For `replace` the same run costs 2 mu. The evaluation
+sees embeddings as noised as a server would. Where a table has to be scaled, its scales count as public.
+`embed_only` is drawn by the claim it cannot keep.
 """
 
 import math
@@ -111,7 +112,14 @@ def _privacy(trial: Trial) -> PrivacySettings:
     if not trial.mode:
         return PrivacySettings()
     clip, uses = CLIPS[trial.mode], math.sqrt(trial.task.epochs)
-    settings: dict[str, Any] = {"mode": trial.mode, "clip": clip, "noise": clip * uses / trial.mu}
+    settings: dict[str, Any] = {
+        "mode": trial.mode,
+        "clip": clip,
+        "noise": clip * uses / trial.mu,
+        "neighbours": "zero_out",
+    }
+    if trial.mode != "embed_only":
+        settings["mu_max"] = trial.mu * (1 + 1e-9)  # more than rounding
     if trial.mode == "release_once":
         settings["noise"] = clip / trial.mu
     if trial.mode == "dp_train":  # half of mu^2 for uploads, half for updates
@@ -155,7 +163,7 @@ def draw(path: Path, tasks: Sequence[Task], measured: dict[str, Any]) -> None:
                 )
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axes.set_xlabel(r"budget of a record, $\mu$")
+            axes.set_xlabel(r"budget of a record, $\mu$ (zero_out)")
             axes.set_ylabel("test accuracy")
             axes.set_title(task.title)
         handles, labels = panels[0].get_legend_handles_labels()

@@ -10,6 +10,7 @@ from vafl.config import Config, from_document, read_config
 from vafl.data.settings import DataSettings, PartitionSettings
 from vafl.errors import ConfigError
 from vafl.models.settings import ModelSettings
+from vafl.privacy.settings import PrivacySettings
 from vafl.protocol.schedule import ScheduleSettings
 from vafl.protocol.settings import OptimiserSettings, RuleSettings
 from vafl.runtime.delays import DelaySettings, DropOut
@@ -127,6 +128,8 @@ def test_unknown_keys_get_a_hint(document, said):
         ({"rule": {"name": "asinc"}}, r"Found 'asinc'. Did you mean \"async\"\?"),
         ({"rule": {"t": 1.5}}, r"rule.t must be a whole number. Found 1.5"),
         ({"data": {"path": 3}}, r"data.path must be text in quotes. Found 3"),
+        ({"privacy": {"mu_max": "none"}}, r"privacy.mu_max must be a number or \"unlimited\". Found 'none'"),
+        ({"privacy": {"mu_max": True}}, r"privacy.mu_max must be a number or \"unlimited\". Found True"),
         ({"data": {"ignore": "a"}}, r"data.ignore must be a list, each item text in quotes. Found 'a'"),
         ({"data": {"ignore": ["a", 3]}}, r"data.ignore must be text in quotes. Found 3"),
         ({"model": {"hidden": [4, "x"]}}, r"model.hidden must be a whole number. Found 'x'"),
@@ -230,6 +233,14 @@ configs = st.builds(
         constants=st.fixed_dictionaries(
             {"L": positive, "K": st.integers(1, 9), "rho": st.floats(0.1, 0.9), "pbar": st.just([0.5, 1.0])}
         ),
+    ),
+    privacy=st.just(PrivacySettings())
+    | st.builds(
+        PrivacySettings,
+        mode=st.just("frozen"),
+        clip=positive,
+        noise=positive,
+        mu_max=positive | st.just("unlimited"),
     ),
     delays=st.builds(
         DelaySettings,

@@ -18,6 +18,7 @@ clip = 1.0
 noise = 50.0
 gradient_clip = 1.0
 gradient_noise = 50.0
+mu_max = "unlimited"
 """
 
 

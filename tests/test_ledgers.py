@@ -19,7 +19,7 @@ from vafl.launch import launch
 from vafl.privacy.ledger import read_ledger
 from vafl.privacy.settings import PrivacySettings
 
-FROZEN = {"mode": "frozen", "clip": 1.0, "noise": 2.0, "mu_max": 1.0}  # mu^2 1/4 an upload, four of them
+FROZEN = {"mode": "frozen", "clip": 1.0, "noise": 4.0, "mu_max": 1.0}  # mu^2 1/4 an upload, four of them
 
 
 def write_tables(folder, labelled, banked=range(40)):

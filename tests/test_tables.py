@@ -21,7 +21,7 @@ from vafl.runtime.identity import issue, make_authority
 from vafl.runtime.settings import StopSettings
 
 NUMBERS = {"bank": {"ignore": ["job"]}, "shop": {"ignore": ["city"]}}
-DP = {"clip": 1.0, "noise": 0.01}
+DP = {"clip": 1.0, "noise": 0.01, "mu_max": "unlimited"}
 
 
 @pytest.fixture(scope="module")

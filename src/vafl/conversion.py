@@ -55,7 +55,7 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
     elif origin is Literal:
         _check_choice(arguments, value, where)
     elif origin in (Union, types.UnionType):
-        value = _convert(next(a for a in arguments if a is not type(None)), value, where)
+        value = _convert_any([kind for kind in arguments if kind is not type(None)], value, where)
     elif origin is tuple and isinstance(value, list | tuple):
         value = tuple(_convert(arguments[0], item, where) for item in value)
     elif origin is list and isinstance(value, list):
@@ -76,6 +76,17 @@ def _as_float(value: int, where: str) -> float:
         raise ConfigError(f"{where} must be a number below 1.8e308. Found a larger one.") from None
 
 
+def _convert_any(kinds: list[Any], value: Any, where: str) -> Any:
+    """Return `value` as the first of these types that takes it."""
+    for kind in kinds:
+        try:
+            return _convert(kind, value, where)
+        except ConfigError:
+            if len(kinds) == 1:
+                raise
+    raise ConfigError(f"{where} must be {' or '.join(map(_words, kinds))}. Found {value!r}.")
+
+
 def _check_choice(choices: tuple[Any, ...], value: Any, where: str) -> None:
     if value not in choices:
         near = get_close_matches(str(value), choices, 1)
@@ -86,6 +97,8 @@ def _check_choice(choices: tuple[Any, ...], value: Any, where: str) -> None:
 def _words(kind: Any) -> str:
     if get_origin(kind) in (tuple, list):
         return f"a list, each item {_words(get_args(kind)[0])}"
+    if get_origin(kind) is Literal:
+        return " or ".join(f'"{choice}"' for choice in get_args(kind))
     if get_origin(kind) is dict or dataclasses.is_dataclass(kind):
         return "a section"
     names = {int: "a whole number", float: "a number", str: "text in quotes", bool: "true or false"}

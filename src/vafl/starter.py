@@ -44,6 +44,10 @@ name = "sgd"              # or any class of torch.optim, e.g. "Adam"
 step_size = 0.1
 l2 = 0.001
 {labels}
+# [privacy]               # noise on what leaves a client; `vafl calibrate FILE --epsilon 8` prints a section
+# mode = "dp_train"       # release_once, frozen, dp_train; each needs a budget, mu_max
+# neighbours = "replace"  # no two values of a record can be told apart; zero_out promises less
+
 [delays]
 # The simulated clients' sleep: poisson, exponential, poisson-process, fixed, none, trace.
 kind = "poisson"
@@ -132,6 +136,10 @@ refresh = "lookahead"
 step_size = 0.1
 l2 = 0.0001
 {labels}
+# [privacy]                # noise on what leaves a client; `vafl calibrate FILE --epsilon 8` prints a section
+# mode = "dp_train"        # release_once, frozen, dp_train; each needs a budget, mu_max
+# neighbours = "replace"   # no two values of a record can be told apart; zero_out promises less
+
 [stop]
 updates = 20000
 patience = 10              # or after so many evaluations without a better one; the best is kept

@@ -3,10 +3,12 @@
 from dataclasses import replace
 from statistics import median
 
+import numpy as np
 import pytest
 
 from vafl.audit.canaries import (
     Finding,
+    audit_extreme_slopes,
     audit_mechanism,
     audit_model_channel,
     confirmed,
@@ -18,10 +20,11 @@ from vafl.protocol.schedule import ScheduleSettings
 from vafl.protocol.settings import RuleSettings
 
 # mu = 1 each, in four rounds
-FROZEN = PrivacySettings(mode="frozen", clip=1.0, noise=2.0)
-TRAINED = PrivacySettings(clip=1.0, noise=8**0.5, gradient_clip=1.0, gradient_noise=8**0.5)
-ONCE = PrivacySettings(mode="release_once", clip=1.0, noise=1.0)
-EMBED_ONLY = PrivacySettings(mode="embed_only", clip=1.0, noise=2.0)
+ZEROED = {"neighbours": "zero_out", "mu_max": "unlimited"}
+FROZEN = PrivacySettings(mode="frozen", clip=1.0, noise=2.0, **ZEROED)
+TRAINED = PrivacySettings(clip=1.0, noise=8**0.5, gradient_clip=1.0, gradient_noise=8**0.5, **ZEROED)
+ONCE = PrivacySettings(mode="release_once", clip=1.0, noise=1.0, **ZEROED)
+EMBED_ONLY = PrivacySettings(mode="embed_only", clip=1.0, noise=2.0, neighbours="zero_out")
 
 
 def replaced(settings: PrivacySettings) -> PrivacySettings:
@@ -77,7 +80,7 @@ def test_refreshes_and_local_steps_are_watched_too(kind, refresh):
 
 
 def test_a_large_clip_is_filled():
-    large = PrivacySettings(mode="frozen", clip=1e5, noise=2e5)
+    large = PrivacySettings(mode="frozen", clip=1e5, noise=2e5, **ZEROED)
     assert audit_mechanism(claiming(large), halved(large)).verdict == "broken"
 
 
@@ -97,9 +100,35 @@ def test_too_little_noise_on_updates_opens_the_model_channel():
     assert audit_model_channel(claiming(TRAINED), halved(TRAINED)).verdict == "broken"
 
 
+def scaled_in_float32(rows, factors):
+    """The clip as it was: its factor a float32."""
+    return (rows * factors.astype(np.float32)[:, None]).astype(np.float64)
+
+
+def extreme(settings, used=None):
+    """The finding in the middle of three: an honest client fails one in a hundred."""
+    findings = [audit_extreme_slopes(claiming(settings), used or settings) for _ in range(3)]
+    assert findings[0].claimed == pytest.approx(1.0), "by the updates alone"
+    return sorted(findings, key=lambda finding: finding.found)[1]
+
+
+@pytest.mark.parametrize("settings", [TRAINED, replaced(TRAINED)])
+def test_extreme_slopes_break_a_clip_in_float32_and_not_one_in_float64(monkeypatch, settings):
+    assert extreme(settings).verdict == "holds"
+    monkeypatch.setattr("vafl.privacy.records.scaled", scaled_in_float32)
+    assert extreme(settings).verdict == "broken"
+    assert extreme(settings).found > 1.2
+
+
+def test_a_small_clip_is_tried_with_huge_features():
+    small = replace(TRAINED, gradient_clip=1e-6, gradient_noise=1e-6 * TRAINED.gradient_noise)
+    assert extreme(small).verdict == "holds"
+    assert extreme(small, halved(small)).verdict == "broken"
+
+
 def test_an_audit_that_could_not_fail_cannot_tell():
     """All of 1000 guessed right prove a mu of 5.5, so a claim of 6 cannot be broken by them."""
-    claimed = PrivacySettings(mode="release_once", clip=6.0, noise=1.0)
+    claimed = PrivacySettings(mode="release_once", clip=6.0, noise=1.0, **ZEROED)
     used = replace(claimed, noise=0.1)
     finding = audit_mechanism(claiming(claimed), used)
     assert (finding.verdict, finding.power) == ("cannot tell", 0.0)
@@ -108,7 +137,7 @@ def test_an_audit_that_could_not_fail_cannot_tell():
 
 
 def test_the_power_is_how_often_half_the_noise_is_noticed():
-    claimed = PrivacySettings(mode="release_once", clip=1.0, noise=6.0)
+    claimed = PrivacySettings(mode="release_once", clip=1.0, noise=6.0, **ZEROED)
     findings = [
         confirmed(lambda: audit_mechanism(claiming(claimed), halved(claimed), 1000)) for _ in range(200)
     ]

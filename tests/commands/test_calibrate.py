@@ -6,6 +6,7 @@ import pytest
 from vafl.build import build
 from vafl.cli import main
 from vafl.config import read_config
+from vafl.privacy.accountant import epsilon, mu
 
 CONFIG = """
 [data]
@@ -18,6 +19,9 @@ name = "sync"
 [stop]
 updates = 140
 """
+
+
+NOISED = "privacy.noise=2.0"
 
 
 @pytest.fixture
@@ -33,33 +37,60 @@ def calibrated(capsys, *arguments):
 
 
 def test_noise_for_a_budget_by_hand(config, capsys):
+    """Neighbours replace a record, by default: what it uploads moves by two clips."""
     report = calibrated(capsys, config, "--mu", "0.5", "--set", "evaluation.every=100")
     assert report["clients"]["client-1"]["uploads"] == 20  # 140 batches, 7 an epoch
-    assert report["to_set"]["release_once"]["noise"] == pytest.approx(2.0)
-    assert report["to_set"]["frozen"]["noise"] == pytest.approx(20**0.5 / 0.5)
-    assert report["to_set"]["dp_train"]["noise"] == pytest.approx(40**0.5 / 0.5)
-    assert report["to_set"]["dp_train"]["gradient_noise"] == pytest.approx(40**0.5 / 0.5)
+    assert report["to_set"]["release_once"]["noise"] == pytest.approx(4.0)
+    assert report["to_set"]["frozen"]["noise"] == pytest.approx(2 * 20**0.5 / 0.5)
+    assert report["to_set"]["dp_train"]["noise"] == pytest.approx(2 * 40**0.5 / 0.5)
+    assert report["to_set"]["dp_train"]["gradient_noise"] == pytest.approx(2 * 40**0.5 / 0.5)
     assert report["paper"]["label"] == "not valid against the server"
     assert report["paper"]["noise"]["K counts minibatch steps"]["first_order"] == pytest.approx(
-        16 / 112 * 140**0.5 / 0.5
+        2 * 16 / 112 * 140**0.5 / 0.5
     )
+
+
+def test_a_person_at_all_clients_spends_more_than_at_one(config, capsys):
+    report = calibrated(capsys, config, "--mu", "0.5", "--set", "partition.clients=4", "--set", NOISED)
+    assert report["budget"]["person"]["mu"] == pytest.approx(1.0)
+    assert report["budget"]["person"]["epsilon"] == pytest.approx(epsilon(1.0, 1e-5))
+    worth = report["as_configured"]["worth"]["release_once"]
+    assert worth["person"]["mu"] == pytest.approx(2 * worth["mu"])
+
+
+@pytest.mark.parametrize("mode", ["release_once", "frozen", "dp_train"])
+def test_the_section_it_prints_runs_within_its_budget(config, capsys, tmp_path, mode):
+    """Pasted as it is printed; every record spends what is planned, and nobody is refused."""
+    sections = ["data.scale=none", "model.head=linear", "evaluation.every=100"]
+    chosen = [word for setting in sections for word in ("--set", setting)]
+    assert main(["calibrate", config, "--epsilon", "4", *chosen, "--set", f"privacy.mode={mode}"]) == 0
+    _, _, after = capsys.readouterr().out.partition("[privacy]")
+    pasted = tmp_path / "pasted.toml"
+    pasted.write_text(f"{CONFIG}[privacy]{after.partition(chr(10) * 2)[0]}")
+    settings = read_config(pasted, sections)
+    run = build(settings)
+    run.train()
+    assert run.ended == "140 updates were made"
+    spent = max(float(ledger.spent.max()) for ledger in run.ledgers) ** 0.5
+    assert settings.privacy.limit == pytest.approx(mu(4.0, 1e-5), rel=1e-5)
+    assert settings.privacy.limit * 0.999 <= spent <= settings.privacy.limit
 
 
 def test_a_secure_sum_may_be_calibrated(config, capsys):
     choices = ("--set", "privacy.secure_sum=true", "--set", "partition.clients=3")
     report = calibrated(capsys, config, "--mu", "0.5", *choices)
-    assert report["to_set"]["dp_train"]["gradient_noise"] == pytest.approx(40**0.5 / 0.5)
+    assert report["to_set"]["dp_train"]["gradient_noise"] == pytest.approx(2 * 40**0.5 / 0.5)
 
 
 def test_epsilon_and_delta_are_turned_into_mu(config, capsys):
     report = calibrated(capsys, config, "--epsilon", "3.8486", "--delta", "1e-5")
     assert report["budget"]["mu"] == pytest.approx(20**0.5 / 5, rel=1e-4)
-    assert report["to_set"]["frozen"]["noise"] == pytest.approx(5.0, rel=1e-4)
+    assert report["to_set"]["frozen"]["noise"] == pytest.approx(10.0, rel=1e-4)
 
 
 def test_noise_that_is_set_is_judged(config, capsys):
     report = calibrated(
-        capsys, config, "--set", "privacy.noise=5", "--set", "privacy.clip=1", "--set", "privacy.mode=frozen"
+        capsys, config, "--set", "privacy.noise=10", "--set", "privacy.clip=1", "--set", "privacy.mode=frozen"
     )
     worth = report["as_configured"]["worth"]
     assert worth["frozen"]["epsilon"] == pytest.approx(3.8486, abs=5e-5)
@@ -69,13 +100,13 @@ def test_noise_that_is_set_is_judged(config, capsys):
 
 
 def test_what_to_set_is_worth_the_budget(config, capsys):
-    found = calibrated(capsys, config, "--mu", "0.7", "--set", "privacy.neighbours=replace")["to_set"][
-        "dp_train"
-    ]
-    settings = [f"privacy.{name}={value}" for name, value in found.items()]
-    chosen = [word for setting in settings for word in ("--set", setting)]
-    report = calibrated(capsys, config, *chosen, "--set", "privacy.neighbours=replace")
-    assert report["as_configured"]["worth"]["dp_train"]["mu"] == pytest.approx(0.7)
+    for neighbours in ("replace", "zero_out"):
+        chosen = ["--set", f"privacy.neighbours={neighbours}"]
+        found = calibrated(capsys, config, "--mu", "0.7", *chosen)["to_set"]["dp_train"]
+        settings = [f"privacy.{name}={value}" for name, value in found.items()]
+        chosen += [word for setting in settings for word in ("--set", setting)]
+        report = calibrated(capsys, config, *chosen)
+        assert report["as_configured"]["worth"]["dp_train"]["mu"] == pytest.approx(0.7)
 
 
 @pytest.mark.parametrize("mode", ["release_once", "frozen", "dp_train"])
@@ -93,7 +124,7 @@ def test_a_run_with_calibrated_noise_spends_at_most_the_budget(config, capsys, m
     settings = [*settings, "data.scale=none", "model.head=linear", "delays.kind=fixed", "privacy.clip=2.0"]
     chosen = [word for setting in settings for word in ("--set", setting)]
     found = calibrated(capsys, config, *chosen, "--mu", "0.8")["to_set"][mode]
-    settings += [f"privacy.mode={mode}", f"privacy.noise={found['noise']}"]
+    settings += [f"privacy.mode={mode}", f"privacy.noise={found['noise']}", "privacy.mu_max=unlimited"]
     if mode == "dp_train":
         settings += ["privacy.gradient_clip=1.0", f"privacy.gradient_noise={found['gradient_noise']}"]
     run = build(read_config(Path(config), settings))

@@ -5,15 +5,16 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import polars as pl
 import pytest
 from tests.privacy.people import opened
 
 from vafl.cli import main
 from vafl.privacy.accountant import epsilon
-from vafl.privacy.ledger import Ledger, numbered
+from vafl.privacy.ledger import Ledger, numbered, read_ledger
 from vafl.privacy.settings import PrivacySettings
 from vafl.privacy.spender import Spender
-from vafl.privacy.statement import Statement
+from vafl.privacy.statement import Statement, person
 
 CONFIG = """
 [data]
@@ -28,6 +29,7 @@ clip = 2.0
 noise = 4.0
 gradient_clip = 1.0
 gradient_noise = 2.0
+neighbours = "zero_out"
 mu_max = 3.0
 [stop]
 updates = 60
@@ -55,15 +57,23 @@ def test_it_says_what_was_spent_and_what_is_left(run, capsys):
         assert sum(party["histogram"]["records"]) == party["records"] == 1797
         assert party["uploads"]["evaluation"] == 180 * evaluations + 449  # validation rows; test rows once
         assert party["paper"]["valid"] is False
+    together = report["person"]
+    worst = max(party["mu_any_record"] for party in report["parties"])
+    assert worst < together["mu"] <= math.sqrt(2) * worst
+    assert together["epsilon"] == pytest.approx(epsilon(together["mu"], 1e-5))
+    assert (together["ledgers"], together["ledgers_with_it"], together["clients"]) == (2, 2, 2)
+    assert together["if_other_clients_spent_as_much"] is None  # all of them are here
     assert (run / "privacy-spent.png").stat().st_size > 5000
     assert (run / "privacy-spent.svg").exists()
 
 
 def test_it_answers_for_one_record(run, capsys):
     assert main(["privacy", str(run), "--record", "17", "--json"]) == 0
-    accounts = json.loads(capsys.readouterr().out)
-    for account in accounts.values():
+    report = json.loads(capsys.readouterr().out)
+    for account in report["parties"].values():
         assert account["mu"] == pytest.approx(math.sqrt(0.5 * account["uploads"]["batch"]))
+    together = math.hypot(*(account["mu"] for account in report["parties"].values()))
+    assert report["person"]["mu"] == pytest.approx(together)
     assert main(["privacy", str(run), "--record", "17"]) == 0
     shown = capsys.readouterr().out
     assert "record 17" in shown
@@ -91,8 +101,9 @@ def test_a_run_without_ledgers_is_an_error(tmp_path, capsys):
 
 
 def test_embed_only_is_charged_for_what_others_carry():
-    ledger = Ledger.in_memory(4)
-    settings = PrivacySettings(mode="embed_only", clip=1.0, noise=2.0)
+    settings = PrivacySettings(mode="embed_only", clip=1.0, noise=2.0, neighbours="zero_out")
+    ledger = Ledger(None, "set")
+    ledger.begin(Spender("", "training", (), settings), numbered(4))
     for rows in ([0, 1], [2, 3], [0, 1]):
         ledger.charge(
             np.array(rows), "batch", settings.upload_cost, carried=settings.carried_cost, trains=True
@@ -106,7 +117,7 @@ def test_embed_only_is_charged_for_what_others_carry():
 def test_what_mu_means_is_said_by_the_neighbours(tmp_path, capsys):
     """Where mu tells a record from nothing, two values of it are told apart by twice that."""
     for neighbours, mu in (("zero_out", 0.5), ("replace", 1.0)):
-        settings = PrivacySettings(mode="frozen", clip=1.0, noise=2.0, neighbours=neighbours)
+        settings = PrivacySettings(mode="frozen", clip=1.0, noise=2.0, neighbours=neighbours, mu_max=2.0)
         ledger, _ = opened(tmp_path / f"{neighbours}.ledger", settings=settings)
         ledger.charge(np.arange(5), "batch", settings.upload_cost)
         ledger.close()
@@ -117,13 +128,53 @@ def test_what_mu_means_is_said_by_the_neighbours(tmp_path, capsys):
         (party,) = json.loads(capsys.readouterr().out)["parties"]
         assert (party["neighbours"], party["mu_any_record"], party["mu_two_values"]) == (neighbours, mu, 1.0)
         assert main(["privacy", str(ledger.path), "--record", "bob", "--json"]) == 0
-        account = json.loads(capsys.readouterr().out)[neighbours]
+        account = json.loads(capsys.readouterr().out)["parties"][neighbours]
         assert (account["mu"], account["mu_two_values"], account["runs"][0]["mu"]) == (mu, 1.0, mu)
+
+
+def entered(folder, party, people, costs):
+    """A ledger of one of three clients, in which each person has spent so much mu^2."""
+    settings = PrivacySettings(mode="frozen", clip=1.0, noise=2.0, mu_max=9.0)
+    ledger = Ledger(folder / f"{party}.ledger", "people")
+    spender = Spender("run", "training", ("bank", "shop", "clinic"), settings)
+    accounts = ledger.begin(spender, pl.Series("id", people, pl.String))
+    for account, cost in zip(accounts, costs, strict=True):
+        ledger.charge(np.array([account]), "batch", cost)
+    ledger.close()
+    statement = Statement(party, read_ledger(ledger.path), settings, 1)
+    return ledger.path, statement
+
+
+def test_mu_of_a_person_adds_up_over_the_ledgers_that_know_the_id(tmp_path):
+    """In whatever order people are, and whether all ledgers have them or not."""
+    _, bank = entered(tmp_path, "bank", ["ann", "bob", "cleo"], [1.0, 2.0, 4.0])
+    _, shop = entered(tmp_path, "shop", ["dan", "bob", "ann"], [4.5, 3.0, 0.5])
+    found = person([bank, shop])
+    assert (found["record"], found["ledgers_with_it"], found["clients"]) == ("bob", 2, 3)
+    assert found["mu"] == pytest.approx(5**0.5)
+    estimate = found["if_other_clients_spent_as_much"]
+    assert estimate["mu"] == pytest.approx(7.5**0.5)
+    assert estimate["epsilon"] == pytest.approx(epsilon(7.5**0.5, 1e-5))
+    assert person([bank, shop], "ann")["mu"] == pytest.approx(1.5**0.5)
+    assert person([bank, shop], "cleo")["mu"] == pytest.approx(2.0)
+
+
+def test_of_one_ledger_alone_the_other_clients_are_an_estimate(tmp_path, capsys):
+    path, _ = entered(tmp_path, "bank", ["ann", "bob"], [1.0, 4.0])
+    assert main(["privacy", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["person"]
+    assert (found["ledgers"], found["clients"], found["mu"]) == (1, 3, 2.0)
+    assert found["if_other_clients_spent_as_much"]["mu"] == pytest.approx(3**0.5 * 2.0)
+    for asked, mu in ([], "3.464"), (["--record", "ann"], "1.732"):
+        assert main(["privacy", str(path), *asked]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f"all 3 clients, an estimate: mu {mu}" in shown
 
 
 def test_records_of_one_batch_share_the_noise_on_their_gradients_so_all_together_cost_more():
     """Three moves of a sum of two clipped gradients by 2 clips each, and six uploads, by any neighbours."""
-    settings = PrivacySettings(clip=1.0, noise=2.0, gradient_clip=3.0, gradient_noise=4.0)
+    noised = {"clip": 1.0, "noise": 2.0, "gradient_clip": 3.0, "gradient_noise": 4.0}
+    settings = PrivacySettings(**noised, neighbours="zero_out", mu_max="unlimited")
     ledger = Ledger(None, "set")
     for run in (settings, replace(settings, neighbours="replace")):
         ledger.begin(Spender("", "training", (), run, batch=2, local_steps=3), numbered(4))
@@ -135,7 +186,7 @@ def test_records_of_one_batch_share_the_noise_on_their_gradients_so_all_together
 
 
 def test_local_steps_leave_fewer_minibatches():
-    settings = PrivacySettings(clip=1.0, noise=2.0, gradient_clip=1.0, gradient_noise=2.0, mu_max=2.0)
+    settings = PrivacySettings(clip=1.0, noise=2.0, gradient_clip=1.0, gradient_noise=2.0, mu_max=4.0)
     left = [Statement("own", Ledger.in_memory(1), settings, 1, steps).left(0.0) for steps in (1, 3)]
     assert left == [8, 4]
 
@@ -154,8 +205,9 @@ def test_what_is_unbounded_is_null_in_json_which_has_no_infinity(tmp_path, capsy
     ledger.close()
     assert main(["privacy", str(ledger.path), "--json", *asked]) == 0
     said = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-    own = said["own"] if asked else said["parties"][0]
+    own = said["parties"]["own"] if asked else said["parties"][0]
     assert own["mu" if asked else "mu_any_record"] is None
+    assert said["person"]["mu"] is said["person"]["if_other_clients_spent_as_much"]["mu"] is None
 
 
 def test_an_audit_passes_fails_and_writes_json(run, tmp_path, capsys):
@@ -175,7 +227,7 @@ def test_an_audit_passes_fails_and_writes_json(run, tmp_path, capsys):
 
 def test_torn_entries_and_accepted_marks_are_shown(tmp_path, capsys):
     """Both say that the sums are not what was uploaded: more than that, or perhaps less."""
-    settings = PrivacySettings(mode="frozen", clip=1.0, noise=2.0, neighbours="zero_out")
+    settings = PrivacySettings(mode="frozen", clip=1.0, noise=2.0, neighbours="zero_out", mu_max="unlimited")
     ledger, _ = opened(tmp_path / "own.ledger", settings=settings)
     ledger.close()
     with ledger.path.open("ab") as file:
@@ -193,5 +245,5 @@ def test_torn_entries_and_accepted_marks_are_shown(tmp_path, capsys):
     assert found["mu_any_record"] == 0.5
     assert found["ledgers_accepted"] == ledger.accepted
     assert main(["privacy", str(ledger.path), "--record", "bob", "--json"]) == 0
-    (share,) = json.loads(capsys.readouterr().out)["own"]["runs"]
+    (share,) = json.loads(capsys.readouterr().out)["parties"]["own"]["runs"]
     assert (share["mu"], share["uploads"]["torn"]) == (0.5, 1)

@@ -16,9 +16,16 @@ from vafl.privacy.ledger import Ledger
 from vafl.privacy.settings import PrivacySettings
 from vafl.protocol.messages import Decline, Finished, Gradient, Request, Upload
 
-TRAINED = {"clip": 1.0, "noise": 2.0, "gradient_clip": 1.0, "gradient_noise": 2.0}  # mu^2: 1/4 + 1/4
-FROZEN = {"mode": "frozen", "clip": 1.0, "noise": 2.0}
-ONCE = {"mode": "release_once", "clip": 1.0, "noise": 2.0}
+ZEROED = {"neighbours": "zero_out", "mu_max": "unlimited"}
+TRAINED = {
+    "clip": 1.0,
+    "noise": 2.0,
+    "gradient_clip": 1.0,
+    "gradient_noise": 2.0,
+    **ZEROED,
+}  # mu^2: 1/4 + 1/4
+FROZEN = {"mode": "frozen", "clip": 1.0, "noise": 2.0, **ZEROED}
+ONCE = {"mode": "release_once", "clip": 1.0, "noise": 2.0, **ZEROED}
 
 
 def private_run(privacy, rows=20, **sections):
@@ -54,7 +61,7 @@ def test_of_a_client_that_may_not_answer_an_evaluation_the_last_answer_counts():
 
 def test_what_the_papers_noise_lets_through_is_charged_to_all_who_were_trained_on():
     """mu^2 1/4 for an upload, and 1 for every later vector of a model that has learnt from the record."""
-    run = private_run({"mode": "embed_only", "clip": 1.0, "noise": 2.0})
+    run = private_run({"mode": "embed_only", "clip": 1.0, "noise": 2.0, "neighbours": "zero_out"})
     client, ledger = run.runtime.clients[0], run.ledgers[0]
     for activation in range(2):
         (upload,) = client.wake()
@@ -205,7 +212,7 @@ def test_a_frozen_run_needs_a_head_that_learns():
 
 def test_a_private_client_still_learns():
     document = {
-        "privacy": {"clip": 2.0, "noise": 0.05, "gradient_clip": 2.0, "gradient_noise": 0.1},
+        "privacy": {**TRAINED, "clip": 2.0, "noise": 0.05, "gradient_clip": 2.0, "gradient_noise": 0.1},
         "schedule": {"batch_size": 64, "refresh": "none"},
         "optimiser": {"step_size": 0.5},
         "stop": {"updates": 400},

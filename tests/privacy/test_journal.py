@@ -16,7 +16,7 @@ from vafl.privacy.accounts import KINDS
 from vafl.privacy.ledger import Ledger, read_ledger
 from vafl.privacy.settings import PrivacySettings
 
-FROZEN = PrivacySettings(mode="frozen", clip=1.0, noise=2.0, neighbours="zero_out")  # mu^2 0.25 an upload
+FROZEN = PrivacySettings(mode="frozen", clip=1.0, noise=2.0, neighbours="zero_out", mu_max="unlimited")
 BOB, DAN, EVE = 1, 3, 4
 TORN = KINDS.index("torn")
 
@@ -201,7 +201,13 @@ def test_an_entry_that_was_torn_is_charged_to_everyone(path, caplog, how):
 def test_a_torn_entry_costs_what_the_dearest_upload_of_the_run_would(path):
     """Of embed_only: everyone may have been trained on, and is carried by all uploads from there on."""
     cases = {
-        "dp_train": {"clip": 1.0, "noise": 2.0, "gradient_clip": 1.0, "gradient_noise": 1.0},
+        "dp_train": {
+            "clip": 1.0,
+            "noise": 2.0,
+            "gradient_clip": 1.0,
+            "gradient_noise": 1.0,
+            "mu_max": "unlimited",
+        },
         "none": {},
         "embed_only": {"clip": 1.0, "noise": 2.0},
     }

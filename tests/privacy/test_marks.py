@@ -18,7 +18,7 @@ from vafl.protocol.messages import LedgerMark, Welcome
 from vafl.protocol.respondent import Respondent
 from vafl.protocol.scoring import Scorer
 
-NOISE = {"clip": 1.0, "noise": 9.0, "gradient_clip": 1.0, "gradient_noise": 9.0}
+NOISE = {"clip": 1.0, "noise": 9.0, "gradient_clip": 1.0, "gradient_noise": 9.0, "mu_max": "unlimited"}
 CLIENTS, WIDTH = 3, 3
 
 

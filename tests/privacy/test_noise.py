@@ -58,7 +58,7 @@ def test_noise_added_has_its_deviation_and_values_lose_little_and_never_grow(mon
     values, noise = np.linspace(-1, 1, 100_001, dtype=np.float32), Noise()
     assert kstest((noise.added_to(values, 2.0) - values) / 2.0, "norm").pvalue > 1e-6
     assert (noise.added_to(values, 0.0) == values).all()
-    monkeypatch.setattr(noise, "_normals", lambda count, deviation: np.zeros(count))
+    monkeypatch.setattr(noise, "normals", lambda count, deviation: np.zeros(count))
     lost = np.abs(values) - np.abs(noise.added_to(values, 2.0))
     assert lost.min() == 0
     assert 0 < lost.max() < 2.0 / 4096

@@ -5,6 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -127,6 +129,69 @@ def test_no_record_moves_the_sum_by_more_than_the_clip(name):
         own[0] *= scale * 1e8
         sums.append(torch.cat([each.flatten() * 6 for each in updates(inputs)[1](own)]))
     assert (sums[0] - sums[1]).norm() <= 0.5 * (1 + 1e-3)
+
+
+FLOAT32_MAX, SMALLEST = float(np.finfo(np.float32).max), 2.0**-149
+magnitudes = st.one_of(
+    st.sampled_from([SMALLEST, 1e-38, 1.0, 1e20, 1e30, FLOAT32_MAX]),
+    st.floats(-149, 127).map(lambda exponent: 2.0**exponent),
+)
+
+
+@st.composite
+def extremes(draw):
+    """A clip, a batch size, and the magnitudes of one record's slope and features; often such that the clip
+    factor, or what is left of the slope, is a float32 of few bits."""
+    clip = 10.0 ** draw(st.floats(-8, 4))
+    batch = draw(st.sampled_from([1, 2, 64, 65, 600]))
+    slope, feature = draw(magnitudes), draw(magnitudes)
+    few_bits = draw(st.floats(0.5, 4)) * SMALLEST
+    which = draw(st.sampled_from(["any", "clip factor", "clip factor, other models", "scaled slope"]))
+    if which == "clip factor":
+        feature = min(FLOAT32_MAX, clip / (few_bits * batch * slope))
+    if which == "clip factor, other models":
+        slope, feature = FLOAT32_MAX / (batch * draw(st.sampled_from([1.0, 10.0, 100.0]))), 1.0
+        clip = slope * batch * few_bits * draw(st.sampled_from([1, 4, 16, 64]))
+    if which == "scaled slope":
+        feature = min(FLOAT32_MAX, clip / (few_bits * batch))
+    return clip, batch, slope, feature
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("name", ["linear", "mlp", "cnn", "lstm"])
+@given(extremes=extremes(), weight=st.sampled_from([1.0, 1e-6, 1e6]), seed=st.integers(0, 999))
+def test_no_finite_slope_or_feature_gets_a_record_past_the_clip(name, extremes, weight, seed):
+    """One record of the batch has a slope, all others have none: the sum is what that record adds to it."""
+    clip, batch, slope, feature = extremes
+    torch.manual_seed(seed)
+    make, shape, _ = MODELS[name]
+    model = make()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(weight)
+    updates = NoisyUpdates(model, list(model.parameters()), clip, 0.0, Noise())
+    inputs, place = torch.randn(batch, *shape), seed % batch
+    inputs[place] = feature * torch.rand(shape).sub(0.5).sign()
+    outputs, pull_back = updates(inputs)
+    slopes = torch.zeros_like(outputs)
+    slopes[place] = slope * torch.rand(outputs.shape[1:]).sub(0.5).sign()
+    added = torch.cat([each.flatten() for each in pull_back(slopes)]).double() * batch
+    assert added.norm().item() <= clip * 1.000001
+
+
+def test_no_record_moves_the_sum_by_more_through_the_rounding_of_others():
+    """A record takes a sum in float32 across a power of two, behind which all that follows is rounded up."""
+    model = nn.Linear(8, 8, bias=False)
+    updates = NoisyUpdates(model, [model.weight], 1.0, 0.0, Noise())
+    inputs, slopes, sums = torch.zeros(600, 8), torch.zeros(600, 8), []
+    inputs[:, 0] = 1.0
+    slopes[:302, 0] = 1.0
+    slopes[302:, 0] = 0.76 * 2.0**-15
+    for own in (1.0, -1.0):
+        slopes[0, 0] = own
+        (mean,) = updates(inputs)[1](slopes / 600)
+        sums.append(mean.double() * 600)
+    assert (sums[0] - sums[1]).norm() <= 2.0
 
 
 def test_a_record_beyond_all_numbers_is_clipped_to_nothing():

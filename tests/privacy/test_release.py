@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -19,13 +20,27 @@ def test_long_rows_are_clipped_to_the_norm_and_short_ones_left():
 
 
 @given(
-    arrays("float32", (3, 5), elements=st.floats(-(2.0**120), 2.0**120, width=32)),
-    st.floats(1e-3, 1e3),
+    arrays("float32", (3, 5), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)),
+    st.floats(-8, 8).map(lambda exponent: 10.0**exponent),
+    st.floats(-3, 12).map(lambda exponent: 10.0**exponent),
 )
-def test_no_value_however_large_is_longer_than_the_clip(values, norm):
-    clipped = clip_rows(torch.from_numpy(values), norm)
-    assert clipped.isfinite().all()
-    assert (clipped.double().norm(dim=1) <= norm).all()
+def test_no_value_however_large_is_longer_than_the_clip(values, norm, noise_over_clip):
+    """Neither by itself nor in an upload, whatever the noise is, which is left out here."""
+    noise = Noise()
+    noise.normals = lambda count, deviation: np.zeros(count)
+    release = Release(norm, noise_over_clip * norm, nn.Identity(), noise)
+    for clipped in (clip_rows(torch.from_numpy(values), norm), release(torch.from_numpy(values))):
+        assert clipped.isfinite().all()
+        assert (clipped.double().norm(dim=1) <= norm * 1.000001).all()
+
+
+def test_the_way_back_through_the_clip_is_right_for_values_near_the_largest_float32():
+    values = torch.tensor([[3e38, 3e38], [-2e38, 1e38], [3.0, 4.0]])
+    _, pull_back = Release(1.0, 0.0, nn.Identity(), Noise()).with_way_back(values)
+    slopes = torch.tensor([[1e38, 0.0], [1e38, 2e38], [1.0, 0.0]])
+    leaf = values.double().requires_grad_()
+    (expected,) = torch.autograd.grad(clip_rows(leaf, 1.0), leaf, slopes.double())
+    torch.testing.assert_close(pull_back(slopes), expected.float(), rtol=1e-4, atol=1e-6)
 
 
 def test_a_row_that_is_not_finite_becomes_zero_and_spoils_no_other():

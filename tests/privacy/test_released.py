@@ -11,7 +11,8 @@ from vafl.privacy.noise import Noise
 from vafl.privacy.released import release_once
 from vafl.privacy.settings import PrivacySettings
 
-ONCE = PrivacySettings(mode="release_once", clip=1.0, noise=2.0)  # mu^2: 1/4
+ZEROED = {"neighbours": "zero_out", "mu_max": "unlimited"}
+ONCE = PrivacySettings(mode="release_once", clip=1.0, noise=2.0, **ZEROED)  # mu^2: 1/4
 PLAIN = nn.Identity()
 
 
@@ -33,7 +34,7 @@ def test_what_was_released_is_used_again_by_the_next_run_and_costs_nothing(tmp_p
     again, spent = release(path, features)
     assert torch.equal(again, first)
     assert spent == [0.25] * 5
-    other, spent = release(path, features, settings=PrivacySettings(mode="release_once", clip=1.0, noise=1.0))
+    other, spent = release(path, features, settings=replace(ONCE, noise=1.0))
     assert not torch.equal(other, first)
     assert spent == [1.25] * 5
     assert torch.equal(release(path, features)[0], first), "one release does not undo another"
@@ -58,7 +59,7 @@ def test_equal_features_of_two_people_are_two_releases(tmp_path):
 
 
 def test_what_a_frozen_encoder_makes_of_the_features_is_released_and_another_encoder_s_anew(tmp_path):
-    exact = PrivacySettings(mode="release_once", clip=100.0, noise=1e-6)
+    exact = replace(ONCE, clip=100.0, noise=1e-6)
     features, encoder = torch.randn(5, 3), nn.Sequential(nn.Linear(3, 2), nn.Tanh())
     other = nn.Sequential(nn.Linear(3, 2), nn.Tanh())
     for own, releases in ((encoder, 1), (encoder, 1), (other, 2), (encoder, 2)):
@@ -68,7 +69,7 @@ def test_what_a_frozen_encoder_makes_of_the_features_is_released_and_another_enc
 
 
 def test_a_release_beyond_the_budget_is_refused_before_anything_is_written(tmp_path):
-    capped = PrivacySettings(mode="release_once", clip=1.0, noise=2.0, mu_max=0.4)
+    capped = replace(ONCE, mu_max=0.4)
     with pytest.raises(BudgetExhausted, match=r"it costs mu 0.5"):
         release(tmp_path / "own.ledger", torch.randn(5, 3), settings=capped)
     assert {entry.name for entry in tmp_path.iterdir()} == {"own.ledger", "own.ledger.head"}

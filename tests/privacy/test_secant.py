@@ -62,7 +62,7 @@ def test_the_last_pre_activation_is_clipped_then_noised():
 
 
 @pytest.mark.parametrize(
-    "settings", [PrivacySettings(), PrivacySettings(mode="release_once", clip=1.0, noise=1.0)]
+    "settings", [PrivacySettings(), PrivacySettings(mode="release_once", clip=1.0, noise=1.0, mu_max=2.0)]
 )
 def test_a_model_without_noise_is_itself(settings):
     own = model()

@@ -3,9 +3,9 @@ import math
 import pytest
 
 from vafl.errors import ConfigError
-from vafl.privacy.settings import PrivacySettings
+from vafl.privacy.settings import NEEDS, PrivacySettings
 
-TRAINED = {"clip": 1.0, "noise": 2.0, "gradient_clip": 3.0, "gradient_noise": 4.0}
+TRAINED = {"clip": 1.0, "noise": 2.0, "gradient_clip": 3.0, "gradient_noise": 4.0, "mu_max": 5.0}
 
 
 def test_nothing_is_private_unless_asked():
@@ -27,7 +27,7 @@ def test_without_a_clip_nothing_bounds_the_cost():
     assert PrivacySettings(mode="embed_only", noise=1.0).upload_cost == math.inf
 
 
-@pytest.mark.parametrize("name", ["clip", "noise", "gradient_clip", "gradient_noise", "mu_max"])
+@pytest.mark.parametrize("name", ["clip", "noise", "gradient_clip", "gradient_noise"])
 @pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
 def test_settings_that_cannot_be_are_refused(name, value):
     with pytest.raises(ConfigError, match=rf"privacy.{name} must be 0 or more. Found {value}"):
@@ -55,8 +55,35 @@ def test_a_guarantee_needs_its_clip_and_noise():
         ("none", {"noise": 1.0}),
         ("release_once", {"clip": 1.0, "noise": 1.0, "gradient_noise": 1.0}),
         ("embed_only", {"noise": 1.0, "mu_max": 1.0}),
+        ("embed_only", {"noise": 1.0, "mu_max": "unlimited"}),
     ],
 )
 def test_a_setting_that_would_do_nothing_is_refused(mode, more):
     with pytest.raises(ConfigError, match=f"privacy.mode {mode} makes no use of"):
         PrivacySettings(mode=mode, **more)
+
+
+@pytest.mark.parametrize("mode", ["release_once", "frozen", "dp_train"])
+def test_a_mode_with_a_guarantee_needs_a_budget(mode):
+    own = {name: TRAINED[name] for name in NEEDS[mode]}
+    with pytest.raises(
+        ConfigError, match=rf"privacy.mode {mode} needs a budget: privacy.mu_max.*vafl calibrate"
+    ):
+        PrivacySettings(mode=mode, **own)
+    assert PrivacySettings(mode=mode, mu_max=2.0, **own).limit == 2.0
+    assert PrivacySettings(mode=mode, mu_max="unlimited", **own).limit == math.inf
+
+
+@pytest.mark.parametrize("value", [0.0, -0.1, math.nan, math.inf, "none"])
+def test_a_budget_is_above_zero_or_unlimited_by_name(value):
+    with pytest.raises(ConfigError, match=r'privacy.mu_max must be a number above 0, or "unlimited". Found'):
+        PrivacySettings(**{**TRAINED, "mu_max": value})
+
+
+def test_modes_without_a_budget_have_no_limit():
+    assert PrivacySettings().limit == math.inf
+    assert PrivacySettings(mode="embed_only", noise=1.0).limit == math.inf
+
+
+def test_neighbours_replace_a_record_by_default():
+    assert PrivacySettings(**TRAINED).upload_cost == (2 * 1.0 / 2.0) ** 2

@@ -355,7 +355,15 @@ def test_a_client_behind_the_others_skips_to_their_round():
 
 def test_noise_and_masks_go_together():
     """Private clients are charged as ever; what is masked has the noise in it."""
-    made = run(privacy={"clip": 1.0, "noise": 0.5, "gradient_clip": 1.0, "gradient_noise": 1.0})
+    made = run(
+        privacy={
+            "clip": 1.0,
+            "noise": 0.5,
+            "gradient_clip": 1.0,
+            "gradient_noise": 1.0,
+            "mu_max": "unlimited",
+        }
+    )
     made.train()
     assert made.runtime.server.iteration == 20
     assert all(ledger.spent.max() > 0 for ledger in made.ledgers)

@@ -10,6 +10,7 @@ configured model: its perturbation, noised updates, ledger, refresh and local st
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from vafl.config import Config
 from vafl.privacy.accounts import KINDS, Floats
 from vafl.privacy.guard import Guard, guard
 from vafl.privacy.ledger import Ledger
-from vafl.privacy.settings import PrivacySettings
+from vafl.privacy.settings import UNLIMITED, PrivacySettings
 from vafl.protocol.client import Client
 from vafl.protocol.descent import Descent
 from vafl.protocol.messages import ClientMessage, Gradient, Refresh, Request, Upload
@@ -31,9 +32,9 @@ from vafl.protocol.settings import RuleSettings
 from vafl.protocol.stepsizes import constant
 
 AUDITED = (
-    "a linear client of canaries with the configured mode, clip, noise, neighbours and local steps, and for "
-    "the mechanism the kind of schedule and the refresh; not the configured model, its layers' noise, its "
-    "batch size or a secure sum"
+    "a linear client of canaries with the configured mode, clip, noise, neighbours and local steps (one, for "
+    "extreme slopes), and for the mechanism the kind of schedule and the refresh; not the configured model, "
+    "its layers' noise, its batch size or a secure sum"
 )
 _CONFIDENCE = 0.95
 _LOOKS = 2  # alarms in a row that make a claim broken
@@ -46,6 +47,8 @@ _MOST_ROUNDS = 100
 _PROBING = 3  # how much clearer than the claim probes are to show a weight
 _MOST_PROBES = 1000
 _MOST_CANARIES = 10**6  # that it makes sense to ask for
+_LARGEST, _SMALLEST = float(np.finfo(np.float32).max), 2.0**-149  # float32
+_ROUNDED_UP = 0.51 * _SMALLEST  # a number that float32 makes almost twice as large
 
 
 @dataclass(frozen=True)
@@ -214,7 +217,7 @@ def _client(
     with torch.no_grad():
         model.weight.zero_()
         model.weight[0] = _LOUD * max(settings.clip, settings.gradient_clip, settings.gradient_noise)
-    limits = replace(settings, mu_max=0.0, ledger="")
+    limits = replace(settings, mu_max=settings.mu_max and UNLIMITED, ledger="")
     steps = config.rule.local_steps
     own = guard(limits, model, features, Ledger.in_memory(rows), np.arange(rows), steps)
     schedules = [make_schedule(config, training_rows, index) for index in range(clients)]
@@ -230,6 +233,9 @@ def _client(
         perturb=own.release,
         budget=own.budget,
     )
+    # The client scales down a gradient that is far larger than those before it. A server gets around that by
+    # sending larger and larger ones, so the audit starts where such a server ends: the clip alone must hold.
+    client.gradient_limit.usual = _LARGEST
     return client, own
 
 
@@ -288,6 +294,57 @@ def _probe(config: Config, used: PrivacySettings, coins: Tensor, rounds: int, as
         (refresh,) = client.receive(Request(0, number, probes))
         seen += torch.from_numpy(_embedded(refresh)[1][:, 1]).double() / asked
     return seen
+
+
+def audit_extreme_slopes(config: Config, used: PrivacySettings, canaries: int = 1000) -> Finding:
+    """Watches the updates of a `dp_train` client whose server sends slopes at the limits of float32.
+
+    Each pair of slope and feature makes one number of the clip's arithmetic almost twice as large if that is
+    done in float32. The result is the finding of the worst pair. The claim is the cost of the updates alone.
+    """
+    clip, batch = used.gradient_clip, min(canaries, _TOGETHER)
+    pairs = (
+        (_LARGEST, clip / (_ROUNDED_UP * batch * _LARGEST)),  # rounds up the factor that clips
+        (1.0, clip / (_ROUNDED_UP * batch)),  # rounds up the slope that is left
+        (_LARGEST, _LARGEST),
+    )
+    findings = [
+        confirmed(partial(_audit_updates, config, used, canaries, slope, min(feature, _LARGEST)))
+        for slope, feature in pairs
+    ]
+    return max(findings, key=lambda finding: finding.found)
+
+
+def _audit_updates(
+    config: Config, used: PrivacySettings, canaries: int, slope: float, feature: float
+) -> Finding:
+    """Guesses the coins of canaries with this feature from the updates that follow this slope."""
+    claimed = config.privacy
+    rounds = max(1, min(_MOST_ROUNDS, round(1 / claimed.update_cost)))
+    claim, coins = math.sqrt(rounds * claimed.update_cost), _toss(canaries)
+    middle = rounds * _middle(claimed, claimed.gradient_clip)
+    guesses = [_updated(config, used, own, rounds, slope, feature) > middle for own in coins]
+    return _finding(f"mechanism, {used.kind}, extreme slopes", claim, guesses, coins, float(ndtr(claim)))
+
+
+def _updated(
+    config: Config, used: PrivacySettings, coins: Tensor, rounds: int, slope: float, feature: float
+) -> Tensor:
+    """Return how far the updates of `rounds` rounds have moved each canary's weight: [canaries]."""
+    count = len(coins)
+    config = replace(
+        config,
+        schedule=replace(config.schedule, batch_size=count, refresh="none"),
+        rule=replace(config.rule, local_steps=1),
+    )
+    client, own = _client(config, used, torch.diag(feature * _presence(used, coins)), count, 1)
+    moved = torch.zeros(count, dtype=torch.float64)
+    for _ in range(rounds):
+        with torch.no_grad():
+            next(own.model.parameters()).zero_()  # or the clip of the upload would take a part of the slope
+        (upload,) = client.wake()
+        moved += _answer(client, own, upload, 1, -slope)[0]
+    return moved
 
 
 def _embedded(message: ClientMessage) -> tuple[Rows, Matrix]:

@@ -6,7 +6,14 @@ from typing import Any
 import numpy as np
 
 from vafl.audit.attacks import Attack, Eavesdropper, infer_labels, invert_features, replay
-from vafl.audit.canaries import AUDITED, Finding, audit_mechanism, audit_model_channel, confirmed
+from vafl.audit.canaries import (
+    AUDITED,
+    Finding,
+    audit_extreme_slopes,
+    audit_mechanism,
+    audit_model_channel,
+    confirmed,
+)
 from vafl.build import build
 from vafl.config import Config
 from vafl.data.partition import VerticalData
@@ -86,6 +93,8 @@ def _canaries(config: Config, clients: int, canaries: int, noise_scale: float) -
         layers=(),
     )
     findings = [confirmed(lambda: audit_mechanism(config, used, canaries, clients))]
+    if settings.kind == "dp_train":
+        findings.append(audit_extreme_slopes(config, used, canaries))
     if settings.kind in ("dp_train", "embed_only"):
         findings.append(confirmed(lambda: audit_model_channel(config, used, canaries)))
     return findings, ""

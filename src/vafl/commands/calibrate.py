@@ -1,11 +1,13 @@
-"""`vafl calibrate`: what noise a budget needs in the run of a configuration, and what its noise is worth."""
+"""`vafl calibrate`: find the noise that a budget needs in a run, and say what configured noise is worth."""
 
 import argparse
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
+import tomli_w
 from rich.console import Console
 from rich.table import Table
 
@@ -25,7 +27,7 @@ from vafl.privacy.calibration import (
     guarantee,
 )
 from vafl.privacy.exposure import Course, Exposure, expose, worst
-from vafl.privacy.settings import NEEDS, PrivacySettings
+from vafl.privacy.settings import GUARANTEED, NEEDS, UNLIMITED, PrivacySettings
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -60,14 +62,15 @@ def run(options: argparse.Namespace, console: Console) -> None:
 
 
 def _noised(section: Any) -> Any:
-    """The privacy section, with 1 for what its mode needs and it does not say: noise may be missing, for that
-    is the question."""
+    """The privacy section, completed so that it can be checked: noise and budget may be missing, for they are
+    what calibration finds."""
     if not isinstance(section, dict):
-        return section  # for whoever reads it to refuse
+        return section  # the config reader refuses it
     mode = section.get("mode", "auto")
     mode = "dp_train" if mode in ("auto", "none") else mode
     needs = next((needs for own, needs in NEEDS.items() if own == mode), ())
-    return {**section, **{name: section.get(name) or 1.0 for name in needs}, "mode": mode}
+    budget = {"mu_max": section.get("mu_max", UNLIMITED)} if mode in GUARANTEED else {}
+    return {**section, **{name: section.get(name) or 1.0 for name in needs}, **budget, "mode": mode}
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,10 @@ class Wish:
     @classmethod
     def of(cls, settings: PrivacySettings, section: dict[str, Any], options: argparse.Namespace) -> "Wish":
         delta = settings.delta if options.delta is None else options.delta
-        mu = settings.mu_max if options.mu is None else options.mu
+        mu = settings.limit if options.mu is None else options.mu
         if options.epsilon is not None:
             mu = accountant.mu(options.epsilon, delta)
+        mu = 0.0 if math.isinf(mu) else mu
         accountant.epsilon(1.0, delta)  # refuses a delta that is none
         own = Deviations(float(section.get("noise", 0.0)), float(section.get("gradient_noise", 0.0)))
         return cls(settings, own, delta, mu, options.share)
@@ -105,6 +109,16 @@ def _report(wish: Wish, courses: Sequence[Course], clients: dict[str, Exposure])
     course = max(courses, key=lambda course: course.activations)
     modes: tuple[PrivateMode, ...] = get_args(PrivateMode)
     clipped = wish.mechanism("dp_train")
+
+    def worth(mu: float) -> dict[str, Any]:
+        """mu as epsilon, and both for a person whose record all clients hold."""
+        person = accountant.compose([mu] * len(clients))
+        return {
+            "mu": mu,
+            "epsilon": accountant.epsilon(mu, wish.delta),
+            "person": {"mu": person, "epsilon": accountant.epsilon(person, wish.delta)},
+        }
+
     report: dict[str, Any] = {
         "clients": {
             name: {"activations": own.activations, "uploads": one.uploads, **asdict(one)}
@@ -117,13 +131,14 @@ def _report(wish: Wish, courses: Sequence[Course], clients: dict[str, Exposure])
         "notes": list(exposure.notes),
     }
     if wish.mu:
-        report["budget"] = {"mu": wish.mu, "epsilon": accountant.epsilon(wish.mu, wish.delta)}
+        report["budget"] = worth(wish.mu)
         report["to_set"] = {
             mode: asdict(calibrate(wish.mechanism(mode), exposure, wish.mu, wish.share)) for mode in modes
         }
+        report["section"] = _section(wish, exposure)
         report["paper"] = _paper_noise(wish, course)
     if wish.own.noise:
-        worth = {
+        found = {
             mode: guarantee(wish.mechanism(mode), exposure, wish.own)
             for mode in modes
             if mode != "dp_train" or wish.own.gradient_noise
@@ -131,9 +146,7 @@ def _report(wish: Wish, courses: Sequence[Course], clients: dict[str, Exposure])
         report["as_configured"] = {
             "mode": wish.settings.kind,
             **asdict(wish.own),
-            "worth": {
-                mode: {"mu": mu, "epsilon": accountant.epsilon(mu, wish.delta)} for mode, mu in worth.items()
-            },
+            "worth": {mode: worth(mu) for mode, mu in found.items()},
             "paper": _paper_mu(wish, course),
         }
     if not (wish.mu or wish.own.noise):
@@ -142,6 +155,35 @@ def _report(wish: Wish, courses: Sequence[Course], clients: dict[str, Exposure])
             "with --delta, or set privacy.noise."
         )
     return report
+
+
+def _section(wish: Wish, exposure: Exposure) -> dict[str, Any]:
+    """A [privacy] section that keeps to the budget, for the configured mode or, if that has no guarantee, for
+    `dp_train`. Noise is rounded up, so that the planned uploads fit into mu_max."""
+    modes: tuple[PrivateMode, ...] = get_args(PrivateMode)
+    mode: PrivateMode = "dp_train"
+    if wish.settings.kind in GUARANTEED:
+        mode = next(own for own in modes if own == wish.settings.kind)
+    mechanism = wish.mechanism(mode)
+    mu = _rounded(wish.mu, 6, math.floor)
+    found = calibrate(mechanism, exposure, mu, wish.share)
+    section: dict[str, Any] = {
+        "mode": mode,
+        "clip": mechanism.clip,
+        "noise": _rounded(found.noise, 4, math.ceil),
+    }
+    if mode == "dp_train":
+        section["gradient_clip"] = mechanism.gradient_clip
+        section["gradient_noise"] = _rounded(found.gradient_noise, 4, math.ceil)
+    return section | {"neighbours": mechanism.neighbours, "mu_max": mu, "delta": wish.delta}
+
+
+def _rounded(value: float, digits: int, way: Callable[[float], int]) -> float:
+    """Round `value` to `digits` significant digits, up or down as `way` does."""
+    if float(f"{value:.{digits}g}") == value:
+        return value
+    place = digits - 1 - math.floor(math.log10(value))
+    return float(f"{way(value * 10.0**place) / 10.0**place:.{digits}g}")
 
 
 def _papers(wish: Wish, course: Course) -> dict[str, PaperCalibration]:
@@ -186,11 +228,18 @@ def _show(report: dict[str, Any], console: Console) -> None:
             f"{report['delta']:g}, set ({terms}):",
         )
         console.print(_noise_table(report))
+        console.print(f"\n[privacy]\n{tomli_w.dumps(report['section'])}", end="")
+        person = budget["person"]
+        console.print(
+            f"\nThis is the budget at one client. A person whose record all {len(report['clients'])} clients "
+            f"hold spends up to mu {person['mu']:.4g}, epsilon {person['epsilon']:.4g}: mu^2 adds up over "
+            "clients."
+        )
     if "as_configured" in report:
         own = report["as_configured"]
         second = f" and gradient_noise {own['gradient_noise']:g}" if own["gradient_noise"] else ""
         console.print(f"\nnoise {own['noise']:g}{second} ({terms}) is worth:")
-        console.print(_worth_table(own))
+        console.print(_worth_table(own, len(report["clients"])))
 
 
 _WORDS = {
@@ -226,10 +275,12 @@ def _noise_table(report: dict[str, Any]) -> Table:
     return table
 
 
-def _worth_table(own: dict[str, Any]) -> Table:
-    table = Table("mode", "mu", "epsilon", "", box=None, header_style="bold")
+def _worth_table(own: dict[str, Any], clients: int) -> Table:
+    person = f"a person at all {clients} clients"
+    table = Table("mode", "mu", "epsilon", person, box=None, header_style="bold")
     for mode, found in own["worth"].items():
-        table.add_row(mode, f"{found['mu']:.4g}", f"{found['epsilon']:.4g}", "")
+        both = f"mu {found['person']['mu']:.4g}, epsilon {found['person']['epsilon']:.4g}"
+        table.add_row(mode, f"{found['mu']:.4g}", f"{found['epsilon']:.4g}", both)
     for reading, forms in own["paper"]["mu"].items():
         both = f"{forms['first_order']:.4g} (CLT: {forms['central_limit']:.4g})"
         table.add_row("the paper", both, "", f"{reading}: {NOT_VALID}", style="bright_black")

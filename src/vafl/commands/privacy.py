@@ -21,7 +21,7 @@ from vafl.ledgers import find_ledgers
 from vafl.observe.plots import COLOURS, STYLE, save
 from vafl.observe.record import SIMULATED_LEDGERS
 from vafl.privacy.ledger import read_history, read_ledger
-from vafl.privacy.statement import Statement
+from vafl.privacy.statement import Statement, person
 
 _GUARANTEES = {
     "none": "nothing: embeddings leave as they are",
@@ -31,8 +31,8 @@ _GUARANTEES = {
     "embed_only": "valid bound only: the trained model carries records past the noise",
 }
 _MEANINGS = {
-    "zero_out": "no test tells a record from nothing in its place better than N(0, 1) from N(mu, 1), nor any "
-    "two values of one record apart better than N(0, 1) from N(2 mu, 1)",
+    "zero_out": "no test tells a record's uploads from zeros better than N(0, 1) from N(mu, 1), though no "
+    "client sends zeros, even for a record that it lacks; any two values of one record are 2 mu apart",
     "replace": "no test tells any two values of one record apart better than N(0, 1) from N(mu, 1)",
 }
 
@@ -53,17 +53,23 @@ def run(options: argparse.Namespace, console: Console) -> None:
     statements = [_statement(path, config) for path in paths]
     if options.record is not None:
         accounts = _record(options.record, paths, statements)
+        together = person(statements, options.record)
         if options.json:
-            sys.stdout.write(as_json(accounts))
+            sys.stdout.write(as_json({"record": options.record, "person": together, "parties": accounts}))
         else:
             _show_record(options.record, accounts, console)
+            _show_person(together, console)
         return
     folder = options.path if options.path.is_dir() else options.path.parent
     stem = options.out or folder / "privacy-spent"
     stem.parent.mkdir(parents=True, exist_ok=True)
     plots = _plot(statements, stem)
     if options.json:
-        report = {"simulated": simulated, "parties": [statement.as_json() for statement in statements]}
+        report = {
+            "simulated": simulated,
+            "person": person(statements),
+            "parties": [statement.as_json() for statement in statements],
+        }
         sys.stdout.write(as_json(report))
     else:
         _show(statements, simulated, console)
@@ -135,6 +141,7 @@ def _show(statements: Sequence[Statement], simulated: bool, console: Console) ->
     for label, texts in _lines([statement.as_json() for statement in statements]).items():
         table.add_row(label, *texts, style="dim" if label.startswith("paper") else None)
     console.print(table)
+    _show_person(person(statements), console)
     console.print(
         f"Any record (privacy.neighbours {settings.neighbours}): {_MEANINGS[settings.neighbours]}. "
         "All together: the same for all of a party's records at once. The paper's mu is not valid against "
@@ -159,7 +166,6 @@ def _lines(accounts: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
         "records": [f"{account['records']:,}" for account in accounts],
         "runs": [f"{len(account['runs']):,}" for account in accounts],
         "mu, any record": [_number(account["mu_any_record"]) for account in accounts],
-        "mu, any two values of one": [_number(account["mu_two_values"]) for account in accounts],
         f"epsilon at delta {first['delta']:g}": [
             _number(account["epsilon_any_record"]) for account in accounts
         ],
@@ -168,6 +174,8 @@ def _lines(accounts: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
         "mu_max": [_number(account["mu_max"] or math.inf) for account in accounts],
         "minibatches left": ["no limit" if each is None else str(each) for each in left],
     }
+    if first["neighbours"] == "zero_out":
+        lines["mu, any two values of one"] = [_number(account["mu_two_values"]) for account in accounts]
     for kind in first["uploads"]:
         if any(account["uploads"][kind] for account in accounts):
             label = "charged for torn entries" if kind == "torn" else f"uploaded: {kind}"
@@ -219,6 +227,29 @@ def _show_record(record: str, accounts: dict[str, dict[str, Any]], console: Cons
         )
 
 
+def _show_person(together: dict[str, Any], console: Console) -> None:
+    """Print what all clients together have spent on one person."""
+    ledgers, clients = together["ledgers"], together["clients"]
+    if ledgers > 1:
+        console.print(
+            Text.assemble(
+                ("one person, all ledgers here", "bold"),
+                f": mu {_number(together['mu'])}, epsilon {_number(together['epsilon'])} at delta "
+                f"{together['delta']:g} is spent on record {together['record']}, which is in "
+                f"{together['ledgers_with_it']} of {ledgers} ledgers; mu^2 adds up over clients",
+            )
+        )
+    if (estimate := together["if_other_clients_spent_as_much"]) is not None:
+        console.print(
+            Text.assemble(
+                (f"one person, all {clients} clients, an estimate", "bold"),
+                f": mu {_number(estimate['mu'])}, epsilon {_number(estimate['epsilon'])} at delta "
+                f"{together['delta']:g}, if each client whose ledger is elsewhere ({clients - ledgers} of "
+                f"{clients}) has spent as much as is spent here",
+            )
+        )
+
+
 def _uploads(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) or "none"
 
@@ -239,8 +270,8 @@ def _plot(statements: Sequence[Statement], stem: Path) -> list[Path]:
                 axis.plot(
                     mu, share, color=COLOURS[number % len(COLOURS)], linewidth=1.8, label=statement.party
                 )
-        limit = statements[0].settings.mu_max
-        if limit:
+        limit = statements[0].settings.limit
+        if math.isfinite(limit):
             axis.axvline(limit, color="#7a7a7a", linestyle="--", linewidth=1.2, label="mu_max")
         axis.set_xlim(left=0)
         axis.set_ylim(0, 1.02)

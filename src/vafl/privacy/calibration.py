@@ -19,18 +19,18 @@ NOT_VALID = "not valid against the server"
 
 @dataclass(frozen=True)
 class Mechanism:
-    """What is clipped, and what must not be told apart.
+    """The clips of a mode, and its neighbouring relation.
 
     Attributes:
         clip: C, of what is uploaded.
         gradient_clip: G, of a record's gradient, for `dp_train`.
-        neighbours: a record and nothing (`zero_out`), or a record and any other (`replace`).
+        neighbours: as in `PrivacySettings`; `replace` doubles the sensitivities.
     """
 
     mode: PrivateMode
     clip: float
     gradient_clip: float = 0.0
-    neighbours: Literal["zero_out", "replace"] = "zero_out"
+    neighbours: Literal["zero_out", "replace"] = "replace"
 
     def __post_init__(self) -> None:
         _require_positive("clip", self.clip)

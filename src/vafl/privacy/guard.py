@@ -1,6 +1,5 @@
 """Everything that stands between one client's records and the network, made from the settings."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +12,7 @@ from vafl.privacy.noise import Noise
 from vafl.privacy.records import NoisyUpdates
 from vafl.privacy.release import Release, split_frozen, split_last
 from vafl.privacy.released import release_once
+from vafl.privacy.repeats import Repeats
 from vafl.privacy.settings import GUARANTEED, PrivacySettings
 
 _MARK_EVERY = 32  # uploads charged between two marks: the most that a rollback can hide from the server
@@ -30,7 +30,7 @@ class Budget:
         self, ledger: Ledger, settings: PrivacySettings, accounts: Numbers, local_steps: int
     ) -> None:
         self.ledger = ledger
-        self._accounts, self._limit = accounts, settings.mu_max or math.inf
+        self._accounts, self._limit = accounts, settings.limit
         self._in_order = bool((accounts == np.arange(len(accounts))).all())
         self._free = settings.kind == "release_once"  # what follows the release costs nothing
         self._trains = settings.kind == "embed_only"  # the only mode whose bound asks for the first use
@@ -40,9 +40,11 @@ class Budget:
         self._unmarked = 0  # uploads charged since the last mark
         self._last_mark: bytes | None = None
         self._is_mark_due = False
+        # A ledger in memory belongs to a simulation, which has no server to watch.
+        self._repeats = Repeats(ledger, accounts, self._limit) if ledger.path is not None else None
 
     def spend(self, rows: Numbers, kind: Kind, *, whole: bool = False) -> Numbers:
-        """Charges an upload, durably, and gives the rows that may be uploaded; `whole`: all or none."""
+        """Charge an upload durably; return the rows that may be uploaded. `whole`: all of them or none."""
         if self._free:
             return rows
         self._unmarked += 1
@@ -56,7 +58,10 @@ class Budget:
             carried=self._carried,
             trains=batch and self._trains,
         )
-        return rows if charged.all() else rows[charged]
+        allowed = rows if charged.all() else rows[charged]
+        if self._repeats is not None:
+            self._repeats.note(rows, allowed, kind)
+        return allowed
 
     def recognise(self, mark: bytes) -> None:
         """Check the last mark that the server received; empty if none.

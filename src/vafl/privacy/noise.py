@@ -18,7 +18,7 @@ _DRAWN_AT_ONCE = 1 << 15  # numbers, into memory that is used again and again: w
 _NOTHING = bytes(8 * _DRAWN_AT_ONCE)  # what the cipher encrypts
 _STEP = 2.0**-13  # of the power of two above a deviation: fine beside it, and coarse beside float64
 Values = npt.NDArray[np.float32]
-Factors = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 
 
 class Noise:
@@ -32,46 +32,30 @@ class Noise:
         self._unit = np.empty(_DRAWN_AT_ONCE)
         self._used = _DRAWN_AT_ONCE  # of them, once they are normal
 
-    def added_to(self, values: Values, deviation: float, factors: Factors | None = None) -> Values:
-        """values * factors + N(0, deviation^2), each of the two a multiple of the same step.
+    def added_to(self, values: Values | Floats, deviation: float) -> Values:
+        """values + N(0, deviation^2), each of the two a multiple of the same step.
 
-        The sum of any float32 numbers has last bits that tell which values it can be of, however large the
-        noise. Here every value can give every sum. Values go towards zero, so that no norm grows.
-
-        Args:
-            values: [rows, ...].
-            factors: [rows]; None: 1.
+        The last bits of a plain float32 sum tell which values it can be a sum of, however large the noise is.
+        Here every value can give every sum. Values are rounded towards zero, so that no norm grows. The sum
+        is exact until it is rounded to float32.
         """
-        step = _STEP * 2.0 ** math.frexp(deviation)[1] if deviation else 1.0
-        scale = np.full(len(values), 1 / step) if factors is None else factors / step
-        steps: Values = values * scale.astype(np.float32).reshape(-1, *[1] * (values.ndim - 1))
-        if deviation:
-            np.trunc(steps, out=steps)
-            noise = self._normals(values.size, deviation / step)
-            steps += np.rint(noise, out=noise).astype(np.float32).reshape(values.shape)
-            steps *= np.float32(step)
-        return steps
+        if not deviation:
+            return values.astype(np.float32)
+        step = _STEP * 2.0 ** math.frexp(deviation)[1]
+        steps = values / np.float64(step)
+        np.trunc(steps, out=steps)
+        noise = self.normals(values.size, deviation / step)
+        steps += np.rint(noise, out=noise).reshape(values.shape)
+        steps *= step
+        return steps.astype(np.float32)
 
     def gaussian(self, shape: Sequence[int], deviation: float) -> Tensor:
-        """N(0, deviation^2), for what stays here: what leaves is `added_to`."""
-        return torch.from_numpy(self.normals(math.prod(shape), deviation)).view(*shape)
-
-    def normals(self, count: int, deviation: float) -> Values:
-        """The same, as numpy has it."""
-        return self._normals(count, deviation).astype(np.float32)
-
-    def uniform(self, shape: Sequence[int], deviation: float) -> Tensor:
-        """U[-sqrt(3) deviation, sqrt(3) deviation]."""
-        drawn = np.empty(math.prod(shape), np.float32)
-        for start in range(0, len(drawn), _DRAWN_AT_ONCE):
-            part = drawn[start : start + _DRAWN_AT_ONCE]
-            self._draw_unit()
-            self._used = _DRAWN_AT_ONCE
-            np.multiply(self._unit[: len(part)], math.sqrt(3) * deviation, out=part, casting="same_kind")
+        """N(0, deviation^2) in float32, for values that stay here; use `added_to` for values that leave."""
+        drawn = self.normals(math.prod(shape), deviation).astype(np.float32)
         return torch.from_numpy(drawn).view(*shape)
 
-    def _normals(self, count: int, deviation: float) -> npt.NDArray[np.float64]:
-        """By inverting the distribution function."""
+    def normals(self, count: int, deviation: float) -> Floats:
+        """N(0, deviation^2), by inverting the distribution function."""
         drawn, filled = np.empty(count), 0
         while filled < count:
             if self._used == _DRAWN_AT_ONCE:
@@ -83,6 +67,16 @@ class Noise:
             filled += len(some)
             self._used += len(some)
         return drawn
+
+    def uniform(self, shape: Sequence[int], deviation: float) -> Tensor:
+        """U[-sqrt(3) deviation, sqrt(3) deviation]."""
+        drawn = np.empty(math.prod(shape), np.float32)
+        for start in range(0, len(drawn), _DRAWN_AT_ONCE):
+            part = drawn[start : start + _DRAWN_AT_ONCE]
+            self._draw_unit()
+            self._used = _DRAWN_AT_ONCE
+            np.multiply(self._unit[: len(part)], math.sqrt(3) * deviation, out=part, casting="same_kind")
+        return torch.from_numpy(drawn).view(*shape)
 
     def _draw_unit(self) -> None:
         """Float64 in the open interval (-1, 1): odd multiples of 2^-53, which float64 holds exactly."""

@@ -1,7 +1,9 @@
-"""What leaves a client: clipped, noised, and only then finished.
+"""What leaves a client: clip the last layer's output, add noise, then apply the rest of the model.
 
-The last layer's output is clipped to norm C and gets the Gaussian noise; the activation and whatever else
-follows it see nothing but the noised values, so they need no noise of their own.
+The activation and all else that follows the noise is post-processing, and needs no noise.
+
+Values are scaled in float64. As a float32, the factor that shortens a value near 3e38 to the clip would be a
+denormal number, which rounding can make twice as large.
 """
 
 from collections.abc import Callable
@@ -11,43 +13,54 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from vafl.privacy.noise import Factors, Noise
+from vafl.privacy.noise import Floats, Noise
 
-Lengths = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.float32]
-ROUNDING = 1 - 1e-5  # a clipped norm stays below C whatever float32 rounds
+ROUNDING = 1 - 1e-5  # clip this much below C: float32 rounding must not make a norm longer than C
 
 
-def lengths_of(values: Tensor) -> Tensor:
-    """The norm of each [0, ...] of the batch, in float64: summed in float32 it is too short where there are
-    many numbers."""
+def lengths_of(values: Tensor) -> Floats:
+    """The norm of each [0, ...] of the batch, in float64: a float32 sum of many squares is too small."""
+    lengths: Floats = _lengths(values.detach()).numpy()
+    return lengths
+
+
+def _lengths(values: Tensor) -> Tensor:
     lengths: Tensor = torch.linalg.vector_norm(values.flatten(1), dim=1, dtype=torch.float64)
     return lengths
 
 
-def with_lengths(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Each [0, ...] of the batch, zero where it is not finite, and its norm.
+def scaling(lengths: Floats, norm: float) -> Floats:
+    """The factors that shorten rows of these lengths to `norm`; 1, but for rounding, for shorter rows.
 
-    Stopping there would tell of that record alone, without any noise.
+    A length that is not finite gets 0: that record counts as zero. Stopping instead would reveal that record
+    without any noise.
     """
-    lengths = lengths_of(values)
-    if np.isfinite(lengths.detach().numpy()).all():
-        return values, lengths
-    finite, zeros = lengths.isfinite(), torch.zeros(())
-    return torch.where(_beside(finite, values), values, zeros), lengths.where(finite, zeros.double())
+    factors: Floats = norm * ROUNDING / np.maximum(lengths, norm)
+    factors[~np.isfinite(factors)] = 0
+    return factors
+
+
+def scaled(rows: Rows, factors: Floats) -> Floats:
+    """Each row times its factor, in float64; zero where the factor is 0, whatever the row holds."""
+    if factors.all():
+        return rows * factors[:, None]
+    product = np.zeros(rows.shape)
+    return np.multiply(rows, factors[:, None], out=product, where=(factors > 0)[:, None])
 
 
 def clip_rows(values: Tensor, norm: float) -> Tensor:
-    """Each [0, ...] of the batch, scaled down to that norm where it is longer; zero if it is not finite."""
-    values, lengths = with_lengths(values)
-    factors = (norm * ROUNDING / lengths.clamp_min(norm)).float()
-    return values * _beside(factors, values)
+    """Each [0, ...] of the batch, scaled down to that norm where it is longer; zero if it is not finite.
 
-
-def scaling(lengths: Lengths, norm: float) -> Factors:
-    """What shortens rows of these lengths to `norm`; all but rounding 1 for short ones."""
-    factors: Factors = norm * ROUNDING / np.maximum(lengths, norm)
-    return factors
+    Differentiable.
+    """
+    lengths = _lengths(values)
+    finite = lengths.isfinite()
+    if not finite.all():
+        zero = torch.zeros((), dtype=values.dtype)
+        values, lengths = torch.where(_beside(finite, values), values, zero), lengths.where(finite, 0.0)
+    factors = norm * ROUNDING / lengths.clamp_min(norm)
+    return (values * _beside(factors, values)).to(values.dtype)
 
 
 def _beside(numbers: Tensor, values: Tensor) -> Tensor:
@@ -91,7 +104,8 @@ class Release(nn.Module):
     def __init__(self, clip: float, deviation: float, rest: nn.Module, noise: Noise) -> None:
         super().__init__()
         self._clip, self._deviation, self._noise, self.rest = clip, deviation, noise, rest
-        self._ends_here = isinstance(rest, nn.Identity)
+        empty = type(rest) is nn.Sequential and not len(rest)
+        self._ends_here = empty or type(rest) is nn.Identity
 
     def forward(self, values: Tensor) -> Tensor:
         return self.with_way_back(values)[0]
@@ -112,24 +126,23 @@ class Release(nn.Module):
         return embeddings.detach(), pull_back
 
     def _noised(self, values: Tensor) -> tuple[Rows, Callable[[Tensor], Tensor]]:
-        """In numpy: for so few numbers most of an operation's cost in torch is the call."""
-        if not self._clip:
-            return self._noise.added_to(values.numpy(), self._deviation), lambda slopes: slopes
-        values, lengths = with_lengths(values)
+        """In numpy: for so few numbers, calling an operation of torch takes longer than the operation."""
         rows: Rows = values.numpy()
-        factors = scaling(lengths.numpy(), self._clip)
-        noised = self._noise.added_to(rows, self._deviation, factors)
-        scale = factors.astype(np.float32)
+        if not self._clip:
+            return self._noise.added_to(rows, self._deviation), lambda slopes: slopes
+        factors = scaling(lengths_of(values), self._clip)
+        clipped = scaled(rows, factors)
 
         @np.errstate(over="ignore", invalid="ignore")
         def through_clip(slopes: Tensor) -> Tensor:
-            """A row that was clipped moves on a sphere: along itself nothing changes."""
-            own: Rows = slopes.flatten(1).numpy()
-            along = np.einsum("ij,ij->i", rows, own) * (scale / (self._clip * ROUNDING)) ** 2
-            along[scale >= ROUNDING] = 0
-            moves = rows * along[:, None]
-            np.subtract(own, moves, out=moves)
-            moves *= scale[:, None]
-            return torch.from_numpy(moves).view_as(slopes)
+            """Slopes of the clipped rows -> slopes of the rows.
 
-        return noised, through_clip
+            A row that was clipped moves on a sphere, so the part of its slope along the row is taken out.
+            """
+            own = slopes.flatten(1).numpy()
+            along = np.einsum("ij,ij->i", clipped, own) / (self._clip * ROUNDING) ** 2
+            along[factors >= ROUNDING] = 0
+            moves = scaled(own - clipped * along[:, None], factors)
+            return torch.from_numpy(moves.astype(np.float32)).view_as(slopes)
+
+        return self._noise.added_to(clipped, self._deviation), through_clip

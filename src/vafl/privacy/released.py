@@ -6,7 +6,6 @@ whose features have changed, are released anew and charged for it.
 
 import hashlib
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +58,7 @@ def release_once(
     kept = _read(path, facts) if path is not None and path.exists() else None
     kept = kept or _Releases.none(_encoded(encoder, features[:1]))
     places = kept.find(accounts, digests)
-    new, limit = np.flatnonzero(places < 0), settings.mu_max or math.inf
+    new, limit = np.flatnonzero(places < 0), settings.limit
     ledger.require_within(accounts[places >= 0], limit)
     if not len(new):
         return kept.features[torch.from_numpy(places)]

@@ -1,4 +1,4 @@
-"""What a configuration says of privacy: what a private client does, and what protects the labels."""
+"""The [privacy] and [labels] sections: what a private client does, and what protects the labels."""
 
 import math
 from dataclasses import dataclass
@@ -8,8 +8,9 @@ from vafl.errors import ConfigError
 
 Mode = Literal["none", "release_once", "frozen", "dp_train", "embed_only"]
 Neighbours = Literal["zero_out", "replace"]
-GUARANTEED: tuple[Mode, ...] = ("release_once", "frozen", "dp_train")  # each record is promised something
+GUARANTEED: tuple[Mode, ...] = ("release_once", "frozen", "dp_train")  # each record has a guarantee
 FEWEST_SUMMED = 3
+UNLIMITED: Literal["unlimited"] = "unlimited"
 _POSITIVE = ("clip", "noise", "gradient_clip", "gradient_noise")
 NEEDS: dict[Mode, tuple[str, ...]] = {  # above 0
     "none": (),
@@ -34,14 +35,19 @@ class PrivacySettings:
         noise: c, the standard deviation of the Gaussian noise on it.
         gradient_clip: G, the largest norm of one record's gradient in a local update.
         gradient_noise: s, the standard deviation of the Gaussian noise on the sum of those gradients.
-        neighbours: what must not be told apart: a record and nothing (`zero_out`, sensitivity C) or a
-            record and any other (`replace`, 2C).
+        neighbours: which two cases must not be told apart. `replace`: one record has any two values
+            (sensitivity 2C). `zero_out`: one record has its values, or zeros are uploaded for it (sensitivity
+            C, half the mu for the same noise). It assumes that zeros can be uploaded, which no client does:
+            for a record that it lacks, a model still uploads its bias. Two cases that can occur are up to
+            twice that mu apart.
         layers: standard deviations of noise before the hidden layers' activations, one each, or one for
             all: the paper's smoothing. It earns no privacy.
         layer_noise: that noise's distribution.
         placement: whether noise comes before the activations, as in the paper's equation, or on the
             layers' outputs, as in its appendix.
-        mu_max: the budget of any record: an upload beyond it is not made; 0 means no limit.
+        mu_max: the budget, needed by `release_once`, `frozen` and `dp_train`: the most mu that may be spent
+            on any record, over all runs in the ledger. An upload beyond it is not made. "unlimited" answers
+            whatever the server asks; the noise of many answers averages out.
         delta: for which mu is also given as (epsilon, delta).
         ledger: a folder for the ledgers, to go on with in every run; a relative path is taken from the config
             file's folder. Empty means beside the party's table; in the run's folder where there is none.
@@ -56,17 +62,17 @@ class PrivacySettings:
     noise: float = 0.0
     gradient_clip: float = 0.0
     gradient_noise: float = 0.0
-    neighbours: Neighbours = "zero_out"
+    neighbours: Neighbours = "replace"
     layers: tuple[float, ...] = ()
     layer_noise: Literal["uniform", "gaussian"] = "uniform"
     placement: Literal["pre-activation", "output"] = "pre-activation"
-    mu_max: float = 0.0
+    mu_max: float | Literal["unlimited"] | None = None
     delta: float = 1e-5
     ledger: str = ""
     secure_sum: bool = False
 
     def __post_init__(self) -> None:
-        for name in (*_POSITIVE, "mu_max"):
+        for name in _POSITIVE:
             self._check(name, getattr(self, name))
         for deviation in self.layers:
             self._check("layers", deviation)
@@ -80,6 +86,7 @@ class PrivacySettings:
                 "guarantees no record anything."
             )
         self._check_unused()
+        self._check_budget()
 
     def check_clients(self, clients: int) -> None:
         """Raises ConfigError where so few clients cannot hide in their sum."""
@@ -95,8 +102,23 @@ class PrivacySettings:
         if not 0 <= value < math.inf:
             raise ConfigError(f"privacy.{name} must be 0 or more. Found {value}.")
 
+    def _check_budget(self) -> None:
+        """Without a budget a server could ask for one record until its noise has averaged out."""
+        if self.kind in GUARANTEED and self.mu_max is None:
+            raise ConfigError(
+                f"privacy.mode {self.kind} needs a budget: privacy.mu_max, the most mu that may be spent on "
+                "one record. Found none. `vafl calibrate` prints a [privacy] section for a budget. Set "
+                f'privacy.mu_max = "{UNLIMITED}" to answer every request, however often the server asks for '
+                "a record."
+            )
+        number = isinstance(self.mu_max, float | int) and 0 < self.mu_max < math.inf
+        if not (number or self.mu_max is None or self.mu_max == UNLIMITED):
+            raise ConfigError(
+                f'privacy.mu_max must be a number above 0, or "{UNLIMITED}". Found {self.mu_max!r}.'
+            )
+
     def _check_unused(self) -> None:
-        """A setting that would do nothing is a misunderstanding, and here a dangerous one."""
+        """Refuse settings that do nothing in this mode: a user who sets them expects protection."""
         useless = {
             "none": (*_POSITIVE, "mu_max", "layers"),
             "release_once": ("gradient_clip", "gradient_noise", "layers"),
@@ -117,6 +139,11 @@ class PrivacySettings:
         if self.mode != "auto":
             return self.mode
         return "dp_train" if self.noise else "none"
+
+    @property
+    def limit(self) -> float:
+        """The most mu that may be spent on one record; infinite without a budget."""
+        return math.inf if self.mu_max is None or self.mu_max == UNLIMITED else self.mu_max
 
     @property
     def upload_cost(self) -> float:
@@ -142,7 +169,7 @@ class PrivacySettings:
 
     @property
     def clips_apart(self) -> int:
-        """How far apart what neighbours send may be, in clips; of one and the same noise, so is mu."""
+        """The sensitivity in clips: how far apart the uploads of two neighbours may be."""
         return 1 if self.neighbours == "zero_out" else 2
 
     def _sensitivity(self, norm: float) -> float:

@@ -1,11 +1,13 @@
-"""What a ledger says, in the words a privacy officer asks in."""
+"""What ledgers say about records, parties and people, as `vafl privacy` reports it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 from vafl.privacy.accountant import epsilon
 from vafl.privacy.accounts import KINDS
@@ -55,20 +57,20 @@ class Statement:
         return self.settings.clips_apart * math.sqrt(float(ledger.accounts.total.sum()) + shared)
 
     def two_values(self, mu: float) -> float:
-        """mu between any two values of a record on which so much is spent."""
+        """Return mu between any two values of a record on which `mu` is spent."""
         return 2 / self.settings.clips_apart * mu
 
     def left(self, spent: float) -> int | None:
-        """Minibatches a record that has spent so much mu may still be in; None if there is no limit."""
+        """Return how many more minibatches a record may be in after mu `spent`; None if there is no limit."""
         settings = self.settings
-        if not settings.mu_max or settings.kind == "release_once":
+        if math.isinf(settings.limit) or settings.kind == "release_once":
             return None
         cost = settings.batch_cost(self.local_steps)
-        return math.floor(max(0.0, settings.mu_max**2 - spent**2) / cost * (1 + 1e-12))
+        return math.floor(max(0.0, settings.limit**2 - spent**2) / cost * (1 + 1e-12))
 
     def record(self, record: str) -> dict[str, Any] | None:
         """What was spent on one record, by what, and what is left; None if it has no account."""
-        account, limit = self.ledger.account(record), self.settings.mu_max
+        account, limit = self.ledger.account(record), self.settings.limit
         if account is None:
             return None
         mu = float(self.mu[account])
@@ -79,8 +81,8 @@ class Statement:
             "mu_two_values": self.two_values(mu),
             "epsilon": epsilon(mu, self.settings.delta),
             "delta": self.settings.delta,
-            "mu_max": limit or None,
-            "mu_left": math.sqrt(max(0.0, limit**2 - mu**2)) if limit else None,
+            "mu_max": _finite(limit),
+            "mu_left": None if math.isinf(limit) else math.sqrt(max(0.0, limit**2 - mu**2)),
             "minibatches_left": self.left(mu),
             "uploads": dict(zip(KINDS, self.ledger.counts[:, account].tolist(), strict=True)),
         }
@@ -103,7 +105,7 @@ class Statement:
             "epsilon_any_record": epsilon(most, settings.delta),
             "delta": settings.delta,
             "mu_all_records_together": self.mu_together,
-            "mu_max": settings.mu_max or None,
+            "mu_max": _finite(settings.limit),
             "minibatches_left": self.left(most),
             "uploads": {kind: int(self.ledger.counts[place].sum()) for place, kind in enumerate(KINDS)},
             "histogram": {"edges": edges.tolist(), "records": counts.tolist()},
@@ -120,3 +122,49 @@ class Statement:
         sensitivity = settings.noise * math.sqrt(settings.upload_cost)
         paper = PaperCalibration(sensitivity, self.batch, len(self.ledger.ids), batches)
         return {"mu": paper.first_order_mu(settings.noise), "valid": False, "why": NOT_VALID}
+
+
+def person(statements: Sequence[Statement], record: str | None = None) -> dict[str, Any]:
+    """Add up what several clients have spent on one person: mu^2 adds up over clients.
+
+    Records with the same id are one person, at any client. Clients of the ledgers' runs whose own ledgers
+    are not at hand make the total an estimate: each counts as the mean of the ledgers at hand.
+
+    Args:
+        statements: of the ledgers at hand, one a client.
+        record: whose id; None reports the person on whom most is spent.
+    """
+    ids = pl.concat([statement.ledger.ids for statement in statements])
+    settings = statements[0].settings  # one relation of neighbours for all ledgers, or mu^2 would not add up
+    totals = np.concatenate([statement.ledger.accounts.total for statement in statements])
+    spent = pl.Series("spent", totals * settings.clips_apart**2)
+    people = pl.DataFrame({"id": ids, "spent": spent})
+    if record is not None:
+        people = people.filter(pl.col("id") == record)
+    together = people.group_by("id", maintain_order=True).agg(pl.col("spent").sum(), pl.len())
+    worst = together.sort("spent", descending=True, maintain_order=True).row(0, named=True)
+    delta = settings.delta
+    names = {name for own in statements for run in own.ledger.spenders for name in run.parties}
+    clients = max(len(statements), len(names))
+    estimate = None
+    if clients > len(statements):
+        estimate = _mu_and_epsilon(math.sqrt(worst["spent"] * clients / len(statements)), delta)
+    return {
+        "record": worst["id"],
+        "neighbours": settings.neighbours,
+        "ledgers_with_it": worst["len"],
+        "ledgers": len(statements),
+        "clients": clients,
+        "delta": delta,
+        **_mu_and_epsilon(math.sqrt(worst["spent"]), delta),
+        "if_other_clients_spent_as_much": estimate,
+    }
+
+
+def _mu_and_epsilon(mu: float, delta: float) -> dict[str, float]:
+    return {"mu": mu, "epsilon": epsilon(mu, delta)}
+
+
+def _finite(value: float) -> float | None:
+    """Return None instead of infinity."""
+    return value if math.isfinite(value) else None

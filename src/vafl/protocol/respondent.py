@@ -88,6 +88,16 @@ class Respondent:
         self._sequence = 0
 
     @property
+    def rows(self) -> int:
+        """How many records it can be asked for."""
+        return len(self._features)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether every upload gets fresh noise."""
+        return self._perturb is not None
+
+    @property
     def owed(self) -> int:
         """How many answers the server owes."""
         return 0

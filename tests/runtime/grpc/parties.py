@@ -80,9 +80,9 @@ class Federation:
         self.address = address
         self.listening.set()
 
-    def client(self, index, terms=None, **options):
+    def client(self, index, terms=None, own=None, **options):
         network = configuration(network={"address": self.address, **self.overrides}).network
-        client = make_client(self.plan, index, with_held_out=True)
+        client = make_client(self.plan, index, own=own, with_held_out=True)
         return FederationClient(client, self.names[index], terms or self.terms, network, None, **options)
 
     overrides: dict = {}  # noqa: RUF012

@@ -2,6 +2,8 @@
 that asks and asks and takes no answer waits on its own side."""
 
 import asyncio
+import logging
+import time
 from contextlib import asynccontextmanager
 
 import grpc
@@ -10,9 +12,11 @@ import numpy as np
 import pytest
 
 from tests.runtime.grpc.parties import Federation, complete, configuration, until
+from vafl.build import make_guard
 from vafl.errors import InvalidMessage
-from vafl.protocol.messages import Gradient, Request, Skipped, Stop, Upload, Welcome
+from vafl.protocol.messages import Decline, Gradient, Refresh, Request, Skipped, Stop, Upload, Welcome
 from vafl.runtime.codec import Codec
+from vafl.runtime.grpc.session import Session
 from vafl.runtime.grpc.wire import METHOD, SERVICE
 
 
@@ -30,14 +34,16 @@ async def told(*said):
     return await told_by(stream)
 
 
-async def told_by(stream):
-    """What comes of a client whose server serves this stream, and the client."""
-    server, federation = grpc.aio.server(), Federation(configuration())
+async def told_by(stream, config=None, folder=None):
+    """What comes of a client whose server serves this stream, and the client; private by this configuration
+    if there is a folder for its ledger."""
+    server, federation = grpc.aio.server(), Federation(config or configuration())
     handler = grpc.stream_stream_rpc_method_handler(stream)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
     federation.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    client = federation.client(0)
+    own = make_guard(federation.plan, 0, folder) if folder else None
+    client = federation.client(0, own=own)
     (error,) = await asyncio.gather(client.run(), return_exceptions=True)
     await server.stop(0)
     return error, client.client
@@ -150,3 +156,80 @@ def test_answers_that_the_server_does_not_take_are_not_made(monkeypatch):
         return len(made)
 
     assert complete(story()) * 1648 <= 2 * 10_000 + 2 * 1648
+
+
+HELD_OUT = np.array([149])  # in no minibatch
+
+
+def private(**changes):
+    """Every answer costs a record mu^2 1/4 of its budget of 1."""
+    settings = {"clip": 1.0, "noise": 4.0, "gradient_clip": 1.0, "gradient_noise": 4.0, "mu_max": 1.0}
+    return configuration(
+        data={"name": "iris", "scale": "none"},
+        model={"head": "linear"},
+        schedule={"batch_size": 16, "refresh": "none"},
+        privacy=settings | changes,
+    )
+
+
+def insisting(answers, times):
+    """A server that asks for one record again and again, and answers no upload."""
+
+    async def stream(_, context):
+        for _ in ("terms", "join"):
+            await context.read()
+        await context.write(Codec().encode(Welcome(0, 0, (0, 0))))
+        for number in range(times):
+            await context.write(Codec().encode(Request(0, number, HELD_OUT)))
+        while len(answers) < times and isinstance(content := await context.read(), bytes):
+            said = [Codec().from_client(frame, 0) for frame in Codec().frames(content)]
+            answers.extend(each for each in said if isinstance(each, (Refresh, Decline)))
+        await context.write(Codec().encode(Stop(0, "all was asked")))
+        while isinstance(await context.read(), bytes):
+            pass
+
+    return stream
+
+
+@pytest.mark.parametrize("mode", ["frozen", "dp_train"])
+def test_a_server_that_asks_for_one_record_again_and_again_is_answered_up_to_the_budget(
+    tmp_path, caplog, mode
+):
+    caplog.set_level(logging.INFO, "vafl.client")
+    unused = {"gradient_clip": 0.0, "gradient_noise": 0.0} if mode == "frozen" else {}
+    answers = []
+    reason, _ = complete(told_by(insisting(answers, 50), private(mode=mode, **unused), tmp_path))
+    assert reason == "all was asked"
+    assert [type(answer) for answer in answers] == [Refresh] * 4 + [Decline] * 46
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 2, "each once a minute"
+    assert "(evaluation) although the model has not changed" in warnings[0]
+    assert "asked for 2 times; mu 0.7071 is spent on it, the budget is 1" in warnings[0]
+    assert "the budget of mu 1 is spent" in warnings[1]
+
+
+def test_without_a_budget_one_record_is_answered_for_at_the_pace(tmp_path, monkeypatch):
+    monkeypatch.setattr("vafl.runtime.grpc.pace.AT_ONCE", 5)
+    monkeypatch.setattr("vafl.runtime.grpc.pace.PER_SECOND", 50.0)
+    answers, begin = [], time.monotonic()
+    reason, _ = complete(told_by(insisting(answers, 25), private(mu_max="unlimited"), tmp_path))
+    assert reason == "all was asked"
+    assert [answer.request for answer in answers] == list(range(25))
+    assert time.monotonic() - begin >= 20 / 50
+
+
+def test_a_client_that_holds_back_an_answer_can_be_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr("vafl.runtime.grpc.pace.AT_ONCE", 3)
+    monkeypatch.setattr("vafl.runtime.grpc.pace.PER_SECOND", 1e-6)
+    answers, held, pause = [], [], Session.pause
+
+    async def story():
+        telling = asyncio.create_task(told_by(insisting(answers, 5), private(mu_max="unlimited"), tmp_path))
+        await until(lambda: len(answers) == 3 and held)
+        telling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await telling
+
+    monkeypatch.setattr(Session, "pause", lambda *given: held.append(given) or pause(*given))
+    complete(story())
+    assert len(answers) == 3

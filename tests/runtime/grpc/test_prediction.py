@@ -132,7 +132,7 @@ def test_predictions_of_private_clients_are_charged_and_end_at_the_cap(tmp_path)
 
     A ledger of which an older copy was restored allows no more.
     """
-    privacy = {"mode": "frozen", "clip": 1.0, "noise": 2.0, "mu_max": 0.5**0.5}
+    privacy = {"mode": "frozen", "clip": 1.0, "noise": 4.0, "mu_max": 0.5**0.5}
     config = trained(
         tmp_path / "run",
         privacy=privacy,

@@ -18,6 +18,7 @@ from vafl.protocol.messages import (
     Gradient,
     Refused,
     Rekey,
+    Request,
     ServerMessage,
     Skipped,
     Stop,
@@ -29,6 +30,7 @@ from vafl.runtime.codec import Codec
 from vafl.runtime.delays import Sleeper
 from vafl.runtime.encodings import Frame
 from vafl.runtime.grpc.connection import Allowance
+from vafl.runtime.grpc.pace import Pace
 from vafl.runtime.grpc.reach import FIRST_PAUSE, LONGEST_PAUSE, Reach, open_channel
 from vafl.runtime.grpc.session import Session
 from vafl.runtime.grpc.wire import CLAIM, INSTANCE, PATH, TAKES_OVER, Terms, printable
@@ -79,6 +81,7 @@ class FederationClient:
         self._reach = Reach(party, settings)
         self._began = time.monotonic()
         self._skips = 0
+        self._pace = Pace(client.rows) if client.noisy else None
         self._server_fault, self._warnings = "", Allowance(rate=0.1)
         self._failure: Exception | None = None
 
@@ -178,6 +181,15 @@ class FederationClient:
                     raise RunError(f"the server ended the run without a result: {printable(message.reason)}.")
                 self._worker.tell(session.end, printable(message.reason))
                 return
+            if self._pace is not None and isinstance(message, Request):
+                while wait := self._pace.wait(message.rows):
+                    if not self._worker.may_wait:
+                        self._worker.hand_over(partial(self._take, session, frames[place:], said))
+                        return
+                    if not self._pauses(session, wait, said):
+                        return
+                    said = []
+                self._pace.count(message.rows)
             self._note(session, message)
             answer = self._act(partial(self.client.receive, message))
             session.answered += sum(map(self._codec.size, answer))
@@ -215,6 +227,15 @@ class FederationClient:
         self._worker.tell(session.say, self._codec.contents(said))
         self._worker.tell(session.find_room, room)
         return room.result()
+
+    def _pauses(self, session: Session, seconds: float, said: list[ClientMessage]) -> bool:
+        """Send this, then wait. Meanwhile nothing more is read: the server has to wait as well. Return False
+        if the connection ends first."""
+        self._act(self._after)
+        over: Future[bool] = Future()
+        self._worker.tell(session.say, self._codec.contents(said))
+        self._worker.tell(session.pause, seconds, over)
+        return over.result()
 
     def _act(self, act: Callable[[], Result]) -> Result:
         """Let the client act, and report what is the server's fault rather than this party's.

@@ -37,6 +37,7 @@ class Session:
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._alarm: asyncio.TimerHandle | None = None
         self._room: Future[bool] | None = None
+        self._pause: Future[bool] | None = None
         self._closed = False
 
     async def run(self, hear: Callable[[bytes], None]) -> str:
@@ -57,6 +58,7 @@ class Session:
             self._stream.cancel()
             self._closed = True
             self._give_credit()
+            self._end_pause()
 
     def say(self, contents: Sequence[bytes], *, handled: bool = False) -> None:
         """Says these in turn; `handled` if with that a message of the server is done with."""
@@ -70,6 +72,19 @@ class Session:
         """Says True once no more lies unsent than may; False if the connection ends before."""
         self._room = room
         self._give_credit()
+
+    def pause(self, seconds: float, over: "Future[bool]") -> None:
+        """Set `over` to True after these seconds, or to False as soon as the connection ends."""
+        self._pause = over
+        if self._closed:
+            self._end_pause()
+        else:
+            asyncio.get_running_loop().call_later(seconds, self._end_pause)
+
+    def _end_pause(self) -> None:
+        if self._pause is not None:
+            self._pause.set_result(not self._closed)
+            self._pause = None
 
     def end(self, reason: str) -> None:
         """The run is over."""
