@@ -95,14 +95,19 @@ def test_a_client_that_fails_at_the_end_leaves_the_others_time_to_keep_their_mod
     assert (tmp_path / "two").exists()
 
 
-def test_the_trial_on_one_machine_needs_no_certificates_that_are_configured_but_not_made(tmp_path):
+def test_the_trial_on_one_machine_needs_no_certificates_that_are_configured_but_not_made(
+    tmp_path, caplog, capsys
+):
     write_companies(tmp_path)
     tables = {SERVER: "labels.csv", "bank": "bank.csv", "shop": "shop.parquet"}
     given = [word for name, file in tables.items() for word in ("--table", f"{name}={tmp_path / file}")]
     assert main(["init", *given, "--out", str(tmp_path / "vafl.toml")]) == 0
+    assert "reveal the training labels" in " ".join(capsys.readouterr().out.split())
+    assert "[labels]" in (tmp_path / "vafl.toml").read_text()
     chosen = ["--set", "network.address=127.0.0.1:0", "--set", "stop.updates=40"]
     assert main(["up", str(tmp_path / "vafl.toml"), "--out", str(tmp_path / "run"), *chosen]) == 0
     assert (tmp_path / "run" / "certs" / "ca.pem").is_file()
+    assert "reveal the training labels" in caplog.text
 
 
 def test_certificates_that_cannot_be_used_are_named_before_the_folder_is_made(tmp_path):

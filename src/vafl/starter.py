@@ -13,6 +13,7 @@ from vafl.data.first_look import task_of, why_ignored
 from vafl.data.settings import LABEL_HOLDER, TableSettings
 from vafl.data.tables import Table
 from vafl.errors import ConfigError, DataError
+from vafl.privacy.settings import LabelSettings
 
 _TEMPLATE = """# A vafl run. A key left out keeps its default; the resolved file is saved with the result.
 seed = 0
@@ -46,7 +47,7 @@ l2 = 0.001
 # [privacy]               # noise on what leaves a client; `vafl calibrate FILE --epsilon 8` prints a section
 # mode = "dp_train"       # release_once, frozen, dp_train; each needs a budget, mu_max
 # neighbours = "replace"  # no two values of a record can be told apart; zero_out promises less
-
+{labels}
 [delays]
 # The simulated clients' sleep: poisson, exponential, poisson-process, fixed, none, trace.
 kind = "poisson"
@@ -65,7 +66,7 @@ _MOST_NOTES = 20
 
 def starter_digits(clients: int) -> str:
     """A configuration that runs without a file: scikit-learn's digits."""
-    return _TEMPLATE.format(data='name = "digits"', partition=f"clients = {clients}")
+    return _TEMPLATE.format(data='name = "digits"', partition=f"clients = {clients}", labels=_LABELS)
 
 
 def starter_csv(csv: Path, label: str, clients: int) -> tuple[str, list[str]]:
@@ -91,6 +92,7 @@ def starter_csv(csv: Path, label: str, clients: int) -> tuple[str, list[str]]:
             f"{clients} clients. Lower --clients, or make more of them. {'. '.join(notes[-5:])}"
         )
     notes.append(f'"{label}" is what is learnt, by {task}: it has {about_label}')
+    notes.append(f"Between organisations, {LabelSettings().leak}.")
     if all(name.replace(".", "").isdigit() for name in table.columns):
         notes.append(f'All columns of "{csv}" have numbers for names: is its first line a record?')
     other = "classification" if task == "regression" else "regression"
@@ -101,7 +103,7 @@ def starter_csv(csv: Path, label: str, clients: int) -> tuple[str, list[str]]:
         f"ignore = [{', '.join(map(_quoted, ignored))}]  # ids, text, or values are missing",
         f'task = "{task}"  # or "{other}"',
     ]
-    return _TEMPLATE.format(data="\n".join(data), partition=_groups(features, clients)), notes
+    return _TEMPLATE.format(data="\n".join(data), partition=_groups(features, clients), labels=_LABELS), notes
 
 
 _TABLES = """# A vafl run on the parties' own tables. Every party has a file like this one, the same but for
@@ -137,7 +139,7 @@ l2 = 0.0001
 # [privacy]                # noise on what leaves a client; `vafl calibrate FILE --epsilon 8` prints a section
 # mode = "dp_train"        # release_once, frozen, dp_train; each needs a budget, mu_max
 # neighbours = "replace"   # no two values of a record can be told apart; zero_out promises less
-
+{labels}
 [stop]
 updates = 20000
 patience = 10              # or after so many evaluations without a better one; the best is kept
@@ -148,6 +150,13 @@ every = 200
 [network]
 address = "127.0.0.1:7443"   # the server's host, as the clients reach it
 certificates = "certs"       # this party's folder of those that `vafl certs` made
+"""
+
+_LABELS = """
+[labels]
+# The gradients that clients receive reveal the label of every training row. Randomised response hides it:
+# with two classes, epsilon = 2 keeps 88 % of the labels and flips the others. It costs accuracy.
+epsilon = 0.0              # 0: not protected
 """
 
 _SECTION = """[tables.{party}]
@@ -195,9 +204,16 @@ def starter_tables(
     if holder := next((own for own in opened if own.party == LABEL_HOLDER), None):
         task, about = task_of(_labels(holder), holder.path)
         notes.append(f'"{label}" is what is learnt, by {task}: it has {about}')
+        notes.append(f"Between organisations, {LabelSettings().leak}.")
     sections = [_table_section(own, label) for own in opened]
     names = ", ".join(map(_quoted, clients))
-    return _TABLES.format(parties=names, task=_quoted(task), tables="\n\n".join(sections)), notes
+    text = _TABLES.format(
+        parties=names,
+        task=_quoted(task),
+        tables="\n\n".join(sections),
+        labels=_LABELS if LABEL_HOLDER in tables else "",
+    )
+    return text, notes
 
 
 _IGNORE_NONE = "# ignore = []              # columns not to use; `vafl data` shows what becomes of each"

@@ -188,6 +188,8 @@ class ServerRun:
             state = ServerState(plan, self.path / STATE / SERVER, resume=self.resume, marks=marks)
             state.server.recall_rows = min(RECALL_ROWS, self._fitting)
             folder.begin(self.config.to_toml())
+            if leak := self.config.labels.leak:
+                log.warning("%s", leak)
             points = folder.rewind(state.facts.get("account", {}).get("seconds", 0.0))
             conductor, federation = self._assemble(plan, state, credentials, folder, points)
             with self._progress(plan, federation, conductor) as progress:

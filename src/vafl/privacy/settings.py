@@ -208,6 +208,16 @@ class LabelSettings:
                 "labels.epsilon = 0. Set epsilon, or leave out file."
             )
 
+    @property
+    def leak(self) -> str:
+        """What the parties must know about unprotected labels; empty if randomised response protects them."""
+        if self.epsilon:
+            return ""
+        return (
+            "gradients reveal the training labels to every client: vafl audit recovers all of them. To "
+            "protect the labels of a classification by randomised response, set labels.epsilon (it is 0)"
+        )
+
     def check_classes(self, classes: int) -> None:
         if self.epsilon and not classes:
             raise ConfigError(
