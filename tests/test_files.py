@@ -87,6 +87,7 @@ clip = 1.0
 noise = 1.0
 gradient_clip = 1.0
 gradient_noise = 1.0
+mu_max = "unlimited"
 [network]
 address = "127.0.0.1:0"
 join_timeout = 100.0

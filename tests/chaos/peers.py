@@ -183,7 +183,7 @@ def _mark(path: Path) -> bytes:
     return bytes.fromhex(json.loads(path.read_text())["marks"][NAME])
 
 
-PRIVACY = {"clip": 4.0, "noise": 0.02, "gradient_clip": 1.0, "gradient_noise": 0.02}
+PRIVACY = {"clip": 4.0, "noise": 0.02, "gradient_clip": 1.0, "gradient_noise": 0.02, "mu_max": "unlimited"}
 
 PEERS: dict[str, Mistreatment] = {
     "hostile client": claim_too_much,
