@@ -15,7 +15,6 @@ from vafl.config import Config
 from vafl.data.partition import VerticalData
 from vafl.data.settings import LABEL_HOLDER
 from vafl.ledgers import is_entered, ledger_path, open_ledger
-from vafl.models.losses import LOSSES
 from vafl.plan import Plan, Task, make_plan
 from vafl.privacy.fixed_point import decode
 from vafl.privacy.guard import Guard, guard
@@ -105,6 +104,7 @@ def build(config: Config, data: VerticalData | None = None) -> Run:
     Nothing leaves the machine in a simulation: private clients' ledgers are kept in memory.
     """
     plan = with_drawn_labels(make_plan(config, data))
+    config = plan.config
     centralised = config.rule.name == "centralised"
     guards = [None if centralised else make_guard(plan, index) for index in range(len(plan.models))]
     models, tests = plan.models, [party.test for party in plan.data.parties]
@@ -160,7 +160,7 @@ def make_server(plan: Plan, table: EmbeddingTable | None = None, marks: MarkMemo
     others = (
         plan.data.train_labels.numpy(),
         plan.head,
-        LOSSES[plan.task.loss],
+        plan.loss,
         Descent.of(plan.config.optimiser, plan.head.parameters(), server=True),
         Rule.of(rule, clients),
         DelayBound(rule.delay_bound, rule.when_unanswered) if rule.delay_bound else None,
@@ -291,7 +291,7 @@ def _centralised(plan: Plan) -> Centralised:
         plan.data.train_labels,
         plan.models,
         plan.head,
-        LOSSES[plan.task.loss],
+        plan.loss,
         descents,
         make_schedule(config, plan.data.rows, 0),
         summed=config.model.combine == "sum",

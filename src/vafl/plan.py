@@ -1,21 +1,27 @@
 """What every party of a run works out for itself from the configuration: data, task, first models."""
 
+import math
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import nn
 
 from vafl.config import Config
 from vafl.data.aligned import load_tables
 from vafl.data.dataset import with_validation
+from vafl.data.encoding import Encoder, Form, NumberColumn
 from vafl.data.partition import VerticalData, partition
 from vafl.data.settings import LABEL_HOLDER
 from vafl.data.sources import load
-from vafl.errors import ConfigError, DataError
+from vafl.errors import ConfigError, DataError, RunFolderError
 from vafl.models.embeddings import make_embedding
+from vafl.models.folder import StoredModel
 from vafl.models.heads import make_head
-from vafl.models.losses import Metric, metric
+from vafl.models.losses import LOSSES, Loss, Metric, in_unit, metric
+from vafl.models.tabular import CategoryInput, Input, NumberInput, TabularHead
 from vafl.privacy.settings import GUARANTEED
+from vafl.protocol.rules import Rule
 
 _MODEL_STREAMS = 3_000_017
 
@@ -46,6 +52,13 @@ class Plan:
     models: list[nn.Module]
     head: nn.Module
 
+    @property
+    def loss(self) -> Loss:
+        """What the training minimises."""
+        loss = LOSSES[self.task.loss]
+        measured = self.task.loss == "squared" and isinstance(self.head, TabularHead)
+        return in_unit(loss, float(self.head.unit)) if measured else loss  # type: ignore[arg-type]
+
 
 def make_plan(config: Config, data: VerticalData | None = None, party: str | None = None) -> Plan:
     """Loads and checks. `data` replaces what the config's data section would load.
@@ -58,6 +71,7 @@ def make_plan(config: Config, data: VerticalData | None = None, party: str | Non
     """
     if data is None:
         data = load_data(config, party)
+    config = sized(config, data.rows, len(data.parties))
     config.schedule.check_rows(data.rows)
     config.rule.check_clients(len(data.parties))
     config.delays.check_clients(len(data.parties))
@@ -74,7 +88,28 @@ def make_plan(config: Config, data: VerticalData | None = None, party: str | Non
     if task.loss != "softmax":
         data = replace(data, train_labels=data.train_labels.float(), test_labels=data.test_labels.float())
     models, head = _models(config, data, task)
+    if task.loss == "squared" and isinstance(head, TabularHead) and party in (None, LABEL_HOLDER):
+        head.measure(data.train_labels)
     return Plan(config, data, task, models, head)
+
+
+def sized(config: Config, rows: int, clients: int) -> Config:
+    """Return the configuration with everything that depends on the number of training rows.
+
+    Every party works this out for itself, and finds the same.
+    """
+    schedule = config.schedule.sized(rows)
+    together = clients if config.rule.name == "centralised" else Rule.of(config.rule, clients).quorum
+    epoch = math.ceil(rows / schedule.batch_size) * clients / together
+    updates = config.stop.updates or math.ceil(schedule.epochs * epoch)
+    every = config.evaluation.every or max(1, min(math.ceil(epoch), updates))
+    return replace(
+        config,
+        schedule=schedule,
+        optimiser=config.optimiser.planned(updates),
+        stop=replace(config.stop, updates=updates),
+        evaluation=replace(config.evaluation, every=every),
+    )
 
 
 def _check_measurable(name: str, data: VerticalData) -> None:
@@ -106,7 +141,14 @@ def load_data(config: Config, party: str | None = None) -> VerticalData:
     if config.data.name == "tables":
         _check_public(config, is_table=True)
         private = config.privacy.kind in GUARANTEED
-        return load_tables(config.data, config.tables, config.seed, party, public=private)
+        return load_tables(
+            config.data, config.tables, config.seed, party, form=form_for(config), public=private
+        )
+    if config.model.embedding == "tabular":
+        raise ConfigError(
+            f'model.embedding = "tabular" is for tables. Found data.name = "{config.data.name}". Use '
+            '"linear" or "mlp".'
+        )
     loaded = with_validation(load(config.data, config.seed), config.data.validation_fraction, config.seed)
     _check_public(config, is_table=loaded.is_table, fitted=loaded.fitted)
     return partition(loaded, config.partition, config.data.scale)
@@ -145,8 +187,46 @@ def _models(config: Config, data: VerticalData, task: Task) -> tuple[list[nn.Mod
                 torch.manual_seed(config.seed + (index + 1) * _MODEL_STREAMS)
             known = party.train.numel() > 0
             models.append(
-                make_embedding(config.model, party.train.shape[1:], task.outputs) if known else nn.Identity()
+                make_embedding(config.model, party.train.shape[1:], task.outputs, inputs_of(party.encoder))
+                if known
+                else nn.Identity()
             )
         if alone:
             torch.manual_seed(config.seed)
         return models, make_head(config.model, len(models), task.outputs)
+
+
+def form_for(config: Config) -> Form:
+    """The form of features that the configured embedding takes."""
+    return "codes" if config.model.embedding == "tabular" else "dense"
+
+
+def inputs_of(encoder: Encoder | None) -> list[Input]:
+    """What a tabular embedding must know of each code that the encoder makes; nothing of dense features."""
+    if encoder is None or encoder.form == "dense":
+        return []
+    inputs: list[Input] = []
+    for part in encoder.parts:
+        if isinstance(part, NumberColumn):
+            values = part.scaled(np.array(part.edges)).tolist()
+            fill = part.scaled(np.array([part.centre])).item()
+            inputs.append(NumberInput(tuple(values), fill, part.flags_missing))
+        else:
+            inputs.append(CategoryInput(part.levels))
+    return [*inputs, *([CategoryInput(2)] if encoder.flags_absent else [])]
+
+
+def encoder_of(stored: StoredModel) -> Encoder | None:
+    """Return how the party's raw columns become the model's features; None if it takes features as they are.
+
+    Raises:
+        RunFolderError: The manifest's schema is not an encoder's, or gives other features.
+    """
+    if not stored.manifest.schema:
+        return None
+    try:
+        encoder = Encoder.from_dict(stored.manifest.schema)
+    except DataError as error:
+        raise RunFolderError(f'the schema in "{stored.path}" is damaged: {error}') from error
+    stored.require({"features": [len(encoder.names)]})
+    return encoder

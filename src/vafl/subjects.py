@@ -10,12 +10,11 @@ from torch import Tensor
 from vafl.config import Config
 from vafl.data.aligned import find_alignments, ids_by_position
 from vafl.data.dataset import Records
-from vafl.data.encoding import Encoder
 from vafl.data.tables import POSITION, open_table
-from vafl.errors import DataError, RunFolderError
+from vafl.errors import RunFolderError
 from vafl.models.folder import StoredModel
 from vafl.names import SERVER
-from vafl.plan import load_data
+from vafl.plan import encoder_of, load_data
 
 
 @dataclass(frozen=True)
@@ -83,19 +82,3 @@ def _from_tables(config: Config, party: str, model: StoredModel) -> Subjects:
         features = torch.from_numpy(encoder.read(open_table(config.tables, party), wanted, alignment.rows))
     ids = ids_by_position(wanted, alignment.rows)
     return Subjects(alignment.token, "tables", np.arange(alignment.rows), ids, features)
-
-
-def encoder_of(stored: StoredModel) -> Encoder | None:
-    """Return how the party's raw columns become the model's features; None if it takes features as they are.
-
-    Raises:
-        RunFolderError: The manifest's schema is not an encoder's, or gives other features.
-    """
-    if not stored.manifest.schema:
-        return None
-    try:
-        encoder = Encoder.from_dict(stored.manifest.schema)
-    except DataError as error:
-        raise RunFolderError(f'the schema in "{stored.path}" is damaged: {error}') from error
-    stored.require({"features": [len(encoder.names)]})
-    return encoder

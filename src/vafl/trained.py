@@ -18,7 +18,7 @@ from vafl.models.embeddings import make_embedding
 from vafl.models.folder import StoredModel, read_model, write_model
 from vafl.models.heads import make_head
 from vafl.names import SERVER, check_party
-from vafl.plan import Plan
+from vafl.plan import Plan, encoder_of, inputs_of
 from vafl.protocol.masked_server import SumTable
 from vafl.protocol.rows import Matrix, Rows, mean_of_rows
 from vafl.protocol.table import FOREVER, EmbeddingTable
@@ -151,10 +151,12 @@ def rebuild(stored: StoredModel, factory: str = "") -> nn.Module:
     """
     settings, manifest = stored.settings, stored.manifest
     is_head = manifest.kind == "head"
+    encoder = None if is_head else encoder_of(stored)
+    inputs = () if encoder is None else inputs_of(encoder)
     if settings.has_factory and not is_head:
         if settings.embedding != factory:
             raise _not_named(stored, factory)
-        module = make_embedding(settings, manifest.features, manifest.outputs)
+        module = make_embedding(settings, manifest.features, manifest.outputs, inputs)
     else:
         try:
             # Without memory: the sizes are the manifest's, and only the parameters in the file prove them.
@@ -162,7 +164,7 @@ def rebuild(stored: StoredModel, factory: str = "") -> nn.Module:
                 if is_head:
                     module = make_head(settings, len(manifest.parties), manifest.outputs)
                 else:
-                    module = make_embedding(settings, manifest.features, manifest.outputs)
+                    module = make_embedding(settings, manifest.features, manifest.outputs, inputs)
         except (ConfigError, RuntimeError) as error:
             raise RunFolderError(f'the manifest in "{stored.path}" describes no model: {error}') from error
     stored.load_into(module)

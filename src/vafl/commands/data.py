@@ -20,6 +20,7 @@ from vafl.data.labels import label_classes, read_labels
 from vafl.data.settings import LABEL_HOLDER
 from vafl.data.tables import POSITION, Table, open_table
 from vafl.errors import ConfigError
+from vafl.plan import form_for
 from vafl.privacy.settings import GUARANTEED
 
 
@@ -92,6 +93,7 @@ def preview(config: Config, name: str) -> Preview:
     encoder, columns = fit(
         table,
         training,
+        form=form_for(config),
         scale=config.data.scale != "none",
         public=config.privacy.kind in GUARANTEED,
         flags_absent=config.data.records == "labelled",

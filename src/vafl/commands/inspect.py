@@ -13,7 +13,7 @@ from rich.table import Table
 from vafl.commands.configured import as_json
 from vafl.errors import RunFolderError
 from vafl.models.folder import MANIFEST, StoredModel, read_model
-from vafl.subjects import encoder_of
+from vafl.plan import encoder_of
 from vafl.trained import MODELS
 
 

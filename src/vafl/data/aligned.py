@@ -15,7 +15,7 @@ import torch
 
 from vafl.data.alignment import Alignment
 from vafl.data.dataset import Labels, Records, digest_records
-from vafl.data.encoding import Encoder
+from vafl.data.encoding import Encoder, Form
 from vafl.data.fitting import ColumnReport, fit
 from vafl.data.labels import label_classes, read_labels
 from vafl.data.partition import Party, VerticalData
@@ -70,6 +70,7 @@ def load_tables(
     seed: int,
     party: str | None = None,
     *,
+    form: Form = "dense",
     public: bool = False,
 ) -> VerticalData:
     """What one party knows of the data: its own features, or the labels. None: all of it, for a simulation.
@@ -77,13 +78,14 @@ def load_tables(
     Of the others there are names only, and to the label holder their records; a client has zeros for labels.
 
     Args:
+        form: what features the encoders make.
         public: encoders must not depend on the records, as where each is guaranteed privacy.
     """
     alignments = find_alignments(settings, tables, party)
     own = next(iter(alignments.values()))
     split = Split.of(own.rows, settings, seed)
     parties = [
-        load_party(settings, tables, name, alignments[name], split, public=public)[0]
+        load_party(settings, tables, name, alignments[name], split, form=form, public=public)[0]
         if party in (None, name)
         else _unseen(name, own, split)
         for name in settings.parties
@@ -109,6 +111,7 @@ def load_party(
     alignment: Alignment,
     split: Split,
     *,
+    form: Form = "dense",
     public: bool = False,
 ) -> tuple[Party, list[ColumnReport]]:
     """A client's features of all rows, encoded by its own training rows; and what became of its columns."""
@@ -121,6 +124,7 @@ def load_party(
     encoder, report = fit(
         table,
         training,
+        form=form,
         scale=settings.scale != "none",
         public=public,
         flags_absent=settings.records == "labelled",

@@ -1,29 +1,48 @@
-"""How a table is to be encoded, found from its training rows in one pass over the file."""
+"""How a table is to be encoded, found from its training rows in one pass over the file.
 
-import math
+Counts of lines, gaps and categories are exact. Edges, medians and deviations of numbers come from a sample of
+at most 50,000 training rows, so memory does not grow with the file.
+"""
+
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from vafl.data.encoding import (
     CategoryColumn,
     Column,
+    DateColumn,
     Encoder,
+    Form,
     NumberColumn,
+    Numbers,
     as_names,
     as_numbers,
+    as_times,
+    days_of,
+    hours_of,
+    is_date,
     is_text,
     is_usable,
 )
-from vafl.data.tables import Table
+from vafl.data.tables import POSITION, Table
 from vafl.errors import DataError
 
-_ARE_NUMBERS = 0.95  # of a text column's values: then it is one of numbers, and the rest count as missing
+_SAMPLE = 50_000  # training rows whose numbers are kept to find edges
+_EDGES = 48  # of a column of numbers, at most: half by quantiles, half by distinct values
+_NORMAL_QUARTILES = 1.349  # the distance between the quartiles of a normal distribution of deviation 1
+_ARE_NUMBERS = 0.95  # of a text column's values: then it holds numbers, and the rest count as missing
 _ARE_DATES = 0.95  # likewise
-_DATE = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}.*)?$"
-_MOST_DISTINCT = 10_000  # a column with more different names is not counted any further
+_MOST_DISTINCT = 100_000  # different names of a column that are counted
+_MOST_CATEGORIES = 4096  # that have a code of their own
+_FEW_ROWS, _RARE = 1000, 5  # in a larger table, a category of fewer rows than this is rare
+_LIKE_AN_ID = re.compile(
+    r"(^|[^a-z])(id|key|index|nr|no|number|uuid)([^a-z]|$)|[a-z](ID|Id|Key|Index|Nr|No)$"
+)
 
 
 @dataclass(frozen=True)
@@ -31,8 +50,8 @@ class ColumnReport:
     """What became of one column, and what it held in the training rows.
 
     Attributes:
-        use: `number`, `category`, or `dropped`.
-        why: the reason if it was dropped, else whatever is worth knowing.
+        use: `number`, `category`, `date` or `dropped`.
+        why: the reason if it was dropped, else what is worth knowing.
         features: how many features it became.
     """
 
@@ -46,48 +65,55 @@ class ColumnReport:
 
 @dataclass
 class Profile:
-    """What the training rows of one column showed so far."""
+    """What the training rows of one column have shown so far.
+
+    Attributes:
+        numbers, dates: how many values are numbers, and how many are dates.
+        odd: the first value that is not a number.
+        counts: how often each name occurs; only for text and for columns that are named as categories.
+        uncountable: whether there are more names than are counted.
+        sampled: numbers of the sampled rows, NaN where there is none; of dates, their days.
+    """
 
     name: str
     type: pl.DataType
+    counted: bool
     lines: int = 0
     missing: int = 0
     numbers: int = 0
-    mean: float = 0.0
-    squares: float = 0.0  # sum of squared deviations from the mean
-    smallest: float = np.inf
-    largest: float = -np.inf
-    odd: str = ""  # the first value that is no number
+    dates: int = 0
+    has_times: bool = False
+    odd: str = ""
     counts: pl.DataFrame = field(default_factory=lambda: _counted(pl.Series([], dtype=pl.String)))
     uncountable: bool = False
+    sampled: list[Numbers] = field(default_factory=list)
+    sampled_days: list[Numbers] = field(default_factory=list)
 
-    def add(self, values: pl.Series) -> None:
-        """Takes some more lines."""
+    def add(self, values: pl.Series, chosen: npt.NDArray[np.bool_]) -> None:
+        """Take some more lines, of which those `chosen` are in the sample."""
         self.lines += len(values)
         self.missing += values.null_count()
+        if is_date(self.type) or (is_text(self.type) and _may_be_dates(values)):
+            self._add_dates(as_times(values), chosen)
+        if is_date(self.type):
+            return
         numbers = as_numbers(values)
-        self._add_numbers(numbers[~np.isnan(numbers)])
-        if not self.odd and (odd := values.filter(np.isnan(numbers)).drop_nulls()).len():
+        known = ~np.isnan(numbers)
+        self.numbers += int(known.sum())
+        self.sampled.append(numbers[chosen & known])
+        if not self.odd and (odd := values.filter(~known).drop_nulls()).len():
             self.odd = str(odd[0])
-        if not self.uncountable:
+        if self.counted and not self.uncountable:
             both = pl.concat([self.counts, _counted(as_names(values))])
             merged = both.group_by("name").agg(pl.col("count").sum())
             self.uncountable = merged.height > _MOST_DISTINCT
             self.counts = merged.clear() if self.uncountable else merged
 
-    def _add_numbers(self, own: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
-        """Mean and squares of two parts from those of each."""
-        if not len(own):
-            return
-        mean, count = float(own.mean()), self.numbers + len(own)
-        apart = mean - self.mean
-        self.squares += float(np.square(own - mean).sum()) + apart**2 * self.numbers * len(own) / count
-        self.mean += apart * len(own) / count
-        self.numbers = count
-        self.smallest, self.largest = (
-            min(self.smallest, float(own.min())),
-            max(self.largest, float(own.max())),
-        )
+    def _add_dates(self, times: pl.Series, chosen: npt.NDArray[np.bool_]) -> None:
+        self.dates += len(times) - times.null_count()
+        self.has_times |= bool((hours_of(times) > 0).any())
+        days = as_numbers(days_of(times))
+        self.sampled_days.append(days[chosen & ~np.isnan(days)])
 
     @property
     def present(self) -> int:
@@ -99,14 +125,17 @@ class Profile:
 
     @property
     def is_dated(self) -> bool:
-        """Whether text is ISO 8601's dates, with a time or without, which a Parquet file has a type for."""
-        dates = self.counts.filter(pl.col("name").str.contains(_DATE))["count"].sum()
-        return not self.uncountable and dates >= _ARE_DATES * self.present
+        """Whether it holds dates: by its type, or as text in ISO 8601, with a time or without."""
+        return is_date(self.type) or (self.present > 0 and self.dates >= _ARE_DATES * self.present)
 
     @property
     def distinct(self) -> str:
-        """How many different names, in words."""
+        """How many different names there are, in words."""
         return f"more than {_MOST_DISTINCT:,}" if self.uncountable else f"{self.counts.height:,}"
+
+    def sample(self) -> Numbers:
+        """The numbers of the sampled rows, sorted."""
+        return np.sort(np.concatenate(self.sampled)) if self.sampled else np.empty(0)
 
 
 def _counted(values: pl.Series) -> pl.DataFrame:
@@ -114,81 +143,183 @@ def _counted(values: pl.Series) -> pl.DataFrame:
     return counts.select(pl.col("name"), pl.col("count").cast(pl.Int64))
 
 
+def _may_be_dates(values: pl.Series) -> bool:
+    """Whether the first values look like dates: parsing all of a column that has none would cost time."""
+    first = values.drop_nulls().head(100).cast(pl.String)
+    return int(first.str.contains(r"^\d{4}-\d{2}-\d{2}([T ]|$)").sum()) > len(first) / 2
+
+
 def fit(
     table: Table,
     wanted: pl.DataFrame,
     *,
+    form: Form = "dense",
     scale: bool = True,
     public: bool = False,
     flags_absent: bool = False,
 ) -> tuple[Encoder, list[ColumnReport]]:
-    """An encoder by the training rows alone, and what became of each column.
+    """Return an encoder by the training rows alone, and what became of each column.
 
     Args:
         wanted: `id` and POSITION of each training line.
-        scale: whether numbers are standardised.
+        form: what features the encoder makes.
+        scale: whether numbers are scaled.
         public: nothing of the encoder may depend on the records, as where each is guaranteed privacy.
         flags_absent: whether there are records that the party does not have.
 
     Raises:
-        DataError: no column is left, or the encoder cannot be public.
+        DataError: No column is left, or the encoder cannot be public.
     """
     named = set(table.matching(list(table.schema), "categories"))
     usable = [name for name in table.features if is_usable(table.schema[name])]
-    profiles = _profiles(table, usable, wanted)
+    profiles = _profiles(table, usable, wanted, named)
     columns: list[Column] = []
     reports: list[ColumnReport] = []
     for name in table.schema:
-        report, column = _decide(table, name, profiles.get(name), name in named, scale=scale, public=public)
-        reports.append(report)
-        columns += [] if column is None else [column]
+        decided = _Decision(table, name, profiles.get(name), name in named, form, scale, public)
+        reports.append(decided.report)
+        columns += [] if decided.column is None else [decided.column]
     if not columns:
         reasons = "; ".join(f"{report.name}: {report.why}" for report in reports[:5])
         raise DataError(f'"{table.path}": a client needs at least one column. None is left: {reasons}.')
-    return Encoder(tuple(columns), flags_absent), reports
+    return Encoder(tuple(columns), flags_absent, form), reports
 
 
-def _profiles(table: Table, columns: Sequence[str], wanted: pl.DataFrame) -> dict[str, Profile]:
-    found = {name: Profile(name, table.schema[name]) for name in columns}
+def _profiles(
+    table: Table, columns: Sequence[str], wanted: pl.DataFrame, named: set[str]
+) -> dict[str, Profile]:
+    found = {}
+    for name in columns:
+        kind = table.schema[name]
+        found[name] = Profile(name, kind, counted=is_text(kind) or name in named)
+    positions = wanted[POSITION].to_numpy()
+    chosen = np.zeros(int(positions.max()) + 1 if len(positions) else 0, dtype=bool)
+    drawn = np.random.Generator(np.random.Philox(0)).permutation(positions)[:_SAMPLE]
+    chosen[drawn] = True
     lines = 0
     for batch in table.batches(columns, wanted):
         values = batch.select(table.values(name, table.schema[name]) for name in columns)
+        in_sample = chosen[batch[POSITION].to_numpy()]
         for name, profile in found.items():
-            profile.add(values[name])
+            profile.add(values[name], in_sample)
         lines += batch.height
     table.check_found(lines, wanted)
     return found
 
 
-def _decide(
-    table: Table, name: str, profile: Profile | None, named: bool, *, scale: bool, public: bool
-) -> tuple[ColumnReport, Column | None]:
-    kind = table.schema[name]
+class _Decision:
+    """What becomes of one column.
 
-    def report(use: str, why: str, features: int = 0) -> ColumnReport:
-        missing = 0 if profile is None else profile.missing
-        return ColumnReport(name, "text" if is_text(kind) else str(kind), use, why, missing, features)
+    Attributes:
+        column: how it is encoded; None if it is dropped.
+    """
 
-    if profile is None:
-        return report("dropped", _not_asked_for(table, name)), None
-    numeric = profile.is_numeric and not named
-    if public:
-        if not numeric:
+    def __init__(
+        self,
+        table: Table,
+        name: str,
+        profile: Profile | None,
+        named: bool,
+        form: Form,
+        scale: bool,
+        public: bool,
+    ) -> None:
+        self._table, self._name, self._named = table, name, named
+        self._form, self._scale = form, scale
+        self.column: Column | None = None
+        if profile is None:
+            self.report = self._dropped(_not_asked_for(table, name), 0)
+        elif public:
+            self.report = self._publicly(profile)
+        else:
+            self.report = self._decide(profile)
+
+    def _dropped(self, why: str, missing: int) -> ColumnReport:
+        return ColumnReport(self._name, self._type, "dropped", why, missing, 0)
+
+    def _used(self, column: Column, why: str, profile: Profile) -> ColumnReport:
+        self.column = column
+        features = len(column.names(self._form))
+        return ColumnReport(self._name, self._type, column.kind, why, profile.missing, features)
+
+    @property
+    def _type(self) -> str:
+        kind = self._table.schema[self._name]
+        return "text" if is_text(kind) else str(kind)
+
+    def _publicly(self, profile: Profile) -> ColumnReport:
+        if not profile.is_numeric or profile.is_dated or self._named:
             raise DataError(
-                f'"{table.path}": "{name}" holds categories, and which there are depends on the records: '
-                "that would pass by the noise. Encode it as numbers by a public list, or name "
-                f"it in tables.{table.party}.ignore."
+                f'"{self._table.path}": "{self._name}" holds categories or dates, and which there are '
+                "depends on the records: that would pass by the noise. Encode it as numbers by a public list, "
+                f"or name it in tables.{self._table.party}.ignore."
             )
-        return report("number", "as it is, 0 where missing", 1), NumberColumn(name, 0.0, 0.0, 1.0, False)
-    if not named and not numeric and profile.present and profile.is_dated:
-        return report("dropped", "dates: write numbers, or name it in categories"), None
-    if why := _useless(profile, numeric, table.settings.most_categories):
-        return report("dropped", why), None
-    if numeric:
-        number = _number(profile, scale=scale)
-        return report("number", _about_number(profile), len(number.names)), number
-    category = _category(profile, table.settings.most_categories)
-    return report("category", _about_category(profile, category), len(category.names)), category
+        column = NumberColumn(self._name, 0.0, 1.0, (0.0, 1.0), False, False)
+        return self._used(column, "as it is, 0 where missing", profile)
+
+    def _decide(self, profile: Profile) -> ColumnReport:
+        if profile.is_dated and not self._named:
+            return self._date(profile)
+        if profile.is_numeric and not self._named:
+            return self._number(profile)
+        return self._category(profile)
+
+    def _date(self, profile: Profile) -> ColumnReport:
+        if not profile.dates:
+            return self._dropped("missing in every training row", profile.missing)
+        days = np.sort(np.concatenate(profile.sampled_days))
+        number = _number(f"{self._name} days", days, profile.dates < profile.lines, scale=self._scale)
+        first, last = (np.datetime64(0, "D") + int(day) for day in (days[0], days[-1]))
+        return self._used(
+            DateColumn(self._name, number, profile.has_times), f"from {first} to {last}", profile
+        )
+
+    def _number(self, profile: Profile) -> ColumnReport:
+        sample = profile.sample()
+        if not len(sample):
+            return self._dropped("missing in every training row", profile.missing)
+        if sample[0] == sample[-1] and profile.numbers == profile.lines:
+            return self._dropped(f"always {sample[0]:g} in the training rows", profile.missing)
+        if why := self._like_an_id(sample, profile):
+            return self._dropped(why, profile.missing)
+        number = _number(self._name, sample, profile.numbers < profile.lines, scale=self._scale)
+        text = f"median {np.median(sample):.4g}, from {sample[0]:g} to {sample[-1]:g}"
+        if odd := profile.present - profile.numbers:
+            text += f'; {odd:,} are not numbers, such as "{profile.odd[:20]}", and count as missing'
+        return self._used(number, text, profile)
+
+    def _like_an_id(self, sample: Numbers, profile: Profile) -> str:
+        """Why a column of numbers seems to name the records; empty if it does not."""
+        if len(sample) < 20 or profile.missing or not (np.diff(sample) > 0).all() or (sample % 1).any():
+            return ""
+        first = next(name for name in self._table.schema if name) == self._name
+        counts_up = sample[-1] - sample[0] < 1.2 * profile.lines
+        if first or counts_up or _LIKE_AN_ID.search(self._name) or _LIKE_AN_ID.search(self._name.lower()):
+            return "a different whole number in every row, as ids are"
+        return ""
+
+    def _category(self, profile: Profile) -> ColumnReport:
+        if not profile.present:
+            return self._dropped("missing in every training row", profile.missing)
+        counts = profile.counts.sort(["count", "name"], descending=[True, False])
+        shown = self._table.settings.most_categories
+        if profile.uncountable or (counts.height > shown and counts.height > profile.present / 2):
+            why = (
+                f"text with {profile.distinct} different values in {profile.present:,} rows, such as "
+                f'"{profile.odd[:20]}": a name? Write numbers as 1234.5'
+            )
+            return self._dropped(why, profile.missing)
+        if counts.height == 1 and not profile.missing:
+            return self._dropped(f'always "{counts["name"][0]}" in the training rows', profile.missing)
+        least = _RARE if profile.lines >= _FEW_ROWS else 1
+        kept = counts.filter(pl.col("count") >= least)["name"].head(_MOST_CATEGORIES).to_list()
+        has_others = counts.height > len(kept)
+        column = CategoryColumn(
+            self._name, tuple(kept), min(shown, len(kept)), has_others, profile.missing > 0
+        )
+        some = ", ".join(kept[:4]) + (", ..." if len(kept) > 4 else "")
+        rest = ", the rarer ones as one" if column.has_others or column.shown < len(kept) else ""
+        return self._used(column, f"{profile.distinct} categories: {some}{rest}", profile)
 
 
 def _not_asked_for(table: Table, name: str) -> str:
@@ -200,51 +331,20 @@ def _not_asked_for(table: Table, name: str) -> str:
         return "the label"
     if name not in table.features:
         return "not asked for" if table.settings.features else "ignored"
-    return f"{table.schema[name]} is no type to learn from: write numbers or text"
+    return f"{table.schema[name]} is not a type to learn from: write numbers or text"
 
 
-def _useless(profile: Profile, numeric: bool, most: int) -> str:
-    if not (profile.numbers if numeric else profile.present):
-        return "missing in every training row"
-    if numeric:
-        only = profile.smallest == profile.largest and profile.numbers == profile.lines
-        return f"always {profile.smallest:g} in the training rows" if only else ""
-    counts = profile.counts
-    if profile.uncountable or (counts.height > most and counts.height > profile.present / 2):
-        return (
-            f"text with {profile.distinct} different values in {profile.present:,} rows, such as "
-            f'"{profile.odd[:20]}": a name? Numbers are to be written as 1234.5'
-        )
-    if counts.height == 1 and not profile.missing:
-        return f'always "{counts["name"][0]}" in the training rows'
-    return ""
-
-
-def _number(profile: Profile, *, scale: bool) -> NumberColumn:
-    """Nine digits of the statistics: more depend on how the file happened to be cut into batches. Of a mean
-    far from 0, as many as a millionth of the deviation needs."""
-    spread = (profile.squares / profile.numbers) ** 0.5 if profile.smallest < profile.largest else 1.0
-    deviation = float(f"{spread or 1.0:.9g}")
-    digits = max(9, 6 + math.ceil(math.log10(abs(profile.mean) / deviation or 1.0)))
-    fill = float(f"{profile.mean:.{digits}g}")
-    flags = profile.numbers < profile.lines
-    return NumberColumn(profile.name, fill, *((fill, deviation) if scale else (0.0, 1.0)), flags)
-
-
-def _category(profile: Profile, most: int) -> CategoryColumn:
-    ranked = profile.counts.sort(["count", "name"], descending=[True, False])["name"].to_list()
-    return CategoryColumn(profile.name, tuple(sorted(ranked[:most])), len(ranked) > most, profile.missing > 0)
-
-
-def _about_number(profile: Profile) -> str:
-    text = f"mean {profile.mean:.4g}, from {profile.smallest:g} to {profile.largest:g}"
-    if odd := profile.present - profile.numbers:
-        text += f'; {odd:,} are no number, such as "{profile.odd[:20]}", and count as missing'
-    return text
-
-
-def _about_category(profile: Profile, column: CategoryColumn) -> str:
-    shown = ", ".join(column.categories[:4]) + (", ..." if len(column.categories) > 4 else "")
-    return f"{profile.distinct} categories: {shown}" + (
-        ", the rarer ones as one" if column.has_others else ""
-    )
+def _number(name: str, sample: Numbers, gaps: bool, *, scale: bool) -> NumberColumn:
+    """By sorted numbers of the training rows. Half of the edges are quantiles; the others are spread over the
+    distinct values, since quantiles alone miss a column that is mostly zero."""
+    distinct = np.unique(sample)
+    edges = distinct
+    if len(distinct) > _EDGES:
+        half = _EDGES // 2
+        by_rows = np.quantile(sample, np.linspace(0, 1, half), method="nearest")
+        places = np.linspace(0, len(distinct) - 1, _EDGES - half + 2).round().astype(int)[1:-1]
+        edges = np.unique(np.concatenate([by_rows, distinct[places]]))
+    low, middle, high = np.quantile(sample, [0.25, 0.5, 0.75])
+    spread = (high - low) / _NORMAL_QUARTILES or float(sample.std()) or 1.0
+    centre, deviation = (float(middle), float(spread)) if scale else (0.0, 1.0)
+    return NumberColumn(name, centre, deviation, tuple(edges.tolist()), scale, gaps)

@@ -29,7 +29,7 @@ from vafl.observe.plots import plot_runs
 from vafl.observe.progress import Progress
 from vafl.observe.record import RecordedRun, RunFolder, read_run
 from vafl.observe.status import ClientStatus
-from vafl.plan import Plan, make_plan
+from vafl.plan import Plan, make_plan, sized
 from vafl.protocol.marks import MarkMemory
 from vafl.protocol.server import RECALL_ROWS, Server
 from vafl.protocol.table import FOREVER, EmbeddingTable, record_type
@@ -172,6 +172,7 @@ class ServerRun:
         """Serves until the run is over, and writes the run folder."""
         self.config = over_network(self.config)
         plan = make_plan(self.config, party=SERVER)
+        self.config = plan.config
         if self.prepare is None:
             load_credentials(self.config, SERVER)  # fails before the folder is touched
         if self.resume:
@@ -181,7 +182,8 @@ class ServerRun:
         opened = RunFolder(self.path, overwrite=self.overwrite, resume=self.resume)
         with opened as folder, limited_threads(self.config.threads):
             if self.prepare is not None:
-                self.config = over_network(self.prepare())
+                own = over_network(self.prepare())
+                self.config = sized(own, plan.data.rows, len(plan.data.parties))
             credentials = load_credentials(self.config, SERVER)
             make_private_folder(self.path / STATE)
             marks = MarkFile(marks_path(self.config, self.path), [party.name for party in plan.data.parties])

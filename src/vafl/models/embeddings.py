@@ -1,4 +1,4 @@
-"""The clients' embedding models: linear, MLP, CNN, LSTM, or any torch module the user names."""
+"""The clients' embedding models: linear, MLP, CNN, LSTM, tabular, or any torch module the user names."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vafl.errors import ConfigError
 from vafl.models.settings import ModelSettings
+from vafl.models.tabular import Input, Tabular
 
 Factory = Callable[[Sequence[int], int], nn.Module]
 
@@ -29,13 +30,21 @@ class SequenceEncoder(nn.Module):
         return last[0]  # type: ignore[no-any-return]
 
 
-def make_embedding(settings: ModelSettings, shape: Sequence[int], outputs: int) -> nn.Module:
-    """The embedding model that the settings describe, for features [rows, *shape]."""
+def make_embedding(
+    settings: ModelSettings, shape: Sequence[int], outputs: int, inputs: Sequence[Input] = ()
+) -> nn.Module:
+    """Make the embedding model that the settings describe, for features [rows, *shape].
+
+    Args:
+        inputs: of a tabular embedding: what each feature is a code of.
+    """
     width = settings.embedding_width(outputs)
     if settings.embedding == "linear":
         return linear(shape, width)
     if settings.embedding == "mlp":
         return mlp(shape, width, settings.hidden or (64,))
+    if settings.embedding == "tabular":
+        return Tabular(inputs, width, settings.hidden or (128, 128))
     if settings.embedding == "cnn":
         return cnn(shape, width, settings.hidden or (16, 16, 32, 32, 64, 64))
     if settings.embedding == "lstm":

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from vafl import kernels
 from vafl.models.embeddings import mlp
 from vafl.models.settings import ModelSettings
+from vafl.models.tabular import TabularHead
 
 Matrix = npt.NDArray[np.float32]
 WayBack = Callable[[Matrix], tuple[Matrix, list[Matrix]]]
@@ -49,6 +50,8 @@ def make_head(settings: ModelSettings, clients: int, outputs: int) -> nn.Module:
         return Bias(outputs)
     if settings.head == "linear":
         return linear(inputs, outputs)
+    if settings.head == "tabular":
+        return TabularHead(inputs, outputs, settings.head_hidden)
     return deep(inputs, outputs, settings.head_hidden)
 
 

@@ -43,6 +43,16 @@ def squared(outputs: Matrix, labels: Array, weights: Matrix) -> tuple[float, Mat
     return float(errors @ weighted), 2 * weighted[:, None]
 
 
+def in_unit(loss: Loss, unit: float) -> Loss:
+    """The squared error of labels in another unit, so that gradients are of the same size for all labels."""
+
+    def scaled(outputs: Matrix, labels: Array, weights: Matrix) -> tuple[float, Matrix]:
+        value, slopes = loss(outputs, labels, weights)
+        return value / unit**2, slopes / np.float32(unit**2)
+
+    return scaled
+
+
 LOSSES: dict[str, Loss] = {
     "softmax": softmax,
     "binary": binary,

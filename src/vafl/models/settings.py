@@ -6,7 +6,7 @@ from typing import Literal
 
 from vafl.errors import ConfigError
 
-_BUILT_IN = ("linear", "mlp", "cnn", "lstm")
+_BUILT_IN = ("tabular", "linear", "mlp", "cnn", "lstm")
 _LARGEST_WIDTH = 2**20  # of any layer
 _MOST_LAYERS = 100
 _METRICS = {"softmax": ("accuracy", "loss"), "binary": ("accuracy", "auc", "loss"), "squared": ("r2", "loss")}
@@ -17,13 +17,15 @@ class ModelSettings:
     """The clients' embedding, the server's head, the loss.
 
     Attributes:
-        embedding: `linear`, `mlp`, `cnn`, `lstm`, or the user's own `package.module:Factory`,
-            called as Factory(feature_shape, width).
-        width: the embedding's width; 0 means the number of outputs for a `bias` head, else 16.
-        hidden: hidden units of an mlp, channels of a cnn, BiLSTM units of an lstm; empty means
-            the defaults [64], [16, 16, 32, 32, 64, 64] and [16].
-        head: `bias` (the sum of the embeddings plus a bias: logistic regression), `linear` or `mlp`.
-        head_hidden: hidden units of an mlp head.
+        embedding: `tabular` (the default for tables), `linear`, `mlp`, `cnn`, `lstm`, or the user's own
+            `package.module:Factory`, called as Factory(feature_shape, width).
+        width: the embedding's width; 0 means the number of outputs for a `bias` head, else 32 for a tabular
+            embedding and 16 for others.
+        hidden: hidden units of a tabular embedding or an mlp, channels of a cnn, BiLSTM units of an lstm;
+            empty means the defaults [128, 128], [64], [16, 16, 32, 32, 64, 64] and [16].
+        head: `bias` (the sum of the embeddings plus a bias: logistic regression), `linear`, `mlp`, or
+            `tabular` (a small network and a linear path beside it).
+        head_hidden: hidden units of an mlp or tabular head.
         combine: what the head sees, the `sum` or the `concat`enation of the embeddings.
         loss: `softmax`, `binary`, `squared`; `auto` follows from the labels.
         metric: `accuracy`, `auc`, `r2`, `loss`; `auto` is accuracy, or r2 for the squared loss.
@@ -32,7 +34,7 @@ class ModelSettings:
     embedding: str = "linear"
     width: int = 0
     hidden: tuple[int, ...] = ()
-    head: Literal["bias", "linear", "mlp"] = "bias"
+    head: Literal["bias", "linear", "mlp", "tabular"] = "bias"
     head_hidden: tuple[int, ...] = (64,)
     combine: Literal["sum", "concat"] = "sum"
     loss: Literal["auto", "softmax", "binary", "squared"] = "auto"
@@ -99,7 +101,7 @@ class ModelSettings:
 
     def embedding_width(self, outputs: int) -> int:
         if self.head != "bias":
-            return self.width or 16
+            return self.width or (32 if self.embedding == "tabular" else 16)
         if self.width not in (0, outputs):
             raise ConfigError(
                 f'model.head = "bias" needs embeddings as wide as the outputs, {outputs}. Found '

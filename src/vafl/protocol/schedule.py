@@ -5,9 +5,10 @@ compute what any client will pick next. Look-ahead refresh rests on that. A clie
 schedule to itself has a seed of its own.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -17,6 +18,9 @@ from vafl.errors import ConfigError
 from vafl.protocol.rows import Rows
 
 ScheduleKind = Literal["epochs", "iid"]
+_BATCHES = 64  # of an epoch, where the size is left open
+_SMALLEST_BATCH, _LARGEST_BATCH = 64, 1024
+_EPOCHS, _LEAST_EPOCHS, _MANY_ROWS = 40.0, 4.0, 100_000
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,10 @@ class ScheduleSettings:
 
     Attributes:
         kind: `epochs` deals every row once per reshuffled epoch; `iid` draws each batch afresh.
-        batch_size: rows in a minibatch; 1 is the single-record algorithm.
+        batch_size: rows in a minibatch; 1 is the single-record algorithm. 0 is a size by the number of training
+            rows, 64 to 1024.
+        epochs: how often each client passes over the training rows, on average, where stop.updates = 0 leaves
+            the number of updates open. 0 is 40 epochs, fewer for more than 100,000 rows.
         seed: `shared` lets every party compute every client's batches (look-ahead needs it);
             `private` draws each client's batches and random refreshes from a seed that the client has from
             its operating system and keeps with its checkpoint, so that they are known when they are uploaded
@@ -36,18 +43,32 @@ class ScheduleSettings:
 
     kind: ScheduleKind = "epochs"
     batch_size: int = 32
+    epochs: float = 0.0
     seed: Literal["shared", "private"] = "shared"
     refresh: str = "lookahead"
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ConfigError(f"schedule.batch_size must be 1 or more. Found {self.batch_size}.")
+        if self.batch_size < 0:
+            raise ConfigError(
+                f"schedule.batch_size must be 1 or more, or 0 for a size that suits. Found {self.batch_size}."
+            )
+        if not 0 <= self.epochs < math.inf:
+            raise ConfigError(
+                f"schedule.epochs must be above 0, or 0 for a number that suits. Found {self.epochs}."
+            )
         parse_refresh(self.refresh)
         if self.seed == "private" and self.refresh == "lookahead":
             raise ConfigError(
                 'schedule.refresh = "lookahead" computes the other clients\' next batches, so it needs '
                 'schedule.seed = "shared". Found "private". Use refresh = "none", "random:R" or "all".'
             )
+
+    def sized(self, rows: int) -> "ScheduleSettings":
+        """With a batch size and a number of epochs for so many training rows, where they are left open."""
+        size = 2 ** round(math.log2(max(1, rows / _BATCHES)))
+        batch = self.batch_size or min(rows, max(_SMALLEST_BATCH, min(_LARGEST_BATCH, size)))
+        epochs = self.epochs or min(_EPOCHS, max(_LEAST_EPOCHS, _EPOCHS * _MANY_ROWS / rows))
+        return replace(self, batch_size=batch, epochs=epochs)
 
     def check_rows(self, rows: int) -> None:
         if self.batch_size > rows:

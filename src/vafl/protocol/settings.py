@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from vafl.errors import ConfigError
-from vafl.protocol.stepsizes import SCHEDULES, StepSize, constant
+from vafl.protocol.stepsizes import SCHEDULES, StepSize, constant, cosine
 
 LARGEST_COUNT = 2**62  # of uploads or steps; counters travel and are kept as 64-bit numbers
+_WARM_UP = 300  # iterations in which step sizes grow, at most
 LARGEST_WINDOW = 64  # uploads a client may ever have in flight: bounds what the server keeps for it
 RuleName = Literal["async", "t-sync", "sync", "centralised"]
 Order = Literal["upload-first", "query-first"]
@@ -94,8 +95,10 @@ class OptimiserSettings:
         step_size: eta_m, the clients' step size; a schedule takes its place.
         server_step_size: eta_0, the head's; 0 means the same as `step_size`. Under a schedule the head's
             steps are the schedule's times server_step_size / step_size.
-        schedule: `constant`, or a schedule of vafl.protocol.stepsizes.
-        constants: the constants that schedule needs, by the paper's names.
+        schedule: `constant`; `cosine`, which warms up and falls to 0 at the last planned update; or a
+            schedule of vafl.protocol.stepsizes, from the paper.
+        constants: the constants that schedule needs, by the paper's names. Of `cosine`, K is the last
+            planned update, and vafl sets it.
         options: more arguments for the optimiser, e.g. { momentum = 0.9 }.
         l2: the clients' regulariser r(theta_m) = l2/2 |theta_m|^2.
     """
@@ -163,9 +166,11 @@ class OptimiserSettings:
         """
         if self.schedule == "constant":
             return constant(self.own_step_size(server=server))
+        if self.schedule == "cosine":
+            return self._cosine(self.own_step_size(server=server))
         if self.schedule not in SCHEDULES:
             raise ConfigError(
-                f"optimiser.schedule must be constant or one of {', '.join(SCHEDULES)}. "
+                f"optimiser.schedule must be constant, cosine or one of {', '.join(SCHEDULES)}. "
                 f'Found "{self.schedule}".'
             )
         make = SCHEDULES[self.schedule]
@@ -180,3 +185,18 @@ class OptimiserSettings:
             ) from None
         ratio = self.own_step_size(server=server) / self.step_size
         return lambda iteration: ratio * scheduled(iteration)
+
+    def _cosine(self, step_size: float) -> StepSize:
+        if self.constants.keys() - {"K"}:
+            raise ConfigError(
+                'optimiser.schedule "cosine" takes no constant but K, the last planned update. Found '
+                f"{', '.join(self.constants)}."
+            )
+        last = self.constants.get("K", 1)
+        return cosine(step_size, last, max(1, min(_WARM_UP, last // 10)))
+
+    def planned(self, updates: int) -> "OptimiserSettings":
+        """With step sizes for so many updates, where the schedule needs to know."""
+        if self.schedule != "cosine" or "K" in self.constants:
+            return self
+        return replace(self, constants={"K": updates})

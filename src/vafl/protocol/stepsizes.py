@@ -25,6 +25,17 @@ def harmonic(numerator: float, offset: float) -> StepSize:
     return lambda k: numerator / (k + offset)
 
 
+def cosine(eta: float, K: int, warmup: int) -> StepSize:  # noqa: N803
+    """From 0 to eta in `warmup` iterations, then down to 0 at iteration K, along half a cosine."""
+    _require_positive(step_size=eta, K=K, warmup=warmup)
+
+    def size(k: int) -> float:
+        share = min(1.0, k / K)
+        return eta * min(1.0, (k + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * share))
+
+    return size
+
+
 def nonconvex_bounded(L: float, D: int, K: int, c_eta: float = 1.0) -> StepSize:  # noqa: N803
     """Theorem 1: min{1 / (4(1+D)L), c_eta / sqrt(K)}."""
     _require_positive(L=L, K=K, c_eta=c_eta)

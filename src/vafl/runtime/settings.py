@@ -68,7 +68,7 @@ class StopSettings:
     """A run ends at the first of these.
 
     Attributes:
-        updates: steps of the server.
+        updates: steps of the server; 0 is as many as make schedule.epochs.
         seconds: on the run's clock; 0 means no limit.
         metric: as soon as an evaluation is this good; leave out for no such limit.
         patience: after so many evaluations in a row without a better one; 0 means no such limit. Whatever
@@ -83,8 +83,10 @@ class StopSettings:
     def __post_init__(self) -> None:
         if self.patience < 0:
             raise ConfigError(f"stop.patience must be 1 or more, or 0 for no limit. Found {self.patience}.")
-        if self.updates < 1:
-            raise ConfigError(f"stop.updates must be 1 or more. Found {self.updates}.")
+        if self.updates < 0:
+            raise ConfigError(
+                f"stop.updates must be 1 or more, or 0 for schedule.epochs. Found {self.updates}."
+            )
         if not 0 <= self.seconds < math.inf:
             raise ConfigError(f"stop.seconds must be above 0, or 0 for no limit. Found {self.seconds}.")
         if self.metric is not None and not math.isfinite(self.metric):
@@ -98,7 +100,7 @@ class EvaluationSettings:
     """How often the model is measured on the validation rows, or on the test rows if there are none.
 
     Attributes:
-        every: updates between two evaluations.
+        every: updates between two evaluations; 0 is one epoch of the clients.
         every_seconds: seconds on the run's clock instead, if above 0.
     """
 
@@ -106,8 +108,10 @@ class EvaluationSettings:
     every_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ConfigError(f"evaluation.every must be 1 or more. Found {self.every}.")
+        if self.every < 0:
+            raise ConfigError(
+                f"evaluation.every must be 1 or more, or 0 for once in an epoch. Found {self.every}."
+            )
         if not 0 <= self.every_seconds < math.inf:
             raise ConfigError(f"evaluation.every_seconds must be 0 or more. Found {self.every_seconds}.")
 
