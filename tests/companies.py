@@ -41,6 +41,7 @@ def document(folder, *parties, **sections):
     whole = {
         "data": {"name": "tables", "parties": ["bank", "shop"]},
         "tables": {name: own for name, own in tables.items() if name in parties or not parties},
+        "model": {"embedding": "linear"},
         "schedule": {"batch_size": 16},
         "optimiser": {"step_size": 0.2},
         "stop": {"updates": 300},

@@ -128,7 +128,9 @@ def test_tables_that_changed_are_refused(tmp_path, console):
     with pytest.raises(DataError, match=r"every column the model was trained on\. Missing: income"):
         load_subjects(before, "bank", stored)
     bank.with_columns(income=pl.lit("a lot")).write_csv(path)
-    with pytest.raises(DataError, match=r'numbers in "income"\. Found (\d+) of \1 values that are none'):
+    with pytest.raises(
+        DataError, match=r'numbers or dates in "income"\. Found (\d+) of \1 values that are none'
+    ):
         load_subjects(before, "bank", stored)
     other = configuration(tmp_path / "then", data={"records": "labelled"}, **LOOPBACK)
     with pytest.raises(RunFolderError, match=r"settings\.data\.records: common in the model, labelled here"):

@@ -29,7 +29,7 @@ _FILES = (
 )
 
 
-# The defaults for tables, chosen on six public tables and judged on five others (python -m experiments.tables).
+# The defaults for tables: chosen on six public tables, judged on five others (python -m experiments.tables).
 TABLE_DEFAULTS: dict[str, dict[str, Any]] = {
     "data": {"test_fraction": 0.2, "validation_fraction": 0.1},
     "model": {"embedding": "tabular", "head": "tabular", "combine": "concat"},

@@ -120,32 +120,37 @@ validation_fraction = 0.1  # kept to end the training in time
 
 {tables}
 
+# The defaults for tables follow. They need no tuning.
 [model]
-embedding = "linear"       # linear, mlp, or your own package.module:Factory
-head = "bias"              # bias: (logistic) regression on the sum; linear or mlp for a trained head
-# metric = "auc"           # two classes only; left out: accuracy, or r2 for a regression
+embedding = "tabular"      # or linear, mlp, or your own package.module:Factory
+head = "tabular"
+combine = "concat"
+# metric = "auc"           # the figure that is shown first
 
 [rule]
 name = "async"             # async, t-sync, sync
 
 [schedule]
-batch_size = 64
+batch_size = 0             # 0: by the number of rows, 64 to 1024
+epochs = 0                 # passes over the rows, on average over the clients; 0: 40, fewer for many rows
 refresh = "lookahead"
 
 [optimiser]
-step_size = 0.1
-l2 = 0.0001
+name = "AdamW"
+step_size = 0.002
+schedule = "cosine"        # warms up, then falls to 0 at the last planned update
+options = {{ betas = [0.9, 0.95], weight_decay = 0.01 }}
 {labels}
 # [privacy]                # noise on what leaves a client; `vafl calibrate FILE --epsilon 8` prints a section
 # mode = "dp_train"        # release_once, frozen, dp_train; each needs a budget, mu_max
 # neighbours = "replace"   # no two values of a record can be told apart; zero_out promises less
 
 [stop]
-updates = 20000
-patience = 10              # or after so many evaluations without a better one; the best is kept
+updates = 0                # 0: as many as make the epochs
+patience = 12              # or after 12 evaluations without a better one; the best model is kept
 
 [evaluation]
-every = 200
+every = 0                  # updates between evaluations; 0: once in an epoch
 
 [network]
 address = "127.0.0.1:7443"   # the server's host, as the clients reach it

@@ -33,10 +33,10 @@ def test_a_company_begins_with_its_file_and_sees_what_becomes_of_it(folder, caps
     assert main(["data", str(path)]) == 0
     shown = capsys.readouterr().out
     assert "not aligned yet" in shown
-    assert "3 categories: clerk, cook, pilot" in " ".join(shown.replace("│", " ").split())
+    assert "3 categories:" in " ".join(shown.replace("│", " ").split())
     assert main(["data", str(path), "--json"]) == 0
     (bank,) = json.loads(capsys.readouterr().out)["parties"]
-    assert (bank["records"], bank["features"], bank["aligned"]) == (320, 6, False)
+    assert (bank["records"], bank["features"], bank["aligned"]) == (320, 3, False)
     use = {column["name"]: column["use"] for column in bank["columns"]}
     assert use == {"person": "dropped", "income": "number", "age": "number", "job": "category"}
 
@@ -46,7 +46,9 @@ def test_the_label_holder_that_is_a_client_too_says_so_and_learns_from_its_other
 ):
     monkeypatch.chdir(folder)
     people = pl.read_csv("labels.csv")
-    people.with_columns(age=pl.int_range(people.height)).select("person", "age", "repaid").write_csv("l.csv")
+    people.with_columns(age=pl.int_range(people.height) % 71).select("person", "age", "repaid").write_csv(
+        "l.csv"
+    )
     parties = ["--parties", "bank,lender", "--label", "repaid"]
     for name in ("server", "lender"):
         assert main(["init", *parties, "--table", f"{name}=l.csv", "--out", f"{name}.toml"]) == 0

@@ -81,7 +81,7 @@ def test_a_metric_that_makes_no_sense_is_refused():
     [
         (
             {"embedding": "transformer"},
-            r'one of linear, mlp, cnn, lstm or package.module:Factory. Found "transformer"',
+            r'one of tabular, linear, mlp, cnn, lstm or package.module:Factory. Found "transformer"',
         ),
         (
             {"head": "bias", "combine": "concat"},

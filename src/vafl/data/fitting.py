@@ -33,13 +33,14 @@ from vafl.data.tables import POSITION, Table
 from vafl.errors import DataError
 
 _SAMPLE = 50_000  # training rows whose numbers are kept to find edges
-_EDGES = 48  # of a column of numbers, at most: half by quantiles, half by distinct values
+_EDGES = 128  # of a column of numbers, at most: half by quantiles, half by distinct values
 _NORMAL_QUARTILES = 1.349  # the distance between the quartiles of a normal distribution of deviation 1
 _ARE_NUMBERS = 0.95  # of a text column's values: then it holds numbers, and the rest count as missing
 _ARE_DATES = 0.95  # likewise
 _MOST_DISTINCT = 100_000  # different names of a column that are counted
 _MOST_CATEGORIES = 4096  # that have a code of their own
 _FEW_ROWS, _RARE = 1000, 5  # in a larger table, a category of fewer rows than this is rare
+_LEAST_IDS = 20  # different whole numbers that can be told from a measurement
 _LIKE_AN_ID = re.compile(
     r"(^|[^a-z])(id|key|index|nr|no|number|uuid)([^a-z]|$)|[a-z](ID|Id|Key|Index|Nr|No)$"
 )
@@ -251,8 +252,8 @@ class _Decision:
         if not profile.is_numeric or profile.is_dated or self._named:
             raise DataError(
                 f'"{self._table.path}": "{self._name}" holds categories or dates, and which there are '
-                "depends on the records: that would pass by the noise. Encode it as numbers by a public list, "
-                f"or name it in tables.{self._table.party}.ignore."
+                "depends on the records: that would pass by the noise. Encode it as numbers by a public "
+                f"list, or name it in tables.{self._table.party}.ignore."
             )
         column = NumberColumn(self._name, 0.0, 1.0, (0.0, 1.0), False, False)
         return self._used(column, "as it is, 0 where missing", profile)
@@ -290,7 +291,8 @@ class _Decision:
 
     def _like_an_id(self, sample: Numbers, profile: Profile) -> str:
         """Why a column of numbers seems to name the records; empty if it does not."""
-        if len(sample) < 20 or profile.missing or not (np.diff(sample) > 0).all() or (sample % 1).any():
+        complete = profile.numbers == profile.lines and len(sample) >= _LEAST_IDS
+        if not complete or (np.diff(sample) <= 0).any() or (sample % 1).any():
             return ""
         first = next(name for name in self._table.schema if name) == self._name
         counts_up = sample[-1] - sample[0] < 1.2 * profile.lines

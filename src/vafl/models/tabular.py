@@ -2,12 +2,12 @@
 
 It takes one code per column (vafl.data.encoding, form `codes`) and expands them batch by batch:
 
-- a number becomes a thermometer over its edges, [clip(place - edge, 0, 1) for each edge], its scaled value, and a
-  flag if it may be missing;
+- a number becomes a thermometer over its edges, [clip(place - edge, 0, 1) for each edge], its scaled value,
+  and a flag if it may be missing;
 - a category of few levels becomes one column per level, one of many levels a learned vector.
 
-Gorishniy et al. (2022) call the first piecewise-linear encoding. Learned scales of inputs and a linear path are of
-RealMLP (Holzmüller et al., 2024).
+Gorishniy et al. (2022) call the first piecewise-linear encoding. Learned scales of inputs and a linear path
+come from RealMLP (Holzmüller et al., 2024).
 """
 
 from collections.abc import Sequence

@@ -29,8 +29,8 @@ class ScheduleSettings:
 
     Attributes:
         kind: `epochs` deals every row once per reshuffled epoch; `iid` draws each batch afresh.
-        batch_size: rows in a minibatch; 1 is the single-record algorithm. 0 is a size by the number of training
-            rows, 64 to 1024.
+        batch_size: rows in a minibatch; 1 is the single-record algorithm. 0 is a size by the number of
+            training rows, 64 to 1024.
         epochs: how often each client passes over the training rows, on average, where stop.updates = 0 leaves
             the number of updates open. 0 is 40 epochs, fewer for more than 100,000 rows.
         seed: `shared` lets every party compute every client's batches (look-ahead needs it);
