@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from tests.companies import configuration, document, write_companies
 from tests.federation import same
+from tests.waiting import LIMIT
 from vafl.build import build
 from vafl.cli import main
 from vafl.data.aligned import join
@@ -116,7 +117,7 @@ def test_companies_that_share_no_folder_end_where_a_simulation_does(folder, tmp_
         address = _address(processes["server"])
         for party in ("bank", "shop"):
             processes[party] = _start(tmp_path, "client", "--party", party, address=address)
-        said = {party: process.communicate(timeout=120)[0] for party, process in processes.items()}
+        said = {party: process.communicate(timeout=LIMIT)[0] for party, process in processes.items()}
     finally:
         for process in processes.values():
             process.kill()

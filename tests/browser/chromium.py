@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import LIMIT
+
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, _NAMES)), None)
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
@@ -15,4 +17,4 @@ def rendered(url: str, profile: Path) -> str:
     """The document, a few seconds of its own time later."""
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
     asked = [str(CHROMIUM), *options, "--virtual-time-budget=3000", "--dump-dom", url]
-    return subprocess.run(asked, capture_output=True, text=True, timeout=120, check=True).stdout
+    return subprocess.run(asked, capture_output=True, text=True, timeout=LIMIT, check=True).stdout

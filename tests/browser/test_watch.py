@@ -7,6 +7,7 @@ import sys
 
 from tests.browser.chromium import needs_browser, rendered
 from tests.observe.dashboard.folders import written
+from tests.waiting import LIMIT
 from vafl.observe.status import ClientStatus
 
 
@@ -17,7 +18,7 @@ def page_of(runs, profile):
         found = re.search(r"2 runs: (\S+);", process.stdout.readline())
         page = rendered(found[1], profile)
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(LIMIT) == 0
     return page
 
 

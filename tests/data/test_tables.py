@@ -7,6 +7,7 @@ import sys
 import polars as pl
 import pytest
 
+from tests.waiting import LIMIT
 from vafl.data.settings import TableSettings
 from vafl.data.tables import POSITION, Table
 from vafl.errors import ConfigError, DataError
@@ -127,7 +128,7 @@ def test_a_file_is_streamed_and_never_held_whole(tmp_path):
     lines = "".join(f"{number}{rest}\n" for number in range(100_000))
     (tmp_path / "a.csv").write_text(f"id,{header}\n{lines}")
     command = [sys.executable, "-c", _READ, str(tmp_path / "a.csv")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT)
     lines, megabytes = map(int, done.stdout.split())
     assert lines == 10_000
     assert megabytes < 350

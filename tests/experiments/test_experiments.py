@@ -21,6 +21,8 @@ from experiments.rates import slope
 from experiments.runs import make_run, point_of, visit
 from experiments.strongly_convex import TOML as CONVEX
 
+from tests.waiting import LIMIT
+
 pytestmark = pytest.mark.no_cover  # what they use of vafl has tests of its own
 
 
@@ -165,4 +167,4 @@ def test_workers_end_when_whoever_started_them_is_killed(tmp_path):
         begun = (line for line in whole.stdout if "begun" in line)
         assert [next(begun), next(begun)]
         whole.kill()
-        whole.communicate(timeout=60)  # ends when nobody holds the pipe any more
+        whole.communicate(timeout=LIMIT)  # ends when nobody holds the pipe any more

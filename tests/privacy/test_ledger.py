@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.privacy.people import FIVE, opened
+from tests.waiting import LIMIT
 from vafl.errors import BudgetExhausted, LedgerError, RunFolderError
 from vafl.privacy.accounts import KINDS
 from vafl.privacy.ledger import Ledger, read_history, read_ledger
@@ -245,7 +246,7 @@ def test_a_copy_cut_short_is_refused(tmp_path):
 
 def test_killed_at_any_instant_it_never_shows_less_than_was_sent(tmp_path):
     command = [sys.executable, "-m", "tests.privacy.kill_ledger", str(tmp_path / "own.ledger"), "200"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=4 * LIMIT, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "200 kills" in done.stdout
 
