@@ -254,7 +254,7 @@ class Metrics:
 
     @classmethod
     def of(cls, loss: str, outputs: int, headline: str = "auto", select: str = "loss") -> "Metrics":
-        """Return the metrics for a head with so many outputs that is trained by `loss`.
+        """Return the metrics for a head with `outputs` outputs that is trained by `loss`.
 
         Args:
             headline: model.metric.

@@ -29,7 +29,7 @@ _PACE = 20  # looks that its speed is taken over
 
 @dataclass(frozen=True)
 class ShownFigures:
-    """What a display needs to know about the metrics of a run.
+    """Facts about the metrics of a run, for its display.
 
     Attributes:
         metric: the name of the headline metric.

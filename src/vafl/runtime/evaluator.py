@@ -12,15 +12,15 @@ from vafl.protocol.respondent import Budget, embed
 
 
 class Evaluator:
-    """Measures the whole model on rows held out. It sees every party's model: a simulator may.
+    """Measures the whole model on the held-out rows. It sees every party's model, which only a simulator may.
 
     Args:
-        models, features: of each party; features are [test rows, ...].
+        models, features: one of each for every party; features are [held-out rows, ...].
         summed: whether the head sees the sum or the concatenation of the embeddings.
-        validation: so many rows, the first, are to watch the training by, and not to test it.
-        budgets: of each party, if they are private: an evaluation is charged as in a federation, and of a
-            party that may not answer the last embeddings said are used, or zeros.
-        first: the number of the first test row, to them.
+        validation: the number of validation rows, which come first; the rest are test rows.
+        budgets: one for each party, if they are private. Evaluations are charged as in a federation. If a
+            party's budget is spent, its last embeddings are used, or zeros.
+        first: the number of the first held-out row in those budgets.
 
     Attributes:
         measured: the outputs that were measured last, and their labels.

@@ -72,8 +72,8 @@ class StopSettings:
         updates: steps of the server.
         seconds: on the run's clock; 0 means no limit.
         metric: as soon as the headline metric (model.metric) is this good; leave out for no such limit.
-        patience: after so many evaluations in a row without a better one; 0 means no such limit. A run that
-            has one keeps the models of its best evaluation, whatever ends it.
+        patience: after this many evaluations in a row without a better one; 0 means no such limit. A run with
+            patience keeps the models of its best evaluation, whatever ends it.
         select: the metric that tells which of two evaluations is better, for patience and for the models to
             keep: `loss` (log loss, or the root mean squared error of numbers) or a name that model.metric
             takes.

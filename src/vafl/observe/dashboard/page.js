@@ -20,7 +20,7 @@ const CLIENT = [
   ["MB down", (client) => (client.bytes_down / 1e6).toFixed(2)],
 ];
 let across = "seconds";
-let chosen = ""; // the metric that the reader wants drawn; empty draws the headline of the newest run
+let chosen = ""; // the metric that is drawn: the headline of the newest run until the reader chooses another
 let runs = [];
 const colours = new Map(); // by run, as they come: one that moves up or down the page keeps its own
 let hand = null; // where the pointer is over the picture, 0 to 1 of its width
@@ -129,13 +129,13 @@ const figure = (value) => (typeof value !== "number" ? "–" : Math.abs(value) <
 // The picture shows one metric, of every run that has measured it: different metrics share no axis.
 function drawnMetric() {
   const known = new Set(runs.flatMap((run) => run.points.slice(-1).flatMap((point) => Object.keys(point.metrics))));
-  const shown = known.has(chosen) ? chosen : (runs.find((run) => known.has(run.metric)) || { metric: "" }).metric;
+  if (!known.has(chosen)) chosen = (runs.find((run) => known.has(run.metric)) || { metric: "" }).metric;
   const select = find("metric");
   if ([...select.options].map((option) => option.value).join() !== [...known].join()) {
     select.replaceChildren(...[...known].map((name) => element("option", name)));
   }
-  select.value = shown;
-  return shown;
+  select.value = chosen;
+  return chosen;
 }
 
 function lines(metric) {
