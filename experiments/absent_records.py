@@ -132,7 +132,8 @@ def _measure(run: Run, chosen: Tensor) -> float:
     """The metric on those of the test rows that are chosen."""
     tests = _tests(run.data)
     features = [own.test[-tests:][chosen] for own in run.data.parties]
-    return run.task.metric.measure(run.evaluator.outputs(features), run.data.test_labels[-tests:][chosen])
+    outputs, labels = run.evaluator.outputs(features), run.data.test_labels[-tests:][chosen]
+    return run.task.metrics.headline.measure(outputs, labels) or 0.0
 
 
 def main(options: Sequence[str]) -> int:

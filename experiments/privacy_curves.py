@@ -87,7 +87,7 @@ def attempt(trial: Trial) -> tuple[float, float]:
     with one_thread():
         config, data = _configure(trial)
         run = build(config, data)
-        accuracy = run.train()[-1].metric
+        accuracy = run.train()[-1].metrics["accuracy"] or 0.0
         spent = [float(ledger.spent.max()) for ledger in run.ledgers]
         return accuracy, math.sqrt(max(spent, default=0.0))
 

@@ -120,8 +120,8 @@ def draw(path: Path, target: float, races: Sequence[tuple[Rule, Sequence[Recorde
     with figures.drawing(path, panels=1) as (axes,):
         for rule, runs in races:
             for number, run in enumerate(runs):
-                seconds = [point.seconds for point in run.points]
-                accuracy = [point.metric for point in run.points]
+                seconds = [point.seconds for point, _ in run.measured]
+                accuracy = [value for _, value in run.measured]
                 label = rule.name if number == 0 else None
                 axes.plot(seconds, accuracy, color=rule.colour, label=label, linewidth=1.0)
         axes.axhline(target, color=figures.GREY, linestyle=":", linewidth=0.8)

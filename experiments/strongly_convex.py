@@ -131,7 +131,7 @@ def pose(changes: tuple[str, ...] = ()) -> Problem:
         D=run.config.rule.delay_bound,
         q_min=rates[-1] / sum(rates),
         minimum=minimum,
-        accuracy=run.evaluator(),
+        accuracy=run.evaluator()["accuracy"] or 0.0,
         slack=float(gradient @ gradient) / (2 * mu),
     )
 

@@ -87,7 +87,7 @@ class Timed:
 
     @property
     def metric(self) -> Values:
-        return np.array([point.metric for point in self.run.points])
+        return np.array([point.metric for point in self.run.points], float)
 
     @property
     def final(self) -> float:
@@ -161,16 +161,14 @@ def _known(job: Job, config: Config) -> RecordedRun | None:
 
 
 def _summary(run: Run, end: Point) -> dict[str, Any]:
-    names = [party.name for party in run.data.parties]
     activations = run.runtime.server.activations if isinstance(run.runtime, Simulator) else []
     return summarise(
         run.config,
-        names,
+        run.task,
+        run.data,
         end,
-        run.task.metric.name,
         run.delays(),
         activations,
-        classes=len(run.data.classes or ()),
         test=None,
         interrupted=False,
         ended=run.ended,

@@ -25,17 +25,17 @@ def config(**sections) -> Config:
     ("classes", "settings", "outputs", "loss", "metric"),
     [
         (3, {}, 3, "softmax", "accuracy"),
-        (2, {}, 1, "binary", "accuracy"),
-        (2, {"metric": "auc"}, 1, "binary", "auc"),
-        (2, {"loss": "softmax"}, 2, "softmax", "accuracy"),
+        (2, {}, 1, "binary", "auc"),
+        (2, {"metric": "accuracy"}, 1, "binary", "accuracy"),
+        (2, {"loss": "softmax"}, 2, "softmax", "auc"),
         (0, {}, 1, "squared", "r2"),
-        (0, {"metric": "loss"}, 1, "squared", "loss"),
+        (0, {"metric": "loss"}, 1, "squared", "rmse"),
         (3, {"loss": "squared"}, 1, "squared", "r2"),
     ],
 )
 def test_loss_outputs_and_metric_follow_from_the_labels(classes, settings, outputs, loss, metric):
     task = Task.of(config(model=settings), vertical_data(classes=classes))
-    assert (task.outputs, task.loss, task.metric.name) == (outputs, loss, metric)
+    assert (task.outputs, task.loss, task.metrics.headline.name) == (outputs, loss, metric)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_loss_outputs_and_metric_follow_from_the_labels(classes, settings, outpu
             r'"binary" does not fit labels with 3 classes. Use loss = "auto", or set data.task',
         ),
         (0, {"loss": "softmax"}, r'"softmax" does not fit labels with numbers'),
-        (3, {"metric": "r2"}, r'metric for the softmax loss must be one of .* Found "r2"'),
+        (3, {"metric": "r2"}, r'model.metric must be a metric of classes: .* Found "r2"'),
     ],
 )
 def test_a_loss_or_metric_that_does_not_fit_is_refused(classes, settings, said):
@@ -87,9 +87,9 @@ def test_what_only_the_data_can_tell_is_checked_before_training(sections, said):
 @pytest.mark.parametrize(
     ("classes", "metric", "validation", "said"),
     [
-        (2, "auc", 0, "of the 8 test rows is not defined: rows of both classes"),
-        (2, "auc", 3, "of the 5 test rows is not defined"),
-        (0, "r2", 7, "of the 1 test rows is not defined: two rows or more"),
+        (2, "auc", 0, "Found one value in the 8 test rows"),
+        (2, "auc", 3, "Found one value in the 5 test rows"),
+        (0, "r2", 7, "Found one value in the 1 test rows"),
     ],
 )
 def test_a_metric_that_would_be_no_number_is_refused_before_training(classes, metric, validation, said):
@@ -101,6 +101,32 @@ def test_a_metric_that_would_be_no_number_is_refused_before_training(classes, me
             config(model={"metric": metric}, schedule={"batch_size": 4}),
             replace(data, test_labels=labels, validation=validation),
         )
+
+
+@pytest.mark.parametrize(
+    ("stop", "said"),
+    [
+        ({}, ""),
+        ({"patience": 3}, ""),  # log loss is defined on one class
+        ({"patience": 3, "select": "auc"}, r"stop.select needs .* Found one value in the 4 validation rows"),
+        ({"metric": 0.9}, r"stop.metric.* needs .* Found one value in the 4 validation rows"),
+    ],
+)
+def test_validation_rows_of_one_class_are_refused_only_where_they_decide(stop, said):
+    data = vertical_data(classes=2)
+    labels = data.test_labels.clone()
+    labels[:4] = 0
+    made = config(data={"validation_fraction": 0.2}, schedule={"batch_size": 4}, stop={"updates": 20, **stop})
+    data = replace(data, test_labels=labels, validation=4)
+    if said:
+        with pytest.raises(DataError, match=said):
+            build(made, data)
+        return
+    run = build(made, data)
+    end = run.train()[-1]
+    assert (end.metric, end.metrics["auc"], end.metrics["average_precision"]) == (None, None, None)
+    assert end.metrics["log_loss"] > 0
+    assert run.evaluator.test()["auc"] is not None
 
 
 def test_data_that_is_not_there_is_said_before_training():

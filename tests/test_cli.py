@@ -9,6 +9,7 @@ import sys
 import tomllib
 from importlib.metadata import version
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 
@@ -54,12 +55,27 @@ def test_run_writes_the_whole_folder_and_says_what_protects_the_labels(config, t
         "bytes_down",
         "train_loss",
         "metric",
+        "metrics",
         "unanswered",
     }
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["rule"] == "t-sync"
     assert summary["clients"] == 2
     assert summary["metric"] == {"name": "accuracy", "value": history[-1]["metric"]}
+    kept = summary["kept"]
+    assert (kept["updates"], kept["selected_by"], kept["validation"]) == (60, None, None)
+    assert kept["test"] == history[-1]["metrics"]
+    assert kept["test"].keys() == {"accuracy", "log_loss", "macro_f1"}
+    assert sum(own["rows"] for own in kept["classes"].values()) == 38
+    f1 = [own["f1"] for own in kept["classes"].values()]
+    assert sum(f1) / 3 == pytest.approx(kept["test"]["macro_f1"])
+    trivial, drawn = summary["baselines"]["trivial"]["test"], load_file(tmp_path / "drawn.safetensors")
+    shares = np.bincount(drawn["labels"]) / len(drawn["labels"])  # not those of the true labels
+    rows = np.array([own["rows"] for own in kept["classes"].values()])
+    assert trivial["log_loss"] == pytest.approx(-np.log(shares) @ rows / rows.sum())
+    for name, value in kept["test"].items():
+        line = next(line.split() for line in result.stdout.splitlines() if line.split()[:1] == [name])
+        assert line == [name, f"{value:.4f}", f"{trivial[name]:.4f}"]
     assert {"max", "mean", "p50", "p99"} <= set(summary["delays"]["client-1"])
     assert {"python", "torch", "vafl"} <= set(summary["versions"])
     for name in ("client-1", "client-2", "server"):
@@ -292,11 +308,36 @@ def test_compare_shows_table_json_and_plots(config, tmp_path, capsys):
     assert (tmp_path / "plots" / "all.png").exists()
     main(["run", str(config), "--out", str(tmp_path / "wine"), "--set", "data.name=wine"])
     assert main(["compare", runs[0], str(tmp_path / "wine"), "--out", str(tmp_path / "two")]) == 0
-    assert "warning: these runs are of different data: iris, wine" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "warning: these runs are of different data: iris, wine" in shown
+    assert shown.count("trivial baseline, test accuracy: ") == 2  # one for each set of labels
     assert main(["compare", *runs, "--json", "--target", "0.5", "--out", str(tmp_path / "all")]) == 0
     lines = json.loads(capsys.readouterr().out)
-    assert lines["target"] == 0.5
+    assert (lines["metric"], lines["target"]) == ("accuracy", 0.5)
+    assert lines["runs"][0]["kept"]["test"].keys() == {"accuracy", "log_loss", "macro_f1"}
+    assert lines["runs"][0]["baselines"]["trivial"]["test"]["accuracy"] < 0.5
     assert [line["run"] for line in lines["runs"]] == ["async", "centralised"]
+
+
+def test_runs_with_different_headlines_are_compared_by_a_metric_that_both_have(config, tmp_path, capsys):
+    """Two metrics on one axis would say nothing."""
+    runs = [str(tmp_path / name) for name in ("accuracy", "loss")]
+    for run, metric in zip(runs, ("accuracy", "loss"), strict=True):
+        assert main(["run", str(config), "--out", run, "--set", f"model.metric={metric}"]) == 0
+    capsys.readouterr()
+    compared = ["compare", *runs, "--out", str(tmp_path / "all")]
+    assert main(compared) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "Found accuracy, log_loss" in error
+    assert "--metric: accuracy, log_loss, macro_f1" in error
+    assert not (tmp_path / "all.png").exists()
+    assert main([*compared, "--metric", "r2"]) == 2
+    assert 'Found none in "accuracy"' in " ".join(capsys.readouterr().err.split())
+    assert main([*compared, "--metric", "log_loss", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["metric"] == "log_loss"
+    first, second = document["runs"]
+    assert first["test"] == second["test"] == first["kept"]["test"]["log_loss"]
 
 
 def test_runs_of_one_name_are_told_apart_by_their_folders(config, tmp_path, capsys):
@@ -322,12 +363,12 @@ def test_compare_shows_the_test_rows_figure_and_the_models_that_were_kept(config
     capsys.readouterr()
     assert main(["compare", *runs, "--json", "--out", str(tmp_path / "all")]) == 0
     lines = json.loads(capsys.readouterr().out)["runs"]
-    assert [line["test"] for line in lines] == [summaries[0]["test"], summaries[1]["metric"]["value"]]
+    assert [line["test"] for line in lines] == [summary["kept"]["test"]["accuracy"] for summary in summaries]
     assert [line["validation"] for line in lines] == [summaries[0]["metric"]["value"], None]
     assert main(["compare", *runs, "--out", str(tmp_path / "all")]) == 0
     shown = capsys.readouterr().out
     assert "validation" in shown
-    assert f"{summaries[0]['test']:.4f}" in shown
+    assert f"{summaries[0]['kept']['test']['accuracy']:.4f}" in shown
 
 
 def test_compare_names_what_is_missing(tmp_path, capsys):

@@ -83,14 +83,17 @@ def test_patience_ends_a_simulated_run_and_the_test_rows_are_measured_once(folde
     path.write_text(tomli_w.dumps(patient))
     assert main(["run", str(path), "--out", str(tmp_path / "run")]) == 0
     history = (tmp_path / "run" / "history.jsonl").read_text().splitlines()
-    metrics = [json.loads(line)["metric"] for line in history]
-    assert len(metrics) < 50
-    assert max(metrics[-2:]) <= max(metrics[:-2])
-    assert len(metrics) == 3 or max(metrics[-3:-1]) > max(metrics[:-3])  # not a moment later
+    points = [json.loads(line) for line in history]
+    losses = [point["metrics"]["log_loss"] for point in points]
+    assert points[-1]["updates"] < 100_000
+    assert min(losses[-2:]) >= min(losses[:-2])
+    assert len(losses) == 3 or min(losses[-3:-1]) < min(losses[:-3])  # not a moment later
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["test"] > 0.7
-    assert summary["metric"]["value"] == max(metrics)
-    assert summary["kept"]["updates"] == json.loads(history[metrics.index(max(metrics))])["updates"]
+    kept, best = summary["kept"], points[losses.index(min(losses))]
+    assert (kept["updates"], kept["selected_by"]) == (best["updates"], "log_loss")
+    assert kept["validation"] == best["metrics"]
+    assert summary["metric"] == {"name": "auc", "value": best["metric"]}
+    assert kept["test"]["auc"] > 0.7
 
 
 def test_companies_that_share_no_folder_end_where_a_simulation_does(folder, tmp_path):
@@ -122,7 +125,7 @@ def test_companies_that_share_no_folder_end_where_a_simulation_does(folder, tmp_
         for process in processes.values():
             process.kill()
     assert {process.returncode for process in processes.values()} == {0}, said
-    assert "accuracy has not been better for 3 evaluations" in " ".join(said["bank"].split())
+    assert "log_loss has not been better for 3 evaluations" in " ".join(said["bank"].split())
     summary = json.loads((tmp_path / "server" / "out" / "summary.json").read_text())
     kept = summary["kept"]["updates"]
     assert kept + 60 <= summary["updates"] < 5000
@@ -134,7 +137,9 @@ def test_companies_that_share_no_folder_end_where_a_simulation_does(folder, tmp_
     assert any(same(models, end) for end in ends)  # the head may step while they answer
     for model, state in zip(run.models, models, strict=True):
         model.load_state_dict(state)
-    assert (summary["metric"]["value"], summary["test"]) == (run.evaluator(), run.evaluator.test())
+    found = summary["kept"]
+    assert (found["validation"], found["test"]) == (run.evaluator(), run.evaluator.test())
+    assert found["test"]["auc"] > summary["baselines"]["trivial"]["test"]["auc"] == 0.5
     for model, party in zip(run.models, run.data.parties, strict=True):  # of the models that are kept
         learnt = model(torch.from_numpy(party.encoder.absent_row())[None])[0]
         assert torch.allclose(head[f"default.{party.name}"], learnt, atol=1e-6)

@@ -68,14 +68,19 @@ class Run:
     best: BestModels | None = None
     ended: str = ""
 
-    def train(self, observe: Callable[[Point], None] = lambda point: None) -> list[Point]:
-        """Trains until a stop criterion holds; `observe` sees every evaluation as it is made.
+    def train(
+        self, observe: Callable[[Point], None] = lambda point: None, *, keep_best: bool | None = None
+    ) -> list[Point]:
+        """Train until a stop criterion holds, and return all evaluations. Why it ended is then in `ended`.
 
-        With stop.patience the models end as they were at the best evaluation, which is `best.point`. Why it
-        ended is then in `ended`.
+        Args:
+            observe: called with every evaluation as it is made.
+            keep_best: whether to go back to the models of the best evaluation at the end. That evaluation is
+                then `best.point`. None does so if the run has stop.patience.
         """
-        self.best = BestModels([*self.models, self.head]) if self.config.stop.patience else None
-        watch = Watch(self.config.stop, self.task.metric, self.best)
+        keep_best = self.config.stop.patience > 0 if keep_best is None else keep_best
+        self.best = BestModels([*self.models, self.head]) if keep_best else None
+        watch = Watch(self.config.stop, self.task.metrics, self.best)
         try:
             with limited_threads(self.config.threads):
                 return train(
@@ -90,8 +95,8 @@ class Run:
             self.ended = watch.ended
 
     def measure(self) -> Point:
-        """An evaluation, now."""
-        return measure(self.runtime, self.evaluator)
+        """Evaluate the models as they are now."""
+        return measure(self.runtime, self.evaluator, self.task.metrics.headline.name)
 
     def delays(self) -> list[DelaySummary]:
         """How stale each client's embeddings were when used; none for a centralised run."""
@@ -117,7 +122,7 @@ def build(config: Config, data: VerticalData | None = None) -> Run:
         tests,
         plan.head,
         plan.data.test_labels,
-        plan.task.metric,
+        plan.task.metrics,
         summed=config.model.combine == "sum",
         validation=plan.data.validation,
         budgets=[own.budget for own in guards if own is not None],

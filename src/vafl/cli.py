@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import vafl
 from vafl.commands.configured import add_client_options, add_config_options, log_to_stderr, overrides
-from vafl.errors import ConfigError, VaflError
+from vafl.errors import VaflError
 from vafl.files import drafted
 
 if TYPE_CHECKING:
@@ -119,6 +119,7 @@ def _parser(asked: str) -> argparse.ArgumentParser:
 
     comparison = commands.add_parser("compare", help="table and plot of several runs")
     comparison.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    comparison.add_argument("--metric", help="the metric to compare by (default: the runs' headline metric)")
     comparison.add_argument("--target", type=float, help="metric to reach (default: what every run reached)")
     comparison.add_argument(
         "--out", type=Path, help="where the plot goes, without ending (default: comparison)"
@@ -183,15 +184,15 @@ def _up(options: argparse.Namespace, console: "Console") -> None:
 
 
 def _report(recorded: "RecordedRun", console: "Console") -> None:
+    from vafl.observe.compare import figures_table
     from vafl.runtime.training import BUDGETS_SPENT
 
-    metric = recorded.summary["metric"]
-    tested = "not measured" if recorded.test is None else f"{recorded.test:.4f}"
-    validated = recorded.validation is not None
-    on_test = f" on the validation rows, {tested} on the test rows" if validated else ""
-    made, kept = recorded.summary["updates"], recorded.summary["kept"]["updates"]
-    on_test += f" by the models of update {kept:,} of {made:,}, the best" if kept < made else ""
-    console.print(f"{metric['name']} {metric['value']:.4f}{on_test}; the run is in {recorded.path}")
+    made, kept = recorded.summary["updates"], recorded.summary["kept"]
+    console.print(figures_table(recorded))
+    chosen = f", which has the best validation {kept['selected_by']}" if kept["selected_by"] else ""
+    console.print(
+        f"kept: the models of update {kept['updates']:,} of {made:,}{chosen}; the run is in {recorded.path}"
+    )
     if recorded.summary["ended"] == BUDGETS_SPENT:
         early = f"warning: it ended early, after {made:,} updates: {BUDGETS_SPENT}"
         console.print(f"{early}; `vafl privacy {recorded.path}` says on what", style="yellow")
@@ -231,14 +232,19 @@ def _folder(options: argparse.Namespace, *, last: bool) -> Path:
 
 
 def _compare(options: argparse.Namespace, console: "Console") -> None:
-    from vafl.observe.compare import common_target, compare, distinctly_named, table
+    from vafl.observe.compare import (
+        baseline_lines,
+        by_common_metric,
+        common_target,
+        compare,
+        distinctly_named,
+        table,
+    )
     from vafl.observe.plots import plot_runs
     from vafl.observe.record import read_run
 
-    runs = distinctly_named([read_run(path) for path in options.runs])
-    metrics = {run.summary["metric"]["name"] for run in runs}
-    if len(metrics) > 1:
-        raise ConfigError(f"runs compared must share one metric. Found {', '.join(sorted(metrics))}.")
+    runs = by_common_metric(distinctly_named([read_run(path) for path in options.runs]), options.metric)
+    metric = runs[0].metric
     target = common_target(runs) if options.target is None else options.target
     lines = compare(runs, target)
     stem = options.out or Path("comparison")
@@ -246,10 +252,13 @@ def _compare(options: argparse.Namespace, console: "Console") -> None:
     plots = plot_runs(runs, stem)
     if options.json:
         sys.stdout.write(
-            json.dumps({"target": target, "runs": [asdict(line) for line in lines]}, indent=2) + "\n"
+            json.dumps({"metric": metric, "target": target, "runs": list(map(asdict, lines))}, indent=2)
+            + "\n"
         )
     else:
-        console.print(table(lines, metrics.pop(), target))
+        console.print(table(lines, metric, target))
+        for line in baseline_lines(lines, metric):
+            console.print(line)
         console.print(f"plots: {', '.join(map(str, plots))}")
         if len(data := sorted({run.summary.get("data", "") for run in runs} - {""})) > 1:
             console.print(f"warning: these runs are of different data: {', '.join(data)}", style="yellow")

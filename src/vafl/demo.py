@@ -75,7 +75,7 @@ def demo(folder: Path, console: Console) -> None:
     runs.append(launch(ceiling_config(digits), folder / _CEILING, console, overwrite=True))
     target = min(_TARGET, common_target(runs))
     lines = compare(runs, target)
-    metric = runs[0].summary["metric"]["name"]
+    metric = runs[0].metric
     console.print(table(lines, metric, target))
     _, svg = plot_runs(runs, folder / "comparison")
     headline = _headline(runs, target)
@@ -118,7 +118,7 @@ _SETTING = (
 def _headline(runs: list[RecordedRun], target: float) -> str:
     times = {run.name: point.seconds for run in runs if (point := run.first_reaching(target))}
     ratio = times["sync"] / times["async"]
-    ceiling = runs[-1].points[-1].metric
+    ceiling = runs[-1].test
     return (
         f"Asynchronous training reached {target:.1%} in {times['async']:.1f} seconds, synchronous "
         f"training in {times['sync']:.1f}: {ratio:.1f} times as long. The centralised model, with all pixels "

@@ -1,6 +1,5 @@
 """Runs a configuration with everything around it: progress on the terminal, a folder with the record."""
 
-import math
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,14 +10,18 @@ from types import FrameType
 from typing import Any
 
 from rich.console import Console
+from torch import Tensor
 
 from vafl.build import Run, build
 from vafl.config import Config
+from vafl.data.partition import VerticalData
 from vafl.errors import BudgetExhausted
+from vafl.models.metrics import Figures, by_class
 from vafl.observe.plots import plot_runs
-from vafl.observe.progress import Progress
+from vafl.observe.progress import Progress, ShownFigures
 from vafl.observe.record import SIMULATED_LEDGERS, RecordedRun, RunFolder, read_run, versions
 from vafl.observe.status import ClientStatus
+from vafl.plan import Task, baselines, held_out_labels
 from vafl.protocol.delays import DelaySummary
 from vafl.runtime.point import Point
 from vafl.runtime.settings import StopSettings
@@ -41,20 +44,18 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
         keep_all(run, path)
         for ledger, party in zip(run.ledgers, run.data.parties, strict=False):
             ledger.save_copy(path / SIMULATED_LEDGERS / f"{party.name}.ledger")
-        names = [party.name for party in run.data.parties]
         counts = [status.activations for status in _clients(run)]
-        metric = run.task.metric.name
         folder.finish(
             summarise(
                 config,
-                names,
+                run.task,
+                run.data,
                 points[-1],
-                metric,
                 run.delays(),
                 counts,
-                classes=len(run.data.classes or ()),
                 interrupted=interrupted,
                 test=test,
+                outcome=run.evaluator.measured,
                 best=run.best,
                 ended=run.ended,
             )
@@ -111,7 +112,7 @@ def _progress(run: Run, folder: Path, console: Console) -> Progress:
         console,
         folder,
         title,
-        shown_metric(config, run.task.metric.name),
+        shown_figures(run.task, run.data),
         run.runtime,
         partial(share_done, run.runtime, config.stop),
         lambda: _clients(run),
@@ -119,14 +120,14 @@ def _progress(run: Run, folder: Path, console: Console) -> Progress:
     )
 
 
-def shown_metric(config: Config, name: str) -> str:
-    """The metric as progress is told in it: with validation rows, it is not that of the test rows."""
-    return f"validation {name}" if _watched(config) == "validation" else name
+def shown_figures(task: Task, data: VerticalData) -> ShownFigures:
+    """Return what the display of a run says about its metrics."""
+    return ShownFigures(task.metrics.headline.name, _watched(data), baselines(task, data))
 
 
-def _watched(config: Config) -> str:
-    """Which rows the evaluations of a run are of."""
-    return "validation" if config.data.validation_fraction else "test"
+def _watched(data: VerticalData) -> str:
+    """Return which rows the evaluations of a run use, "validation" or "test"."""
+    return next(iter(held_out_labels(data)))
 
 
 def share_done(clock: Clock, stop: StopSettings) -> float:
@@ -148,27 +149,32 @@ def _clients(run: Run) -> list[ClientStatus]:
 
 def summarise(
     config: Config,
-    names: Sequence[str],
+    task: Task,
+    data: VerticalData,
     end: Point,
-    metric: str,
     delays: Sequence[DelaySummary],
     activations: Sequence[int],
     *,
-    classes: int,
     interrupted: bool,
-    test: float | None,
+    test: Figures | None,
+    outcome: tuple[Tensor, Tensor] | None = None,
     best: Best | None = None,
     ended: str,
 ) -> dict[str, Any]:
-    """The content of summary.json, for whatever kind of run.
+    """Return the content of summary.json, for any kind of run.
 
     Args:
-        end, best: the last evaluation, and the best if its models are the ones that are kept. A metric of NaN
-            was not measured.
-        test: the metric on the test rows, where those two are of validation rows.
+        data: with the labels that the run was trained on, which give the trivial baseline.
+        end: the last evaluation.
+        test: the metrics on the test rows, where evaluations use validation rows.
+        outcome: the outputs and labels of the test rows, for the metrics of each class.
+        best: the best evaluation, if its models are the ones that are kept.
         ended: why.
     """
     kept = end if best is None or best.point is None else best.point
+    names, classes = [party.name for party in data.parties], data.classes or ()
+    watched = _watched(data)
+    several = task.loss == "softmax" and task.outputs > 2
     return {
         "data": config.data.title,
         "rule": config.rule.name,
@@ -177,14 +183,21 @@ def summarise(
         "seconds": end.seconds,
         "bytes_up": end.bytes_up,
         "bytes_down": end.bytes_down,
-        "metric": {"name": metric, "value": None if math.isnan(kept.metric) else kept.metric},
+        "metric": {"name": task.metrics.headline.name, "value": kept.metric},
         "unanswered": kept.unanswered,
-        "kept": {"updates": kept.updates, "seconds": kept.seconds},
-        "watched": _watched(config),
-        "test": test,
+        "kept": {
+            "updates": kept.updates,
+            "seconds": kept.seconds,
+            "selected_by": None if best is None else task.metrics.select.name,
+            "validation": kept.metrics if watched == "validation" else None,
+            "test": test if watched == "validation" else kept.metrics,
+            "classes": by_class(*outcome, classes) if several and outcome is not None else None,
+        },
+        "baselines": baselines(task, data),
+        "watched": watched,
         "delays": {name: asdict(delay) for name, delay in zip(names, delays, strict=False)},
         "activations": dict(zip(names, activations, strict=False)),
-        "labels": config.labels.report(classes),
+        "labels": config.labels.report(len(classes)),
         "ended": ended,
         "interrupted": interrupted,
         "seed": config.seed,

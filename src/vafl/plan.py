@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vafl.config import Config
 from vafl.data.aligned import load_tables
@@ -18,7 +18,8 @@ from vafl.errors import ConfigError, DataError, RunFolderError
 from vafl.models.embeddings import make_embedding
 from vafl.models.folder import StoredModel
 from vafl.models.heads import make_head
-from vafl.models.losses import LOSSES, Loss, Metric, in_unit, metric
+from vafl.models.losses import LOSSES, Loss, in_unit
+from vafl.models.metrics import Figures, Metrics
 from vafl.models.tabular import CategoryInput, Input, NumberInput, TabularHead
 from vafl.privacy.settings import GUARANTEED
 from vafl.protocol.rules import Rule
@@ -28,18 +29,18 @@ _MODEL_STREAMS = 3_000_017
 
 @dataclass(frozen=True)
 class Task:
-    """What the labels make of the run: how many outputs, which loss, which metric."""
+    """What the labels make of the run: how many outputs, which loss, which metrics."""
 
     outputs: int
     loss: str
-    metric: Metric
+    metrics: Metrics
 
     @classmethod
     def of(cls, config: Config, data: VerticalData) -> "Task":
         classes = 0 if data.classes is None else len(data.classes)
         loss = config.model.loss_for(classes)
         outputs = config.model.outputs_for(classes)
-        return cls(outputs, loss, metric(config.model.metric_for(loss), loss))
+        return cls(outputs, loss, Metrics.of(loss, outputs, config.model.metric, config.stop.select))
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def make_plan(config: Config, data: VerticalData | None = None, party: str | Non
     config.labels.check_classes(len(data.classes or ()))
     task = Task.of(config, data)
     if party in (None, LABEL_HOLDER):  # the others have no labels
-        _check_measurable(task.metric.name, data)
+        _check_measurable(config, task.metrics, data)
     if config.privacy.kind == "frozen" and config.model.head == "bias":
         raise ConfigError(
             'privacy.mode "frozen" trains the head alone, and model.head = "bias" has next to nothing to '
@@ -112,22 +113,45 @@ def sized(config: Config, rows: int, clients: int) -> Config:
     )
 
 
-def _check_measurable(name: str, data: VerticalData) -> None:
-    """Raises DataError where a metric of the rows held out is not defined: it would be no number."""
-    parts = {"test": data.test_labels[data.validation :]}
-    if data.validation:
-        parts["validation"] = data.test_labels[: data.validation]
-    for part, labels in parts.items():
-        found = ""
-        if name == "auc" and len(torch.unique(labels)) < 2:
-            found = "rows of both classes are needed, and all are of one"
-        if name == "r2" and len(labels) < 2:
-            found = "two rows or more are needed"
-        if found:
+def _check_measurable(config: Config, metrics: Metrics, data: VerticalData) -> None:
+    """Check that the metrics which decide something are defined on the rows they are measured on.
+
+    Any other metric may be undefined, such as the AUC of validation rows of one class: it is then None.
+
+    Raises:
+        DataError: one is not.
+    """
+    parts = held_out_labels(data)
+    watched = next(iter(parts))
+    decisive = [("test", "model.metric", metrics.headline)]
+    if config.stop.metric is not None:
+        decisive.append((watched, "stop.metric, a target for model.metric", metrics.headline))
+    if config.stop.patience:
+        decisive.append((watched, "stop.select", metrics.select))
+    for part, setting, metric in decisive:
+        labels = parts.get(part)
+        if labels is not None and not metric.is_defined_on(labels):
             raise DataError(
-                f'model.metric "{name}" of the {len(labels):,} {part} rows is not defined: {found}. Hold out '
-                f'more (data.{part}_fraction), or set model.metric = "loss".'
+                f"{setting} needs labels of two different values to measure {metric.name}. Found one value "
+                f"in the {len(labels):,} {part} rows. Hold out more rows (data.{part}_fraction), or use "
+                f'"loss" there instead of "{metric.name}".'
             )
+
+
+def held_out_labels(data: VerticalData) -> dict[str, Tensor]:
+    """Return the labels of the held-out rows by part, the one that evaluations use first.
+
+    The parts are "validation" and "test". Either is left out if it has no rows.
+    """
+    parts = {"validation": data.test_labels[: data.validation], "test": data.test_labels[data.validation :]}
+    return {name: labels for name, labels in parts.items() if len(labels)}
+
+
+def baselines(task: Task, data: VerticalData) -> dict[str, dict[str, Figures]]:
+    """Return what a run has to beat: baseline -> part of the held-out rows -> metric -> value."""
+    parts = held_out_labels(data)
+    trivial = {part: task.metrics.trivial(data.train_labels, labels) for part, labels in parts.items()}
+    return {"trivial": trivial}
 
 
 def a_party(config: Config) -> str | None:

@@ -27,11 +27,20 @@ def test_a_run_is_drawn_and_what_it_says_is_text(tmp_path):
     runs = tmp_path / "runs"
     client = ClientStatus("<img src=x onerror=alert(1)>", 7, 2_000_000, 500_000, gone=True)
     written(runs / "live", share=0.4, at=2**33, waiting="<b>bank</b>", clients=(client,))
-    written(runs / "done", summary={"ended": "80 updates were made", "test": 0.875}, share=1.0)
+    done = {
+        "ended": "80 updates were made",
+        "metric": {"name": "log_loss"},  # another headline
+        "watched": "validation",
+        "kept": {"validation": {"accuracy": 0.9}, "test": {"accuracy": 0.875, "log_loss": 0.3}},
+        "baselines": {"trivial": {"test": {"accuracy": 0.125, "log_loss": 2.25}}},
+    }
+    written(runs / "done", summary=done, share=1.0)
     page = page_of(runs, tmp_path / "profile")
     assert page.count('class="run"') == 2  # a line in the picture for each
-    for words in ("1 going on, 1 over", "80 updates were made", "on the test rows", "0.8750"):
+    assert re.search(r'id="reading">validation (accuracy|log_loss)<', page)  # one metric for both runs
+    for words in ("1 going on, 1 over", "80 updates were made", "0.8750", "trivial baseline, test", "0.1250"):
         assert words in page
+    assert "trivial baseline, validation" in page  # of the run that goes on
     assert "waiting for &lt;b&gt;bank&lt;/b&gt;" in page
     assert "&lt;img src=x onerror=alert(1)&gt; (not here)" in page
     assert "<img" not in page
@@ -40,7 +49,7 @@ def test_a_run_is_drawn_and_what_it_says_is_text(tmp_path):
 @needs_browser
 def test_a_loss_is_drawn_to_its_lowest_and_a_run_that_has_just_begun_is_no_level(tmp_path):
     for name, points in (("long", 36), ("young", 1)):
-        written(tmp_path / "runs" / name, points, metric="loss", at=2**33)
+        written(tmp_path / "runs" / name, points, metric="log_loss", at=2**33)
     page = page_of(tmp_path / "runs", tmp_path / "profile")
     assert "stroke-dasharray" not in page
     top, height = map(float, re.search(r'<rect [^>]*y="([\d.]+)" [^>]*height="([\d.]+)"', page).groups())

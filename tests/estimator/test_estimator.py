@@ -89,6 +89,33 @@ def test_the_history_is_of_the_model_that_predicts():
     assert regressor.history_[-1].metric == pytest.approx(regressor.score(*WINE), abs=1e-5)
 
 
+def test_with_rows_held_out_the_models_of_the_lowest_loss_are_kept():
+    X, y = WINE
+    model = wine(validation_fraction=0.25, step_size=0.3, l2=0.0)
+    losses = [point.metrics["log_loss"] for point in model.history_]
+    assert model.best_ is model.run_.best.point
+    assert model.best_.metrics["log_loss"] == min(losses) < losses[-1]
+    assert model.run_.evaluator() == model.best_.metrics
+    assert wine().best_ is None
+    regressor = VerticalRegressor(epochs=3, random_state=0, validation_fraction=0.25).fit(X, y)
+    held_out = regressor.run_.data.test_labels.numpy() * regressor.target_scale_ + regressor.target_mean_
+    assert regressor.best_.metrics.keys() == {"r2", "rmse", "mae"}
+    spread = float(np.sqrt(np.mean((held_out - held_out.mean()) ** 2)))  # errors are in the unit of y
+    assert regressor.best_.metrics["rmse"] == pytest.approx(
+        spread * (1 - regressor.best_.metric) ** 0.5, rel=1e-4
+    )
+
+
+def test_rows_held_out_of_one_class_have_no_auc():
+    X, y = WINE
+    rare = np.zeros(len(y), int)
+    rare[:2] = 1
+    seeds = (VerticalClassifier(epochs=1, random_state=s, validation_fraction=0.1) for s in range(20))
+    model = next(model for model in seeds if not model.fit(X, rare).run_.data.test_labels.any())
+    assert model.best_.metric is model.best_.metrics["auc"] is None
+    assert model.best_.metrics["log_loss"] > 0
+
+
 def test_rows_held_out_are_neither_trained_on_nor_scaled_by():
     X, y = WINE
     model = wine(validation_fraction=0.25, metric="loss")

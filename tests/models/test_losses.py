@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from vafl.models.losses import LOSSES, accuracy, auc, metric, r2
+from vafl.models.losses import LOSSES
 
 
 def loss_of_each(name, outputs, labels):
@@ -64,31 +64,3 @@ def test_huge_outputs_keep_a_finite_loss():
     losses, slopes = loss_of_each("softmax", outputs, labels)
     assert losses == [0.0, pytest.approx(1e30)]
     assert slopes.tolist() == [[0.0, 0.0], [-1.0, 1.0]]
-
-
-def test_accuracy_of_classes_and_of_one_output():
-    assert accuracy(
-        torch.tensor([[1.0, 2.0], [3.0, 1.0], [0.0, 1.0]]), torch.tensor([1, 0, 0])
-    ) == pytest.approx(2 / 3)
-    assert accuracy(torch.tensor([[-1.0], [2.0], [3.0], [0.0]]), torch.tensor([0.0, 1.0, 0.0, 0.0])) == 0.75
-
-
-def test_auc_of_one_output_or_of_a_difference():
-    scores, labels = torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0, 0, 1, 1])
-    assert auc(scores[:, None], labels) == 0.75
-    assert auc(torch.stack([-scores, scores], 1), labels) == 0.75
-
-
-def test_r2():
-    assert r2(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([1.0, 2.0, 3.0])) == 1.0
-    assert r2(torch.tensor([[2.0], [2.0], [2.0]]), torch.tensor([1.0, 2.0, 3.0])) == 0.0
-
-
-def test_a_metric_knows_which_way_is_better():
-    higher = metric("accuracy", "softmax")
-    assert (higher.name, higher.reaches(0.9, 0.9), higher.reaches(0.89, 0.9)) == ("accuracy", True, False)
-    lower = metric("loss", "squared")
-    assert (lower.name, lower.reaches(0.1, 0.1), lower.reaches(0.2, 0.1)) == ("loss", True, False)
-    assert lower.measure(torch.tensor([[1.0], [4.0]]), torch.tensor([3.0, 4.0])) == 2.0
-    assert metric("auc", "binary").measure is auc
-    assert metric("r2", "squared").measure is r2

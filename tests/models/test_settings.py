@@ -57,26 +57,6 @@ def test_a_bias_head_is_as_wide_as_the_outputs():
 
 
 @pytest.mark.parametrize(
-    ("metric", "loss", "name"),
-    [
-        ("auto", "softmax", "accuracy"),
-        ("auto", "squared", "r2"),
-        ("auc", "binary", "auc"),
-        ("loss", "squared", "loss"),
-    ],
-)
-def test_the_metric_follows_from_the_loss(metric, loss, name):
-    assert ModelSettings(metric=metric).metric_for(loss) == name
-
-
-def test_a_metric_that_makes_no_sense_is_refused():
-    with pytest.raises(
-        ConfigError, match=r"softmax loss must be one of \('accuracy', 'loss'\). Found \"auc\""
-    ):
-        ModelSettings(metric="auc").metric_for("softmax")
-
-
-@pytest.mark.parametrize(
     ("settings", "said"),
     [
         (

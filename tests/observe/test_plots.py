@@ -28,7 +28,10 @@ def drawn(tmp_path, monkeypatch):
 def run(losses, **summary):
     points = [Point(float(n), n, n, n, loss, 0.5 + n / 100) for n, loss in enumerate(losses)]
     return RecordedRun(
-        "run", Path(), {"metric": {"name": "accuracy", "value": 0.5}, "test": None, **summary}, points
+        "run",
+        Path(),
+        {"metric": {"name": "accuracy", "value": 0.5}, "watched": "test", "kept": {"updates": 1}, **summary},
+        points,
     )
 
 
@@ -49,6 +52,20 @@ def test_an_axis_names_the_rows_that_its_curve_is_of(drawn):
 
 def test_a_run_without_a_loss_is_drawn(drawn):
     drawn(run((None,)))
+
+
+def test_a_dot_marks_the_models_that_are_kept_unless_they_are_the_last(drawn):
+    early, last = (run((1.0, 0.5, 0.4), kept={"updates": update}) for update in (1, 2))
+    (dot,) = [line for line in drawn(early)[1].lines if line.get_marker() == "o"]
+    assert (dot.get_xdata().tolist(), dot.get_ydata().tolist()) == ([1], [0.51])
+    assert not [line for line in drawn(last)[1].lines if line.get_marker() == "o"]
+
+
+def test_evaluations_without_the_metric_are_left_out(drawn):
+    whole = run((1.0, 0.5, 0.4))
+    gap = replace(whole, points=[replace(whole.points[0], metric=None), *whole.points[1:]])
+    assert drawn(gap)[1].lines[0].get_xdata().tolist() == [1, 2]
+    drawn(replace(whole, points=[replace(point, metric=None) for point in whole.points]))
 
 
 def test_a_metric_that_hardly_changes_is_no_cliff(drawn):

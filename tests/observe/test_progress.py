@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from rich.console import Console
 
 from vafl.observe.counting import CountProgress
-from vafl.observe.progress import Progress
+from vafl.observe.progress import Progress, ShownFigures
 from vafl.observe.status import ClientStatus, Status
 from vafl.protocol.delays import DelaySummary
 from vafl.runtime.point import Point
@@ -25,7 +25,7 @@ def made(folder, output=None, *, terminal: bool = False) -> Progress:
         Console(file=output or io.StringIO(), force_terminal=terminal, width=100),
         folder,
         "async: a run",
-        "accuracy",
+        ShownFigures("accuracy", "validation"),
         StandingStill(),
         share_done=lambda: 0.4,
         clients=lambda: [ClientStatus("bank", 7, 2_000_000, 500_000, gone=True)],
@@ -48,7 +48,7 @@ def test_a_terminal_shows_the_run_and_each_client(tmp_path):
         "async: a run",
         "40 updates",
         "loss 0.2500",
-        "accuracy 0.8750",
+        "validation accuracy 0.8750",
         "waiting for bank",
         "bank (gone)",
         "2.00",

@@ -1,5 +1,7 @@
 """Run folders that a crash has left behind."""
 
+import math
+
 import pytest
 
 from vafl.errors import RunFolderError
@@ -7,9 +9,16 @@ from vafl.observe.record import RunFolder, read_run
 from vafl.runtime.folders import HeldFolder
 from vafl.runtime.point import Point
 
+SUMMARY = {
+    "metric": {"name": "accuracy", "value": 0.5},
+    "watched": "test",
+    "kept": {"updates": 20, "validation": None, "test": {"accuracy": 0.5}},
+    "baselines": {},
+}
+
 
 def point(updates):
-    return Point(updates + 0.5, updates, 10, 20, None, 0.5)
+    return Point(updates + 0.5, updates, 10, 20, None, 0.5, {"accuracy": 0.5})
 
 
 def test_what_a_crash_undid_is_taken_out_of_the_history(tmp_path):
@@ -23,7 +32,7 @@ def test_what_a_crash_undid_is_taken_out_of_the_history(tmp_path):
         folder.begin("")
         assert folder.rewind(20.0) == [point(0), point(10)]  # that of update 20 took until 20.5
         folder.append(point(20))
-        folder.finish({"metric": {"name": "accuracy", "value": 0.5}})
+        folder.finish(SUMMARY)
     assert [each.updates for each in read_run(tmp_path).points] == [0, 10, 20]
 
 
@@ -42,13 +51,28 @@ def test_a_run_that_goes_on_has_not_ended(tmp_path):
     with RunFolder(tmp_path) as folder:
         folder.begin("")
         folder.append(point(0))
-        folder.finish({"metric": {"name": "accuracy", "value": 0.5}})
+        folder.finish(SUMMARY)
     read_run(tmp_path)
     with RunFolder(tmp_path, resume=True) as folder:
         read_run(tmp_path)  # whatever speaks against going on can still be found
         folder.begin("")
         with pytest.raises(RunFolderError, match="summary"):
             read_run(tmp_path)
+
+
+def test_a_run_that_went_on_with_another_headline_is_read_by_the_last(tmp_path):
+    """All metrics are recorded, so the earlier evaluations have that one too."""
+    with RunFolder(tmp_path) as folder:
+        folder.append(Point(0.5, 0, 10, 20, None, 0.7, {"auc": 0.7, "accuracy": 0.5}))
+        folder.append(Point(1.5, 10, 10, 20, None, 0.6, {"auc": 0.8, "accuracy": 0.6}))
+        folder.finish(SUMMARY)
+    assert [each.metric for each in read_run(tmp_path).points] == [0.5, 0.6]
+
+
+def test_what_is_not_a_number_is_not_recorded(tmp_path):
+    with RunFolder(tmp_path) as folder, pytest.raises(ValueError, match="JSON"):
+        folder.append(Point(0.5, 0, 10, 20, None, math.nan))
+    assert (tmp_path / "history.jsonl").read_bytes() == b""
 
 
 def test_a_folder_in_use_is_left_alone(tmp_path):

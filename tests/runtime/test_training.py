@@ -1,15 +1,18 @@
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from tests.federation import parameters, run_of, same, vertical_data
 from vafl.errors import ConfigError
-from vafl.models.losses import metric
+from vafl.models.metrics import Metrics
 from vafl.protocol.losslog import LossLog
 from vafl.runtime.evaluator import Evaluator
+from vafl.runtime.point import Point
 from vafl.runtime.settings import EvaluationSettings, StopSettings
 from vafl.runtime.simulator import Traffic
 from vafl.runtime.training import CentralisedRuntime, Watch, train
@@ -38,8 +41,10 @@ def history(runtime, stop, evaluation, values=None, name="accuracy"):
     """The (seconds, updates) at which a run was evaluated; `values` are what it measures there."""
     values = iter(values) if values else iter(lambda: 0.5, None)
     seen = []
-    watch = Watch(stop, metric(name, "softmax"))
-    points = train(runtime, lambda: next(values), watch, stop, evaluation, seen.append)
+    watch = Watch(stop, metrics := Metrics.of("softmax", 3, name, name))
+    points = train(
+        runtime, lambda: {metrics.headline.name: next(values)}, watch, stop, evaluation, seen.append
+    )
     assert seen == points
     return points
 
@@ -67,10 +72,10 @@ def test_the_last_measure_is_taken_once_everything_has_settled():
 
     def measured():
         seen.append((script.updates, list(script.settled)))
-        return 0.5
+        return {"accuracy": 0.5, "log_loss": 0.5}
 
     stop = StopSettings(updates=6)
-    watch = Watch(stop, metric("accuracy", "softmax"))
+    watch = Watch(stop, Metrics.of("softmax", 3))
     train(script, measured, watch, stop, EvaluationSettings(every=3), lambda point: None)
     assert seen == [(0, []), (3, []), (6, [6])]
 
@@ -130,11 +135,45 @@ def test_patience_keeps_the_models_of_the_best_evaluation(rule):
     run.config = replace(run.config, data=data, stop=StopSettings(updates=1000, patience=2))
     seen: list[list[torch.Tensor]] = []
     points = run.train(lambda point: seen.append(parameters(run)))
-    best = max(range(len(points)), key=lambda place: points[place].metric)
+    best = min(range(len(points)), key=lambda place: points[place].metrics["log_loss"])
     assert best == len(points) - 3
     assert run.best.point is points[best]
     assert same(parameters(run), seen[best])
     assert not same(seen[-1], seen[best])
+
+
+def watched(stop, *evaluations):
+    """Feed (auc, log_loss) pairs to a watch; return what it says of each, and the ones it has kept."""
+    kept = SimpleNamespace(points=[])
+    kept.keep = kept.points.append
+    watch = Watch(stop, Metrics.of("binary", 1, select=stop.select), kept)
+    points = [
+        Point(float(n), n, 0, 0, None, auc, {"auc": auc, "log_loss": loss})
+        for n, (auc, loss) in enumerate(evaluations)
+    ]
+    return [watch.sees(point) for point in points], [points.index(point) for point in kept.points]
+
+
+def test_the_model_is_selected_by_loss_and_not_by_the_headline():
+    """On imbalanced labels the first, untrained model may have the best accuracy of all."""
+    said, kept = watched(StopSettings(patience=3), (0.9, 0.7), (0.8, 0.5), (0.7, 0.3), (0.6, 0.4))
+    assert (said, kept) == ([""] * 4, [0, 1, 2])
+    by_auc = StopSettings(patience=3, select="auc")
+    said, kept = watched(by_auc, (0.9, 0.7), (0.8, 0.5), (0.7, 0.3), (0.6, 0.4))
+    assert kept == [0]
+    assert said == ["", "", "", "auc has not been better for 3 evaluations"]
+
+
+def test_a_target_is_for_the_headline_and_patience_for_the_loss():
+    said, _ = watched(StopSettings(metric=0.8, patience=2), (0.5, 0.3), (0.6, 0.4), (0.9, 0.5))
+    assert said == ["", "", "auc is what stop.metric asks for"]
+    said, _ = watched(StopSettings(patience=2), (0.5, 0.3), (0.6, 0.4), (0.9, 0.5))
+    assert said == ["", "", "log_loss has not been better for 2 evaluations"]
+
+
+def test_an_evaluation_without_the_metric_is_no_better_and_reaches_nothing():
+    said, kept = watched(StopSettings(metric=0.1, patience=2), (None, None), (None, 0.5), (None, None))
+    assert (said, kept) == (["", "", ""], [1])
 
 
 def test_a_point_holds_losses_and_bytes_so_far():
@@ -152,20 +191,19 @@ def test_the_evaluator_measures_the_whole_model_on_the_test_rows(summed):
     features = [torch.randn(5, 2), torch.randn(5, 4)]
     head = nn.Linear(3 if summed else 6, 2)
     labels = torch.tensor([0, 1, 0, 1, 1])
-    evaluator = Evaluator(models, features, head, labels, metric("accuracy", "softmax"), summed=summed)
+    evaluator = Evaluator(models, features, head, labels, Metrics.of("softmax", 2), summed=summed)
     parts = [model(own) for model, own in zip(models, features, strict=True)]
     expected = head(parts[0] + parts[1] if summed else torch.cat(parts, 1))
     assert torch.allclose(evaluator.outputs(features), expected)
     assert not evaluator.outputs(features).requires_grad
-    assert evaluator() == pytest.approx((expected.argmax(1) == labels).float().mean().item())
+    assert evaluator()["accuracy"] == pytest.approx((expected.argmax(1) == labels).float().mean().item())
+    assert evaluator()["log_loss"] == pytest.approx(cross_entropy(expected, labels).item())
 
 
 def test_modules_are_evaluated_without_dropout_and_train_on_with_it():
     model = nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.9))
     head, features = nn.Identity(), [torch.randn(50, 2)]
-    evaluator = Evaluator(
-        [model], features, head, torch.zeros(50), metric("accuracy", "softmax"), summed=True
-    )
+    evaluator = Evaluator([model], features, head, torch.zeros(50), Metrics.of("softmax", 3), summed=True)
     assert torch.equal(evaluator.outputs(features), model[0](features[0]))
     assert model.training
     assert head.training

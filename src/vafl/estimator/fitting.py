@@ -28,6 +28,7 @@ from vafl.estimator.tables import (
     check_in_memory,
     is_dictionary,
 )
+from vafl.models.metrics import as_text
 from vafl.runtime.evaluator import outputs
 from vafl.runtime.point import Point
 
@@ -97,9 +98,11 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
                 `fixed` or `none`; or a dictionary with the keys of vafl.runtime.delays.DelaySettings,
                 such as {"kind": "fixed", "seconds": [1.0, 1.0, 10.0]}.
             scale: whether each party standardises its columns, by its own training rows.
-            metric: of the history: `accuracy`, `auc` (two classes), `r2` or `loss`; `auto` is accuracy or r2.
-            validation_fraction: share of rows held out of training for the history; with 0 the history
-                is measured on the training rows.
+            metric: the headline metric of the history, as model.metric of a configuration; `auto` is auc for
+                two classes, accuracy for more, and r2 for numbers. The history has every other metric too.
+            validation_fraction: share of rows held out of training for the history. The models with the
+                lowest loss on them are kept. With 0 the history is measured on the training rows, and the
+                last models are kept.
             random_state: fixes models, batches, delays and held-out rows; None draws a fresh seed.
             verbose: whether to print the history as it is made.
         """
@@ -145,7 +148,10 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
             self.get_params(deep=False), seed=seed, rows=len(train), clients=len(self._layout.columns)
         )
         run = build(config, self._share_out(tables, numbers, classes, train, held_out))
-        self.history_ = run.train(self._report)
+        history = run.train(self._report, keep_best=self.validation_fraction > 0)
+        self.history_ = list(map(self._in_units, history))
+        best = run.best and run.best.point
+        self.best_ = self._in_units(best) if best else None
         self._keep(run)
         return self
 
@@ -222,9 +228,11 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         features, labels = self._tensors(tables), torch.from_numpy(numbers)
         if train is held_out:
             parties = [Party(party, own, own) for party, own in features.items()]
-            return VerticalData(tuple(parties), labels, labels, classes)
+            return VerticalData(tuple(parties), labels, labels, classes, validation=len(labels))
         parties = [Party(party, own[train], own[held_out]) for party, own in features.items()]
-        return VerticalData(tuple(parties), labels[train], labels[held_out], classes)
+        return VerticalData(
+            tuple(parties), labels[train], labels[held_out], classes, validation=len(held_out)
+        )
 
     def _tensors(self, tables: Mapping[str, Table]) -> dict[str, Tensor]:
         """Features [rows, ...] of each party, scaled as in fit."""
@@ -237,10 +245,13 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
 
     def _report(self, point: Point) -> None:
         if self.verbose:
-            loss = "" if point.train_loss is None else f", loss {point.train_loss:.4f}"
-            print(
-                f"{point.updates} updates, {point.seconds:.1f} simulated s{loss}, metric {point.metric:.4f}"
-            )
+            loss = "" if point.train_loss is None else f", training loss {point.train_loss:.4f}"
+            figures = as_text(self._in_units(point).metrics)
+            print(f"{point.updates} updates, {point.seconds:.1f} simulated s{loss}, {figures}")
+
+    def _in_units(self, point: Point) -> Point:
+        """Return the evaluation with errors in the unit of y."""
+        return point
 
     def _keep(self, run: Run) -> None:
         names = list(self._layout.columns)

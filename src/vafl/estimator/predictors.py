@@ -1,5 +1,6 @@
 """The two estimators: what y means to them, and what they make of the head's outputs."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from sklearn.utils.validation import validate_data
 
 from vafl.errors import DataError
 from vafl.estimator.fitting import Labels, Rows, VerticalEstimator
+from vafl.models.metrics import IN_LABEL_UNITS, Metrics
+from vafl.runtime.point import Point
 
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -24,7 +27,10 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
         n_features_in_, feature_names_in_: as everywhere in scikit-learn; a dictionary X has no
             `feature_names_in_`.
         n_iter_: steps of the server.
-        history_: evaluations (vafl.runtime.training.Point) from the start to the end of training.
+        history_: evaluations (vafl.runtime.point.Point) from the start to the end of training. `metrics` of
+            each has every metric.
+        best_: the evaluation of the models that were kept, the one with the lowest loss on the held-out rows;
+            None with validation_fraction=0.
         traffic_: party -> bytes it sent and received (vafl.runtime.simulator.Traffic).
         delays_: party -> how stale its embeddings were when used (vafl.protocol.delays.DelaySummary).
         models_, head_: the torch modules of the parties and of the server.
@@ -76,8 +82,8 @@ class VerticalRegressor(RegressorMixin, VerticalEstimator):  # type: ignore[misc
 
     Attributes:
         target_mean_, target_scale_: of the training rows' y.
-        parties_, n_features_in_, feature_names_in_, n_iter_, history_, traffic_, delays_, models_, head_,
-            scalers_, run_: as those of VerticalClassifier.
+        parties_, n_features_in_, feature_names_in_, n_iter_, history_, best_, traffic_, delays_, models_,
+            head_, scalers_, run_: as those of VerticalClassifier.
     """
 
     def predict(self, X: Any) -> Floats:
@@ -93,3 +99,11 @@ class VerticalRegressor(RegressorMixin, VerticalEstimator):  # type: ignore[misc
         self.target_mean_ = float(labels[train].mean())
         self.target_scale_ = float(labels[train].std()) or 1.0
         return ((labels - self.target_mean_) / self.target_scale_).astype(np.float32), None
+
+    def _in_units(self, point: Point) -> Point:
+        headline, scale = Metrics.of("squared", 1, self.metric).headline.name, self.target_scale_
+        metrics = {
+            name: value * scale if value is not None and name in IN_LABEL_UNITS else value
+            for name, value in point.metrics.items()
+        }
+        return replace(point, metrics=metrics, metric=metrics[headline])

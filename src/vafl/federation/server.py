@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 import secrets
 import signal
 from collections.abc import Callable
@@ -23,8 +22,7 @@ from vafl.federation.credentials import load_credentials
 from vafl.federation.marks import MarkFile, marks_path
 from vafl.federation.terms import STATE, make_terms, over_network, require_same_run, rows_at_once
 from vafl.files import make_private_folder, remove_drafts
-from vafl.launch import require_updates, share_done, shown_metric, summarise, what_was_reached
-from vafl.models.losses import metric
+from vafl.launch import require_updates, share_done, shown_figures, summarise, what_was_reached
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import Progress
 from vafl.observe.record import RecordedRun, RunFolder, read_run
@@ -59,7 +57,11 @@ _BEFORE_A_CHECKPOINT = 1024
 
 
 class ServerState:
-    """The server's durable memory: its table in a mapped file, and a checkpoint of the rest."""
+    """The server's durable memory: its table in a mapped file, and a checkpoint of the rest.
+
+    Attributes:
+        plan: the run's plan, with the labels that the server trains on.
+    """
 
     def __init__(self, plan: Plan, folder: Path, *, resume: bool, marks: MarkMemory | None = None) -> None:
         make_private_folder(folder)
@@ -78,7 +80,8 @@ class ServerState:
                 f'--resume goes on with the labels of the run in "{folder}", of labels.epsilon {then:g} (0 '
                 f"leaves them as they are). Found {self._epsilon:g}. Set it to {then:g}, or begin anew."
             )
-        self.server = make_server(_with_kept_labels(plan, folder, resume=resume), table, marks)
+        self.plan = _with_kept_labels(plan, folder, resume=resume)
+        self.server = make_server(self.plan, table, marks)
         self.server.run = self.facts.get("run") or secrets.randbits(62)
         self.best = BestHead(self.server.head, folder / "best", resume=resume)
         if resume:
@@ -194,14 +197,14 @@ class ServerRun:
                 log.warning("%s", leak)
             points = folder.rewind(state.facts.get("account", {}).get("seconds", 0.0))
             conductor, federation = self._assemble(plan, state, credentials, folder, points)
-            with self._progress(plan, federation, conductor) as progress:
+            with self._progress(state.plan, federation, conductor) as progress:
                 self._shown = progress
                 run(_serve(federation, conductor, listening, self.watch))
             require_updates(self.config, conductor.watch.ended, state.server.iteration)
             if conductor.has_result or state.server.iteration:
                 defaults = stand_ins(plan.data, state.server.table, conductor.measured)
                 keep_head(plan, defaults, self.path, run_name(state.server.run))
-                folder.finish(self._summary(plan, federation, points, conductor))
+                folder.finish(self._summary(state.plan, federation, points, conductor))
             self._require_result(conductor, state.server.iteration)
         recorded = read_run(self.path)
         plot_runs([recorded], self.path / "progress")
@@ -225,18 +228,18 @@ class ServerRun:
         config, data = self.config, plan.data
         held_out = np.arange(data.rows, data.rows + len(data.test_labels))
         watched, best = data.validation or len(held_out), state.best if config.stop.patience else None
-        watch = Watch(config.stop, plan.task.metric, best)
+        watch = Watch(config.stop, plan.task.metrics, best)
         for point in points:
-            watch.recalls(point.metric)
+            watch.recalls(point)
         if best is not None and best.point is not None and best.point not in points:
-            watch.recalls(best.point.metric)  # a crash undid the evaluation, but its models are kept
+            watch.recalls(best.point)  # a crash undid the evaluation, but its models are kept
         conductor = Conductor(
             held_out=held_out[:watched],
             labels=data.test_labels[:watched],
             tests=held_out[watched:],
             test_labels=data.test_labels[watched:],
-            metric=plan.task.metric,
-            loss=metric("loss", plan.task.loss),
+            metrics=plan.task.metrics,
+            loss=plan.loss,
             stop=config.stop,
             watch=watch,
             evaluation=config.evaluation,
@@ -273,12 +276,11 @@ class ServerRun:
 
         config, sizes = self.config, f"{len(federation.parties)} clients, {plan.data.rows:,} training rows"
         title = f"{config.rule.name} over {config.network.security}: {config.data.title}, {sizes}"
-        shown = shown_metric(config, plan.task.metric.name)
         return Progress(
             self.console,
             self.path,
             title,
-            shown,
+            shown_figures(plan.task, plan.data),
             federation,
             partial(share_done, federation, config.stop),
             clients,
@@ -290,17 +292,17 @@ class ServerRun:
         self, plan: Plan, federation: FederationServer[Server], points: list[Point], conductor: Conductor
     ) -> dict[str, object]:
         server = federation.server
-        unmeasured = Point(federation.now, federation.updates, *federation.bytes_moved, None, math.nan)
+        unmeasured = Point(federation.now, federation.updates, *federation.bytes_moved, None, None)
         summary = summarise(
             self.config,
-            [party.name for party in plan.data.parties],
+            plan.task,
+            plan.data,
             points[-1] if points else unmeasured,
-            plan.task.metric.name,
             server.delays.summaries(),
             server.activations,
-            classes=len(plan.data.classes or ()),
             interrupted=conductor.interrupted,
             test=conductor.tested,
+            outcome=conductor.test_outcome,
             best=conductor.watch.best,
             ended=conductor.watch.ended,
         )

@@ -1,11 +1,10 @@
-"""Losses (of rows, each with a weight) and metrics (one value a data set).
+"""Losses of rows, each with a weight.
 
 A loss takes outputs [batch, outputs], labels [batch] and weights [batch]; it gives the weighted sum of the
 rows' losses and the slopes of that sum, [batch, outputs]: in closed form, so no graph has to be recorded.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -75,49 +74,3 @@ def probabilities(outputs: Tensor, loss: str) -> Tensor:
 
 LARGEST_SLOPES = {"softmax": 2**0.5, "binary": 1.0}  # of a row; the squared loss has none
 LARGEST_CURVATURES = {"softmax": 0.5, "binary": 0.25, "squared": 2.0}
-
-
-def accuracy(outputs: Tensor, labels: Tensor) -> float:
-    """Share of rows whose largest output (or sign, for one output) is the label."""
-    predicted = outputs[:, 0] > 0 if outputs.shape[1] == 1 else outputs.argmax(1)
-    return float((predicted == labels).float().mean())
-
-
-def auc(outputs: Tensor, labels: Tensor) -> float:
-    """Area under the ROC curve of the one output, or of the difference of two."""
-    from sklearn.metrics import roc_auc_score  # noqa: PLC0415 - takes longer to load than all the rest
-
-    scores = outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, 1] - outputs[:, 0]
-    return float(roc_auc_score(labels.numpy(), scores.numpy()))
-
-
-def r2(outputs: Tensor, labels: Tensor) -> float:
-    """Coefficient of determination."""
-    from sklearn.metrics import r2_score  # noqa: PLC0415 - as above
-
-    return float(r2_score(labels.numpy().astype(np.float64), outputs[:, 0].numpy().astype(np.float64)))
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A figure of merit on a test set."""
-
-    name: str
-    measure: Callable[[Tensor, Tensor], float]
-    higher_is_better: bool = True
-
-    def reaches(self, value: float, target: float) -> bool:
-        """Whether `value` is as good as `target`."""
-        return value >= target if self.higher_is_better else value <= target
-
-
-def metric(name: str, loss: str) -> Metric:
-    """The metric of that name; `loss` means the run's own loss, on the test set."""
-    if name == "loss":
-        own = LOSSES[loss]
-
-        def mean(outputs: Tensor, labels: Tensor) -> float:
-            return own(outputs.detach().numpy(), labels.numpy(), evenly(len(labels)))[0]
-
-        return Metric("loss", mean, False)
-    return Metric(name, {"accuracy": accuracy, "auc": auc, "r2": r2}[name])

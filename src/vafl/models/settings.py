@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vafl.errors import ConfigError
+from vafl.models.metrics import MetricName
 
 _BUILT_IN = ("tabular", "linear", "mlp", "cnn", "lstm")
 _LARGEST_WIDTH = 2**20  # of any layer
 _MOST_LAYERS = 100
-_METRICS = {"softmax": ("accuracy", "loss"), "binary": ("accuracy", "auc", "loss"), "squared": ("r2", "loss")}
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,9 @@ class ModelSettings:
         head_hidden: hidden units of an mlp or tabular head.
         combine: what the head sees, the `sum` or the `concat`enation of the embeddings.
         loss: `softmax`, `binary`, `squared`; `auto` follows from the labels.
-        metric: `accuracy`, `auc`, `r2`, `loss`; `auto` is accuracy, or r2 for the squared loss.
+        metric: the headline metric. Two classes: `auc`, `log_loss`, `accuracy`, `average_precision`, `brier`,
+            `f1`. Several: `accuracy`, `log_loss`, `macro_f1`. Numbers: `r2`, `rmse`, `mae`. `auto` is the
+            first of these, `loss` the second. All of them are measured at every evaluation.
     """
 
     embedding: str = "linear"
@@ -38,7 +40,7 @@ class ModelSettings:
     head_hidden: tuple[int, ...] = (64,)
     combine: Literal["sum", "concat"] = "sum"
     loss: Literal["auto", "softmax", "binary", "squared"] = "auto"
-    metric: Literal["auto", "accuracy", "auc", "r2", "loss"] = "auto"
+    metric: Literal["auto"] | MetricName = "auto"
 
     def __post_init__(self) -> None:
         if self.embedding not in _BUILT_IN and not _names_factory(self.embedding):
@@ -90,14 +92,6 @@ class ModelSettings:
     def outputs_for(self, classes: int) -> int:
         """Return the number of outputs of the head for labels of `classes` classes."""
         return classes if self.loss_for(classes) == "softmax" else 1
-
-    def metric_for(self, loss: str) -> str:
-        """The metric's name once the loss is known; refuses a metric that makes no sense for it."""
-        allowed = _METRICS[loss]
-        name = allowed[0] if self.metric == "auto" else self.metric
-        if name not in allowed:
-            raise ConfigError(f'model.metric for the {loss} loss must be one of {allowed}. Found "{name}".')
-        return name
 
     def embedding_width(self, outputs: int) -> int:
         if self.head != "bias":

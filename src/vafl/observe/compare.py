@@ -1,6 +1,6 @@
 """Runs beside each other: what each reached, and what it took to get as far as all of them got."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -8,7 +8,10 @@ from typing import Literal
 from rich import box
 from rich.table import Table
 
+from vafl.errors import ConfigError
+from vafl.models.metrics import figure
 from vafl.observe.record import RecordedRun
+from vafl.observe.status import Baselines
 
 _NOTHING = "\N{EN DASH}"  # a centralised run has no clock and sends nothing
 
@@ -18,8 +21,10 @@ class Comparison:
     """One line: a run's end, and its way to the target (None where it never got there).
 
     Attributes:
-        test, validation: the metric of the models kept, on these rows; None if there are none, or it is not
-            known.
+        test, validation: the headline metric of the models kept, on these rows; None if there are none, or it
+            is not known.
+        kept: every metric of these models, by rows.
+        baselines: what the run had to beat: baseline -> rows -> metric -> value.
     """
 
     run: str
@@ -32,6 +37,8 @@ class Comparison:
     seconds_to_target: float | None
     updates_to_target: int | None
     megabytes_to_target: float | None
+    kept: Mapping[str, Mapping[str, float | None]]
+    baselines: Baselines
 
 
 def distinctly_named(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
@@ -49,11 +56,36 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
     return ["/".join(path.parts[-depth:]) for path in paths]
 
 
+def by_common_metric(runs: Sequence[RecordedRun], name: str | None = None) -> list[RecordedRun]:
+    """Return the runs with the same headline metric: `name`, or the one that they have.
+
+    Raises:
+        ConfigError: there is no such metric, or a run never measured it.
+    """
+    shared = [
+        name for name in runs[0].points[-1].metrics if all(name in run.points[-1].metrics for run in runs)
+    ]
+    headlines = sorted({run.metric for run in runs})
+    remedy = f"Choose one with --metric: {', '.join(shared)}." if shared else "They share none."
+    if name is None and len(headlines) > 1:
+        raise ConfigError(
+            f"runs compared must have one headline metric. Found {', '.join(headlines)}. {remedy}"
+        )
+    name = name or headlines[0]
+    chosen = [run.by(name) for run in runs]
+    for run in chosen:
+        if not run.measured:
+            raise ConfigError(
+                f'a comparison by {name} needs it in every run. Found none in "{run.name}". {remedy}'
+            )
+    return chosen
+
+
 def common_target(runs: Sequence[RecordedRun]) -> float:
-    """The best level that every run reached."""
+    """Return the best level that every run reached."""
     if runs[0].higher_is_better:
-        return min(max(point.metric for point in run.points) for run in runs)
-    return max(min(point.metric for point in run.points) for run in runs)
+        return min(max(value for _, value in run.measured) for run in runs)
+    return max(min(value for _, value in run.measured) for run in runs)
 
 
 def compare(runs: Sequence[RecordedRun], target: float) -> list[Comparison]:
@@ -74,6 +106,8 @@ def _compared(run: RecordedRun, target: float) -> Comparison:
         seconds_to_target=None if there is None else there.seconds,
         updates_to_target=None if there is None else there.updates,
         megabytes_to_target=None if there is None else (there.bytes_up + there.bytes_down) / 1e6,
+        kept={rows: run.kept(rows) for rows in ("validation", "test") if run.kept(rows)},
+        baselines=run.summary["baselines"],
     )
 
 
@@ -98,8 +132,8 @@ def cells(line: Comparison, *, validated: bool = False) -> list[str]:
     timed, sent = line.seconds > 0, line.megabytes > 0
     return [
         line.run,
-        _figure(line.test),
-        *([_figure(line.validation)] if validated else []),
+        figure(line.test),
+        *([figure(line.validation)] if validated else []),
         f"{line.seconds:,.1f}" if timed else _NOTHING,
         f"{line.updates:,}",
         f"{line.megabytes:,.1f}" if sent else _NOTHING,
@@ -109,8 +143,18 @@ def cells(line: Comparison, *, validated: bool = False) -> list[str]:
     ]
 
 
-def _figure(value: float | None) -> str:
-    return _NOTHING if value is None else f"{value:.4f}"
+def baseline_lines(lines: Sequence[Comparison], metric: str) -> list[str]:
+    """Return what each baseline reached on the test rows: one line for all runs that share it."""
+    reached: dict[tuple[str, str], list[str]] = {}
+    for line in lines:
+        for name, by_rows in line.baselines.items():
+            value = figure(by_rows.get("test", {}).get(metric))
+            reached.setdefault((name, value), []).append(line.run)
+    return [
+        f"{name} baseline, test {metric}: {value}"
+        + ("" if len(runs) == len(lines) else f" ({', '.join(runs)})")
+        for (name, value), runs in reached.items()
+    ]
 
 
 def _to_target(number: float | None) -> str:
@@ -129,4 +173,22 @@ def table(lines: Sequence[Comparison], metric: str, target: float) -> Table:
         shown.add_column(heading, justify=side, no_wrap=number == 0, min_width=longest)
     for line in lines:
         shown.add_row(*cells(line, validated=validated))
+    return shown
+
+
+def figures_table(run: RecordedRun) -> Table:
+    """Return every metric of the models that a run has kept, beside the baselines, for a terminal."""
+    parts = [rows for rows in ("validation", "test") if run.kept(rows)]
+    against = parts[-1] if parts else run.watched
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
+    shown.add_column("metric")
+    columns = [(rows, run.kept(rows)) for rows in parts]
+    columns += [
+        (f"{name} baseline, {against}", run.baseline(name, against)) for name in run.summary["baselines"]
+    ]
+    for heading, _ in columns:
+        shown.add_column(heading, justify="right")
+    names = [run.metric, *(name for name in run.points[-1].metrics if name != run.metric)]
+    for name in names:
+        shown.add_row(name, *(figure(figures.get(name)) for _, figures in columns))
     return shown

@@ -36,7 +36,13 @@ _AXES = (
 
 
 def plot_runs(runs: Sequence[RecordedRun], stem: Path) -> list[Path]:
-    """The metric against seconds, updates and bytes, and the loss against updates: stem.png and stem.svg."""
+    """Draw the headline metric against seconds, updates and bytes, and the loss against updates.
+
+    A dot marks the evaluation whose models are kept. The runs must have the same headline metric.
+
+    Returns:
+        stem.png and stem.svg.
+    """
     import matplotlib as mpl  # noqa: PLC0415 - as said above
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -48,7 +54,7 @@ def plot_runs(runs: Sequence[RecordedRun], stem: Path) -> list[Path]:
             for number, run in enumerate(runs):
                 _draw_metric(axis, run, COLOURS[number % len(COLOURS)], reading)
             axis.set_xlabel(label)
-            axis.set_ylabel(f"{' or '.join(sorted(watched))} {runs[0].summary['metric']['name']}")
+            axis.set_ylabel(f"{' or '.join(sorted(watched))} {runs[0].metric}")
             _focus(axis, runs)
         for number, run in enumerate(runs):
             _draw_loss(axes[3], run, COLOURS[number % len(COLOURS)])
@@ -71,11 +77,15 @@ def save(figure: "Figure", stem: Path) -> list[Path]:
 
 def _draw_metric(axis: "Axes", run: RecordedRun, colour: str, reading: Any) -> None:
     """A line over the run; a run that never waits or sends (centralised) is a level to compare with."""
-    across = [reading(point) for point in run.points]
-    if across[-1] == 0:
-        axis.axhline(run.points[-1].metric, color=colour, linestyle="--", linewidth=1.4, label=run.name)
-    else:
-        axis.plot(across, [point.metric for point in run.points], color=colour, linewidth=1.8, label=run.name)
+    kept = run.summary["kept"]["updates"]
+    across, values = [reading(point) for point, _ in run.measured], [value for _, value in run.measured]
+    if across and across[-1] == 0:
+        axis.axhline(values[-1], color=colour, linestyle="--", linewidth=1.4, label=run.name)
+        return
+    axis.plot(across, values, color=colour, linewidth=1.8, label=run.name)
+    for point, value in run.measured[:-1]:  # the last one needs no mark
+        if point.updates == kept:
+            axis.plot(reading(point), value, "o", color=colour, markersize=6)
 
 
 def _draw_loss(axis: "Axes", run: RecordedRun, colour: str) -> None:
@@ -98,7 +108,7 @@ def _number_decades(axis: "Axes") -> None:
 
 def _focus(axis: "Axes", runs: Sequence[RecordedRun]) -> None:
     """Leaves out the first, untrained evaluations, which would flatten the rest, and magnifies no chance."""
-    values = sorted(point.metric for run in runs for point in run.points)
+    values = sorted(value for run in runs for _, value in run.measured)
     if runs[0].higher_is_better and len(values) > 10:
         low = min(values[len(values) // 12], values[-1] - _LEAST_SPAN)
         axis.set_ylim(low - 0.05 * (values[-1] - low), values[-1] + 0.04 * (values[-1] - low))

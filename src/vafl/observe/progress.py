@@ -16,15 +16,30 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from vafl.models.metrics import figure
 from vafl.observe.counting import Tenths
-from vafl.observe.status import ClientStatus, Status
+from vafl.observe.status import Baselines, ClientStatus, Status
 from vafl.protocol.delays import DelaySummary
 from vafl.runtime.point import Point
 from vafl.runtime.training import Clock
 
 _EVERY = 0.5  # seconds between two looks at the run
-_LARGE = 1e4  # a loss that has digits enough before its point
 _PACE = 20  # looks that its speed is taken over
+
+
+@dataclass(frozen=True)
+class ShownFigures:
+    """Facts about the metrics of a run, for its display.
+
+    Attributes:
+        metric: the name of the headline metric.
+        rows: which rows evaluations use, "validation" or "test".
+        baselines: what the run has to beat: baseline -> rows -> metric -> value.
+    """
+
+    metric: str
+    rows: str
+    baselines: Baselines = field(default_factory=dict)
 
 
 @dataclass
@@ -35,7 +50,7 @@ class Progress:
         console: where to show it.
         folder: where its status goes.
         title: what is running.
-        metric: the metric's name.
+        figures: about its metrics.
         runtime, share_done, clients, waiting: its counters, how far it is towards its limits (0 to 1), its
             clients without their delays, and what it waits for, if it does. They are read twice a second,
             from a thread of the display's own.
@@ -45,7 +60,7 @@ class Progress:
     console: Console
     folder: Path
     title: str
-    metric: str
+    figures: ShownFigures
     runtime: Clock
     share_done: Callable[[], float]
     clients: Callable[[], list[ClientStatus]]
@@ -108,7 +123,9 @@ class Progress:
             clients[number] = replace(clients[number], delay_mean=delay.mean, delay_max=delay.max)
         return Status(
             title=self.title,
-            metric=self.metric,
+            metric=self.figures.metric,
+            rows=self.figures.rows,
+            baselines=self.figures.baselines,
             share=self.share_done(),
             seconds=self.runtime.now,
             updates=updates,
@@ -120,10 +137,9 @@ class Progress:
     def _line(self, seen: Status) -> str:
         parts = [f"{seen.updates:,} updates", f"{seen.rate:,.0f}/s", f"clock {seen.seconds:,.1f} s"]
         if self._point and self._point.train_loss is not None:
-            loss = self._point.train_loss
-            parts.append(f"loss {loss:.4f}" if loss < _LARGE else f"loss {loss:.4g}")
+            parts.append(f"training loss {figure(self._point.train_loss)}")
         if self._point:
-            parts.append(f"{self.metric} {self._point.metric:.4f}")
+            parts.append(f"{self.figures.rows} {self.figures.metric} {figure(self._point.metric)}")
         return "  ".join(parts)
 
     def _render(self) -> RenderableType:

@@ -17,7 +17,7 @@ import platform
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import Any
 from vafl.errors import RunFolderError
 from vafl.files import drafted, make_private_folder, write_atomically
 from vafl.kernels import NATIVE
+from vafl.models.metrics import LOWER_IS_BETTER
 from vafl.observe.status import STATUS
 from vafl.runtime.folders import LOCK, HeldFolder
 from vafl.runtime.point import Point
@@ -48,6 +49,7 @@ _WRITTEN = re.compile(  # every file that a run leaves, those of crashes include
     | {ALIGNMENTS}/{_NAME}\.alignment\.parquet""",
     re.VERBOSE,
 )
+_NEEDED = ("metric", "watched", "kept", "baselines")  # of a summary
 _FOLDERS = ("models", "state", "certs", "logs", SIMULATED_LEDGERS, ALIGNMENTS)
 
 
@@ -168,7 +170,7 @@ class RunFolder:
     def append(self, point: Point) -> None:
         """Adds one evaluation; it is in the file when this returns, should the process die."""
         with self._history.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(point)) + "\n")
+            file.write(json.dumps(asdict(point), allow_nan=False) + "\n")
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes the summary, whole or not at all."""
@@ -196,29 +198,55 @@ class RecordedRun:
     points: Sequence[Point]
 
     @property
+    def metric(self) -> str:
+        """The name of its headline metric."""
+        return str(self.summary["metric"]["name"])
+
+    @property
     def higher_is_better(self) -> bool:
-        return bool(self.summary["metric"]["name"] != "loss")
+        return self.metric not in LOWER_IS_BETTER
 
     @property
     def watched(self) -> str:
-        """Which rows its evaluations are of, "validation" or "test"."""
-        found = "test" if self.summary.get("test") is None else "validation"
-        return str(self.summary.get("watched", found))
+        """Which rows its evaluations use, "validation" or "test"."""
+        return str(self.summary["watched"])
+
+    @property
+    def measured(self) -> list[tuple[Point, float]]:
+        """Its evaluations that have the headline metric, and their values."""
+        return [(point, point.metric) for point in self.points if point.metric is not None]
+
+    def kept(self, rows: str) -> Mapping[str, float | None]:
+        """Return every metric of the models kept on "validation" or "test" rows; empty if not known."""
+        return self.summary["kept"][rows] or {}
+
+    def baseline(self, name: str, rows: str) -> Mapping[str, float | None]:
+        """Return every metric of a baseline on "validation" or "test" rows; empty if not known."""
+        found: Mapping[str, float | None] = self.summary["baselines"].get(name, {}).get(rows, {})
+        return found
 
     @property
     def validation(self) -> float | None:
-        """The metric of the models kept on the validation rows, if there are any."""
-        return self.summary["metric"]["value"] if self.watched == "validation" else None
+        """The headline metric of the models kept on the validation rows; None if it is not known."""
+        return self.kept("validation").get(self.metric)
 
     @property
     def test(self) -> float | None:
-        """That on the test rows; None if it is not known."""
-        return self.summary.get("test") if self.watched == "validation" else self.summary["metric"]["value"]
+        """The headline metric of the models kept on the test rows; None if it is not known."""
+        return self.kept("test").get(self.metric)
+
+    def by(self, metric: str) -> "RecordedRun":
+        """Return the run with another of its metrics as the headline."""
+        points = [replace(point, metric=point.metrics.get(metric)) for point in self.points]
+        value = self.kept(self.watched).get(metric)
+        return replace(
+            self, points=points, summary={**self.summary, "metric": {"name": metric, "value": value}}
+        )
 
     def first_reaching(self, target: float) -> Point | None:
-        """The first evaluation as good as `target`."""
+        """Return the first evaluation as good as `target`; None if there is none."""
         sign = 1 if self.higher_is_better else -1
-        return next((point for point in self.points if sign * (point.metric - target) >= 0), None)
+        return next((point for point, value in self.measured if sign * (value - target) >= 0), None)
 
 
 def read_run(path: Path) -> RecordedRun:
@@ -230,8 +258,10 @@ def read_run(path: Path) -> RecordedRun:
     try:
         summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
         points = _read_points(path)
-        if not points or "metric" not in summary:
+        if not points:
             raise ValueError("it has no evaluation")
+        if missing := [name for name in _NEEDED if name not in summary]:
+            raise ValueError(f"{SUMMARY} has no {', '.join(missing)}")
     except FileNotFoundError as error:
         raise RunFolderError(
             f'"{path}" must be the folder of a finished run. Found no {Path(error.filename).name} there.'
@@ -240,4 +270,6 @@ def read_run(path: Path) -> RecordedRun:
         raise RunFolderError(
             f'"{path}" must be the folder of a finished run. It is damaged: {error}.'
         ) from error
-    return RecordedRun(path.resolve().name, path, summary, points)
+    run = RecordedRun(path.resolve().name, path, summary, points)
+    # A run that was resumed with another model.metric has recorded two headlines; all metrics are there.
+    return run.by(run.metric)

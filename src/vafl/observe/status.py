@@ -6,7 +6,7 @@ tells how it stood last.
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ from vafl.files import write_atomically
 
 STATUS = "status.json"
 _BEYOND = 2.0**63  # any number that a run can reach
+
+Baselines = Mapping[str, Mapping[str, Mapping[str, float | None]]]
+"""The name of a baseline -> rows, "validation" or "test" -> metric -> value."""
 
 
 @dataclass(frozen=True)
@@ -43,22 +46,26 @@ class Status:
     """A run as it stands.
 
     Attributes:
-        metric: the name of what `history.jsonl` has, as people read it.
+        metric: the name of the headline metric.
+        rows: which rows its evaluations use, "validation" or "test".
         share: how far it is towards its limits, 0 to 1.
         seconds: on the run's own clock.
         rate: updates per second of the wall's clock.
         waiting: what it waits for; empty while it goes on.
+        baselines: what it has to beat.
         at: when this was written, in seconds since 1970.
     """
 
     title: str
     metric: str
+    rows: str
     share: float
     seconds: float
     updates: int
     rate: float
     waiting: str
     clients: Sequence[ClientStatus]
+    baselines: Baselines = field(default_factory=dict)
     at: float = field(default_factory=time.time)
 
     @classmethod
@@ -69,7 +76,8 @@ class Status:
             TypeError: it did not.
         """
         clients = tuple(map(_client, document.pop("clients", ())))
-        status = cls(**document, clients=clients)
+        baselines = checked_baselines(document.pop("baselines", {}))
+        status = cls(**document, clients=clients, baselines=baselines)
         _check(status)
         for client in clients:
             _check(client)
@@ -78,6 +86,30 @@ class Status:
     def write(self, folder: Path) -> None:
         content = json.dumps(asdict(self)).encode()
         write_atomically(folder / STATUS, content, durable=False)
+
+
+def checked_baselines(document: Any) -> Baselines:
+    """Return `document` if it is what a run writes as its baselines.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(document, dict):
+        raise TypeError(f"baselines {document!r}")
+    return {name: {rows: checked_figures(own[rows]) for rows in own} for name, own in document.items()}
+
+
+def checked_figures(document: Any) -> dict[str, float | None]:
+    """Return `document` if it is a dictionary of finite numbers and None.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(document, dict) or not all(
+        value is None or _is_number(value) for value in document.values()
+    ):
+        raise TypeError(f"metrics {document!r}")
+    return document
 
 
 def _client(document: dict[str, Any]) -> ClientStatus:
@@ -92,7 +124,8 @@ def _check(made: Status | ClientStatus) -> None:
         if each.name == "alarms":
             fits = isinstance(value, tuple) and all(isinstance(one, str) for one in value)
         else:
-            fits = isinstance(value, str) if each.type is str else _is_number(value) or each.name == "clients"
+            checked = each.name in ("clients", "baselines")
+            fits = checked or (isinstance(value, str) if each.type is str else _is_number(value))
         if not fits:
             raise TypeError(f"{each.name} {value!r}")
 

@@ -7,21 +7,26 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vafl.models.losses import Metric
+from vafl.models.metrics import Figures, Metrics
 from vafl.protocol.respondent import Budget, embed
 
 
 class Evaluator:
-    """Measures the whole model on rows held out. It sees every party's model: a simulator may.
+    """Measures the whole model on the held-out rows. It sees every party's model, which only a simulator may.
 
     Args:
-        models, features: of each party; features are [test rows, ...].
+        models, features: one of each for every party; features are [held-out rows, ...].
         summed: whether the head sees the sum or the concatenation of the embeddings.
-        validation: so many rows, the first, are to watch the training by, and not to test it.
-        budgets: of each party, if they are private: an evaluation is charged as in a federation, and of a
-            party that may not answer the last embeddings said are used, or zeros.
-        first: the number of the first test row, to them.
+        validation: the number of validation rows, which come first; the rest are test rows.
+        budgets: one for each party, if they are private. Evaluations are charged as in a federation. If a
+            party's budget is spent, its last embeddings are used, or zeros.
+        first: the number of the first held-out row in those budgets.
+
+    Attributes:
+        measured: the outputs that were measured last, and their labels.
     """
+
+    measured: tuple[Tensor, Tensor]
 
     def __init__(
         self,
@@ -29,7 +34,7 @@ class Evaluator:
         features: Sequence[Tensor],
         head: nn.Module,
         labels: Tensor,
-        metric: Metric,
+        metrics: Metrics,
         *,
         summed: bool,
         validation: int = 0,
@@ -37,26 +42,29 @@ class Evaluator:
         first: int = 0,
     ) -> None:
         self._models, self._features = list(models), list(features)
-        self._head, self._labels, self._metric, self._summed = head, labels, metric, summed
+        self._head, self._labels, self._metrics, self._summed = head, labels, metrics, summed
         self._validation, self._budgets = validation, budgets
         self._numbers = np.arange(first, first + len(labels))
         self._said: dict[tuple[int, int], Tensor] = {}  # by party and first row
 
-    def __call__(self) -> float:
+    def __call__(self) -> Figures:
+        """Measure on the validation rows, or on the test rows if there are none."""
         return self._measure(slice(0, self._validation or None))
 
-    def test(self) -> float | None:
-        """On the rows that nothing was chosen by; None if those are the ones watched."""
+    def test(self) -> Figures | None:
+        """Measure on the test rows; None if `__call__` does that already."""
         return self._measure(slice(self._validation, None)) if self._validation else None
 
-    def _measure(self, rows: slice) -> float:
+    def _measure(self, rows: slice) -> Figures:
         parts = _embeddings(self._models, [own[rows] for own in self._features])
         for party, budget in enumerate(self._budgets):
             place = (party, rows.start)
             if len(budget.spend(self._numbers[rows], "evaluation", whole=True)):
                 self._said[place] = parts[party]
             parts[party] = self._said.get(place, torch.zeros_like(parts[party]))
-        return self._metric.measure(_outputs(self._head, parts, summed=self._summed), self._labels[rows])
+        outputs = _outputs(self._head, parts, summed=self._summed)
+        self.measured = outputs, self._labels[rows]
+        return self._metrics.measure(outputs, self._labels[rows])
 
     def outputs(self, features: Sequence[Tensor]) -> Tensor:
         """The head's outputs [rows, outputs] for one feature tensor a party."""

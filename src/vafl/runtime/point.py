@@ -9,6 +9,8 @@ class Point:
     """One evaluation: a line of history.jsonl.
 
     Attributes:
+        metric: the headline metric.
+        metrics: every metric by name, the headline too. A metric is None where the rows do not define it.
         unanswered: clients that did not send their embeddings when asked, and what was used instead: what
             they sent `last`, or a `default` (their mean embedding) where they have sent nothing.
     """
@@ -18,5 +20,6 @@ class Point:
     bytes_up: int
     bytes_down: int
     train_loss: float | None
-    metric: float
+    metric: float | None
+    metrics: dict[str, float | None] = field(default_factory=dict)
     unanswered: dict[str, Literal["last", "default"]] = field(default_factory=dict)

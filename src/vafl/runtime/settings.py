@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vafl.errors import ConfigError
+from vafl.models.metrics import MetricName
 
 Encoding = Literal["float32", "float16", "bfloat16", "int8"]
 ENCODINGS: tuple[Encoding, ...] = ("float32", "float16", "bfloat16", "int8")
@@ -70,15 +71,19 @@ class StopSettings:
     Attributes:
         updates: steps of the server; 0 is as many as make schedule.epochs.
         seconds: on the run's clock; 0 means no limit.
-        metric: as soon as an evaluation is this good; leave out for no such limit.
-        patience: after so many evaluations in a row without a better one; 0 means no such limit. Whatever
-            ends a run that has one, what is kept are the models of its best evaluation.
+        metric: as soon as the headline metric (model.metric) is this good; leave out for no such limit.
+        patience: after this many evaluations in a row without a better one; 0 means no such limit. A run with
+            patience keeps the models of its best evaluation, whatever ends it.
+        select: the metric that tells which of two evaluations is better, for patience and for the models to
+            keep: `loss` (log loss, or the root mean squared error of numbers) or a name that model.metric
+            takes.
     """
 
     updates: int = 1000
     seconds: float = 0.0
     metric: float | None = None
     patience: int = 0
+    select: MetricName = "loss"
 
     def __post_init__(self) -> None:
         if self.patience < 0:

@@ -6,7 +6,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from vafl.errors import Stalled
-from vafl.models.losses import Metric
+from vafl.models.metrics import Figures, Metrics
 from vafl.protocol.centralised import Centralised
 from vafl.protocol.losslog import LossLog
 from vafl.runtime.point import Point
@@ -55,41 +55,55 @@ class BestModels:
 
 
 class Watch:
-    """Says when a run's evaluations are reason enough to end it, and has the best one's models kept.
+    """Decides after each evaluation whether it ends the run, and whether its models are the best so far.
+
+    `stop.metric` is a target for the headline metric. What is best, and how long `stop.patience` waits for
+    something better, goes by the metric that `stop.select` names.
 
     Args:
-        best: keeps them; None if nothing is to be kept.
+        best: keeps the best models; None if nothing is to be kept.
 
     Attributes:
         ended: why the run has ended, for whatever reason; empty before.
     """
 
-    def __init__(self, stop: StopSettings, metric: Metric, best: Best | None = None) -> None:
-        self._stop, self._metric = stop, metric
+    def __init__(self, stop: StopSettings, metrics: Metrics, best: Best | None = None) -> None:
+        self._stop, self._metrics = stop, metrics
         self._best: float | None = None
         self._since = 0
         self.best = best
         self.ended = ""
 
+    @property
+    def headline(self) -> str:
+        """The name of the headline metric."""
+        return self._metrics.headline.name
+
     def sees(self, point: Point) -> str:
-        """Takes an evaluation of the models as they are; gives why it is the last, or nothing. Clients are
-        told that: it has no figures, which would be of labels that are not theirs."""
-        reason = self.recalls(point.metric)
+        """Take an evaluation of the models as they are now.
+
+        Returns:
+            Why the run ends with it; empty if it goes on. Clients are told this reason, so it must not
+            contain figures: those depend on labels that are not theirs.
+        """
+        reason = self.recalls(point)
         if self.best is not None and not self._since:
             self.best.keep(point)
         return reason
 
-    def recalls(self, value: float) -> str:
-        """Takes one that was made before this process began."""
-        stop, metric = self._stop, self._metric
-        if self._best is None or (metric.reaches(value, self._best) and value != self._best):
+    def recalls(self, point: Point) -> str:
+        """Take an evaluation that was made before this process started; return as `sees` does."""
+        stop, headline, select = self._stop, self._metrics.headline, self._metrics.select
+        value = point.metrics[select.name]
+        if value is not None and (self._best is None or select.is_better(value, self._best)):
             self._best, self._since = value, 0
         else:
             self._since += 1
-        if stop.metric is not None and metric.reaches(value, stop.metric):
-            return f"{metric.name} is what stop.metric asks for"
+        reached = point.metrics[headline.name]
+        if stop.metric is not None and reached is not None and headline.reaches(reached, stop.metric):
+            return f"{headline.name} is what stop.metric asks for"
         if stop.patience and self._since >= stop.patience:
-            return f"{metric.name} has not been better for {self._since} evaluations"
+            return f"{select.name} has not been better for {self._since} evaluations"
         return ""
 
 
@@ -149,7 +163,7 @@ class CentralisedRuntime:
 
 def train(
     runtime: Runtime,
-    evaluate: Callable[[], float],
+    evaluate: Callable[[], Figures],
     watch: Watch,
     stop: StopSettings,
     evaluation: EvaluationSettings,
@@ -165,7 +179,7 @@ def train(
     points: list[Point] = []
 
     def look() -> str:
-        points.append(measure(runtime, evaluate))
+        points.append(measure(runtime, evaluate, watch.headline))
         reason = watch.sees(points[-1])
         observe(points[-1])
         return reason
@@ -223,13 +237,15 @@ def _next_due(runtime: Runtime, evaluation: EvaluationSettings) -> float:
     return (_progress(runtime, evaluation) // interval + 1) * interval
 
 
-def measure(runtime: Runtime, evaluate: Callable[[], float]) -> Point:
-    """An evaluation, now."""
+def measure(runtime: Runtime, evaluate: Callable[[], Figures], headline: str) -> Point:
+    """Evaluate the models as they are now."""
+    figures = evaluate()
     return Point(
         seconds=runtime.now,
         updates=runtime.updates,
         bytes_up=sum(traffic.bytes_up for traffic in runtime.traffic),
         bytes_down=sum(traffic.bytes_down for traffic in runtime.traffic),
         train_loss=runtime.losses.take_mean(),
-        metric=evaluate(),
+        metric=figures[headline],
+        metrics=figures,
     )

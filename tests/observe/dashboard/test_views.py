@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import pytest
 
-from tests.observe.dashboard.folders import written
+from tests.observe.dashboard.folders import BASELINES, written
 from vafl.errors import RunFolderError
 from vafl.observe.dashboard.exporter import as_prometheus
 from vafl.observe.dashboard.views import MOST_RUNS, look, view
@@ -65,6 +65,45 @@ def test_of_a_status_that_no_run_wrote_nothing_is_shown_and_the_others_are(tmp_p
     json.dumps([seen.as_json() for seen in views], allow_nan=False)
 
 
+KEPT = {"validation": {"auc": 0.9, "log_loss": 0.3}, "test": {"auc": None, "log_loss": 0.4}}
+
+
+def test_a_run_that_has_ended_shows_the_figures_of_the_models_it_has_kept(tmp_path):
+    summary = {"metric": {"name": "auc"}, "watched": "validation", "kept": KEPT, "baselines": BASELINES}
+    seen = view(written(tmp_path / "run", summary=summary), "run")
+    assert (seen.metric, seen.rows, seen.kept, seen.baselines) == ("auc", "validation", KEPT, BASELINES)
+    text = as_prometheus([seen])
+    assert 'vafl_kept_metric{run="run",rows="validation",name="auc"} 0.9' in text
+    assert 'vafl_kept_metric{run="run",rows="test",name="log_loss"} 0.4' in text
+    assert 'rows="test",name="auc"' not in text  # it is not defined
+    going_on = view(written(tmp_path / "other", share=0.4), "other")
+    assert (going_on.metric, going_on.rows, going_on.kept) == ("accuracy", "validation", {})
+    assert going_on.baselines == BASELINES
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"kept": 5},
+        {"kept": {"validation": None, "test": {"auc": "<b>"}}},
+        {"kept": {"validation": None, "test": {"auc": math.nan}}},
+        {"baselines": {"trivial": []}},
+        {"baselines": {"trivial": {"test": {"auc": math.inf}}}},
+        {"metric": 5},
+    ],
+)
+def test_figures_that_no_run_wrote_are_left_out(tmp_path, wrong):
+    summary = {"metric": {"name": "auc"}, "watched": "test", "kept": KEPT, "baselines": BASELINES, **wrong}
+    run = written(tmp_path / "run", summary=summary)
+    with (run / "history.jsonl").open("a") as file:
+        file.write(json.dumps({**asdict(Point(9.0, 9, 0, 0, None, 0.5)), "metrics": {"auc": "<b>"}}) + "\n")
+        file.write(json.dumps({**asdict(Point(9.0, 9, 0, 0, None, 0.5)), "metrics": 5}) + "\n")
+    seen = view(run, "run")
+    json.dumps(seen.as_json(), allow_nan=False)
+    assert "<b>" not in as_prometheus([seen])
+    assert len(seen.points) == 4
+
+
 def test_runs_are_found_in_folders_of_folders_the_newest_first(tmp_path):
     written(tmp_path / "one", share=0.1, at=time.time())
     written(tmp_path / "more" / "one")
@@ -94,7 +133,7 @@ def test_a_page_gets_no_more_points_than_it_can_show_and_always_the_last(tmp_pat
 
 
 def test_json_has_no_word_for_what_is_not_a_number(tmp_path):
-    run = written(tmp_path / "run", points=1, summary={"ended": "", "test": math.nan})
+    run = written(tmp_path / "run", points=1, summary={"ended": ""})
     with (run / "history.jsonl").open("a") as file:
         file.write(json.dumps(asdict(Point(1.0, 2, 0, 0, math.nan, math.inf))) + "\n")
     facts = view(run, "run").as_json()

@@ -12,7 +12,7 @@ from tests.waiting import LIMIT
 from vafl.build import make_client, make_server, widths
 from vafl.config import from_document
 from vafl.federation.terms import make_terms
-from vafl.models.losses import metric
+from vafl.models.losses import LOSSES
 from vafl.plan import make_plan
 from vafl.protocol.messages import Upload
 from vafl.protocol.table import EmbeddingTable
@@ -57,10 +57,10 @@ class Federation:
         self.conductor = Conductor(
             held_out=np.arange(rows, rows + tests),
             labels=self.plan.data.test_labels,
-            metric=self.plan.task.metric,
-            loss=metric("loss", self.plan.task.loss),
+            metrics=self.plan.task.metrics,
+            loss=LOSSES[self.plan.task.loss],
             stop=config.stop,
-            watch=Watch(config.stop, self.plan.task.metric),
+            watch=Watch(config.stop, self.plan.task.metrics),
             evaluation=config.evaluation,
             observe=self.points.append,
             checkpoint=self.server.settled,

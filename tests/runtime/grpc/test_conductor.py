@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from vafl.models.losses import metric
+from vafl.models.losses import LOSSES
+from vafl.models.metrics import Metrics
 from vafl.protocol.losslog import LossLog
 from vafl.protocol.requests import Poll
 from vafl.runtime.grpc.conductor import Conductor
@@ -80,14 +81,14 @@ class Federation:
 
 
 def conductor(points, stop, evaluation, best=None):
-    measured = metric("accuracy", "binary")
+    metrics = Metrics.of("binary", 1, headline="accuracy", select="accuracy")
     return Conductor(
         held_out=np.array([4, 5]),
         labels=torch.ones(2),
-        metric=measured,
-        loss=metric("loss", "binary"),
+        metrics=metrics,
+        loss=LOSSES["binary"],
         stop=stop,
-        watch=Watch(stop, measured, best),
+        watch=Watch(stop, metrics, best),
         evaluation=evaluation,
         observe=points.append,
         checkpoint=list,
@@ -275,9 +276,9 @@ def test_patience_ends_a_run_and_only_then_are_the_test_rows_asked_for_by_the_be
     assert [point.metric for point in points] == [0.0, 1.0, 1.0, 0.0]
     assert (best.point, best.restored) == (points[1], 1)
     assert federation.server.last_iteration == 30
-    assert conduct.tested == 1.0
+    assert conduct.tested["accuracy"] == 1.0
     assert federation.reason == "accuracy has not been better for 2 evaluations"
-    assert "the run ends with accuracy 0.0000" in caplog.text
+    assert "accuracy 0.0000" in caplog.text
 
 
 def test_clients_are_told_no_figure_of_the_held_out_labels(caplog):
@@ -288,4 +289,4 @@ def test_clients_are_told_no_figure_of_the_held_out_labels(caplog):
         conduct(federation)
     assert points[-1].metric == 1.0
     assert federation.reason == "accuracy is what stop.metric asks for"
-    assert "the run ends with accuracy 1.0000" in caplog.text
+    assert "accuracy 1.0000" in caplog.text

@@ -1,6 +1,6 @@
 """Runs as metrics for Prometheus."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from vafl.observe.dashboard.views import View
 from vafl.observe.prometheus import Sample, exposition
@@ -11,7 +11,9 @@ _FAMILIES = {
     "vafl_run_done_ratio": ("gauge", "How far the run is towards its limits"),
     "vafl_run_seconds": ("gauge", "The run's own clock"),
     "vafl_updates_total": ("counter", "Steps of the head"),
-    "vafl_metric": ("gauge", "The last evaluation"),
+    "vafl_metric": ("gauge", "The last evaluation, every metric by name"),
+    "vafl_kept_metric": ("gauge", "The models that the run has kept, every metric by name"),
+    "vafl_baseline_metric": ("gauge", "What the run has to beat, every metric by name"),
     "vafl_train_loss": ("gauge", "The mean loss of the minibatches before the last evaluation"),
     "vafl_client_here": ("gauge", "1 while the client is connected"),
     "vafl_client_uploads_total": ("counter", "Minibatches the client has uploaded"),
@@ -44,13 +46,20 @@ def _of_run(view: View) -> Iterator[Sample]:
             yield "vafl_client_bytes_total", {**own, "direction": "down"}, client.bytes_down
             yield "vafl_client_delay_mean", own, client.delay_mean
             yield "vafl_client_delay_max", own, client.delay_max
-    yield from _of_last_point(view)
-
-
-def _of_last_point(view: View) -> Iterator[Sample]:
-    last = view.points[-1] if view.points else None
-    if last is not None:
-        name = view.status.metric if view.status else "metric"
-        yield "vafl_metric", {"run": view.name, "metric": name}, last.metric
+    if view.points:
+        last = view.points[-1]
+        yield from _metrics("vafl_metric", {**run, "rows": view.rows}, last.metrics)
         if last.train_loss is not None:
-            yield "vafl_train_loss", {"run": view.name}, last.train_loss
+            yield "vafl_train_loss", run, last.train_loss
+    for rows, figures in view.kept.items():
+        yield from _metrics("vafl_kept_metric", {**run, "rows": rows}, figures)
+    for name, by_rows in view.baselines.items():
+        for rows, figures in by_rows.items():
+            yield from _metrics("vafl_baseline_metric", {**run, "baseline": name, "rows": rows}, figures)
+
+
+def _metrics(family: str, labels: Mapping[str, str], figures: Mapping[str, float | None]) -> Iterator[Sample]:
+    """Yield a sample for each metric that is defined."""
+    for name, value in figures.items():
+        if value is not None:
+            yield family, {**labels, "name": name}, value

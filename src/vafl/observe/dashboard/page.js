@@ -4,6 +4,7 @@
 const COLOURS = ["#0b6e99", "#d1495b", "#edae49", "#3f7d4f", "#6b4e9b", "#7a7a7a", "#c06014", "#2e86ab"];
 const EVERY = 1000; // milliseconds
 const LEAST_SPAN = 0.1; // of a metric's scale
+const LOWER_IS_BETTER = new Set(["log_loss", "brier", "rmse", "mae"]);
 const MARGIN = { left: 58, right: 14, top: 12, bottom: 40 };
 const ACROSS = {
   seconds: { of: (point) => point.seconds, label: "seconds (the run's clock)" },
@@ -19,6 +20,7 @@ const CLIENT = [
   ["MB down", (client) => (client.bytes_down / 1e6).toFixed(2)],
 ];
 let across = "seconds";
+let chosen = ""; // the metric that is drawn: the headline of the newest run until the reader chooses another
 let runs = [];
 const colours = new Map(); // by run, as they come: one that moves up or down the page keeps its own
 let hand = null; // where the pointer is over the picture, 0 to 1 of its width
@@ -52,6 +54,8 @@ function card(run) {
   if (run.why) parts.push(element("p", (run.state === "waiting" ? "waiting for " : "") + run.why, "why"));
   if (status && run.state !== "ended") parts.push(bar(status.share));
   parts.push(figures(run));
+  const measured = metrics(run);
+  if (measured) parts.push(measured);
   if (status && isActive(run)) parts.push(...status.clients.flatMap(alarms));
   if (status && status.clients.length) parts.push(clients(status.clients, isActive(run)));
   return element("section", parts, `card ${run.state}`);
@@ -68,14 +72,32 @@ function bar(share) {
 function figures(run) {
   const last = run.points[run.points.length - 1];
   const shown = [];
-  if (last && last.metric !== null) shown.push([metricOf(run), last.metric.toFixed(4)]);
-  if (run.test !== null) shown.push(["on the test rows", run.test.toFixed(4)]);
   if (last && last.train_loss !== null) shown.push(["training loss", brief(last.train_loss)]);
   const at = run.status || last;
   if (at) shown.push(["updates", whole(at.updates)], ["seconds", brief(at.seconds)]);
   if (run.status && run.state === "running") shown.push(["updates per second", brief(run.status.rate)]);
   const pairs = shown.map(([term, value]) => element("div", [element("dt", term), element("dd", value)]));
   return element("dl", pairs);
+}
+
+// Every metric of the last evaluation, or of the models that are kept, beside the baselines on the same rows.
+function metrics(run) {
+  const last = run.points[run.points.length - 1];
+  const ours = Object.keys(run.kept).length ? run.kept : last ? { [run.rows]: last.metrics } : {};
+  const columns = Object.entries(ours);
+  if (!columns.length) return null;
+  const rows = columns[columns.length - 1][0];
+  for (const [baseline, byRows] of Object.entries(run.baselines)) {
+    if (byRows[rows]) columns.push([`${baseline} baseline, ${rows}`, byRows[rows]]);
+  }
+  const names = Object.keys(columns[0][1]).sort((one, other) => (other === run.metric) - (one === run.metric));
+  const heads = ["metric", ...columns.map(([heading]) => heading)].map((heading) => element("th", heading));
+  const lines = names.map((name) => {
+    const values = columns.map(([, figures]) => figure(figures[name]));
+    return element("tr", [name, ...values].map((cell) => element("td", cell)));
+  });
+  const head = element("thead", [element("tr", heads)]);
+  return element("div", [element("table", [head, element("tbody", lines)])], "wide");
 }
 
 function clients(all, active) {
@@ -100,18 +122,30 @@ function colourOf(name) {
 }
 
 const isActive = (run) => run.state === "running" || run.state === "waiting";
-const metricOf = (run) => (run.status ? run.status.metric : "metric");
+const figure = (value) => (typeof value !== "number" ? "–" : Math.abs(value) < 1e4 ? value.toFixed(4) : brief(value));
 
 // --- the picture of all of them ---
 
-function lines() {
+// The picture shows one metric, of every run that has measured it: different metrics share no axis.
+function drawnMetric() {
+  const known = new Set(runs.flatMap((run) => run.points.slice(-1).flatMap((point) => Object.keys(point.metrics))));
+  if (!known.has(chosen)) chosen = (runs.find((run) => known.has(run.metric)) || { metric: "" }).metric;
+  const select = find("metric");
+  if ([...select.options].map((option) => option.value).join() !== [...known].join()) {
+    select.replaceChildren(...[...known].map((name) => element("option", name)));
+  }
+  select.value = chosen;
+  return chosen;
+}
+
+function lines(metric) {
   return runs
     .map((run) => ({
       run,
       colour: colourOf(run.name),
       points: run.points
-        .filter((point) => point.metric !== null)
-        .map((point) => ({ x: ACROSS[across].of(point), y: point.metric, updates: point.updates })),
+        .filter((point) => typeof point.metrics[metric] === "number")
+        .map((point) => ({ x: ACROSS[across].of(point), y: point.metrics[metric], updates: point.updates })),
     }))
     .filter((line) => line.points.length);
 }
@@ -125,20 +159,21 @@ function ticks(low, high, count) {
   return found;
 }
 
-function focus(shown) {
+function focus(shown, metric) {
   // Without the first, untrained evaluations, which would flatten everything else; and chance is not magnified.
   const values = shown.flatMap((line) => line.points.map((point) => point.y));
   const sorted = values.sort((one, other) => one - other);
   const untrained = Math.floor(sorted.length / 12);
-  const losses = shown.filter((line) => metricOf(line.run).endsWith("loss")).length;
-  const high = sorted[sorted.length - 1 - (losses === shown.length ? untrained : 0)];
-  const low = losses ? sorted[0] : Math.min(sorted[untrained], high - LEAST_SPAN);
+  const lower = LOWER_IS_BETTER.has(metric);
+  const high = sorted[sorted.length - 1 - (lower ? untrained : 0)];
+  const low = lower ? sorted[0] : Math.min(sorted[untrained], high - LEAST_SPAN);
   const room = (high - low || Math.abs(high) || 1) * 0.06;
   return [low - room, high + room];
 }
 
 function draw() {
-  const shown = lines();
+  const metric = drawnMetric();
+  const shown = lines(metric);
   find("picture").hidden = !shown.length;
   if (!shown.length) return;
   const svg = find("chart");
@@ -146,7 +181,7 @@ function draw() {
   const right = box.width - MARGIN.right;
   const bottom = box.height - MARGIN.bottom;
   const farthest = Math.max(...shown.flatMap((line) => line.points.map((point) => point.x))) || 1;
-  const [low, high] = focus(shown);
+  const [low, high] = focus(shown, metric);
   const x = (value) => MARGIN.left + (value / farthest) * (right - MARGIN.left);
   const y = (value) => bottom - ((value - low) / (high - low)) * (bottom - MARGIN.top);
   const parts = [];
@@ -173,7 +208,7 @@ function draw() {
     parts.push(drawn("line", { class: "hand", x1: at, x2: at, y1: MARGIN.top, y2: bottom }));
   }
   svg.replaceChildren(...parts);
-  read(shown, farthest);
+  read(shown, farthest, metric);
   name(shown);
 }
 
@@ -194,10 +229,12 @@ function name(shown) {
   );
 }
 
-function read(shown, farthest) {
-  const metrics = [...new Set(shown.map((line) => metricOf(line.run)))].join(", ");
+function read(shown, farthest, metric) {
+  const rows = [...new Set(shown.map((line) => line.run.rows))].sort().join(" or ");
+  const missing = runs.length - shown.length;
+  const without = missing ? `; runs that have not measured it: ${missing}` : "";
   if (hand === null) {
-    find("reading").textContent = metrics;
+    find("reading").textContent = `${rows} ${metric}${without}`;
     return;
   }
   const at = hand * farthest;
@@ -205,7 +242,7 @@ function read(shown, farthest) {
     const before = line.points.filter((point) => point.x <= at);
     return `${line.run.name} ${before.length ? before[before.length - 1].y.toFixed(4) : "–"}`;
   });
-  find("reading").textContent = `${metrics} at ${brief(at)} ${across}: ${told.join(", ")}`;
+  find("reading").textContent = `${rows} ${metric} at ${brief(at)} ${across}: ${told.join(", ")}`;
 }
 
 function choose(which) {
@@ -254,6 +291,10 @@ find("chart").addEventListener("pointermove", (event) => {
 });
 find("chart").addEventListener("pointerleave", () => {
   hand = null;
+  draw();
+});
+find("metric").addEventListener("change", (event) => {
+  chosen = event.target.value;
   draw();
 });
 addEventListener("resize", draw);

@@ -3,21 +3,22 @@
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from vafl.errors import RunFolderError
 from vafl.observe.compare import distinct_names
 from vafl.observe.record import HISTORY, SUMMARY
-from vafl.observe.status import STATUS, Status
+from vafl.observe.status import STATUS, Baselines, Status, checked_baselines, checked_figures
 from vafl.runtime.point import Point
 
 MOST_RUNS = 24  # that are shown, those that changed last
 _MOST_POINTS = 400  # of a run: as many as a screen can show apart
 _ALIVE = 10.0  # seconds; a run writes its status twice in each
+Kept = Mapping[str, Mapping[str, float | None]]
 _DEPTHS = ("", "*/", "*/*/")  # where runs may lie in a folder
 
 
@@ -28,7 +29,10 @@ class View:
     Attributes:
         state: "running", "waiting", "ended", "interrupted", or "silent": it neither ended nor says anything.
         why: it ended, or what it waits for.
-        test: the metric on the test rows, where the points are of validation rows and it has ended.
+        metric: the name of the headline metric; empty if it is not known.
+        rows: which rows the evaluations use, "validation" or "test".
+        kept: every metric of the models that a run has kept, by rows; empty while it goes on.
+        baselines: what it has to beat: baseline -> rows -> metric -> value.
     """
 
     name: str
@@ -36,7 +40,10 @@ class View:
     why: str
     status: Status | None
     points: Sequence[Point]
-    test: float | None
+    metric: str
+    rows: str
+    kept: Kept
+    baselines: Baselines
 
     def as_json(self) -> dict[str, Any]:
         """For the page: as many points as it can show, and nothing that JSON has no word for."""
@@ -81,8 +88,20 @@ def view(run: Path, name: str) -> View:
         state, why = "waiting", status.waiting
     else:
         state, why = "running", ""
-    test = None if summary is None else _finite(summary.get("test"))
-    return View(name, state, why, status, list(_points(run)), test)
+    return View(name, state, why, status, list(_points(run)), *_figures(status, summary or {}))
+
+
+def _figures(status: Status | None, summary: dict[str, Any]) -> tuple[str, str, Kept, Baselines]:
+    """Return metric, rows, kept and baselines of a View, from the summary where there is one."""
+    metric, rows = ("", "test") if status is None else (status.metric, status.rows)
+    kept: Kept = {}
+    baselines: Baselines = {} if status is None else status.baselines
+    with suppress(TypeError, KeyError, AttributeError):  # another version's, or damaged
+        metric, rows = str(summary["metric"]["name"]), str(summary["watched"])
+        parts = {part: summary["kept"][part] for part in ("validation", "test")}
+        kept = {part: checked_figures(figures) for part, figures in parts.items() if figures is not None}
+        baselines = checked_baselines(summary["baselines"])
+    return metric, rows, kept, baselines
 
 
 def _in(folder: Path) -> Iterator[Path]:
@@ -119,8 +138,9 @@ def _points(run: Path) -> Iterator[Point]:
     """Its evaluations; of the last one, half a line may be there."""
     try:
         for line in (run / HISTORY).read_bytes().splitlines():
-            yield Point(**json.loads(line))
-    except (OSError, ValueError, TypeError, RecursionError):
+            point = Point(**json.loads(line))
+            yield replace(point, metrics={name: _number(value) for name, value in point.metrics.items()})
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return
 
 
@@ -128,6 +148,10 @@ def _thinned(points: Sequence[Point]) -> Sequence[Point]:
     """The last one, and so many evenly before it."""
     every = math.ceil(len(points) / _MOST_POINTS) or 1
     return points[(len(points) - 1) % every :: every]
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _finite(value: Any) -> Any:

@@ -24,7 +24,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vafl.models.losses import Metric
+from vafl.models.losses import Loss, evenly
+from vafl.models.metrics import Figures, Metrics, as_text
 from vafl.protocol.messages import ServerMessage
 from vafl.protocol.requests import Poll
 from vafl.protocol.rows import NO_ROWS, Matrix, Rows, in_parts
@@ -48,7 +49,7 @@ class Conductor:
     Args:
         held_out: the table's rows that the training is watched by, [rows].
         labels: their labels.
-        metric: measured on them, with the embeddings clients send for them when asked.
+        metrics: measured on them, with the embeddings clients send for them when asked.
         loss: the run's loss, by which the conductor judges what each client contributes.
         watch: sees every evaluation, may say that it was the last, and has the head of the best one kept, as
             the clients keep their models.
@@ -62,14 +63,14 @@ class Conductor:
         has_result: whether there is an evaluation.
 
     Attributes:
-        tested: the metric on the test rows, at the end; None if it is not known.
+        tested: the metrics on the test rows, at the end; None if they are not known.
         waiting: what has kept the run from its next update for a while; empty while it goes on.
     """
 
     held_out: Rows
     labels: Tensor
-    metric: Metric
-    loss: Metric
+    metrics: Metrics
+    loss: Loss
     stop: StopSettings
     watch: Watch
     evaluation: EvaluationSettings
@@ -81,10 +82,11 @@ class Conductor:
     test_labels: Tensor = field(default_factory=lambda: torch.empty(0))
     most_rows: int = 1 << 30
     has_result: bool = False
-    tested: float | None = None
+    tested: Figures | None = None
     waiting: str = ""
     interrupted: bool = False
     clock: Callable[[], float] = time.monotonic
+    _outcome: tuple[Tensor, Tensor] | None = None  # the outputs measured last, and their labels
     _poll: Poll | None = None  # of the part of an evaluation that is under way
     _to_ask: list[Rows] = field(default_factory=list)
     _answered: set[int] | None = None  # clients that have answered every part so far
@@ -105,6 +107,11 @@ class Conductor:
     def measured(self) -> Rows:
         """The rows measured last, by the models that the run ends with."""
         return self.tests if self.tested is not None else self.held_out
+
+    @property
+    def test_outcome(self) -> tuple[Tensor, Tensor] | None:
+        """The outputs and labels of the test rows, by the models that the run ends with, if known."""
+        return self._outcome if self.tested is not None or not len(self.tests) else None
 
     def __call__(self, federation: FederationServer[Server]) -> list[ServerMessage]:
         """Do whatever is due now; return messages to send."""
@@ -237,21 +244,22 @@ class Conductor:
             bytes_up=bytes_up,
             bytes_down=bytes_down,
             train_loss=federation.server.losses.take_mean(),
-            metric=measured,
+            metric=measured[self.metrics.headline.name],
+            metrics=measured,
             unanswered=unanswered,
         )
         if (reason := self.watch.sees(point)) and not self._ending:
-            log.info("the run ends with %s %.4f: %s", self.metric.name, point.metric, reason)
+            log.info("the run ends with %s: %s", as_text(measured), reason)
         self._ending, self.has_result = self._ending or reason, True
         self.observe(point)
 
     @torch.no_grad()
     def _measure(
         self, federation: FederationServer[Server], rows: Rows, labels: Tensor
-    ) -> tuple[float | None, dict[str, Literal["last", "default"]]]:
-        """Return the metric, and what was used of each client that did not answer.
+    ) -> tuple[Figures | None, dict[str, Literal["last", "default"]]]:
+        """Return the metrics, and what was used of each client that did not answer.
 
-        The metric is None where no client has ever sent these rows, and under a secure sum that lacks a
+        The metrics are None where no client has ever sent these rows, and under a secure sum that lacks a
         client: no stand-in can be added to a sum.
         """
         server, parties = federation.server, federation.parties
@@ -270,7 +278,9 @@ class Conductor:
             log.warning("evaluations from update %d on lack an answer from: %s", federation.updates, used)
         if server.may_stand_in and not self._testing:
             self._judge_clients(federation, rows[:_JUDGED_ROWS], inputs[:_JUDGED_ROWS], labels[:_JUDGED_ROWS])
-        return self.metric.measure(server.head(torch.from_numpy(inputs)), labels), unanswered
+        outputs = server.head(torch.from_numpy(inputs))
+        self._outcome = outputs, labels
+        return self.metrics.measure(outputs, labels), unanswered
 
     def _judge_clients(
         self, federation: FederationServer[Server], rows: Rows, inputs: Matrix, labels: Tensor
@@ -281,7 +291,8 @@ class Conductor:
             return  # without its only client a model has nothing to compare with
 
         def loss_of(seen: Matrix) -> float:
-            return self.loss.measure(server.head(torch.from_numpy(seen)), labels)
+            outputs = server.head(torch.from_numpy(seen)).numpy()
+            return self.loss(outputs, labels.numpy(), evenly(len(labels)))[0]
 
         judged = [(self._judged + place) % count for place in range(min(count, _JUDGED_CLIENTS))]
         self._judged = (judged[-1] + 1) % count
