@@ -30,7 +30,7 @@ def write_companies(folder, people=400, share=0.8, seed=0):
 
 
 def add_own_columns(folder, seed=5):
-    """Give the label holder's table two columns of its own: `rating`, which tells of the label, and `branch`."""
+    """Add two columns to the label holder's table: `rating`, which tells of the label, and `branch`."""
     generator = np.random.default_rng(seed)
     labels = pl.read_csv(folder / "labels.csv")
     rating = (labels["repaid"] == "yes").cast(pl.Float64) + pl.Series(generator.normal(size=len(labels)))

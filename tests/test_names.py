@@ -17,7 +17,9 @@ ESCAPES = ["../esc", "../../../esc", "/tmp/esc", "a/b", "..", ".", "", "a\0b", "
 RESERVED = ["ca", "CA", "ca.pem", "Ca.Key", "Server", "SERVER", "Label-Holder"]
 
 
-@pytest.mark.parametrize("name", ["server", "label-holder", "client-1", "a", "7", "Bank.of_X-1", "x" * 63, "servers", "cab"])
+@pytest.mark.parametrize(
+    "name", ["server", "label-holder", "client-1", "a", "7", "Bank.of_X-1", "x" * 63, "servers", "cab"]
+)
 def test_good_names(name):
     assert check_party(name) == name
 

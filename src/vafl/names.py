@@ -12,7 +12,7 @@ SERVER = "server"
 """The party that serves and holds the labels; every other name is a client's."""
 
 LOCAL_CLIENT = "label-holder"
-"""The client of the label holder's own features. It runs inside the server's process and has no certificate."""
+"""The client of the label holder's own features, inside the server's process. It has no certificate."""
 
 PARTY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 # These collide with the authority's files, or look like a name of the label holder.

@@ -126,7 +126,7 @@ def _check_local(tables: Mapping[str, TableSettings], alignments: Alignments) ->
         raise DataError(
             "the parties agree in `vafl align` whether the label holder has features. Found "
             f"{len(features)} feature columns now, and an alignment {'with' if told else 'without'} them. "
-            f"Set features and ignore of [tables.{LABEL_HOLDER}] as they were then (ignore = [\"*\"] uses "
+            f'Set features and ignore of [tables.{LABEL_HOLDER}] as they were then (ignore = ["*"] uses '
             "none), or align again."
         )
 
@@ -273,8 +273,11 @@ def join(settings: DataSettings, tables: Mapping[str, TableSettings]) -> Alignme
     order = np.random.Generator(np.random.Philox(int(token, 16))).permutation(len(rows))
     numbered = pl.DataFrame({"id": rows, "row": order})
     holder = opened[LABEL_HOLDER]
-    facts = {"label": holder.settings.label, "with_local": bool(holder.features)}
-    aligned = {name: replace(_numbered(own, numbered, token, classes), **facts) for name, own in ids.items()}
+    label, with_local = holder.settings.label, bool(holder.features)
+    aligned = {
+        name: replace(_numbered(own, numbered, token, classes), label=label, with_local=with_local)
+        for name, own in ids.items()
+    }
     whole = aligned[LABEL_HOLDER]
     holders = {name: pl.Series(np.isin(whole.numbers, aligned[name].numbers)) for name in settings.parties}
     return aligned | {LABEL_HOLDER: replace(whole, holders=holders)}

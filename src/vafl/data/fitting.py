@@ -184,7 +184,8 @@ def fit(
     if not columns:
         reasons = "; ".join(f"{report.name}: {report.why}" for report in reports[:5])
         remedy = (
-            f'To train without features of the label holder, set tables.{LABEL_HOLDER}.ignore = ["*"], and align.'
+            f'To train without features of the label holder, set tables.{LABEL_HOLDER}.ignore = ["*"] and '
+            "align again."
             if table.party == LABEL_HOLDER
             else "Use columns of numbers, categories or dates."
         )
