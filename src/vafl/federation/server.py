@@ -24,7 +24,7 @@ from vafl.federation.local import local_client, serve_with
 from vafl.federation.marks import MarkFile, marks_path
 from vafl.federation.terms import STATE, make_terms, over_network, require_same_run, rows_at_once
 from vafl.files import make_private_folder, remove_drafts
-from vafl.launch import require_updates, share_done, shown_figures, summarise, what_was_reached
+from vafl.launch import finish, require_updates, share_done, shown_figures, summarise, what_was_reached
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import Progress
 from vafl.observe.record import RecordedRun, RunFolder, read_run
@@ -178,7 +178,7 @@ class ServerRun:
 
     def run(self, listening: Callable[[str], None] = lambda address: None) -> RecordedRun:
         """Serves until the run is over, and writes the run folder."""
-        self.config = over_network(self.config)
+        given = self.config = over_network(self.config)
         plan = make_plan(self.config, party=SERVER)
         self.config = plan.config
         if self.prepare is None:
@@ -222,7 +222,8 @@ class ServerRun:
             if conductor.has_result or state.server.iteration:
                 defaults = stand_ins(plan.data, state.server.table, conductor.measured)
                 keep_head(plan, defaults, self.path, run_name(state.server.run))
-                folder.finish(self._summary(state.plan, federation, points, conductor))
+                summary = self._summary(state.plan, federation, points, conductor)
+                finish(folder, summary, given, state.plan.data, self.console)
             self._require_result(conductor, state.server.iteration)
         recorded = read_run(self.path)
         plot_runs([recorded], self.path / "progress")
@@ -308,7 +309,7 @@ class ServerRun:
 
     def _summary(
         self, plan: Plan, federation: FederationServer[Server], points: list[Point], conductor: Conductor
-    ) -> dict[str, object]:
+    ) -> dict[str, Any]:
         server = federation.server
         unmeasured = Point(federation.now, federation.updates, *federation.bytes_moved, None, None)
         summary = summarise(

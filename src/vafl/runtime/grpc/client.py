@@ -233,7 +233,7 @@ class FederationClient:
             if session.welcome:
                 raise InvalidMessage("a stream has one welcome. Found another one from the server.")
             session.welcome, self.durable = True, message.durable
-            log.info("%s joined the run", self.party)
+            log.info("%s joined the run at %s", self.party, self._settings.address)
         elif isinstance(message, Durable):
             self.durable = message.activation
         elif isinstance(message, Rekey):
