@@ -1,7 +1,8 @@
 """The public tables that the defaults for tables are chosen and judged on, each split over three parties.
 
-`tables/tables.json` in the data folder describes nine of them. Adult and credit default have files elsewhere. The
-test rule is the suite's: every fifth row, counted from 0, is a test row. Adult has test rows of its own.
+`tables/tables.json` in the data folder describes nine of them; Adult and credit default have files elsewhere.
+Every fifth row of a table, counted from 0, is a test row. Adult has its own test file, and credit default a
+random quarter.
 """
 
 import gzip
@@ -83,9 +84,7 @@ def _people(name: str, data: Path) -> SuiteTable:
         for column in own
         if people.known.schema[column].is_numeric() and column not in people.categories
     }
-    known, new = (
-        part.select(pl.col(*own, "label").cast(pl.String)) for part in (people.known, people.new)
-    )
+    known, new = (part.select(pl.col(*own, "label").cast(pl.String)) for part in (people.known, people.new))
     return SuiteTable(name, known, new, columns, frozenset(numeric), "auc", "?")
 
 
@@ -93,7 +92,9 @@ def _suite(name: str, data: Path) -> SuiteTable:
     folder = data / "tables"
     path = folder / name / f"{name}.csv.gz"
     if not path.is_file():
-        raise DataError(f'the tables must be in "{folder}". Found no {path.name}. Give their folder as --data.')
+        raise DataError(
+            f'the tables must be in "{folder}". Found no {path.name}. Give their folder as --data.'
+        )
     about = json.loads((folder / "tables.json").read_text())[name]
     lines = pl.read_csv(gzip.decompress(path.read_bytes()), infer_schema=False)
     label = pl.col(about["label"])
@@ -106,12 +107,20 @@ def _suite(name: str, data: Path) -> SuiteTable:
         metric = "accuracy"
     else:
         label = (label.str.strip_chars() == about["positive"]).cast(pl.Int8)
-    columns = {party: [column for column in own if column != about["id"]] for party, own in about["parties"].items()}
+    columns = {
+        party: [column for column in own if column != about["id"]] for party, own in about["parties"].items()
+    }
     own = [column for part in columns.values() for column in part]
     lines = lines.select(*own, label=label.cast(pl.String)).with_row_index("row")
     lines = lines.filter(pl.col("label").is_not_null() & (pl.col("label") != ""))
     is_test = pl.col("row") % 5 == 0
     known, new = (lines.filter(part).drop("row") for part in (~is_test, is_test))
     return SuiteTable(
-        name, known, new, columns, frozenset(about["numeric"]) & set(own), metric, (about["missing"] or "").strip()
+        name,
+        known,
+        new,
+        columns,
+        frozenset(about["numeric"]) & set(own),
+        metric,
+        (about["missing"] or "").strip(),
     )

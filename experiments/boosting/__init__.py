@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from benchmarks.peers.environment import environment
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.preprocessing import OrdinalEncoder
 
-from benchmarks.peers.environment import environment
 from experiments.suite import SuiteTable
 
 _HERE = Path(__file__).parent
@@ -19,29 +19,37 @@ Floats = npt.NDArray[np.floating[Any]]
 
 
 def pooled_columns(table: SuiteTable, parties: str = "ABC") -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
-    """Return the training rows, the test rows and which columns are categories, as the suite's README says."""
+    """Return the training rows, the test rows, and which columns are categories.
+
+    Gaps are NaN and categories are codes, as the suite's README describes.
+    """
     columns = [column for party in parties for column in table.columns[party]]
-    is_category = np.array([column not in table.numeric for column in columns])
-    parts = [part.select(columns).to_pandas() for part in (_read(table, table.known), _read(table, table.new))]
-    if is_category.any():
-        words = [column for column in columns if column not in table.numeric]
+    numbers = [column for column in columns if column in table.numeric]
+    words = [column for column in columns if column not in table.numeric]
+    parts = [_read(table, rows) for rows in (table.known, table.new)]
+    arrays = [part.select(numbers).to_numpy() if numbers else np.empty((part.height, 0)) for part in parts]
+    if words:
         codes = OrdinalEncoder(
             max_categories=_MOST_LEVELS,
             handle_unknown="use_encoded_value",
             unknown_value=np.nan,
             encoded_missing_value=np.nan,
-        ).fit(parts[0][words])
-        for part in parts:
-            part[words] = codes.transform(part[words])
-    train, test = (part.to_numpy(np.float64) for part in parts)
-    return train, test, is_category
+        ).fit(parts[0].select(words).to_numpy())
+        arrays = [
+            np.concatenate([array, codes.transform(part.select(words).to_numpy())], axis=1)
+            for array, part in zip(arrays, parts, strict=True)
+        ]
+    train, test = arrays
+    return train, test, np.arange(len(columns)) >= len(numbers)
 
 
 def _read(table: SuiteTable, rows: pl.DataFrame) -> pl.DataFrame:
     """Text with gaps as nulls, numbers as numbers."""
     text = pl.all().str.strip_chars()
     there = rows.select(pl.when(~text.is_in(["", table.missing])).then(text).name.keep())
-    return there.with_columns(pl.col(*table.numeric).cast(pl.Float64, strict=False)) if table.numeric else there
+    return (
+        there.with_columns(pl.col(*table.numeric).cast(pl.Float64, strict=False)) if table.numeric else there
+    )
 
 
 def labels(table: SuiteTable) -> npt.NDArray[Any]:
