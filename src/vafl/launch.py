@@ -79,7 +79,7 @@ def finish(
 ) -> None:
     """Write the summary; then add what the label holder's features reach alone, if it has any.
 
-    The summary is complete without that baseline, so an interrupt meanwhile loses nothing else.
+    The run is over by then and its clients have gone, so nobody waits for this baseline. Ctrl-C skips it.
 
     Args:
         config: as the run was started with, before its sizes were set for all clients.
@@ -92,7 +92,10 @@ def finish(
     try:
         reached = train_alone(config, data)
     except VaflError as error:
-        console.print(f"the label holder's own columns alone could not be trained on: {error}")
+        console.print(f"the label holder's columns alone could not be trained on: {error}", style="yellow")
+        return
+    except KeyboardInterrupt:
+        console.print("skipped: training on the label holder's columns alone, for comparison")
         return
     console.print(f"trained on the label holder's columns alone in {time.monotonic() - began:.1f} s")
     folder.finish({**summary, "baselines": {**summary["baselines"], ALONE: reached}})
