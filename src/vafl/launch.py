@@ -23,7 +23,7 @@ from vafl.observe.plots import plot_runs
 from vafl.observe.progress import Progress, ShownFigures
 from vafl.observe.record import SIMULATED_LEDGERS, RecordedRun, RunFolder, read_run, versions
 from vafl.observe.status import ClientStatus
-from vafl.plan import Task, baselines, held_out_labels
+from vafl.plan import Task, baselines
 from vafl.privacy.settings import LabelSettings, PrivacySettings
 from vafl.protocol.delays import DelaySummary
 from vafl.protocol.settings import RuleSettings
@@ -118,7 +118,7 @@ def train_alone(config: Config, data: VerticalData) -> dict[str, Figures]:
     run = build(alone, replace(data, parties=own))
     run.train()
     watched, test = run.evaluator(), run.evaluator.test()
-    return {_watched(data): watched, **({} if test is None else {"test": test})}
+    return {data.parts.watched: watched, **({} if test is None else {"test": test})}
 
 
 def what_was_reached(recorded: RecordedRun) -> str:
@@ -175,12 +175,7 @@ def _progress(run: Run, folder: Path, console: Console) -> Progress:
 
 def shown_figures(task: Task, data: VerticalData) -> ShownFigures:
     """Return what the display of a run says about its metrics."""
-    return ShownFigures(task.metrics.headline.name, _watched(data), baselines(task, data))
-
-
-def _watched(data: VerticalData) -> str:
-    """Return which rows the evaluations of a run use, "validation" or "test"."""
-    return next(iter(held_out_labels(data)))
+    return ShownFigures(task.metrics.headline.name, data.parts.watched, baselines(task, data))
 
 
 def share_done(clock: Clock, stop: StopSettings) -> float:
@@ -226,7 +221,7 @@ def summarise(
     """
     kept = end if best is None or best.point is None else best.point
     names, classes = [party.name for party in data.parties], data.classes or ()
-    watched = _watched(data)
+    watched = data.parts.watched
     several = task.loss == "softmax" and task.outputs > 2
     return {
         "data": config.data.title,
