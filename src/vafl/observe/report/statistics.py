@@ -1,8 +1,8 @@
 """Statistics of a model's scores on held-out rows: curves, intervals, bins.
 
-Everything here is a pure function of arrays. Scores of two classes are [rows], the probability of the positive
-class; of several classes [rows, classes]; of numbers [rows], the predictions. No result depends on the order of
-the rows.
+Everything here is a pure function of arrays. Scores of two classes are [rows], the probability of the
+positive class; of several classes [rows, classes]; of numbers [rows], the predictions. No result depends on
+the order of the rows.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def _counts_by_threshold(scores: Floats, positive: Flags) -> tuple[Floats, Float
 
 
 def roc(scores: Floats, positive: Flags) -> Curve:
-    """Return the ROC curve: the false positive rate, and the true positive rate. Needs rows of both classes."""
+    """Return false and true positive rates at each distinct threshold. Needs rows of both classes."""
     true, false = _counts_by_threshold(scores, positive)
     return Curve(false / false[-1], true / true[-1])
 
@@ -88,7 +88,8 @@ def auc(scores: Floats, positive: Flags) -> tuple[float, Interval | None]:
     """
     above, below = scores[positive], scores[~positive]
     everywhere = rankdata(np.concatenate((above, below)))
-    # Of each positive row, the share of negative rows below it; of each negative row, of positive rows above it.
+    # won: of each positive row, the share of negative rows below it. lost: of each negative row, the share of
+    # positive rows above it.
     won = (everywhere[: len(above)] - rankdata(above)) / len(below)
     lost = 1 - (everywhere[len(above) :] - rankdata(below)) / len(above)
     area = float(won.mean())
@@ -141,67 +142,88 @@ def interval_of(metric: str, scores: Floats, labels: Floats) -> Interval | None:
     """
     if metric == "auc":
         return auc(scores, labels == 1)[1]
-    prepared = _additive(metric, scores, labels)
-    return None if prepared is None else bootstrap(*prepared)
+    if metric not in _TERMS:
+        return None
+    terms = [np.ones(len(labels)), *_TERMS[metric](scores, labels)]
+    return bootstrap(np.stack(terms, axis=1), _STATISTICS.get(metric, _mean))
 
 
-def _additive(
-    metric: str, scores: Floats, labels: Floats
-) -> tuple[Floats, Callable[[Floats], Floats]] | None:
-    """Return what each row adds to the sums that the metric is a function of, and that function."""
-    rows = np.ones(len(labels))
+# What each row adds to the sums that a metric is a function of, beside 1 for the row itself:
 
-    def mean(terms: Floats) -> tuple[Floats, Callable[[Floats], Floats]]:
-        return np.stack((rows, terms), axis=1), lambda sums: sums[:, 1] / sums[:, 0]
 
-    several = scores.ndim == 2
-    match metric:
-        case "accuracy":
-            predicted = scores.argmax(axis=1) if several else scores > 0.5
-            return mean((predicted == labels).astype(np.float64))
-        case "log_loss":
-            places = labels.astype(np.int64)
-            of_label = (
-                np.take_along_axis(scores, places[:, None], 1)[:, 0]
-                if several
-                else np.where(places == 1, scores, 1 - scores)
-            )
-            return mean(-np.log(np.maximum(of_label, _LEAST_PROBABILITY)))
-        case "brier" if not several:
-            return mean((scores - labels) ** 2)
-        case "f1" if not several:
-            predicted = scores > 0.5
-            terms = np.stack((predicted & (labels == 1), predicted, labels == 1), axis=1)
-            return terms.astype(np.float64), lambda sums: 2 * sums[:, 0] / (sums[:, 1] + sums[:, 2])
-        case "macro_f1" if several:
-            return _one_hot(scores, labels), _macro_f1
-        case "mae":
-            return mean(np.abs(scores - labels))
-        case "rmse":
-            terms, statistic = mean((scores - labels) ** 2)
-            return terms, lambda sums: np.sqrt(statistic(sums))
-        case "r2":
-            centred = labels - labels.mean()  # sums of squares would lose digits of labels far from 0
-            return np.stack((rows, centred, centred**2, (scores - labels) ** 2), axis=1), _r2
-    return None
+def _correct(scores: Floats, labels: Floats) -> list[Floats]:
+    predicted = scores.argmax(axis=1) if scores.ndim == 2 else scores > 0.5
+    return [(predicted == labels).astype(np.float64)]
+
+
+def _log_loss(scores: Floats, labels: Floats) -> list[Floats]:
+    if scores.ndim == 2:
+        of_label = np.take_along_axis(scores, labels.astype(np.int64)[:, None], 1)[:, 0]
+    else:
+        of_label = np.where(labels == 1, scores, 1 - scores)
+    return [-np.log(np.maximum(of_label, _LEAST_PROBABILITY))]
+
+
+def _hits(scores: Floats, labels: Floats) -> list[Floats]:
+    predicted, positive = scores > 0.5, labels == 1
+    return [each.astype(np.float64) for each in (predicted & positive, predicted, positive)]
+
+
+def _hits_by_class(scores: Floats, labels: Floats) -> list[Floats]:
+    """Correct, predicted and labelled, one column for each class."""
+    unit = np.eye(scores.shape[1])
+    predicted, labelled = unit[scores.argmax(axis=1)], unit[labels.astype(np.int64)]
+    return [*(predicted * labelled).T, *predicted.T, *labelled.T]
+
+
+def _spread(scores: Floats, labels: Floats) -> list[Floats]:
+    centred = labels - labels.mean()  # sums of squares would lose digits of labels far from 0
+    return [centred, centred**2, (scores - labels) ** 2]
+
+
+_TERMS: dict[str, Callable[[Floats, Floats], list[Floats]]] = {
+    "accuracy": _correct,
+    "log_loss": _log_loss,
+    "brier": lambda scores, labels: [(scores - labels) ** 2],
+    "f1": _hits,
+    "macro_f1": _hits_by_class,
+    "mae": lambda scores, labels: [np.abs(scores - labels)],
+    "rmse": lambda scores, labels: [(scores - labels) ** 2],
+    "r2": _spread,
+}
+
+# From sums [replicates, terms] to the metric, [replicates]:
+
+
+def _mean(sums: Floats) -> Floats:
+    mean: Floats = sums[:, 1] / sums[:, 0]
+    return mean
+
+
+def _f1(sums: Floats) -> Floats:
+    _, correct, predicted, labelled = sums.T
+    f1: Floats = 2 * correct / (predicted + labelled)
+    return f1
+
+
+def _macro_f1(sums: Floats) -> Floats:
+    correct, predicted, labelled = np.split(sums[:, 1:], 3, axis=1)
+    macro: Floats = np.nanmean(2 * correct / (predicted + labelled), axis=1)
+    return macro
 
 
 def _r2(sums: Floats) -> Floats:
     rows, labels, squares, errors = sums.T
-    return 1 - errors / (squares - labels**2 / rows)
+    r2: Floats = 1 - errors / (squares - labels**2 / rows)
+    return r2
 
 
-def _one_hot(scores: Floats, labels: Floats) -> Floats:
-    """[rows, 3 * classes]: correct, predicted and labelled, one column for each class."""
-    unit = np.eye(scores.shape[1])
-    predicted, labelled = unit[scores.argmax(axis=1)], unit[labels.astype(np.int64)]
-    return np.concatenate((predicted * labelled, predicted, labelled), axis=1)
-
-
-def _macro_f1(sums: Floats) -> Floats:
-    correct, predicted, labelled = np.split(sums, 3, axis=1)
-    each: Floats = np.nanmean(2 * correct / (predicted + labelled), axis=1)
-    return each
+_STATISTICS: dict[str, Callable[[Floats], Floats]] = {
+    "f1": _f1,
+    "macro_f1": _macro_f1,
+    "rmse": lambda sums: np.sqrt(_mean(sums)),
+    "r2": _r2,
+}
 
 
 # --- two classes: probabilities and shares ---
