@@ -85,7 +85,7 @@ def test_all_tables_on_one_machine_are_shown_as_a_run_would_use_them(folder, cap
     assert (server["rows"], server["training_rows"]) == (400, 280)
     assert server["labels"].keys() == {"no", "yes"}
     assert sum(server["labels"].values()) == pytest.approx(1)
-    assert (bank["rows"], shop["rows"], shop["features"]) == (320, 320, 4)  # spent, two cities, absent
+    assert (bank["rows"], shop["rows"], shop["features"]) == (320, 320, 3)  # spent, city, absent
     assert main(["run", str(path), "--out", str(folder / "run"), "--set", "stop.updates=20"]) == 0
 
 

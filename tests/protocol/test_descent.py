@@ -205,7 +205,7 @@ HARMONIC = {"numerator": 1.0, "offset": 1.0}
         ({"name": "Adam", "options": {"eps": "1"}}, r"with options {'eps': '1'} cannot step"),
         ({"options": {"momentum": -1.0}}, r"momentum in optimiser.options must be .* 0 or more. Found -1.0"),
         ({"options": {"momentum": "1"}}, r"momentum in optimiser.options must be a number.*Found '1'"),
-        ({"schedule": "harmonious"}, r'must be constant or one of harmonic, .*Found "harmonious"'),
+        ({"schedule": "harmonious"}, r'must be constant, cosine or one of harmonic, .*Found "harmonious"'),
         ({"schedule": "harmonic"}, r"takes the constants numerator, offset: missing.*optimiser.constants"),
         (
             {"schedule": "harmonic", "constants": {**HARMONIC, "x": 1}},

@@ -234,10 +234,10 @@ def test_times_are_numbers(value):
 
 
 def test_counts_are_positive():
-    with pytest.raises(ConfigError, match=r"stop.updates must be 1 or more. Found 0"):
-        StopSettings(updates=0)
-    with pytest.raises(ConfigError, match=r"evaluation.every must be 1 or more. Found 0"):
-        EvaluationSettings(every=0)
+    with pytest.raises(ConfigError, match=r"stop.updates must be 1 or more, .* Found -1"):
+        StopSettings(updates=-1)
+    with pytest.raises(ConfigError, match=r"evaluation.every must be 1 or more, .* Found -1"):
+        EvaluationSettings(every=-1)
 
 
 def test_a_target_is_a_number():

@@ -50,11 +50,11 @@ class ScheduleSettings:
     def __post_init__(self) -> None:
         if self.batch_size < 0:
             raise ConfigError(
-                f"schedule.batch_size must be 1 or more, or 0 for a size that suits. Found {self.batch_size}."
+                f"schedule.batch_size must be 1 or more, or 0 for automatic. Found {self.batch_size}."
             )
         if not 0 <= self.epochs < math.inf:
             raise ConfigError(
-                f"schedule.epochs must be above 0, or 0 for a number that suits. Found {self.epochs}."
+                f"schedule.epochs must be above 0, or 0 for automatic. Found {self.epochs}."
             )
         parse_refresh(self.refresh)
         if self.seed == "private" and self.refresh == "lookahead":

@@ -90,7 +90,7 @@ class StopSettings:
             raise ConfigError(f"stop.patience must be 1 or more, or 0 for no limit. Found {self.patience}.")
         if self.updates < 0:
             raise ConfigError(
-                f"stop.updates must be 1 or more, or 0 for schedule.epochs. Found {self.updates}."
+                f"stop.updates must be 1 or more, or 0 to follow schedule.epochs. Found {self.updates}."
             )
         if not 0 <= self.seconds < math.inf:
             raise ConfigError(f"stop.seconds must be above 0, or 0 for no limit. Found {self.seconds}.")
@@ -115,7 +115,7 @@ class EvaluationSettings:
     def __post_init__(self) -> None:
         if self.every < 0:
             raise ConfigError(
-                f"evaluation.every must be 1 or more, or 0 for once in an epoch. Found {self.every}."
+                f"evaluation.every must be 1 or more, or 0 for once per epoch. Found {self.every}."
             )
         if not 0 <= self.every_seconds < math.inf:
             raise ConfigError(f"evaluation.every_seconds must be 0 or more. Found {self.every_seconds}.")
