@@ -1,5 +1,6 @@
 """Runs a configuration with everything around it: progress on the terminal, a folder with the record."""
 
+import math
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,18 +15,20 @@ from torch import Tensor
 
 from vafl.build import Run, build
 from vafl.config import Config
-from vafl.data.partition import VerticalData
+from vafl.data.partition import Party, VerticalData
 from vafl.errors import BudgetExhausted
+from vafl.ledgers import read_statements
 from vafl.models.metrics import Figures, by_class
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import Progress, ShownFigures
 from vafl.observe.record import SIMULATED_LEDGERS, RecordedRun, RunFolder, read_run, versions
+from vafl.observe.report import write_report
 from vafl.observe.status import ClientStatus
 from vafl.plan import Task, baselines, held_out_labels
 from vafl.protocol.delays import DelaySummary
 from vafl.runtime.point import Point
 from vafl.runtime.settings import StopSettings
-from vafl.runtime.simulator import Simulator
+from vafl.runtime.simulator import Simulator, Traffic
 from vafl.runtime.training import Best, Clock, is_in_vain
 from vafl.trained import keep_all
 
@@ -53,6 +56,8 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
                 points[-1],
                 run.delays(),
                 counts,
+                traffic=run.runtime.traffic if isinstance(run.runtime, Simulator) else (),
+                simulated=True,
                 interrupted=interrupted,
                 test=test,
                 outcome=run.evaluator.measured,
@@ -62,10 +67,22 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
         )
     recorded = read_run(path)
     plot_runs([recorded], path / "progress")
+    report_run(config, path)
     if interrupted:
         raise KeyboardInterrupt(what_was_reached(recorded))
     require_updates(config, run.ended, points[-1].updates)
     return recorded
+
+
+def report_run(config: Config, path: Path) -> Path:
+    """Write the report of a finished run and return its path, `path`/report.html.
+
+    Args:
+        config: The run's; it says where the privacy ledgers are.
+        path: The run folder.
+    """
+    accounts = [statement.as_json() for statement in read_statements(config, path)]
+    return write_report(path, accounts)
 
 
 def what_was_reached(recorded: RecordedRun) -> str:
@@ -155,6 +172,8 @@ def summarise(
     delays: Sequence[DelaySummary],
     activations: Sequence[int],
     *,
+    traffic: Sequence[Traffic],
+    simulated: bool,
     interrupted: bool,
     test: Figures | None,
     outcome: tuple[Tensor, Tensor] | None = None,
@@ -166,6 +185,8 @@ def summarise(
     Args:
         data: with the labels that the run was trained on, which give the trivial baseline.
         end: the last evaluation.
+        traffic: what each client sent and received; empty if all data are in one place.
+        simulated: whether `end` has the seconds of the simulator's clock.
         test: the metrics on the test rows, where evaluations use validation rows.
         outcome: the outputs and labels of the test rows, for the metrics of each class.
         best: the best evaluation, if its models are the ones that are kept.
@@ -177,12 +198,20 @@ def summarise(
     several = task.loss == "softmax" and task.outputs > 2
     return {
         "data": config.data.title,
+        "classes": list(classes),
+        "rows": _row_counts(data),
+        "columns": {party.name: _columns(party) for party in data.parties},
         "rule": config.rule.name,
         "clients": len(names),
         "updates": end.updates,
         "seconds": end.seconds,
         "bytes_up": end.bytes_up,
         "bytes_down": end.bytes_down,
+        "traffic": {
+            name: {"bytes_up": moved.bytes_up, "bytes_down": moved.bytes_down}
+            for name, moved in zip(names, traffic, strict=False)
+        },
+        "simulated": simulated,
         "metric": {"name": task.metrics.headline.name, "value": kept.metric},
         "unanswered": kept.unanswered,
         "kept": {
@@ -198,11 +227,26 @@ def summarise(
         "delays": {name: asdict(delay) for name, delay in zip(names, delays, strict=False)},
         "activations": dict(zip(names, activations, strict=False)),
         "labels": config.labels.report(len(classes)),
+        "privacy": {"mode": config.privacy.kind, "secure_sum": config.privacy.secure_sum},
         "ended": ended,
         "interrupted": interrupted,
         "seed": config.seed,
         "versions": versions(),
     }
+
+
+def _row_counts(data: VerticalData) -> dict[str, int]:
+    """Return the number of rows by part."""
+    held_out = held_out_labels(data)
+    parts = {part: len(held_out.get(part, ())) for part in ("validation", "test")}
+    return {"train": data.rows, **parts}
+
+
+def _columns(party: Party) -> int | None:
+    """Return how many columns of its table a party uses; None if that is not known here."""
+    if party.encoder is not None:
+        return len(party.encoder.columns)
+    return math.prod(party.train.shape[1:]) if party.train.numel() else None
 
 
 @contextmanager

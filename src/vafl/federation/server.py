@@ -22,7 +22,7 @@ from vafl.federation.credentials import load_credentials
 from vafl.federation.marks import MarkFile, marks_path
 from vafl.federation.terms import STATE, make_terms, over_network, require_same_run, rows_at_once
 from vafl.files import make_private_folder, remove_drafts
-from vafl.launch import require_updates, share_done, shown_figures, summarise, what_was_reached
+from vafl.launch import report_run, require_updates, share_done, shown_figures, summarise, what_was_reached
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import Progress
 from vafl.observe.record import RecordedRun, RunFolder, read_run
@@ -208,6 +208,7 @@ class ServerRun:
             self._require_result(conductor, state.server.iteration)
         recorded = read_run(self.path)
         plot_runs([recorded], self.path / "progress")
+        report_run(self.config, self.path)
         if conductor.interrupted:
             raise KeyboardInterrupt(what_was_reached(recorded))
         return recorded
@@ -300,6 +301,8 @@ class ServerRun:
             points[-1] if points else unmeasured,
             server.delays.summaries(),
             server.activations,
+            traffic=federation.traffic,
+            simulated=False,
             interrupted=conductor.interrupted,
             test=conductor.tested,
             outcome=conductor.test_outcome,

@@ -4,11 +4,13 @@ DIR/config.toml      the resolved configuration
 DIR/history.jsonl    one object per evaluation
 DIR/status.json      how it stands, or stood last; written all the time
 DIR/summary.json     the result; a folder without it holds a run that did not end
+DIR/report.html      the result as a page for people
 DIR/models/PARTY/    its trained model; the head is the server's
 DIR/*.png, *.svg     plots
 
 Folders in it hold what is derived from records: only their owner can read them, or the files in them. The
-files at the top are figures about the run, and are readable as the umask allows.
+files at the top are figures about the run, and are readable as the umask allows; the report and the scores
+it is drawn from are for their owner only, too.
 """
 
 import json
@@ -33,11 +35,13 @@ from vafl.runtime.point import Point
 
 LEDGERS = "privacy"  # of clients that really uploaded: never removed
 SIMULATED_LEDGERS = "privacy-simulated"
-SUMMARY, HISTORY = "summary.json", "history.jsonl"
+SUMMARY, HISTORY, REPORT = "summary.json", "history.jsonl", "report.html"
+SCORES, IMPORTANCE = "scores.parquet", "importance.json"
 ALIGNMENTS = "alignments"  # of tables that are all on this machine
 _NAME = "[^/]+"
 _WRITTEN = re.compile(  # every file that a run leaves, those of crashes included
     rf"""{re.escape(LOCK)} | config\.toml | {re.escape(HISTORY)} | {re.escape(SUMMARY)} | {re.escape(STATUS)}
+    | {re.escape(REPORT)} | {re.escape(SCORES)} | {re.escape(IMPORTANCE)}
     | (progress|privacy-spent)\.(png|svg)
     | models/{_NAME}/(model\.safetensors|manifest\.toml)
     | logs/{_NAME}\.log
