@@ -170,6 +170,7 @@ def _summary(run: Run, end: Point) -> dict[str, Any]:
         run.delays(),
         activations,
         test=None,
+        outputs={},
         interrupted=False,
         ended=run.ended,
     )

@@ -2,7 +2,7 @@
 
 import math
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -14,6 +14,7 @@ from rich.console import Console
 from torch import Tensor
 
 from vafl.build import Run, build
+from vafl.conclusion import score_table
 from vafl.config import Config
 from vafl.data.partition import Party, VerticalData
 from vafl.errors import BudgetExhausted
@@ -47,6 +48,7 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
         keep_all(run, path)
         for ledger, party in zip(run.ledgers, run.data.parties, strict=False):
             ledger.save_copy(path / SIMULATED_LEDGERS / f"{party.name}.ledger")
+        folder.keep_scores(score_table(run.task, run.data, run.evaluator.measured))
         counts = [status.activations for status in _clients(run)]
         folder.finish(
             summarise(
@@ -60,7 +62,7 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
                 simulated=True,
                 interrupted=interrupted,
                 test=test,
-                outcome=run.evaluator.measured,
+                outputs=run.evaluator.measured,
                 best=run.best,
                 ended=run.ended,
             )
@@ -176,7 +178,7 @@ def summarise(
     simulated: bool,
     interrupted: bool,
     test: Figures | None,
-    outcome: tuple[Tensor, Tensor] | None = None,
+    outputs: Mapping[str, Tensor],
     best: Best | None = None,
     ended: str,
 ) -> dict[str, Any]:
@@ -188,13 +190,13 @@ def summarise(
         traffic: what each client sent and received; empty if all data are in one place.
         simulated: whether `end` has the seconds of the simulator's clock.
         test: the metrics on the test rows, where evaluations use validation rows.
-        outcome: the outputs and labels of the test rows, for the metrics of each class.
+        outputs: the kept head's outputs by part of the held-out rows, for the metrics of each class.
         best: the best evaluation, if its models are the ones that are kept.
         ended: why.
     """
     kept = end if best is None or best.point is None else best.point
     names, classes = [party.name for party in data.parties], data.classes or ()
-    watched = _watched(data)
+    watched, tests = _watched(data), data.test_labels[data.validation :]
     several = task.loss == "softmax" and task.outputs > 2
     return {
         "data": config.data.title,
@@ -220,7 +222,7 @@ def summarise(
             "selected_by": None if best is None else task.metrics.select.name,
             "validation": kept.metrics if watched == "validation" else None,
             "test": test if watched == "validation" else kept.metrics,
-            "classes": by_class(*outcome, classes) if several and outcome is not None else None,
+            "classes": by_class(outputs["test"], tests, classes) if several and "test" in outputs else None,
         },
         "baselines": baselines(task, data),
         "watched": watched,

@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 
 from vafl.build import limited_threads, make_server, make_table, widths, with_drawn_labels
+from vafl.conclusion import score_table
 from vafl.config import Config
 from vafl.errors import RunError, RunFolderError, VaflError
 from vafl.federation.best import BestHead
@@ -61,6 +62,7 @@ class ServerState:
 
     Attributes:
         plan: the run's plan, with the labels that the server trains on.
+        outputs: "validation" or "test" -> the head's outputs on these rows when they were last measured.
     """
 
     def __init__(self, plan: Plan, folder: Path, *, resume: bool, marks: MarkMemory | None = None) -> None:
@@ -83,7 +85,8 @@ class ServerState:
         self.plan = _with_kept_labels(plan, folder, resume=resume)
         self.server = make_server(self.plan, table, marks)
         self.server.run = self.facts.get("run") or secrets.randbits(62)
-        self.best = BestHead(self.server.head, folder / "best", resume=resume)
+        self.outputs: dict[str, torch.Tensor] = {}
+        self.best = BestHead(self.server.head, folder / "best", self.outputs, resume=resume)
         if resume:
             self._restore(tensors)
         else:
@@ -204,6 +207,7 @@ class ServerRun:
             if conductor.has_result or state.server.iteration:
                 defaults = stand_ins(plan.data, state.server.table, conductor.measured)
                 keep_head(plan, defaults, self.path, run_name(state.server.run))
+                folder.keep_scores(score_table(plan.task, plan.data, state.outputs))
                 folder.finish(self._summary(state.plan, federation, points, conductor))
             self._require_result(conductor, state.server.iteration)
         recorded = read_run(self.path)
@@ -250,6 +254,7 @@ class ServerRun:
             answer_timeout=config.network.answer_timeout,
             most_rows=self._fitting,
             has_result=bool(points),
+            outputs=state.outputs,
         )
         names = [party.name for party in plan.data.parties]
         federation = FederationServer(
@@ -305,7 +310,7 @@ class ServerRun:
             simulated=False,
             interrupted=conductor.interrupted,
             test=conductor.tested,
-            outcome=conductor.test_outcome,
+            outputs=conductor.outputs,
             best=conductor.watch.best,
             ended=conductor.watch.ended,
         )
