@@ -1,8 +1,18 @@
 """Building blocks of the page: sections, tables, figures with captions, notices."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from vafl.observe.report.markup import Content, Markup, element
+
+
+def _prose(content: Iterable[Content]) -> list[Content]:
+    """Return texts with typographic apostrophes, and elements as they are."""
+    return [
+        each.replace("'", "\N{RIGHT SINGLE QUOTATION MARK}")
+        if isinstance(each, str) and not isinstance(each, Markup)
+        else each
+        for each in content
+    ]
 
 
 def section(title: str, *content: Content) -> Markup:
@@ -12,21 +22,21 @@ def section(title: str, *content: Content) -> Markup:
 
 def text(*content: Content) -> Markup:
     """Return a paragraph."""
-    return element("p", *content)
+    return element("p", _prose(content))
 
 
 def note(*content: Content) -> Markup:
     """Return a paragraph in small print."""
-    return element("p", *content, class_="note")
+    return element("p", _prose(content), class_="note")
 
 
 def notice(title: str, *content: Content, kind: str = "warn") -> Markup:
     """Return a paragraph that stands out."""
-    return element("p", element("strong", title), " ", *content, class_=f"notice {kind}")
+    return element("p", element("strong", title), " ", _prose(content), class_=f"notice {kind}")
 
 
 def table(
-    headings: Sequence[Content], lines: Sequence[Sequence[Content]], caption: str, *, left: int = 1
+    headings: Sequence[Content], lines: Sequence[Sequence[Content]], caption: str, *, kind: str = ""
 ) -> Markup:
     """Return a table that scrolls sideways if the page is narrow.
 
@@ -34,7 +44,7 @@ def table(
         headings: One a column.
         lines: One cell for each heading.
         caption: What the table shows, for screen readers.
-        left: The number of columns with text, which come first; the others have numbers.
+        kind: A class of the style sheet.
     """
 
     def cells(name: str, line: Sequence[Content]) -> list[Markup]:
@@ -42,7 +52,6 @@ def table(
             element(
                 "th" if not number and name == "td" else name,
                 cell,
-                class_="text" if number < left else None,
                 scope="row" if not number and name == "td" else "col" if name == "th" else None,
             )
             for number, cell in enumerate(line)
@@ -54,13 +63,15 @@ def table(
         element("thead", element("tr", cells("th", headings))),
         element("tbody", (element("tr", cells("td", line)) for line in lines)),
     )
-    return element("div", inside, class_="wide", tabindex=0, role="region", aria_label=caption)
+    return element(
+        "div", inside, class_=f"wide {kind}".rstrip(), tabindex=0, role="region", aria_label=caption
+    )
 
 
 def figure(heading: str, drawing: Markup, *reading: Content) -> Markup:
     """Return a drawing with its heading above and a sentence on how to read it below."""
     return element(
-        "figure", element("h3", heading), drawing, element("figcaption", *reading) if reading else ""
+        "figure", element("h3", heading), drawing, element("figcaption", _prose(reading)) if reading else ""
     )
 
 

@@ -15,15 +15,14 @@ from vafl.observe.report.statistics import Curve, Floats, Interval
 
 WIDTH = 360.0
 SERIES = 8  # colours
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 12.0, 12.0, 42.0
-_LINE = 13.0  # height of a line of text
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 12.0, 12.0, 42.0
 
 Format = Callable[[float], str]
 
 
 def percent(value: float) -> str:
     """Return a share as a whole percentage."""
-    return f"{100 * value:.0f} %"
+    return f"{100 * value:.0f}%"
 
 
 def plain(value: float) -> str:
@@ -85,8 +84,8 @@ class Chart:
             self.text(place, floor + 15, x_format(value), "middle")
         self.text((self.left + right) / 2, floor + 33, x_label, "middle", "name")
         middle = (_TOP + floor) / 2
-        turned = f"rotate(-90 11 {middle:.1f})"
-        self._add("text", y_label, class_="name", x=11.0, y=middle, text_anchor="middle", transform=turned)
+        turned = f"rotate(-90 10 {middle:.1f})"
+        self._add("text", y_label, class_="name", x=10.0, y=middle, text_anchor="middle", transform=turned)
         return self
 
     def line(self, curve: Curve, kind: str) -> "Chart":
@@ -206,7 +205,7 @@ def named_values(name: str, title: str, lines: Sequence[Line], *, zero: bool) ->
     if high <= low:
         low, high = low - 0.5, high + 0.5
     line_height, first = 36.0, 12.0
-    height = first + line_height * len(lines) + 4
+    height = first + line_height * len(lines) - 12
     left, right = (0.0, WIDTH) if zero else (8.0, WIDTH - 8)
 
     def across(value: float) -> float:

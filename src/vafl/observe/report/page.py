@@ -7,6 +7,7 @@ from importlib.resources import files
 from vafl.observe.report import sections
 from vafl.observe.report.inputs import Inputs
 from vafl.observe.report.markup import Markup, element
+from vafl.observe.report.words import quoted
 
 
 def render(inputs: Inputs) -> str:
@@ -39,7 +40,8 @@ def render(inputs: Inputs) -> str:
         sections.making(inputs),
         element(
             "footer",
-            f"Written by vafl {inputs.run.summary['versions']['vafl']} from the run {inputs.run.name}.",
+            f"Written by vafl {inputs.run.summary['versions']['vafl']} from the run folder "
+            f"{quoted(inputs.run.name)}.",
         ),
     )
     return f"<!doctype html>\n{element('html', head, element('body', main), lang='en')}\n"

@@ -29,6 +29,7 @@ from vafl.observe.report.words import (
     signed,
 )
 
+ALONE, LABEL_HOLDER = "label holder alone", "label-holder"  # a baseline; the client of its own columns
 _MOST_COLUMNS = 15
 _GUARANTEES = {
     "release_once": "Each party added noise to its records once and released only the result.",
@@ -117,19 +118,18 @@ def result(inputs: Inputs) -> Markup:
         title = f"{metric_name(metric)} of this model and of the baselines"
         drawing = named_values("baselines", title, lines, zero=False)
         better = "higher" if run.higher_is_better else "lower"
-        says = f"{metric_name(metric)} on the {part} rows; {better} is better. The bar is the 95 % interval."
+        says = f"{metric_name(metric)} on the {part} rows; {better} is better. The bar is the 95% interval."
         content.append(
             blocks.figures(
                 blocks.figure("Beside the baselines", drawing, says),
                 element("div", _added(inputs, metric, value), class_="beside"),
             )
         )
-    headings = ["Metric", "What it says", "This model", "95 % interval", *map(baseline_name, names)]
+    headings = ["Metric", "This model", "95% interval", *map(baseline_name, names)]
     ordered = [metric, *(name for name in kept if name != metric)]
     table = [
         [
-            metric_name(name),
-            element("span", MEANINGS.get(name, ""), class_="meaning"),
+            [metric_name(name), element("span", MEANINGS.get(name, ""), class_="meaning")],
             metric_value(name, kept.get(name)),
             metric_interval(name, _interval(inputs, name)),
             *(metric_value(name, figures[baseline].get(name)) for baseline in names),
@@ -137,7 +137,7 @@ def result(inputs: Inputs) -> Markup:
         for name in ordered
     ]
     caption = f"Every metric on the {part} rows"
-    return blocks.section("How good it is", *content, blocks.table(headings, table, caption, left=2))
+    return blocks.section("How good it is", *content, blocks.table(headings, table, caption))
 
 
 def _interval(inputs: Inputs, metric: str) -> Interval | None:
@@ -148,7 +148,7 @@ def _interval(inputs: Inputs, metric: str) -> Interval | None:
 
 
 def _headline(inputs: Inputs, metric: str, value: float | None, interval: Interval | None) -> Markup:
-    between = f"95 % interval {metric_interval(metric, interval)}" if interval else ""
+    between = f"95% interval {metric_interval(metric, interval)}" if interval else ""
     return element(
         "div",
         element(
@@ -170,14 +170,14 @@ def _in_words(inputs: Inputs, metric: str, value: float | None) -> str:
     if metric == "auc" and len(classes) == 2:
         return (
             f"Of two random cases, one {quoted(classes[1])} and one {quoted(classes[0])}, the model gives "
-            f"the first the higher score {share(value, 0)} of the time. Guessing does so 50 % of the time."
+            f"the first the higher score {share(value, 0)} of the time. Guessing does so 50% of the time."
         )
     if metric == "accuracy":
         return f"The model is right for {round(1000 * value) / 10:g} of 100 rows."
     if metric == "r2":
         return (
             f"The model explains {share(value, 0)} of the differences between the values. Predicting the "
-            "mean for every row explains 0 %."
+            "mean for every row explains 0%."
         )
     return f"{metric_name(metric)}: {MEANINGS.get(metric, 'as configured')}."
 
@@ -191,23 +191,24 @@ def _added(inputs: Inputs, metric: str, value: float) -> Markup:
             continue
         gained = (value - known) * (1 if run.higher_is_better else -1)
         word = "better" if gained >= 0 else "worse"
-        against = (
-            "than a model that knows how often each label occurs and nothing about the rows"
-            if name == "trivial"
-            else "than the label holder's own columns alone: this is what the other parties' data add"
-            if name == "label holder alone"
-            else f"than {quoted(baseline_name(name))}"
-        )
+        against = f"than {quoted(baseline_name(name))}"
+        if name == "trivial":
+            against = (
+                "than a model that knows how often each class occurs and nothing about the rows"
+                if run.summary["classes"]
+                else "than predicting the mean for every row"
+            )
+        elif name == ALONE:
+            against = "than the label holder's own columns alone: this is what the other parties' data add"
         said.append(
             blocks.text(element("strong", f"{_difference(metric, abs(gained))} {word}"), f" {against}.")
         )
-    if "label holder alone" not in run.summary["baselines"]:
-        said.append(
-            blocks.note(
-                "The label holder has no columns in this run, so there is no model of its data alone to "
-                "compare with."
-            )
+    if ALONE not in run.summary["baselines"] and LABEL_HOLDER not in run.summary["columns"]:
+        none = (
+            "The label holder has no columns in this run, so there is no model of its own data to "
+            "compare with."
         )
+        said.append(blocks.note(none))
     return element("div", said)
 
 
@@ -269,14 +270,16 @@ def parties(inputs: Inputs) -> Markup:
         lines.append([element("b", "together"), "", "", *map(megabytes, total)])
     headings = ["Party", "Columns", "Uploads", "Sent", "Received"]
     content.append(blocks.table(headings, lines, "Columns and traffic of each party"))
-    clock = " on the simulator's clock: a forecast for a real network" if summary["simulated"] else ""
-    content.append(
-        blocks.text(
-            f"Training took {duration(summary['seconds'])}{clock}, and {count(summary['updates'])} updates."
-            if summary["seconds"]
-            else f"Training took {count(summary['updates'])} updates, in one place."
+    took = f"Training took {count(summary['updates'])} updates"
+    if summary["rule"] == "centralised":
+        took += ", in one place."
+    elif summary["simulated"]:
+        took += (
+            f" and {duration(summary['seconds'])} on the simulator's clock, a forecast for a real network."
         )
-    )
+    else:
+        took += f" and {duration(summary['seconds'])}."
+    content.append(blocks.text(took))
     if traffic:
         content.append(
             blocks.note(
@@ -398,8 +401,8 @@ def _records(inputs: Inputs) -> list[Markup]:
             "Uploads were masked: the label holder saw the sum over all parties, and no party's own part of "
             "it. No noise protected single records."
             if masked
-            else "The parties' uploads had no noise (privacy.mode none). They reveal something about the records "
-            "to the label holder."
+            else "The parties' uploads had no noise (privacy.mode none). They reveal something about the "
+            "records to the label holder."
         )
         return [blocks.text(says)]
     found = [blocks.text(_GUARANTEES[mode])]

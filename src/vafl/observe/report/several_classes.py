@@ -120,7 +120,12 @@ def _matrix(held: Scores, counts: Places, largest: Places) -> Markup:
     return blocks.section(
         "Which classes are taken for which",
         blocks.text(says),
-        blocks.table(["", *names], lines, "Confusion matrix: actual classes in lines, predicted in columns"),
+        blocks.table(
+            ["", *names],
+            lines,
+            "Confusion matrix: actual classes in lines, predicted in columns",
+            kind="compact",
+        ),
     )
 
 

@@ -71,7 +71,7 @@ def _ranking(held: Scores, positive: Flags) -> Markup:
     right = Chart((0, 1), (0, 1)).axes("found (recall)", "right (precision)", percent, percent)
     right.level(base).line(thinned(start), "s0")
     roc_says = (
-        f"If 10 % of the other cases may be flagged by mistake, the model finds {share(at_tenth, 0)} of all "
+        f"If 10% of the other cases may be flagged by mistake, the model finds {share(at_tenth, 0)} of all "
         f"{name} cases. Guessing is the dashed line."
     )
     precision_says = (
@@ -150,7 +150,7 @@ def _probabilities(held: Scores, positive: Flags) -> Markup:
     bins = reliability(held.scores, positive)
     largest = max(max(own.score, own.interval.high) for own in bins)
     top = min(1.0, np.ceil(20 * largest) / 20)
-    tick = percent if top > 0.2 else lambda value: f"{100 * value:g} %"
+    tick = percent if top > 0.2 else lambda value: f"{100 * value:g}%"
     left = Chart((0, top), (0, top)).axes("predicted probability", "happened", tick, tick).diagonal()
     for own in bins:
         says = f"{count(own.rows)} rows: predicted {share(own.score)}, happened {share(own.share)}"
@@ -161,12 +161,12 @@ def _probabilities(held: Scores, positive: Flags) -> Markup:
         right.bar(low, high, number, says=f"{percent(low)} to {percent(high)}: {count(number)} rows")
     off = sum(own.rows * abs(own.score - own.share) for own in bins) / held.rows
     says = (
-        f"Each dot is about {count(bins[0].rows)} rows with similar probabilities, with a 95 % interval. On "
+        f"Each dot is about {count(bins[0].rows)} rows with similar probabilities, with a 95% interval. On "
         "the dashed line, predictions come true as often as they say. On average they are "
         f"{100 * off:.1f} percentage points off."
     )
     spread = f"How many of the {count(held.rows)} rows have which probability."
-    headings = ["Group", "Rows", "Predicted", "Happened", "95 % interval"]
+    headings = ["Group", "Rows", "Predicted", "Happened", "95% interval"]
     lines = [
         [
             str(number),
@@ -213,7 +213,7 @@ def _decisions(held: Scores, positive: Flags, decision: Mapping[str, Any]) -> Ma
     return blocks.section(
         "What it decides",
         blocks.text(says),
-        blocks.table(["", f"predicted {no}", f"predicted {yes}"], lines, "Confusion matrix"),
+        blocks.table(["", f"predicted {no}", f"predicted {yes}"], lines, "Confusion matrix", kind="compact"),
     )
 
 

@@ -72,7 +72,7 @@ def signed(text: str) -> str:
 
 def share(value: float, decimals: int = 1) -> str:
     """Return a share as a percentage."""
-    return f"{100 * value:.{decimals}f} %"
+    return f"{100 * value:.{decimals}f}%"
 
 
 def count(number: float) -> str:
