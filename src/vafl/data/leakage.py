@@ -31,8 +31,8 @@ class Suspect:
 
     def __str__(self) -> str:
         return (
-            f'"{self.column}" alone explains {self.share:.1%} of the label. If its value is known only after the '
-            "label is, name it in `ignore`."
+            f'"{self.column}" alone explains {self.share:.1%} of the label. If its value is known only after '
+            "the label is, name it in `ignore`."
         )
 
 
@@ -41,8 +41,8 @@ def leakage_suspects(
 ) -> list[Suspect]:
     """Return the columns of a table that predict the labels almost perfectly, the worst first.
 
-    Each column is cut into the bins of its codes. Half of the rows give every bin its mean label, the other half
-    tells how well that predicts. Identifiers fail this test, since their values do not repeat.
+    Each column is cut into the bins of its codes. Half of the rows give every bin its mean label, and the
+    other half tells how well that predicts. Identifiers do not pass, since their values do not repeat.
 
     Args:
         encoder: of the `codes` form.
