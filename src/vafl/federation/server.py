@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 
 from vafl.build import limited_threads, make_server, make_table, widths, with_drawn_labels
+from vafl.conclusion import score_table
 from vafl.config import Config
 from vafl.errors import RunError, RunFolderError, VaflError
 from vafl.federation.best import BestHead
@@ -24,7 +25,15 @@ from vafl.federation.local import local_client, serve_with
 from vafl.federation.marks import MarkFile, marks_path
 from vafl.federation.terms import STATE, make_terms, over_network, require_same_run, rows_at_once
 from vafl.files import make_private_folder, remove_drafts
-from vafl.launch import finish, require_updates, share_done, shown_figures, summarise, what_was_reached
+from vafl.launch import (
+    finish,
+    report_run,
+    require_updates,
+    share_done,
+    shown_figures,
+    summarise,
+    what_was_reached,
+)
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import Progress
 from vafl.observe.record import RecordedRun, RunFolder, read_run
@@ -64,6 +73,7 @@ class ServerState:
 
     Attributes:
         plan: the run's plan, with the labels that the server trains on.
+        outputs: "validation" or "test" -> the head's outputs on these rows when they were last measured.
     """
 
     def __init__(self, plan: Plan, folder: Path, *, resume: bool, marks: MarkMemory | None = None) -> None:
@@ -72,7 +82,7 @@ class ServerState:
         self._folder, self.terms, self._epsilon = folder, make_terms(plan), plan.config.labels.epsilon
         self._checkpoint_every = plan.config.network.checkpoint_every
         self._mapped: MappedArray | None = None
-        rows = plan.data.rows + len(plan.data.test_labels)
+        rows = plan.data.parts.total
         if plan.config.privacy.secure_sum:  # each round sums anew: nothing to keep
             table = make_table(plan, rows)
         else:
@@ -86,7 +96,8 @@ class ServerState:
         self.plan = _with_kept_labels(plan, folder, resume=resume)
         self.server = make_server(self.plan, table, marks)
         self.server.run = self.facts.get("run") or secrets.randbits(62)
-        self.best = BestHead(self.server.head, folder / "best", resume=resume)
+        self.outputs: dict[str, torch.Tensor] = {}
+        self.best = BestHead(self.server.head, folder / "best", self.outputs, resume=resume)
         if resume:
             self._restore(tensors)
         else:
@@ -222,11 +233,13 @@ class ServerRun:
             if conductor.has_result or state.server.iteration:
                 defaults = stand_ins(plan.data, state.server.table, conductor.measured)
                 keep_head(plan, defaults, self.path, run_name(state.server.run))
+                folder.keep_scores(score_table(plan.task, plan.data, state.outputs))
                 summary = self._summary(state.plan, federation, points, conductor)
                 finish(folder, summary, given, state.plan.data, self.console)
             self._require_result(conductor, state.server.iteration)
         recorded = read_run(self.path)
         plot_runs([recorded], self.path / "progress")
+        report_run(self.config, self.path)
         if conductor.interrupted:
             raise KeyboardInterrupt(what_was_reached(recorded))
         return recorded
@@ -245,18 +258,18 @@ class ServerRun:
             self._shown.observe(point)
 
         config, data = self.config, plan.data
-        held_out = np.arange(data.rows, data.rows + len(data.test_labels))
-        watched, best = data.validation or len(held_out), state.best if config.stop.patience else None
+        best = state.best if config.stop.patience else None
+        tests = data.test if data.parts.validation else slice(0, 0)
         watch = Watch(config.stop, plan.task.metrics, best)
         for point in points:
             watch.recalls(point)
         if best is not None and best.point is not None and best.point not in points:
             watch.recalls(best.point)  # a crash undid the evaluation, but its models are kept
         conductor = Conductor(
-            held_out=held_out[:watched],
-            labels=data.test_labels[:watched],
-            tests=held_out[watched:],
-            test_labels=data.test_labels[watched:],
+            held_out=np.arange(data.held_out.start, data.held_out.stop),
+            labels=data.labels[data.held_out],
+            tests=np.arange(tests.start, tests.stop),
+            test_labels=data.labels[tests],
             metrics=plan.task.metrics,
             loss=plan.loss,
             stop=config.stop,
@@ -268,6 +281,7 @@ class ServerRun:
             answer_timeout=config.network.answer_timeout,
             most_rows=self._fitting,
             has_result=bool(points),
+            outputs=state.outputs,
         )
         names = [party.name for party in plan.data.parties]
         federation = FederationServer(
@@ -319,9 +333,11 @@ class ServerRun:
             points[-1] if points else unmeasured,
             server.delays.summaries(),
             server.activations,
+            traffic=federation.traffic,
+            simulated=False,
             interrupted=conductor.interrupted,
             test=conductor.tested,
-            outcome=conductor.test_outcome,
+            outputs=conductor.outputs,
             best=conductor.watch.best,
             ended=conductor.watch.ended,
         )
