@@ -1,5 +1,6 @@
 """Runs a configuration with everything around it: progress on the terminal, a folder with the record."""
 
+import logging
 import math
 import signal
 import time
@@ -17,6 +18,7 @@ from torch import Tensor
 from vafl.build import Run, build
 from vafl.conclusion import score_table
 from vafl.config import Config
+from vafl.data import leakage
 from vafl.data.partition import Party, VerticalData
 from vafl.errors import BudgetExhausted, VaflError
 from vafl.ledgers import read_statements
@@ -38,6 +40,8 @@ from vafl.runtime.simulator import Simulator, Traffic
 from vafl.runtime.training import Best, Clock, is_in_vain
 from vafl.trained import keep_all
 
+log = logging.getLogger(__name__)
+
 ALONE = "label holder alone"  # the name of a baseline
 
 
@@ -50,6 +54,8 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
     run = build(config)
     with RunFolder(path, overwrite=overwrite) as folder:
         folder.begin(config.to_toml())
+        for warning in leakage.warnings(run.data):
+            log.warning("%s", warning)
         points, interrupted = _train(run, folder, console)
         test = run.evaluator.test()  # charged, too
         keep_all(run, path)

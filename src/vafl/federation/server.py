@@ -18,6 +18,7 @@ from rich.console import Console
 from vafl.build import limited_threads, make_server, make_table, widths, with_drawn_labels
 from vafl.conclusion import score_table
 from vafl.config import Config
+from vafl.data import leakage
 from vafl.errors import RunError, RunFolderError, VaflError
 from vafl.federation.best import BestHead
 from vafl.federation.credentials import load_credentials
@@ -211,6 +212,8 @@ class ServerRun:
             folder.begin(self.config.to_toml())
             if leak := self.config.labels.leak:
                 log.warning("%s", leak)
+            for warning in leakage.warnings(plan.data):
+                log.warning("%s", warning)
             points = folder.rewind(state.facts.get("account", {}).get("seconds", 0.0))
             conductor, federation = self._assemble(plan, state, credentials, folder, points)
             local = local_client(
