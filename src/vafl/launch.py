@@ -102,6 +102,7 @@ def finish(
     folder.finish(summary)
     if summary["interrupted"] or LOCAL_CLIENT not in [party.name for party in data.parties]:
         return
+    console.print("training on the label holder's columns alone, for comparison; Ctrl-C skips it")
     began = time.monotonic()
     try:
         reached = train_alone(config, data)
@@ -109,9 +110,9 @@ def finish(
         console.print(f"the label holder's columns alone could not be trained on: {error}", style="yellow")
         return
     except KeyboardInterrupt:
-        console.print("skipped: training on the label holder's columns alone, for comparison")
+        console.print("skipped")
         return
-    console.print(f"trained on the label holder's columns alone in {time.monotonic() - began:.1f} s")
+    console.print(f"trained on them in {time.monotonic() - began:.1f} s")
     folder.finish({**summary, "baselines": {**summary["baselines"], ALONE: reached}})
 
 

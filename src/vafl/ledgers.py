@@ -126,8 +126,10 @@ def open_ledger(
 
 
 def _identity(config: Config, party: str, source: str, records: int) -> str:
-    """What ids are ids of. People are who they are by the table's id column; numbers mean a record only
-    within one data set, and only as long as none comes or goes."""
+    """Return a text that tells which kind of ids a ledger's accounts have.
+
+    Ids of a table name people in every run. Record numbers name records of one data set of one size.
+    """
     if (owner := table_owner(party)) in config.tables:
         return f'people by "{config.tables[owner].id}"'
     return f"{records} records of {source} at {party}"

@@ -42,7 +42,8 @@ class DataSettings:
         label: the CSV's label column.
         ignore: CSV columns that are neither features nor the label.
         task: `classification` or `regression`, for a CSV or tables.
-        parties: for tables: the clients, in the order in which every party names them.
+        parties: for tables: the clients that connect to the server, in the order in which every party names
+            them. The label holder's own features need no name here.
         records: for tables: `common` trains on the records that every party has; `labelled` on all of the
             label holder's, with an embedding that is learnt for those that a client lacks.
         test_fraction: share of rows held out for testing, where the set has no test rows of its own.
@@ -127,8 +128,9 @@ class TableSettings:
         path: the file, CSV or Parquet; a relative path is taken from the config file's folder.
         id: the column that says whose line it is: text or whole numbers, each once.
         label: the column to learn, of the server's table only; predictions can do without.
-        features: columns to use, by name or pattern (`pay_*`); left out: all but id and label.
-        ignore: columns not to use, by name or pattern.
+        features: columns to use, by name or pattern (`pay_*`); left out: all but id and label. The server's
+            are used too, by a client inside its process.
+        ignore: columns not to use, by name or pattern; `["*"]` uses none of the server's.
         categories: columns of numbers that are names of categories, by name or pattern.
         most_categories: so many categories of a column get a column each; the rarer ones share one.
         missing: what stands for a missing value in a column of text, beside an empty field.

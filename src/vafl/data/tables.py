@@ -133,7 +133,7 @@ class Table:
 
 
 def open_table(tables: Mapping[str, TableSettings], name: str) -> Table:
-    """A party's table. Where it is the label holder's own file, the label is no feature of it."""
+    """Open a party's table. If it is the label holder's file, the label column is not a feature."""
     name = table_owner(name)
     own, labels = tables[name], tables.get(LABEL_HOLDER)
     if labels is not None and labels.label and name != LABEL_HOLDER and own.path == labels.path:

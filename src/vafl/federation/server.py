@@ -231,7 +231,7 @@ class ServerRun:
             ):
                 self._shown = progress
                 beside = None if local is None else local.federation
-                run(_serve(federation, beside, conductor, listening, self.watch))
+                run(_serve(federation, conductor, listening, self.watch, beside))
             require_updates(self.config, conductor.watch.ended, state.server.iteration)
             if conductor.has_result or state.server.iteration:
                 defaults = stand_ins(plan.data, state.server.table, conductor.measured)
@@ -371,10 +371,10 @@ class _ToldTwice(Exception):
 
 async def _serve(
     federation: FederationServer[Server],
-    local: FederationClient | None,
     conductor: Conductor,
     listening: Callable[[str], None],
     watch: Callable[[], None],
+    local: FederationClient | None = None,
 ) -> None:
     def interrupt() -> None:
         if conductor.watch.ended:
