@@ -28,7 +28,7 @@ SPLIT = ("test_fraction", "validation_fraction")
 _OWN_WAYS: dict[str, tuple[str, ...]] = {  # need not be the same everywhere and always
     "data": ("path", "folder"),
     "partition": (),
-    "model": ("metric",),
+    "model": ("metric", "class_weight"),
     "privacy": ("ledger", "mu_max", "delta"),
 }
 

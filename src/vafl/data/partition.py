@@ -44,6 +44,8 @@ class VerticalData:
         source: which records these are a part of, whatever the split.
         validation: so many of the held-out rows, the first, are to watch the training by; the others are to
             test it.
+        weights: [training rows], how much each counts in the loss, by a column of the label holder; None if
+            all count the same. Only the server has them.
     """
 
     parties: tuple[Party, ...]
@@ -54,6 +56,7 @@ class VerticalData:
     records: Records | None = None
     source: str = ""
     validation: int = 0
+    weights: Tensor | None = None
 
     @property
     def record_numbers(self) -> Records:

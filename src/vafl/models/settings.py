@@ -1,11 +1,13 @@
 """The [model] section of a configuration; embeddings.py and heads.py make modules from it."""
 
 import keyword
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from vafl.errors import ConfigError
 from vafl.models.metrics import MetricName
+from vafl.models.weights import ClassWeight
 
 _BUILT_IN = ("tabular", "linear", "mlp", "cnn", "lstm")
 _LARGEST_WIDTH = 2**20  # of any layer
@@ -31,6 +33,10 @@ class ModelSettings:
         metric: the headline metric. Two classes: `auc`, `log_loss`, `accuracy`, `average_precision`, `brier`,
             `f1`. Several: `accuracy`, `log_loss`, `macro_f1`. Numbers: `r2`, `rmse`, `mae`. `auto` is the
             first of these, `loss` the second. All of them are measured at every evaluation.
+        class_weight: how much the rows of each class count in the training loss. `none`: all the same.
+            `balanced`: every class the same in total, so that a rare class is not drowned out. Or a weight by
+            class name, such as `{ yes = 5.0 }`; a class that is left out has weight 1. Only the server needs
+            it. Metrics and baselines are not weighted.
     """
 
     embedding: str = "linear"
@@ -41,6 +47,7 @@ class ModelSettings:
     combine: Literal["sum", "concat"] = "sum"
     loss: Literal["auto", "softmax", "binary", "squared"] = "auto"
     metric: Literal["auto"] | MetricName = "auto"
+    class_weight: ClassWeight = "none"
 
     def __post_init__(self) -> None:
         if self.embedding not in _BUILT_IN and not _names_factory(self.embedding):
@@ -53,6 +60,12 @@ class ModelSettings:
                 'model.head = "bias" adds a bias to the sum of the embeddings, so it cannot take '
                 'combine = "concat". Use combine = "sum", or head = "linear".'
             )
+        for name, weight in self.class_weight.items() if isinstance(self.class_weight, dict) else ():
+            if not 0 < weight < math.inf:
+                raise ConfigError(
+                    f"model.class_weight must be above 0 and finite for every class. Found {weight} for "
+                    f'"{name}". To leave a class out, drop its rows.'
+                )
         hidden = (*self.hidden, *self.head_hidden, 1)
         if self.width < 0 or min(hidden) < 1:
             raise ConfigError(
