@@ -1,9 +1,10 @@
 """Runs a configuration with everything around it: progress on the terminal, a folder with the record."""
 
 import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -16,19 +17,25 @@ from vafl.build import Run, build
 from vafl.conclusion import score_table
 from vafl.config import Config
 from vafl.data.partition import VerticalData
-from vafl.errors import BudgetExhausted
+from vafl.errors import BudgetExhausted, VaflError
 from vafl.models.metrics import Figures, by_class
+from vafl.names import LOCAL_CLIENT
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import Progress, ShownFigures
 from vafl.observe.record import SIMULATED_LEDGERS, RecordedRun, RunFolder, read_run, versions
 from vafl.observe.status import ClientStatus
 from vafl.plan import Task, baselines, held_out_labels
+from vafl.privacy.settings import LabelSettings, PrivacySettings
 from vafl.protocol.delays import DelaySummary
+from vafl.protocol.settings import RuleSettings
+from vafl.runtime.delays import DelaySettings
 from vafl.runtime.point import Point
 from vafl.runtime.settings import StopSettings
 from vafl.runtime.simulator import Simulator
 from vafl.runtime.training import Best, Clock, is_in_vain
 from vafl.trained import keep_all
+
+ALONE = "label holder alone"  # the name of a baseline
 
 
 def launch(config: Config, path: Path, console: Console, *, overwrite: bool = False) -> RecordedRun:
@@ -47,27 +54,70 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
             ledger.save_copy(path / SIMULATED_LEDGERS / f"{party.name}.ledger")
         folder.keep_scores(score_table(run.task, run.data, run.evaluator.measured))
         counts = [status.activations for status in _clients(run)]
-        folder.finish(
-            summarise(
-                config,
-                run.task,
-                run.data,
-                points[-1],
-                run.delays(),
-                counts,
-                interrupted=interrupted,
-                test=test,
-                outputs=run.evaluator.measured,
-                best=run.best,
-                ended=run.ended,
-            )
+        summary = summarise(
+            config,
+            run.task,
+            run.data,
+            points[-1],
+            run.delays(),
+            counts,
+            interrupted=interrupted,
+            test=test,
+            outputs=run.evaluator.measured,
+            best=run.best,
+            ended=run.ended,
         )
+        finish(folder, summary, config, run.data, console)
     recorded = read_run(path)
     plot_runs([recorded], path / "progress")
     if interrupted:
         raise KeyboardInterrupt(what_was_reached(recorded))
     require_updates(config, run.ended, points[-1].updates)
     return recorded
+
+
+def finish(
+    folder: RunFolder, summary: dict[str, Any], config: Config, data: VerticalData, console: Console
+) -> None:
+    """Write the summary; then add what the label holder's features reach alone, if it has any.
+
+    The summary is complete without that baseline, so an interrupt meanwhile loses nothing else.
+
+    Args:
+        config: as the run was started with, before its sizes were set for all clients.
+        data: with the labels that the run was trained on.
+    """
+    folder.finish(summary)
+    if summary["interrupted"] or LOCAL_CLIENT not in [party.name for party in data.parties]:
+        return
+    began = time.monotonic()
+    try:
+        reached = train_alone(config, data)
+    except VaflError as error:
+        console.print(f"the label holder's own columns alone could not be trained on: {error}")
+        return
+    console.print(f"trained on the label holder's columns alone in {time.monotonic() - began:.1f} s")
+    folder.finish({**summary, "baselines": {**summary["baselines"], ALONE: reached}})
+
+
+def train_alone(config: Config, data: VerticalData) -> dict[str, Figures]:
+    """Train the same model on the label holder's features alone; nothing is sent to anyone.
+
+    Returns:
+        Its metrics by part of the held-out rows, "validation" and "test".
+    """
+    alone = replace(
+        config,
+        rule=RuleSettings(name="centralised"),
+        privacy=PrivacySettings(mode="none"),
+        labels=LabelSettings(),  # `data` has the labels that were drawn
+        delays=DelaySettings(),
+    )
+    own = tuple(party for party in data.parties if party.name == LOCAL_CLIENT)
+    run = build(alone, replace(data, parties=own))
+    run.train()
+    watched, test = run.evaluator(), run.evaluator.test()
+    return {_watched(data): watched, **({} if test is None else {"test": test})}
 
 
 def what_was_reached(recorded: RecordedRun) -> str:

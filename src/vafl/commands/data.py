@@ -42,7 +42,7 @@ class Preview:
         rows: how many of the records are rows of the run.
         training_rows: and how many of those are trained on.
         features: how many features the columns become.
-        columns: what becomes of each; the label holder's are not used.
+        columns: what becomes of each; none for a label holder without features.
         labels: of the label holder: each class and its share, or mean and range.
     """
 
@@ -88,8 +88,9 @@ def preview(config: Config, name: str) -> Preview:
         wanted, trained = split.wanted(alignment), split.train
     training = wanted.filter(pl.col(POSITION) < trained)
     sizes = (len(records), alignment is not None, wanted.height, training.height)
-    if name == LABEL_HOLDER:
-        return Preview(name, str(table.path), *sizes, labels=_labels(config, table, wanted))
+    labels = _labels(config, table, wanted) if table.settings.label else {}
+    if name == LABEL_HOLDER and not table.features:
+        return Preview(name, str(table.path), *sizes, labels=labels)
     encoder, columns = fit(
         table,
         training,
@@ -98,7 +99,7 @@ def preview(config: Config, name: str) -> Preview:
         public=config.privacy.kind in GUARANTEED,
         flags_absent=config.data.records == "labelled",
     )
-    return Preview(name, str(table.path), *sizes, len(encoder.names), columns)
+    return Preview(name, str(table.path), *sizes, len(encoder.names), columns, labels)
 
 
 def _alignment(config: Config, name: str) -> Alignment | None:

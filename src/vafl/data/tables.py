@@ -16,6 +16,7 @@ from vafl.data.csv_files import SEPARATORS, check_names, is_parquet
 from vafl.data.ids import canonical_ids
 from vafl.data.settings import LABEL_HOLDER, TableSettings
 from vafl.errors import DataError
+from vafl.names import table_owner
 
 POSITION = "vafl position"  # beside a batch's columns: where each of its lines belongs
 _ID = "vafl id"
@@ -131,6 +132,7 @@ class Table:
 
 def open_table(tables: Mapping[str, TableSettings], name: str) -> Table:
     """A party's table. Where it is the label holder's own file, the label is no feature of it."""
+    name = table_owner(name)
     own, labels = tables[name], tables.get(LABEL_HOLDER)
     if labels is not None and labels.label and name != LABEL_HOLDER and own.path == labels.path:
         own = replace(own, ignore=(*own.ignore, labels.label))
