@@ -26,7 +26,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -37,7 +36,7 @@ from rich.table import Table
 
 from experiments.boosting import hist_gradient_boosting, lightgbm
 from experiments.jobs import one_thread, run_all
-from experiments.suite import CHOSEN_ON, HOLDER, JUDGED_ON, SuiteTable, read_table
+from experiments.suite import CHOSEN_ON, HOLDER, JUDGED_ON, SuiteTable, Values, read_table
 from vafl.cli import main as vafl
 from vafl.config import read_config
 from vafl.federation.prediction import Deployed
@@ -150,7 +149,7 @@ def configure(table: SuiteTable, held: Mapping[str, Sequence[str]], files: dict[
     return tomli_w.dumps(document)
 
 
-def predict(path: Path, run: Path, new: dict[str, Path], ids: pl.Series) -> np.ndarray[Any, Any]:
+def predict(path: Path, run: Path, new: dict[str, Path], ids: pl.Series) -> Values:
     """Return the trained models' predictions for the new records, in the order of `ids`."""
     document = tomllib.loads(path.read_text())
     for name, own in document["tables"].items():
@@ -166,10 +165,11 @@ def predict(path: Path, run: Path, new: dict[str, Path], ids: pl.Series) -> np.n
         [own.subjects.features for own in parties],
         summed=config.model.combine == "sum",
     )
-    shares = probabilities(scores, head.loss).numpy() if head.classes else scores.numpy()
+    shares: Values = probabilities(scores, head.loss).numpy() if head.classes else scores.numpy()
     places = pl.DataFrame({ID: head.subjects.ids}).with_row_index("place")
     order = pl.DataFrame({ID: ids}).join(places, on=ID, how="left", maintain_order="left")["place"].to_numpy()
-    return shares[order, -1] if shares.shape[1] <= 2 else shares[order]
+    ordered: Values = shares[order]
+    return ordered[:, -1] if shares.shape[1] <= 2 else ordered
 
 
 def verdict(scores: dict[str, dict[str, float]]) -> list[str]:
@@ -250,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results: dict[str, dict[str, list[float]]] = {name: {} for name in tables}
     for job, own in zip(jobs, found, strict=True):
         results[job.table].setdefault(job.model, []).append(own["score"])
-    metrics = {name: read_table(name, data).metric for name in tables}
+    metrics: dict[str, str] = {name: read_table(name, data).metric for name in tables}
     means = {name: {model: fmean(own) for model, own in models.items()} for name, models in results.items()}
     missed = verdict(means)
     document = {"metrics": metrics, "scores": results, "means": means, "missed": missed}

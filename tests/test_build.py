@@ -8,6 +8,7 @@ from tests.federation import parameters, run_of, same, vertical_data
 from vafl.build import build, make_refresh, make_schedule, with_drawn_labels
 from vafl.config import Config, from_document
 from vafl.data.sources import load
+from vafl.data.split import Parts
 from vafl.errors import ConfigError, DataError
 from vafl.plan import Task, make_plan
 from vafl.protocol.schedule import Lookahead, NoRefresh, RandomRefresh, RefreshAll
@@ -58,7 +59,7 @@ def test_a_loss_or_metric_that_does_not_fit_is_refused(classes, settings, said):
 @pytest.mark.parametrize(("classes", "dtype"), [(3, torch.int64), (2, torch.float32), (0, torch.float32)])
 def test_labels_have_the_type_their_loss_wants(classes, dtype):
     run = run_of(vertical_data(classes=classes))
-    assert run.data.train_labels.dtype == run.data.test_labels.dtype == dtype
+    assert run.data.labels.dtype == dtype
     assert run.train()[-1].updates == 20
 
 
@@ -94,13 +95,11 @@ def test_what_only_the_data_can_tell_is_checked_before_training(sections, said):
 )
 def test_a_metric_that_would_be_no_number_is_refused_before_training(classes, metric, validation, said):
     data = vertical_data(classes=classes)
-    labels = data.test_labels[:8].clone()
-    labels[validation:] = labels[0]
+    labels = data.labels[: data.rows + 8].clone()
+    labels[data.rows + validation :] = labels[0]
+    data = replace(data, labels=labels, parts=Parts(data.rows, validation, 8 - validation))
     with pytest.raises(DataError, match=said):
-        build(
-            config(model={"metric": metric}, schedule={"batch_size": 4}),
-            replace(data, test_labels=labels, validation=validation),
-        )
+        build(config(model={"metric": metric}, schedule={"batch_size": 4}), data)
 
 
 @pytest.mark.parametrize(
@@ -114,10 +113,10 @@ def test_a_metric_that_would_be_no_number_is_refused_before_training(classes, me
 )
 def test_validation_rows_of_one_class_are_refused_only_where_they_decide(stop, said):
     data = vertical_data(classes=2)
-    labels = data.test_labels.clone()
-    labels[:4] = 0
+    labels = data.labels.clone()
+    labels[data.rows : data.rows + 4] = 0
     made = config(data={"validation_fraction": 0.2}, schedule={"batch_size": 4}, stop={"updates": 20, **stop})
-    data = replace(data, test_labels=labels, validation=4)
+    data = replace(data, labels=labels, parts=Parts(data.rows, 4, data.parts.test - 4))
     if said:
         with pytest.raises(DataError, match=said):
             build(made, data)
@@ -139,9 +138,8 @@ def test_data_that_is_not_there_is_said_before_training():
 
 def test_the_configs_own_data_is_loaded_and_split():
     run = build(config(data={"name": "iris"}, partition={"clients": 4}))
-    assert [tuple(party.train.shape) for party in run.data.parties] == [(112, 1)] * 4
-    expected = load(run.config.data, run.config.seed)
-    assert run.data.train_labels.tolist() == expected.train_labels.tolist()
+    assert [tuple(party.features[run.data.train].shape) for party in run.data.parties] == [(112, 1)] * 4
+    assert run.data.labels.tolist() == load(run.config.data).labels[run.data.record_numbers].tolist()
     assert isinstance(run.runtime, Simulator)
 
 
@@ -239,12 +237,12 @@ def test_class_weights_train_the_same_under_sync_as_in_one_place(secure_sum):
 
 def test_balanced_weights_come_from_the_labels_that_were_drawn():
     """The true shares of the classes would be a release of their own, which no epsilon pays for."""
-    data = replace(vertical_data(rows=400, classes=2), train_labels=(torch.arange(400) < 8).long())
+    data = replace(vertical_data(rows=400, classes=2), labels=(torch.arange(600) % 400 < 8).long())
     plan = make_plan(config(labels={"epsilon": 0.1}, model={"class_weight": "balanced"}), data)
     assert plan.weights.max() == 25  # 400 / (2 * 8): by the true labels
     drawn = with_drawn_labels(plan)
-    shares = torch.bincount(drawn.data.train_labels.long()) / 400
-    expected = 0.5 / shares[drawn.data.train_labels.long()]
+    labels = drawn.data.labels[:400].long()
+    expected = 0.5 / (torch.bincount(labels) / 400)[labels]
     assert drawn.weights == pytest.approx(expected.numpy())
     assert drawn.weights.max() < 2
 

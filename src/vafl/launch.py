@@ -24,7 +24,7 @@ from vafl.observe.plots import plot_runs
 from vafl.observe.progress import Progress, ShownFigures
 from vafl.observe.record import SIMULATED_LEDGERS, RecordedRun, RunFolder, read_run, versions
 from vafl.observe.status import ClientStatus
-from vafl.plan import Task, baselines, held_out_labels
+from vafl.plan import Task, baselines
 from vafl.privacy.settings import LabelSettings, PrivacySettings
 from vafl.protocol.delays import DelaySummary
 from vafl.protocol.settings import RuleSettings
@@ -81,7 +81,7 @@ def finish(
 ) -> None:
     """Write the summary; then add what the label holder's features reach alone, if it has any.
 
-    The summary is complete without that baseline, so an interrupt meanwhile loses nothing else.
+    The run is over by then and its clients have gone, so nobody waits for this baseline. Ctrl-C skips it.
 
     Args:
         config: as the run was started with, before its sizes were set for all clients.
@@ -94,7 +94,10 @@ def finish(
     try:
         reached = train_alone(config, data)
     except VaflError as error:
-        console.print(f"the label holder's own columns alone could not be trained on: {error}")
+        console.print(f"the label holder's columns alone could not be trained on: {error}", style="yellow")
+        return
+    except KeyboardInterrupt:
+        console.print("skipped: training on the label holder's columns alone, for comparison")
         return
     console.print(f"trained on the label holder's columns alone in {time.monotonic() - began:.1f} s")
     folder.finish({**summary, "baselines": {**summary["baselines"], ALONE: reached}})
@@ -117,7 +120,7 @@ def train_alone(config: Config, data: VerticalData) -> dict[str, Figures]:
     run = build(alone, replace(data, parties=own))
     run.train()
     watched, test = run.evaluator(), run.evaluator.test()
-    return {_watched(data): watched, **({} if test is None else {"test": test})}
+    return {data.parts.watched: watched, **({} if test is None else {"test": test})}
 
 
 def what_was_reached(recorded: RecordedRun) -> str:
@@ -174,12 +177,7 @@ def _progress(run: Run, folder: Path, console: Console) -> Progress:
 
 def shown_figures(task: Task, data: VerticalData) -> ShownFigures:
     """Return what the display of a run says about its metrics."""
-    return ShownFigures(task.metrics.headline.name, _watched(data), baselines(task, data))
-
-
-def _watched(data: VerticalData) -> str:
-    """Return which rows the evaluations of a run use, "validation" or "test"."""
-    return next(iter(held_out_labels(data)))
+    return ShownFigures(task.metrics.headline.name, data.parts.watched, baselines(task, data))
 
 
 def share_done(clock: Clock, stop: StopSettings) -> float:
@@ -225,7 +223,7 @@ def summarise(
     """
     kept = end if best is None or best.point is None else best.point
     names, classes = [party.name for party in data.parties], data.classes or ()
-    watched, tests = _watched(data), data.test_labels[data.validation :]
+    watched = data.parts.watched
     several = task.loss == "softmax" and task.outputs > 2
     return {
         "data": config.data.title,
@@ -243,7 +241,9 @@ def summarise(
             "selected_by": None if best is None else task.metrics.select.name,
             "validation": kept.metrics if watched == "validation" else None,
             "test": test if watched == "validation" else kept.metrics,
-            "classes": by_class(outputs["test"], tests, classes) if several and "test" in outputs else None,
+            "classes": by_class(outputs["test"], data.labels[data.test], classes)
+            if several and "test" in outputs
+            else None,
         },
         "baselines": baselines(task, data),
         "watched": watched,

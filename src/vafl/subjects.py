@@ -57,13 +57,12 @@ def load_subjects(config: Config, party: str, model: StoredModel) -> Subjects:
             "it was trained on: others would be scaled by themselves. Found other data. For new records, "
             'train on data.name = "tables", whose models know how to encode them.'
         )
-    rows = data.rows + len(data.test_labels)
-    features = torch.empty(rows, 0)
+    features = torch.empty(data.parts.total, 0)
     for own in data.parties:
         if own.name == party:
-            features = torch.cat([own.train, own.test])
+            features = own.features
             model.require({"features": list(features.shape[1:])})
-    chosen = np.arange(data.rows + data.validation, rows)
+    chosen = np.arange(data.test.start, data.test.stop)
     ids = pl.Series(data.record_numbers).cast(pl.String)
     return Subjects(data.record_digest, data.source, chosen, ids, features)
 

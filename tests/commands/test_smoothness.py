@@ -121,7 +121,7 @@ def test_no_hessian_has_a_smaller_eigenvalue_than_mu(data, options, l2, weighted
         )
     )
     if weighted:
-        weights = torch.linspace(0, 5, plan.data.rows)
+        weights = torch.linspace(0, 5, plan.data.parts.total)
         plan = replace(plan, data=replace(plan.data, weights=weights))
     objective = Objective(plan, rows=300, draws=1)
     mu = objective.strong_convexity()

@@ -13,11 +13,12 @@ from rich.text import Text
 
 from vafl.commands.configured import add_config_options, as_json, overrides
 from vafl.config import Config, read_config
-from vafl.data.aligned import Split, check_label_unused, find_alignments
+from vafl.data.aligned import check_label_unused, find_alignments, positions
 from vafl.data.alignment import Alignment
 from vafl.data.fitting import ColumnReport, fit
 from vafl.data.labels import label_classes, read_labels
 from vafl.data.settings import LABEL_HOLDER
+from vafl.data.split import Split
 from vafl.data.tables import POSITION, Table, open_table
 from vafl.errors import ConfigError
 from vafl.plan import form_for
@@ -85,7 +86,7 @@ def preview(config: Config, name: str) -> Preview:
     else:
         check_label_unused(table, alignment)
         split = Split.of(alignment.rows, config.data, config.seed)
-        wanted, trained = split.wanted(alignment), split.train
+        wanted, trained = positions(split, alignment), split.parts.train
     training = wanted.filter(pl.col(POSITION) < trained)
     sizes = (len(records), alignment is not None, wanted.height, training.height)
     labels = _labels(config, table, wanted) if table.settings.label else {}

@@ -28,8 +28,8 @@ class Objective:
     def __init__(self, plan: Plan, rows: int, draws: int) -> None:
         self._plan, models, self._head = plan, deepcopy(plan.models), deepcopy(plan.head)
         chosen = torch.linspace(0, plan.data.rows - 1, min(rows, plan.data.rows)).long()
-        self.features = [party.train.index_select(0, chosen) for party in plan.data.parties]
-        self._labels = plan.data.train_labels.index_select(0, chosen).repeat(draws)
+        self.features = [party.features[chosen] for party in plan.data.parties]
+        self._labels = plan.data.labels[chosen].repeat(draws)
         self._weights = _weights(plan, chosen)
         self._draws = draws
         pairs = zip(models, self.features, strict=True)

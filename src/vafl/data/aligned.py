@@ -6,7 +6,7 @@ splits them into training, validation and test rows the same way everywhere.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,55 +14,18 @@ import polars as pl
 import torch
 
 from vafl.data.alignment import Alignment
-from vafl.data.dataset import Labels, Records, digest_records
+from vafl.data.dataset import Labels
 from vafl.data.encoding import Encoder, Form
 from vafl.data.fitting import ColumnReport, fit
 from vafl.data.labels import label_classes, read_labels
 from vafl.data.partition import Party, VerticalData
 from vafl.data.settings import LABEL_HOLDER, DataSettings, TableSettings
+from vafl.data.split import Split
 from vafl.data.tables import POSITION, Table, open_table
 from vafl.errors import ConfigError, DataError
 from vafl.names import LOCAL_CLIENT, table_owner
 
 Alignments = Mapping[str, Alignment]
-
-
-@dataclass(frozen=True)
-class Split:
-    """Which rows are for what.
-
-    Attributes:
-        order: [rows], the row numbers: those for training first, then validation, then test.
-        train, validation: how many there are.
-    """
-
-    order: Records
-    train: int
-    validation: int
-
-    @classmethod
-    def of(cls, rows: int, settings: DataSettings, seed: int) -> "Split":
-        shuffled = np.random.Generator(np.random.Philox(seed)).permutation(rows)
-        tests, watched = round(rows * settings.test_fraction), round(rows * settings.validation_fraction)
-        parts = shuffled[tests + watched :], shuffled[tests : tests + watched], shuffled[:tests]
-        if not len(parts[0]) or not tests or (settings.validation_fraction and not watched):
-            raise DataError(
-                f"rows to train on and rows to test on are needed. The parties have {rows} rows, too few "
-                f"for data.test_fraction = {settings.test_fraction} and data.validation_fraction = "
-                f"{settings.validation_fraction}."
-            )
-        return cls(np.concatenate([np.sort(part) for part in parts]), len(parts[0]), watched)
-
-    def wanted(self, alignment: Alignment) -> pl.DataFrame:
-        """`id` and POSITION of a party's records."""
-        positions = np.empty(len(self.order), dtype=np.int64)
-        positions[self.order] = np.arange(len(self.order))
-        return pl.DataFrame({"id": alignment.ids, POSITION: positions[alignment.numbers]})
-
-    def digest(self) -> str:
-        held_out = self.train + self.validation
-        parts = self.order[: self.train], self.order[self.train : held_out], self.order[held_out:]
-        return "".join(digest_records(part.tolist(), []) for part in parts)
 
 
 def load_tables(
@@ -98,13 +61,12 @@ def load_tables(
     together = "|".join((own.token, *names, split.digest()))
     return VerticalData(
         tuple(parties),
-        torch.from_numpy(labels[: split.train]),
-        torch.from_numpy(labels[split.train :]),
+        torch.from_numpy(labels),
+        split.parts,
         own.classes,
         hashlib.sha256(together.encode()).hexdigest()[:16],
         split.order,
         "tables",
-        split.validation,
     )
 
 
@@ -131,6 +93,13 @@ def _check_local(tables: Mapping[str, TableSettings], alignments: Alignments) ->
         )
 
 
+def positions(split: Split, alignment: Alignment) -> pl.DataFrame:
+    """Return `id` and POSITION of a party's records: which row each of them is."""
+    rows = np.empty(len(split.order), dtype=np.int64)
+    rows[split.order] = np.arange(len(split.order))
+    return pl.DataFrame({"id": alignment.ids, POSITION: rows[alignment.numbers]})
+
+
 def load_party(
     settings: DataSettings,
     tables: Mapping[str, TableSettings],
@@ -144,10 +113,10 @@ def load_party(
     """A client's features of all rows, encoded by its own training rows; and what became of its columns."""
     table = open_table(tables, name)
     check_label_unused(table, alignment)
-    wanted = split.wanted(alignment)
-    training = wanted.filter(pl.col(POSITION) < split.train)
+    wanted = positions(split, alignment)
+    training = wanted.filter(pl.col(POSITION) < split.parts.train)
     if not training.height:
-        raise DataError(f'"{table.path}": {name} has none of the {split.train:,} training rows.')
+        raise DataError(f'"{table.path}": {name} has none of the {split.parts.train:,} training rows.')
     encoder, report = fit(
         table,
         training,
@@ -174,14 +143,14 @@ def check_label_unused(table: Table, alignment: Alignment) -> None:
 def _encoded(name: str, table: Table, encoder: Encoder, wanted: pl.DataFrame, split: Split) -> Party:
     features = torch.from_numpy(encoder.read(table, wanted, len(split.order)))
     ids = ids_by_position(wanted, len(split.order))
-    return Party(name, features[: split.train], features[split.train :], encoder, ids)
+    return Party(name, features, encoder, ids)
 
 
 def _unseen(name: str, own: Alignment, split: Split) -> Party:
     """A client as another party knows it: without features; the label holder knows whom it has."""
     rows, held = len(split.order), own.holders.get(name)
-    ids = None if held is None else ids_by_position(split.wanted(own).filter(held), rows)
-    return Party(name, torch.empty(split.train, 0), torch.empty(rows - split.train, 0), ids=ids)
+    ids = None if held is None else ids_by_position(positions(split, own).filter(held), rows)
+    return Party(name, torch.empty(rows, 0), ids=ids)
 
 
 def ids_by_position(wanted: pl.DataFrame, rows: int) -> pl.Series:
@@ -200,8 +169,8 @@ def _labels(
     if not tables[LABEL_HOLDER].label:
         raise ConfigError(f"training needs tables.{LABEL_HOLDER}.label, the label column. Found none.")
     table = open_table(tables, LABEL_HOLDER)
-    labels = read_labels(table, split.wanted(alignment), alignment.classes)
-    if alignment.classes is not None and len(np.unique(labels[: split.train])) < 2:
+    labels = read_labels(table, positions(split, alignment), alignment.classes)
+    if alignment.classes is not None and len(np.unique(labels[: split.parts.train])) < 2:
         raise DataError(f'"{table.path}": training rows must show at least two classes. Found one.')
     return labels
 

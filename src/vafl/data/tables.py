@@ -12,7 +12,7 @@ from pathlib import Path
 import polars as pl
 
 from vafl.data.columns import match_columns, no_column
-from vafl.data.csv_files import SEPARATORS, check_names, is_parquet
+from vafl.data.csv_files import SEPARATORS, check_names, is_parquet, not_utf_8
 from vafl.data.ids import canonical_ids
 from vafl.data.settings import LABEL_HOLDER, TableSettings
 from vafl.errors import DataError
@@ -122,6 +122,8 @@ class Table:
         try:
             yield
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
+            if "utf-8" in str(error) and self.path.suffix != ".parquet":
+                raise not_utf_8(self.path, "bytes that are not") from error
             kind = "Parquet file" if self.path.suffix == ".parquet" else "CSV (in UTF-8) or Parquet file"
             cause = str(error).strip().partition("\n")[0]
             raise DataError(

@@ -74,7 +74,7 @@ class ServerState:
         self._folder, self.terms, self._epsilon = folder, make_terms(plan), plan.config.labels.epsilon
         self._checkpoint_every = plan.config.network.checkpoint_every
         self._mapped: MappedArray | None = None
-        rows = plan.data.rows + len(plan.data.test_labels)
+        rows = plan.data.parts.total
         if plan.config.privacy.secure_sum:  # each round sums anew: nothing to keep
             table = make_table(plan, rows)
         else:
@@ -249,18 +249,18 @@ class ServerRun:
             self._shown.observe(point)
 
         config, data = self.config, plan.data
-        held_out = np.arange(data.rows, data.rows + len(data.test_labels))
-        watched, best = data.validation or len(held_out), state.best if config.stop.patience else None
+        best = state.best if config.stop.patience else None
+        tests = data.test if data.parts.validation else slice(0, 0)
         watch = Watch(config.stop, plan.task.metrics, best)
         for point in points:
             watch.recalls(point)
         if best is not None and best.point is not None and best.point not in points:
             watch.recalls(best.point)  # a crash undid the evaluation, but its models are kept
         conductor = Conductor(
-            held_out=held_out[:watched],
-            labels=data.test_labels[:watched],
-            tests=held_out[watched:],
-            test_labels=data.test_labels[watched:],
+            held_out=np.arange(data.held_out.start, data.held_out.stop),
+            labels=data.labels[data.held_out],
+            tests=np.arange(tests.start, tests.stop),
+            test_labels=data.labels[tests],
             metrics=plan.task.metrics,
             loss=plan.loss,
             stop=config.stop,
