@@ -15,6 +15,7 @@ import tomli_w
 from vafl.conversion import make
 from vafl.data.settings import LABEL_HOLDER, DataSettings, PartitionSettings, TableSettings
 from vafl.errors import ConfigError
+from vafl.models.decisions import DecisionSettings
 from vafl.models.settings import ModelSettings
 from vafl.privacy.settings import LabelSettings, PrivacySettings
 from vafl.protocol.schedule import ScheduleSettings
@@ -61,6 +62,7 @@ class Config:
     tables: dict[str, TableSettings] = field(default_factory=dict)
     partition: PartitionSettings = field(default_factory=PartitionSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
+    decision: DecisionSettings = field(default_factory=DecisionSettings)
     rule: RuleSettings = field(default_factory=RuleSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)

@@ -91,6 +91,7 @@ def make_plan(config: Config, data: VerticalData | None = None, party: str | Non
     task = Task.of(config, data)
     if party in (None, LABEL_HOLDER):  # the others have no labels
         _check_measurable(config, task.metrics, data)
+        _check_decidable(config, task, data)
     if config.privacy.kind == "frozen" and config.model.head == "bias":
         raise ConfigError(
             'privacy.mode "frozen" trains the head alone, and model.head = "bias" has next to nothing to '
@@ -145,6 +146,18 @@ def _check_measurable(config: Config, metrics: Metrics, data: VerticalData) -> N
                 f"in the {len(labels):,} {part} rows. Hold out more rows (data.{part}_fraction), or use "
                 f'"loss" there instead of "{metric.name}".'
             )
+
+
+def _check_decidable(config: Config, task: Task, data: VerticalData) -> None:
+    """Check that the validation rows allow the calibration and the threshold that are asked for.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    classes = 0 if task.loss == "squared" else len(data.classes or ())
+    several = len(np.unique(data.labels[data.validation])) > 1
+    config.model.check_calibration(classes, several=several)
+    config.decision.check_rows(classes, both=several)
 
 
 def held_out_labels(data: VerticalData) -> dict[str, Tensor]:

@@ -68,10 +68,33 @@ class DecisionSettings:
                 f'{costs[0]} and {costs[1]} with goal = "{self.goal}". Set goal = "cost", or leave them out.'
             )
 
-    @property
-    def is_fitted(self) -> bool:
-        """Whether the goal that is set needs validation rows of both classes."""
-        return self.goal not in ("auto", "accuracy")
+    def resolved(self, *, fitted: bool) -> Goal:
+        """Return the goal to use; without rows to fit a threshold on it is `accuracy`."""
+        if not fitted:
+            return "accuracy"
+        return "f1" if self.goal == "auto" else self.goal
+
+    def check_rows(self, classes: int, *, both: bool) -> None:
+        """Check that the goal fits the labels; `auto` always does.
+
+        Args:
+            classes: how many the model tells apart; 0 are numbers.
+            both: whether there are validation rows of both classes.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        if self.goal != "auto" and classes != 2:
+            found = f"{classes} classes" if classes else "numbers"
+            raise ConfigError(
+                f'decision.goal = "{self.goal}" chooses a threshold for two classes. Found labels with '
+                f"{found}. Leave [decision] out: the likeliest of several classes is named."
+            )
+        if self.goal not in ("auto", "accuracy") and not both:
+            raise ConfigError(
+                f'decision.goal = "{self.goal}" needs validation rows of both classes to choose a threshold '
+                "on. Hold out more rows (data.validation_fraction), or leave it out for a threshold of 0.5."
+            )
 
 
 @dataclass(frozen=True)
@@ -83,7 +106,7 @@ class Threshold:
         reached: whether it meets the goal.
     """
 
-    value: float
+    value: float = EVEN
     reached: bool = True
 
 
@@ -96,10 +119,10 @@ def choose_threshold(
 
     Args:
         shares: [rows], the probability of the second class.
-        labels: [rows], 0 or 1; both occur, unless the goal is `accuracy`.
+        labels: [rows], 0 or 1; both occur.
     """
     if goal == "accuracy":
-        return Threshold(EVEN)
+        return Threshold()
     chances, known = np.asarray(shares, np.float64), np.asarray(labels, np.float64)
     true, false = counts_by_threshold(chances, known)
     recall = true / true[-1]

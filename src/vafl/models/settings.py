@@ -7,6 +7,7 @@ from typing import Literal
 
 from vafl.errors import ConfigError
 from vafl.models.metrics import MetricName
+from vafl.models.probabilities import Method
 from vafl.models.weights import ClassWeight
 
 _BUILT_IN = ("tabular", "linear", "mlp", "cnn", "lstm")
@@ -37,6 +38,11 @@ class ModelSettings:
             `balanced`: every class the same in total, so that a rare class is not drowned out. Or a weight by
             class name, such as `{ yes = 5.0 }`; a class that is left out has weight 1. Only the server needs
             it. Metrics and baselines are not weighted.
+        calibration: how the probabilities of the kept model are corrected on the validation rows. `platt`:
+            scale and shift of the log-odds of two classes; one scale (a temperature) for several. `isotonic`:
+            any rising curve, for two classes and 1,000 validation rows or more. `none`: not at all. `auto` is
+            `platt` with a class_weight, which distorts probabilities, if there are validation rows; else
+            `none`.
     """
 
     embedding: str = "linear"
@@ -48,6 +54,7 @@ class ModelSettings:
     loss: Literal["auto", "softmax", "binary", "squared"] = "auto"
     metric: Literal["auto"] | MetricName = "auto"
     class_weight: ClassWeight = "none"
+    calibration: Literal["auto"] | Method = "auto"
 
     def __post_init__(self) -> None:
         if self.embedding not in _BUILT_IN and not _names_factory(self.embedding):
@@ -78,6 +85,37 @@ class ModelSettings:
                 f"model.width, hidden and head_hidden must be at most {_LARGEST_WIDTH:,}, with fewer than "
                 f"{_MOST_LAYERS} hidden layers. Found a width of {max(self.width, *hidden):,} and "
                 f"{len(hidden) - 1:,} hidden layers. Choose a smaller model."
+            )
+
+    @property
+    def calibration_method(self) -> Method:
+        """The calibration, with `auto` resolved."""
+        if self.calibration != "auto":
+            return self.calibration
+        return "none" if self.class_weight == "none" else "platt"
+
+    def check_calibration(self, classes: int, *, several: bool) -> None:
+        """Check that the calibration fits the labels; `auto` always does.
+
+        Args:
+            classes: how many the model tells apart; 0 are numbers.
+            several: whether there are validation rows of more than one class.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        if self.calibration in ("auto", "none"):
+            return
+        if not classes or (self.calibration == "isotonic" and classes != 2):
+            found, instead = (f"{classes} classes", '"platt"') if classes else ("numbers", '"none"')
+            raise ConfigError(
+                f'model.calibration = "{self.calibration}" does not fit labels with {found}. Use {instead}.'
+            )
+        if not several:
+            raise ConfigError(
+                f'model.calibration = "{self.calibration}" is fitted on validation rows of different '
+                "classes. Found none, or rows of one class. Hold out more rows (data.validation_fraction), "
+                'or set model.calibration = "none".'
             )
 
     @property
