@@ -170,6 +170,8 @@ def _summary(run: Run, end: Point) -> dict[str, Any]:
         run.delays(),
         activations,
         conclusion=conclude(run.config, run.task, run.data, run.evaluator.measured),
+        traffic=run.runtime.traffic if isinstance(run.runtime, Simulator) else (),
+        simulated=True,
         interrupted=False,
         ended=run.ended,
     )

@@ -40,6 +40,7 @@ _LARGER = {
     "predict": "score every record of the parties' tables",
     "serve": "answer HTTP requests for predictions, asking clients live",
     "keys": "make, list and remove the API keys of vafl serve",
+    "report": "write a run's report again, as a page for people",
     "watch": "look at runs in a browser while they go on",
     "inspect": "what a run's models are and what they were trained for",
     "export": "write one party's trained model as ONNX",
@@ -200,6 +201,7 @@ def _up(options: argparse.Namespace, console: "Console") -> None:
 
 def _report(recorded: "RecordedRun", console: "Console") -> None:
     from vafl.observe.compare import figures_table
+    from vafl.observe.record import REPORT
     from vafl.runtime.training import BUDGETS_SPENT
 
     made, kept = recorded.summary["updates"], recorded.summary["kept"]
@@ -208,6 +210,7 @@ def _report(recorded: "RecordedRun", console: "Console") -> None:
     console.print(
         f"kept: the models of update {kept['updates']:,} of {made:,}{chosen}; the run is in {recorded.path}"
     )
+    console.print(f"report: {recorded.path / REPORT}")
     if recorded.summary["ended"] == BUDGETS_SPENT:
         early = f"warning: it ended early, after {made:,} updates: {BUDGETS_SPENT}"
         console.print(f"{early}; `vafl privacy {recorded.path}` says on what", style="yellow")

@@ -1,5 +1,7 @@
 """Runs a configuration with everything around it: progress on the terminal, a folder with the record."""
 
+import logging
+import math
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -15,13 +17,16 @@ from rich.console import Console
 from vafl.build import Run, build
 from vafl.conclusion import Conclusion, conclude
 from vafl.config import Config
-from vafl.data.partition import VerticalData
+from vafl.data import leakage
+from vafl.data.partition import Party, VerticalData
 from vafl.errors import BudgetExhausted, VaflError
+from vafl.ledgers import read_statements
 from vafl.models.metrics import Figures, by_class
 from vafl.names import LOCAL_CLIENT
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import Progress, ShownFigures
 from vafl.observe.record import SIMULATED_LEDGERS, RecordedRun, RunFolder, read_run, versions
+from vafl.observe.report import write_report
 from vafl.observe.status import ClientStatus
 from vafl.plan import Task, baselines
 from vafl.privacy.settings import LabelSettings, PrivacySettings
@@ -30,9 +35,11 @@ from vafl.protocol.settings import RuleSettings
 from vafl.runtime.delays import DelaySettings
 from vafl.runtime.point import Point
 from vafl.runtime.settings import StopSettings
-from vafl.runtime.simulator import Simulator
+from vafl.runtime.simulator import Simulator, Traffic
 from vafl.runtime.training import Best, Clock, is_in_vain
 from vafl.trained import keep_all
+
+log = logging.getLogger(__name__)
 
 ALONE = "label holder alone"  # the name of a baseline
 
@@ -46,6 +53,8 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
     run = build(config)
     with RunFolder(path, overwrite=overwrite) as folder:
         folder.begin(config.to_toml())
+        for warning in leakage.warnings(run.data):
+            log.warning("%s", warning)
         points, interrupted = _train(run, folder, console)
         run.evaluator.test()  # charged, too
         conclusion = conclude(config, run.task, run.data, run.evaluator.measured)
@@ -61,6 +70,8 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
             points[-1],
             run.delays(),
             counts,
+            traffic=run.runtime.traffic if isinstance(run.runtime, Simulator) else (),
+            simulated=True,
             interrupted=interrupted,
             conclusion=conclusion,
             best=run.best,
@@ -69,6 +80,7 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
         finish(folder, summary, config, run.data, console)
     recorded = read_run(path)
     plot_runs([recorded], path / "progress")
+    report_run(config, path)
     if interrupted:
         raise KeyboardInterrupt(what_was_reached(recorded))
     require_updates(config, run.ended, points[-1].updates)
@@ -121,6 +133,17 @@ def train_alone(config: Config, data: VerticalData) -> dict[str, Figures]:
     run.evaluator()
     run.evaluator.test()
     return dict(conclude(alone, run.task, run.data, run.evaluator.measured).figures)
+
+
+def report_run(config: Config, path: Path) -> Path:
+    """Write the report of a finished run and return its path, `path`/report.html.
+
+    Args:
+        config: The run's; it says where the privacy ledgers are.
+        path: The run folder.
+    """
+    accounts = [statement.as_json() for statement in read_statements(config, path)]
+    return write_report(path, accounts)
 
 
 def what_was_reached(recorded: RecordedRun) -> str:
@@ -205,6 +228,8 @@ def summarise(
     delays: Sequence[DelaySummary],
     activations: Sequence[int],
     *,
+    traffic: Sequence[Traffic],
+    simulated: bool,
     interrupted: bool,
     conclusion: Conclusion,
     best: Best | None = None,
@@ -216,6 +241,8 @@ def summarise(
         data: with the labels that the run was trained on, which give the trivial baseline.
         end: the last evaluation.
         conclusion: what the kept models give on the held-out rows.
+        traffic: what each client sent and received; empty if all data are in one place.
+        simulated: whether `end` has the seconds of the simulator's clock.
         best: the best evaluation, if its models are the ones that are kept.
         ended: why.
     """
@@ -226,12 +253,20 @@ def summarise(
     several = task.loss == "softmax" and task.outputs > 2
     return {
         "data": config.data.title,
+        "classes": list(classes),
+        "rows": _row_counts(data),
+        "columns": {party.name: _columns(party) for party in data.parties},
         "rule": config.rule.name,
         "clients": len(names),
         "updates": end.updates,
         "seconds": end.seconds,
         "bytes_up": end.bytes_up,
         "bytes_down": end.bytes_down,
+        "traffic": {
+            name: {"bytes_up": moved.bytes_up, "bytes_down": moved.bytes_down}
+            for name, moved in zip(names, traffic, strict=False)
+        },
+        "simulated": simulated,
         "metric": {
             "name": task.metrics.headline.name,
             "value": figures[watched].get(task.metrics.headline.name),
@@ -254,11 +289,24 @@ def summarise(
         "delays": {name: asdict(delay) for name, delay in zip(names, delays, strict=False)},
         "activations": dict(zip(names, activations, strict=False)),
         "labels": config.labels.report(len(classes)),
+        "privacy": {"mode": config.privacy.kind, "secure_sum": config.privacy.secure_sum},
         "ended": ended,
         "interrupted": interrupted,
         "seed": config.seed,
         "versions": versions(),
     }
+
+
+def _row_counts(data: VerticalData) -> dict[str, int]:
+    """Return the number of rows by part."""
+    return asdict(data.parts)
+
+
+def _columns(party: Party) -> int | None:
+    """Return how many columns of its table a party uses; None if that is not known here."""
+    if party.encoder is not None:
+        return len(party.encoder.columns)
+    return math.prod(party.features.shape[1:]) if party.features.numel() else None
 
 
 @contextmanager

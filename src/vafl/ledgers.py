@@ -11,11 +11,12 @@ import polars as pl
 from vafl.config import Config
 from vafl.errors import ConfigError
 from vafl.names import LOCAL_CLIENT, table_owner
-from vafl.observe.record import LEDGERS
+from vafl.observe.record import LEDGERS, SIMULATED_LEDGERS
 from vafl.privacy.accounts import NOBODY, Numbers
 from vafl.privacy.journal import has_journal
-from vafl.privacy.ledger import Ledger
+from vafl.privacy.ledger import Ledger, read_ledger
 from vafl.privacy.spender import Spender
+from vafl.privacy.statement import Statement
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,24 @@ def find_ledgers(config: Config, run: Path) -> list[Path]:
     else:
         paths = list(Path(config.privacy.ledger or run / LEDGERS).glob("*.ledger"))
     return sorted(path for path in paths if has_journal(path))
+
+
+def run_ledgers(config: Config, run: Path) -> list[Path]:
+    """Return the ledgers that tell what a run has spent: those of its simulation, or its parties' own."""
+    return sorted((run / SIMULATED_LEDGERS).glob("*.ledger")) or find_ledgers(config, run)
+
+
+def read_statements(config: Config, run: Path) -> list[Statement]:
+    """Return the accounts of every ledger of a run that is on this machine; none if it was not private."""
+    if config.privacy.kind == "none":
+        return []
+    found = [(path, read_ledger(path)) for path in run_ledgers(config, run)]
+    return [make_statement(path, ledger, config) for path, ledger in found if ledger.spenders]
+
+
+def make_statement(path: Path, ledger: Ledger, config: Config) -> Statement:
+    """Return the account of a party's ledger by the settings of a run."""
+    return Statement(path.stem, ledger, config.privacy, config.schedule.batch_size, config.rule.local_steps)
 
 
 def is_entered(config: Config, party: str, path: Path | None) -> bool:

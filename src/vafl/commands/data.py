@@ -13,6 +13,7 @@ from rich.text import Text
 
 from vafl.commands.configured import add_config_options, as_json, overrides
 from vafl.config import Config, read_config
+from vafl.data import leakage
 from vafl.data.aligned import check_label_unused, find_alignments, positions
 from vafl.data.alignment import Alignment
 from vafl.data.fitting import ColumnReport, fit
@@ -21,7 +22,7 @@ from vafl.data.settings import LABEL_HOLDER
 from vafl.data.split import Split
 from vafl.data.tables import POSITION, Table, open_table
 from vafl.errors import ConfigError
-from vafl.plan import form_for
+from vafl.plan import form_for, load_data
 from vafl.privacy.settings import GUARANTEED
 
 
@@ -69,12 +70,15 @@ def run(options: argparse.Namespace, console: Console) -> None:
             f"`vafl data` needs a section [tables.{options.party or 'NAME'}]. Found "
             f"{', '.join(f'[tables.{name}]' for name in config.tables) or 'none'}."
         )
-    previews = [preview(config, name) for name in names]
+    previews, suspects = [preview(config, name) for name in names], _suspects(config)
     if options.json:
-        sys.stdout.write(as_json({"parties": [asdict(own) for own in previews]}))
+        document = {"parties": [asdict(own) for own in previews], "suspects": suspects}
+        sys.stdout.write(as_json(document))
         return
     for own in previews:
         _print(own, console)
+    for sentence in suspects:
+        console.print(f"suspicious: {sentence}", style="yellow", highlight=False, markup=False)
 
 
 def preview(config: Config, name: str) -> Preview:
@@ -101,6 +105,15 @@ def preview(config: Config, name: str) -> Preview:
         flags_absent=config.data.records == "labelled",
     )
     return Preview(name, str(table.path), *sizes, len(encoder.names), columns, labels)
+
+
+def _suspects(config: Config) -> list[str]:
+    """Columns that alone predict the label, where the label and columns are at hand."""
+    holder = config.tables.get(LABEL_HOLDER)
+    if holder is None or not holder.label or _alignment(config, LABEL_HOLDER) is None:
+        return []
+    complete = set(config.data.parties) <= set(config.tables)
+    return leakage.warnings(load_data(config, None if complete else LABEL_HOLDER))
 
 
 def _alignment(config: Config, name: str) -> Alignment | None:

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from vafl.data.encoding import Encoder
+from vafl.data.partition import VerticalData
 
-_SUSPICIOUS = 0.99  # share of the labels' uncertainty (or variance) that one column removes
+_SUSPICIOUS = 0.98  # share of the label's variance that one column explains
 _MOST_ROWS = 50_000
 _FEWEST_ROWS = 100  # of fewer rows, a column may predict all labels by chance
 Codes = npt.NDArray[np.float32]
@@ -31,9 +32,23 @@ class Suspect:
 
     def __str__(self) -> str:
         return (
-            f'"{self.column}" alone explains {self.share:.1%} of the label. If its value is known only after the '
-            "label is, name it in `ignore`."
+            f'"{self.column}" alone explains {self.share:.1%} of the label. If its value is known only after '
+            "the label is, name it in `ignore`."
         )
+
+
+def warnings(data: VerticalData) -> list[str]:
+    """Return a sentence for every column at hand that may be the label in disguise.
+
+    A process that holds the labels and one party's features learns of that party's columns only.
+    """
+    labels, classes = data.labels[data.train].numpy(), len(data.classes or ())
+    return [
+        f"{party.name}: {suspect}"
+        for party in data.parties
+        if party.encoder is not None and party.encoder.form == "codes" and party.features.numel()
+        for suspect in leakage_suspects(party.encoder, party.features[data.train].numpy(), labels, classes)
+    ]
 
 
 def leakage_suspects(
@@ -41,8 +56,8 @@ def leakage_suspects(
 ) -> list[Suspect]:
     """Return the columns of a table that predict the labels almost perfectly, the worst first.
 
-    Each column is cut into the bins of its codes. Half of the rows give every bin its mean label, the other half
-    tells how well that predicts. Identifiers fail this test, since their values do not repeat.
+    Each column is cut into the bins of its codes. Half of the rows give every bin its mean label, and the
+    other half tells how well that predicts. Identifiers do not pass, since their values do not repeat.
 
     Args:
         encoder: of the `codes` form.
@@ -62,18 +77,29 @@ def leakage_suspects(
         return []
     found = []
     for column, name in enumerate(encoder.names):
-        bins = np.floor(codes[:, column]).astype(np.int64) + 1  # a missing number has the code -1
-        predicted = _bin_means(bins[fit], targets[fit], mean, int(bins.max()) + 1)[bins[check]]
+        bins = _bins(codes[:, column])
+        predicted = _bin_means(bins[fit], targets[fit], int(bins.max()) + 1)[bins[check]]
         share = 1 - float(np.square(targets[check] - predicted).sum() / spread)
         if share >= _SUSPICIOUS:
             found.append(Suspect(name, share))
     return sorted(found, key=lambda suspect: -suspect.share)
 
 
+def _bins(codes: Codes) -> npt.NDArray[np.int64]:
+    """[rows]: a bin for each edge and one for each interval between two; missing numbers have the code -1.
+
+    Values on an edge are apart from those beside it: zero often is another case than a small amount.
+    """
+    floors = np.floor(codes)
+    return (2 * (floors + 1) + (codes > floors)).astype(np.int64)
+
+
 def _bin_means(
-    bins: npt.NDArray[np.int64], targets: npt.NDArray[np.float64], mean: npt.NDArray[np.float64], count: int
+    bins: npt.NDArray[np.int64], targets: npt.NDArray[np.float64], count: int
 ) -> npt.NDArray[np.float64]:
-    """[count, targets]: the mean target of each bin, the overall mean for an empty one."""
+    """[count, targets]: the mean target of each bin; an empty one takes that of the nearest bin below it."""
     rows = np.bincount(bins, minlength=count)
     sums = np.stack([np.bincount(bins, own, minlength=count) for own in targets.T], axis=1)
-    return np.where(rows[:, None] > 0, sums / np.maximum(rows, 1)[:, None], mean)
+    nearest = np.maximum.accumulate(np.where(rows > 0, np.arange(count), bins.min()))
+    means: npt.NDArray[np.float64] = sums[nearest] / rows[nearest, None]
+    return means

@@ -18,6 +18,7 @@ from rich.console import Console
 from vafl.build import limited_threads, make_server, make_table, widths, with_drawn_labels
 from vafl.conclusion import Conclusion, conclude
 from vafl.config import Config
+from vafl.data import leakage
 from vafl.errors import RunError, RunFolderError, VaflError
 from vafl.federation.best import BestHead
 from vafl.federation.credentials import load_credentials
@@ -25,7 +26,15 @@ from vafl.federation.local import local_client, serve_with
 from vafl.federation.marks import MarkFile, marks_path
 from vafl.federation.terms import STATE, make_terms, over_network, require_same_run, rows_at_once
 from vafl.files import make_private_folder, remove_drafts
-from vafl.launch import finish, require_updates, share_done, shown_figures, summarise, what_was_reached
+from vafl.launch import (
+    finish,
+    report_run,
+    require_updates,
+    share_done,
+    shown_figures,
+    summarise,
+    what_was_reached,
+)
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import Progress
 from vafl.observe.record import RecordedRun, RunFolder, read_run
@@ -203,6 +212,8 @@ class ServerRun:
             folder.begin(self.config.to_toml())
             if leak := self.config.labels.leak:
                 log.warning("%s", leak)
+            for warning in leakage.warnings(plan.data):
+                log.warning("%s", warning)
             points = folder.rewind(state.facts.get("account", {}).get("seconds", 0.0))
             conductor, federation = self._assemble(plan, state, credentials, folder, points)
             local = local_client(
@@ -232,6 +243,7 @@ class ServerRun:
             self._require_result(conductor, state.server.iteration)
         recorded = read_run(self.path)
         plot_runs([recorded], self.path / "progress")
+        report_run(self.config, self.path)
         if conductor.interrupted:
             raise KeyboardInterrupt(what_was_reached(recorded))
         return recorded
@@ -330,6 +342,8 @@ class ServerRun:
             points[-1] if points else unmeasured,
             server.delays.summaries(),
             server.activations,
+            traffic=federation.traffic,
+            simulated=False,
             interrupted=conductor.interrupted,
             conclusion=conclusion,
             best=conductor.watch.best,

@@ -5,12 +5,13 @@ DIR/history.jsonl    one object per evaluation
 DIR/status.json      how it stands, or stood last; written all the time
 DIR/summary.json     the result; a folder without it holds a run that did not end
 DIR/scores.parquet   the labels and scores of the held-out rows, for the label holder alone
+DIR/report.html      the result as a page for people
 DIR/models/PARTY/    its trained model; the head is the server's
 DIR/*.png, *.svg     plots
 
 Folders in it hold what is derived from records: only their owner can read them, or the files in them. The
-same holds for scores.parquet. The other files at the top are figures about the run, and are readable as the
-umask allows.
+same holds for the scores and the report. The other files at the top are figures about the run, and are
+readable as the umask allows.
 """
 
 import io
@@ -39,12 +40,13 @@ if TYPE_CHECKING:
 
 LEDGERS = "privacy"  # of clients that really uploaded: never removed
 SIMULATED_LEDGERS = "privacy-simulated"
-SUMMARY, HISTORY, SCORES = "summary.json", "history.jsonl", "scores.parquet"
+SUMMARY, HISTORY, REPORT = "summary.json", "history.jsonl", "report.html"
+SCORES, IMPORTANCE = "scores.parquet", "importance.json"
 ALIGNMENTS = "alignments"  # of tables that are all on this machine
 _NAME = "[^/]+"
 _WRITTEN = re.compile(  # every file that a run leaves, those of crashes included
     rf"""{re.escape(LOCK)} | config\.toml | {re.escape(HISTORY)} | {re.escape(SUMMARY)} | {re.escape(STATUS)}
-    | {re.escape(SCORES)}
+    | {re.escape(REPORT)} | {re.escape(SCORES)} | {re.escape(IMPORTANCE)}
     | (progress|privacy-spent)\.(png|svg)
     | models/{_NAME}/(model\.safetensors|manifest\.toml)
     | logs/{_NAME}\.log
