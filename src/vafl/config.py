@@ -91,6 +91,7 @@ class Config:
             )
         if self.tables:
             self._check_tables()
+        self._check_weights()
         if self.privacy.secure_sum:
             self._check_secure_sum()
 
@@ -107,6 +108,25 @@ class Config:
                     f"the labels are the server's: [tables.{LABEL_HOLDER}] names their column, and no other "
                     f'section does. Found label = "{table.label}" in [tables.{name}].'
                 )
+            if table.weight and name != LABEL_HOLDER:
+                raise ConfigError(
+                    f"the weights of records are the server's: [tables.{LABEL_HOLDER}] names their column. "
+                    f'Found weight = "{table.weight}" in [tables.{name}]. Name it there, or leave it out.'
+                )
+
+    def _check_weights(self) -> None:
+        """Refuse weights of records beside labels that are protected.
+
+        A weight scales the gradient of its record, and it may depend on the record's true label, which
+        randomised response would then not hide.
+        """
+        column = self.tables[LABEL_HOLDER].weight if LABEL_HOLDER in self.tables else ""
+        if column and self.labels.epsilon:
+            raise ConfigError(
+                "labels.epsilon guarantees that gradients say little about a record's label, but a weight "
+                f'scales them by a value that may depend on it. Found the weight column "{column}". Leave it '
+                "out, or use model.class_weight, which follows from the labels that were drawn."
+            )
 
     def _check_secure_sum(self) -> None:
         """Masks cancel in the sum over all clients of one round, and in nothing else."""
