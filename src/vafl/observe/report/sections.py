@@ -80,14 +80,14 @@ def _warnings(inputs: Inputs) -> list[Markup]:
             blocks.notice(
                 "Measured on validation rows.",
                 "The model was selected on the same rows, so its figures are somewhat too good. Hold out "
-                "test rows (data.test_fraction) for figures to rely on.",
+                "test rows (`data.test_fraction`) for figures to rely on.",
             )
         )
     elif inputs.run.watched == "test":
         found.append(
             blocks.notice(
                 "Test rows were watched during training.",
-                "Without validation rows, training may have stopped by them. Set data.validation_fraction "
+                "Without validation rows, training may have stopped by them. Set `data.validation_fraction` "
                 "for an independent test.",
                 kind="plain",
             )
@@ -125,19 +125,22 @@ def result(inputs: Inputs) -> Markup:
                 element("div", _added(inputs, metric, value), class_="beside"),
             )
         )
-    headings = ["Metric", "This model", "95% interval", *map(baseline_name, names)]
+    headings = ["Metric", "This model, 95% interval", *map(baseline_name, names)]
     ordered = [metric, *(name for name in kept if name != metric)]
     table = [
         [
             [metric_name(name), element("span", MEANINGS.get(name, ""), class_="meaning")],
-            metric_value(name, kept.get(name)),
-            metric_interval(name, _interval(inputs, name)),
+            [metric_value(name, kept.get(name)), element("small", _between(name, _interval(inputs, name)))],
             *(metric_value(name, figures[baseline].get(name)) for baseline in names),
         ]
         for name in ordered
     ]
     caption = f"Every metric on the {part} rows"
     return blocks.section("How good it is", *content, blocks.table(headings, table, caption))
+
+
+def _between(metric: str, interval: Interval | None) -> str:
+    return metric_interval(metric, interval) if interval else "no interval"
 
 
 def _interval(inputs: Inputs, metric: str) -> Interval | None:
@@ -225,7 +228,7 @@ def details(inputs: Inputs) -> list[Markup]:
         says = (
             f"Curves, calibration and the confusion matrix are drawn from {SCORES}, which this run folder "
             "does not have. Run again with this version of vafl, or restore the file, and write the report "
-            "again with vafl report."
+            "again with `vafl report`."
         )
         return [blocks.section("Curves and decisions", blocks.note(says))]
     if not held.classes:
@@ -252,7 +255,7 @@ def parties(inputs: Inputs) -> Markup:
         if (number := rows[part])
     ]
     content: list[Content] = [blocks.text(f"Rows: {listed(sizes)}.")]
-    traffic, activations = summary["traffic"], summary["activations"]
+    traffic = summary["traffic"]
     lines = []
     for name, columns in summary["columns"].items():
         moved = traffic.get(name, {})
@@ -260,15 +263,14 @@ def parties(inputs: Inputs) -> Markup:
             [
                 name,
                 "not shared" if columns is None else count(columns),
-                count(activations[name]) if name in activations else "\N{EN DASH}",
                 megabytes(moved["bytes_up"]) if moved else "\N{EN DASH}",
                 megabytes(moved["bytes_down"]) if moved else "\N{EN DASH}",
             ]
         )
     if traffic:
         total = [sum(own[way] for own in traffic.values()) for way in ("bytes_up", "bytes_down")]
-        lines.append([element("b", "together"), "", "", *map(megabytes, total)])
-    headings = ["Party", "Columns", "Uploads", "Sent", "Received"]
+        lines.append([element("b", "together"), "", *map(megabytes, total)])
+    headings = ["Party", "Columns", "Sent", "Received"]
     content.append(blocks.table(headings, lines, "Columns and traffic of each party"))
     took = f"Training took {count(summary['updates'])} updates"
     if summary["rule"] == "centralised":
@@ -294,9 +296,9 @@ def importance(inputs: Inputs) -> Markup:
     found = inputs.importance
     if found is None or not found.parties:
         says = (
-            f"Not measured in this run. The command vafl importance asks every party to shuffle its data, "
+            f"Not measured in this run. The command `vafl importance` asks every party to shuffle its data, "
             f"measures how much worse the model becomes, and writes {IMPORTANCE}; write the report again "
-            "afterwards with vafl report."
+            "afterwards with `vafl report`."
         )
         return blocks.section("What each party adds", blocks.note(says))
     return blocks.section("What each party adds", *_importance(inputs, found))
@@ -377,7 +379,7 @@ def privacy(inputs: Inputs) -> Markup:
 def _labels(summary: Mapping[str, Any]) -> Markup:
     epsilon = summary["labels"]["epsilon"]
     if epsilon is None:
-        protect = " For classes, labels.epsilon protects them." if summary["classes"] else ""
+        protect = " For classes, `labels.epsilon` protects them." if summary["classes"] else ""
         return blocks.notice(
             "The training labels were not protected.",
             "The gradients that the parties received reveal the label of every training row to each of them."
@@ -401,14 +403,14 @@ def _records(inputs: Inputs) -> list[Markup]:
             "Uploads were masked: the label holder saw the sum over all parties, and no party's own part of "
             "it. No noise protected single records."
             if masked
-            else "The parties' uploads had no noise (privacy.mode none). They reveal something about the "
+            else "The parties' uploads had no noise (`privacy.mode none`). They reveal something about the "
             "records to the label holder."
         )
         return [blocks.text(says)]
     found = [blocks.text(_GUARANTEES[mode])]
     if not inputs.accounts:
         elsewhere = (
-            "Each party's ledger says what was spent on every record: vafl privacy, on its own machine."
+            "Each party's ledger says what was spent on every record: `vafl privacy`, on its own machine."
         )
         return [*found, blocks.note(elsewhere)]
     lines = [
