@@ -134,14 +134,15 @@ def bootstrap(sums: Floats, statistic: Callable[[Floats], Floats], seed: int = _
 
 
 def interval_of(metric: str, scores: Floats, labels: Floats) -> Interval | None:
-    """Return the interval of a metric, by name; None if there is no way to compute it here.
+    """Return the interval of a metric, by name; None if the rows are too few or there is no way to compute it.
 
     Args:
         scores: of two classes and of numbers [rows], of several classes [rows, classes].
         labels: [rows], the places of the classes, or numbers.
     """
     if metric == "auc":
-        return auc(scores, labels == 1)[1]
+        positive = labels == 1
+        return auc(scores, positive)[1] if positive.any() and not positive.all() else None
     if metric not in _TERMS:
         return None
     terms = [np.ones(len(labels)), *_TERMS[metric](scores, labels)]
