@@ -86,9 +86,10 @@ def _ratio(part: int, whole: int) -> str:
 
 def _matrix(held: Scores, counts: Places, largest: Places) -> Markup:
     right = np.diag(counts).sum() / held.rows
-    says = f"For {share(right)} of the {count(held.rows)} {held.part} rows, the likeliest class is the right one."
+    rows = f"{count(held.rows)} {held.part} rows"
+    says = f"For {share(right)} of the {rows}, the likeliest class is the right one."
     wrong = counts - np.diag(np.diag(counts))
-    actual, taken = np.unravel_index(wrong.argmax(), wrong.shape)
+    actual, taken = divmod(int(wrong.argmax()), len(held.classes))
     if wrong.any():
         says += (
             f" The most frequent mistake: {count(wrong[actual, taken])} rows of "

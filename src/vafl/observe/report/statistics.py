@@ -134,7 +134,7 @@ def bootstrap(sums: Floats, statistic: Callable[[Floats], Floats], seed: int = _
 
 
 def interval_of(metric: str, scores: Floats, labels: Floats) -> Interval | None:
-    """Return the interval of a metric, by name; None if the rows are too few or there is no way to compute it.
+    """Return the interval of a metric, by name; None if the rows are too few, or it has none.
 
     Args:
         scores: of two classes and of numbers [rows], of several classes [rows, classes].
