@@ -20,7 +20,9 @@ def test_several_classes_have_a_score_each():
     table = score_table(run.task, run.data, run.evaluator.measured)
     assert table.columns == ["part", "label", "score_0", "score_1", "score_2"]
     assert table["part"].to_list() == ["validation"] * 30 + ["test"] * 38
-    assert table["label"].to_list() == [run.data.classes[label] for label in run.data.test_labels.tolist()]
+    assert table["label"].to_list() == [
+        run.data.classes[label] for label in run.data.labels[run.data.rows :].tolist()
+    ]
     assert table.select(pl.sum_horizontal(pl.col("^score_.*$"))).to_series().to_list() == pytest.approx(
         [1] * 68
     )
@@ -34,7 +36,7 @@ def test_numbers_have_a_prediction():
     table = score_table(run.task, run.data, run.evaluator.measured)
     assert table.columns == ["part", "label", "score"]
     assert set(table["part"]) == {"test"}
-    assert table["label"].to_list() == run.data.test_labels.tolist()
+    assert table["label"].to_list() == run.data.labels[run.data.test].tolist()
     assert table["score"].to_list() == run.evaluator.measured["test"][:, 0].tolist()
 
 

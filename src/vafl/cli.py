@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import vafl
-from vafl.commands.configured import add_client_options, add_config_options, log_to_stderr, overrides
+from vafl.commands.configured import (
+    add_client_options,
+    add_config_options,
+    add_ledger_option,
+    log_to_stderr,
+    overrides,
+)
 from vafl.errors import VaflError
 from vafl.files import drafted
 
@@ -115,6 +121,8 @@ def _parser(asked: str) -> argparse.ArgumentParser:
         if name == "client":
             party.add_argument("--party", required=True, help="whose columns these are")
             add_client_options(party)
+        if name == "server":
+            add_ledger_option(party)
         if name != "up":
             party.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
 
@@ -155,7 +163,14 @@ def _server(options: argparse.Namespace, console: "Console") -> None:
 
     log_to_stderr()
     out = _folder(options, last=options.resume or options.overwrite)
-    served = ServerRun(_config(options), out, console, resume=options.resume, overwrite=options.overwrite)
+    served = ServerRun(
+        _config(options),
+        out,
+        console,
+        resume=options.resume,
+        overwrite=options.overwrite,
+        accept_ledger=options.accept_ledger,
+    )
     _report(served.run(lambda address: console.print(f"listening on {address}")), console)
 
 

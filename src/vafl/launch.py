@@ -1,10 +1,12 @@
 """Runs a configuration with everything around it: progress on the terminal, a folder with the record."""
 
+import logging
 import math
 import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -16,22 +18,31 @@ from torch import Tensor
 from vafl.build import Run, build
 from vafl.conclusion import score_table
 from vafl.config import Config
+from vafl.data import leakage
 from vafl.data.partition import Party, VerticalData
-from vafl.errors import BudgetExhausted
+from vafl.errors import BudgetExhausted, VaflError
 from vafl.ledgers import read_statements
 from vafl.models.metrics import Figures, by_class
+from vafl.names import LOCAL_CLIENT
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import Progress, ShownFigures
 from vafl.observe.record import SIMULATED_LEDGERS, RecordedRun, RunFolder, read_run, versions
 from vafl.observe.report import write_report
 from vafl.observe.status import ClientStatus
-from vafl.plan import Task, baselines, held_out_labels
+from vafl.plan import Task, baselines
+from vafl.privacy.settings import LabelSettings, PrivacySettings
 from vafl.protocol.delays import DelaySummary
+from vafl.protocol.settings import RuleSettings
+from vafl.runtime.delays import DelaySettings
 from vafl.runtime.point import Point
 from vafl.runtime.settings import StopSettings
 from vafl.runtime.simulator import Simulator, Traffic
 from vafl.runtime.training import Best, Clock, is_in_vain
 from vafl.trained import keep_all
+
+log = logging.getLogger(__name__)
+
+ALONE = "label holder alone"  # the name of a baseline
 
 
 def launch(config: Config, path: Path, console: Console, *, overwrite: bool = False) -> RecordedRun:
@@ -43,6 +54,8 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
     run = build(config)
     with RunFolder(path, overwrite=overwrite) as folder:
         folder.begin(config.to_toml())
+        for warning in leakage.warnings(run.data):
+            log.warning("%s", warning)
         points, interrupted = _train(run, folder, console)
         test = run.evaluator.test()  # charged, too
         keep_all(run, path)
@@ -50,23 +63,22 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
             ledger.save_copy(path / SIMULATED_LEDGERS / f"{party.name}.ledger")
         folder.keep_scores(score_table(run.task, run.data, run.evaluator.measured))
         counts = [status.activations for status in _clients(run)]
-        folder.finish(
-            summarise(
-                config,
-                run.task,
-                run.data,
-                points[-1],
-                run.delays(),
-                counts,
-                traffic=run.runtime.traffic if isinstance(run.runtime, Simulator) else (),
-                simulated=True,
-                interrupted=interrupted,
-                test=test,
-                outputs=run.evaluator.measured,
-                best=run.best,
-                ended=run.ended,
-            )
+        summary = summarise(
+            config,
+            run.task,
+            run.data,
+            points[-1],
+            run.delays(),
+            counts,
+            traffic=run.runtime.traffic if isinstance(run.runtime, Simulator) else (),
+            simulated=True,
+            interrupted=interrupted,
+            test=test,
+            outputs=run.evaluator.measured,
+            best=run.best,
+            ended=run.ended,
         )
+        finish(folder, summary, config, run.data, console)
     recorded = read_run(path)
     plot_runs([recorded], path / "progress")
     report_run(config, path)
@@ -74,6 +86,53 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
         raise KeyboardInterrupt(what_was_reached(recorded))
     require_updates(config, run.ended, points[-1].updates)
     return recorded
+
+
+def finish(
+    folder: RunFolder, summary: dict[str, Any], config: Config, data: VerticalData, console: Console
+) -> None:
+    """Write the summary; then add what the label holder's features reach alone, if it has any.
+
+    The run is over by then and its clients have gone, so nobody waits for this baseline. Ctrl-C skips it.
+
+    Args:
+        config: as the run was started with, before its sizes were set for all clients.
+        data: with the labels that the run was trained on.
+    """
+    folder.finish(summary)
+    if summary["interrupted"] or LOCAL_CLIENT not in [party.name for party in data.parties]:
+        return
+    began = time.monotonic()
+    try:
+        reached = train_alone(config, data)
+    except VaflError as error:
+        console.print(f"the label holder's columns alone could not be trained on: {error}", style="yellow")
+        return
+    except KeyboardInterrupt:
+        console.print("skipped: training on the label holder's columns alone, for comparison")
+        return
+    console.print(f"trained on the label holder's columns alone in {time.monotonic() - began:.1f} s")
+    folder.finish({**summary, "baselines": {**summary["baselines"], ALONE: reached}})
+
+
+def train_alone(config: Config, data: VerticalData) -> dict[str, Figures]:
+    """Train the same model on the label holder's features alone; nothing is sent to anyone.
+
+    Returns:
+        Its metrics by part of the held-out rows, "validation" and "test".
+    """
+    alone = replace(
+        config,
+        rule=RuleSettings(name="centralised"),
+        privacy=PrivacySettings(mode="none"),
+        labels=LabelSettings(),  # `data` has the labels that were drawn
+        delays=DelaySettings(),
+    )
+    own = tuple(party for party in data.parties if party.name == LOCAL_CLIENT)
+    run = build(alone, replace(data, parties=own))
+    run.train()
+    watched, test = run.evaluator(), run.evaluator.test()
+    return {data.parts.watched: watched, **({} if test is None else {"test": test})}
 
 
 def report_run(config: Config, path: Path) -> Path:
@@ -141,12 +200,7 @@ def _progress(run: Run, folder: Path, console: Console) -> Progress:
 
 def shown_figures(task: Task, data: VerticalData) -> ShownFigures:
     """Return what the display of a run says about its metrics."""
-    return ShownFigures(task.metrics.headline.name, _watched(data), baselines(task, data))
-
-
-def _watched(data: VerticalData) -> str:
-    """Return which rows the evaluations of a run use, "validation" or "test"."""
-    return next(iter(held_out_labels(data)))
+    return ShownFigures(task.metrics.headline.name, data.parts.watched, baselines(task, data))
 
 
 def share_done(clock: Clock, stop: StopSettings) -> float:
@@ -196,7 +250,7 @@ def summarise(
     """
     kept = end if best is None or best.point is None else best.point
     names, classes = [party.name for party in data.parties], data.classes or ()
-    watched, tests = _watched(data), data.test_labels[data.validation :]
+    watched, tests = data.parts.watched, data.labels[data.test]
     several = task.loss == "softmax" and task.outputs > 2
     return {
         "data": config.data.title,
@@ -239,16 +293,14 @@ def summarise(
 
 def _row_counts(data: VerticalData) -> dict[str, int]:
     """Return the number of rows by part."""
-    held_out = held_out_labels(data)
-    parts = {part: len(held_out.get(part, ())) for part in ("validation", "test")}
-    return {"train": data.rows, **parts}
+    return asdict(data.parts)
 
 
 def _columns(party: Party) -> int | None:
     """Return how many columns of its table a party uses; None if that is not known here."""
     if party.encoder is not None:
         return len(party.encoder.columns)
-    return math.prod(party.train.shape[1:]) if party.train.numel() else None
+    return math.prod(party.features.shape[1:]) if party.features.numel() else None
 
 
 @contextmanager

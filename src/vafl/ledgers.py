@@ -10,6 +10,7 @@ import polars as pl
 
 from vafl.config import Config
 from vafl.errors import ConfigError
+from vafl.names import LOCAL_CLIENT, table_owner
 from vafl.observe.record import LEDGERS, SIMULATED_LEDGERS
 from vafl.privacy.accounts import NOBODY, Numbers
 from vafl.privacy.journal import has_journal
@@ -25,15 +26,15 @@ def ledger_path(config: Config, party: str, run: Path) -> Path:
     name = f"{party}.ledger"
     if config.privacy.ledger:
         return Path(config.privacy.ledger) / name
-    if party in config.tables:
-        return Path(config.tables[party].path).parent / name
+    if (owner := table_owner(party)) in config.tables:
+        return Path(config.tables[owner].path).parent / name
     return run / LEDGERS / name
 
 
 def find_ledgers(config: Config, run: Path) -> list[Path]:
     """Return the ledgers that a run's parties have on this machine."""
     if config.tables:
-        paths = [ledger_path(config, party, run) for party in config.tables]
+        paths = [ledger_path(config, party, run) for party in (*config.tables, LOCAL_CLIENT)]
     else:
         paths = list(Path(config.privacy.ledger or run / LEDGERS).glob("*.ledger"))
     return sorted(path for path in paths if has_journal(path))
@@ -127,6 +128,6 @@ def open_ledger(
 def _identity(config: Config, party: str, source: str, records: int) -> str:
     """What ids are ids of. People are who they are by the table's id column; numbers mean a record only
     within one data set, and only as long as none comes or goes."""
-    if party in config.tables:
-        return f'people by "{config.tables[party].id}"'
+    if (owner := table_owner(party)) in config.tables:
+        return f'people by "{config.tables[owner].id}"'
     return f"{records} records of {source} at {party}"

@@ -13,7 +13,7 @@ from vafl.data.dataset import Records
 from vafl.data.tables import POSITION, open_table
 from vafl.errors import RunFolderError
 from vafl.models.folder import StoredModel
-from vafl.names import SERVER
+from vafl.names import SERVER, table_owner
 from vafl.plan import encoder_of, load_data
 
 
@@ -57,19 +57,19 @@ def load_subjects(config: Config, party: str, model: StoredModel) -> Subjects:
             "it was trained on: others would be scaled by themselves. Found other data. For new records, "
             'train on data.name = "tables", whose models know how to encode them.'
         )
-    rows = data.rows + len(data.test_labels)
-    features = torch.empty(rows, 0)
+    features = torch.empty(data.parts.total, 0)
     for own in data.parties:
         if own.name == party:
-            features = torch.cat([own.train, own.test])
+            features = own.features
             model.require({"features": list(features.shape[1:])})
-    chosen = np.arange(data.rows + data.validation, rows)
+    chosen = np.arange(data.test.start, data.test.stop)
     ids = pl.Series(data.record_numbers).cast(pl.String)
     return Subjects(data.record_digest, data.source, chosen, ids, features)
 
 
 def _from_tables(config: Config, party: str, model: StoredModel) -> Subjects:
-    alignment = find_alignments(config.data, config.tables, party, labelled=False)[party]
+    owner = table_owner(party)
+    alignment = find_alignments(config.data, config.tables, owner, labelled=False)[owner]
     wanted = pl.DataFrame({"id": alignment.ids, POSITION: alignment.numbers})
     features = torch.empty(alignment.rows, 0)
     if party != SERVER:

@@ -53,7 +53,7 @@ def keep_embedding(plan: Plan | Run, index: int, path: Path, run: str) -> None:
     facts: dict[str, Any] = {
         "party": party.name,
         "kind": "embedding",
-        "features": list(party.train.shape[1:]),
+        "features": list(party.features.shape[1:]),
         "schema": {} if party.encoder is None else party.encoder.to_dict(),
         "run": run,
     }
@@ -88,7 +88,7 @@ def keep_all(run: Run, path: Path) -> None:
 
 def _simulated(run: Run) -> Iterator[tuple[str, Tensor]]:
     """`stand_ins` of a run that was one process."""
-    held_out = np.arange(run.data.rows, run.data.rows + len(run.data.test_labels))
+    held_out = np.arange(run.data.rows, run.data.parts.total)
     for party, cells in zip(run.data.parties, run.evaluator.embeddings(), strict=True):
         yield party.name, _mean(cells.numpy(), _telling(party, held_out) - run.data.rows)
 

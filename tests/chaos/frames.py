@@ -82,7 +82,7 @@ class Armoury:
                 yield Weapon(kind, content, refusals)
 
     def _make_judge(self) -> Server:
-        rows = self._plan.data.rows + len(self._plan.data.test_labels)
+        rows = self._plan.data.parts.total
         server = make_server(self._plan, EmbeddingTable(rows, widths(self._plan), summed=True))
         server.receive(self._client.join())
         return server

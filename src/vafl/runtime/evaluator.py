@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vafl.data.split import Parts
 from vafl.models.metrics import Figures, Metrics
 from vafl.protocol.respondent import Budget, embed
 
@@ -15,12 +16,12 @@ class Evaluator:
     """Measures the whole model on the held-out rows. It sees every party's model, which only a simulator may.
 
     Args:
-        models, features: one of each for every party; features are [held-out rows, ...].
+        models, features: one of each for every party; features are [rows, ...].
+        labels: [rows].
+        parts: which rows are for validation and for testing.
         summed: whether the head sees the sum or the concatenation of the embeddings.
-        validation: the number of validation rows, which come first; the rest are test rows.
         budgets: one for each party, if they are private. Evaluations are charged as in a federation. If a
             party's budget is spent, its last embeddings are used, or zeros.
-        first: the number of the first held-out row in those budgets.
 
     Attributes:
         measured: "validation" or "test" -> the head's outputs on these rows when they were last measured.
@@ -33,33 +34,31 @@ class Evaluator:
         head: nn.Module,
         labels: Tensor,
         metrics: Metrics,
+        parts: Parts,
         *,
         summed: bool,
-        validation: int = 0,
         budgets: Sequence[Budget] = (),
-        first: int = 0,
     ) -> None:
         self._models, self._features = list(models), list(features)
         self._head, self._labels, self._metrics, self._summed = head, labels, metrics, summed
-        self._validation, self._budgets = validation, budgets
-        self._numbers = np.arange(first, first + len(labels))
+        self._parts, self._budgets = parts, budgets
         self._said: dict[tuple[int, str], Tensor] = {}  # by party and part
         self.measured: dict[str, Tensor] = {}
 
     def __call__(self) -> Figures:
         """Measure on the validation rows, or on the test rows if there are none."""
-        return self._measure("validation" if self._validation else "test")
+        return self._measure(self._parts.watched)
 
     def test(self) -> Figures | None:
         """Measure on the test rows; None if `__call__` does that already."""
-        return self._measure("test") if self._validation else None
+        return self._measure("test") if self._parts.validation else None
 
     def _measure(self, part: str) -> Figures:
-        rows = slice(self._validation) if part == "validation" else slice(self._validation, None)
+        rows = self._parts.slices[part]
         parts = _embeddings(self._models, [own[rows] for own in self._features])
         for party, budget in enumerate(self._budgets):
             place = (party, part)
-            if len(budget.spend(self._numbers[rows], "evaluation", whole=True)):
+            if len(budget.spend(np.arange(rows.start, rows.stop), "evaluation", whole=True)):
                 self._said[place] = parts[party]
             parts[party] = self._said.get(place, torch.zeros_like(parts[party]))
         self.measured[part] = _outputs(self._head, parts, summed=self._summed)
@@ -70,8 +69,8 @@ class Evaluator:
         return outputs(self._models, self._head, features, summed=self._summed)
 
     def embeddings(self) -> list[Tensor]:
-        """Each party's embeddings of all rows held out."""
-        return _embeddings(self._models, self._features)
+        """Each party's embeddings [held-out rows, width] of validation and test rows."""
+        return _embeddings(self._models, [own[self._parts.train :] for own in self._features])
 
 
 def outputs(
