@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from vafl.errors import RunFolderError
+from vafl.models.folder import MANIFEST
 from vafl.observe.record import IMPORTANCE, SCORES, SUMMARY, RecordedRun, read_run
 from vafl.observe.report.statistics import Floats
 
@@ -76,6 +77,7 @@ class Inputs:
     Attributes:
         settings: config.toml as it is.
         digest: Of config.toml.
+        columns: How many columns each party uses; None if that is not known here.
         ended: When the run ended.
         scores, importance: None if the run folder has no such file.
         accounts: What the privacy ledgers on this machine say, one a party.
@@ -84,6 +86,7 @@ class Inputs:
     run: RecordedRun
     settings: Mapping[str, Any]
     digest: str
+    columns: Mapping[str, int | None]
     ended: datetime
     scores: Scores | None
     importance: Importance | None
@@ -111,6 +114,7 @@ def read_inputs(folder: Path, accounts: Sequence[Mapping[str, Any]] = ()) -> Inp
             run,
             settings,
             hashlib.sha256(content).hexdigest()[:16],
+            {party: _columns(folder, party, known) for party, known in run.summary["columns"].items()},
             datetime.fromtimestamp((folder / SUMMARY).stat().st_mtime, UTC),
             _read_scores(folder / SCORES, run.summary["classes"]),
             _read_importance(folder / IMPORTANCE),
@@ -123,10 +127,22 @@ def read_inputs(folder: Path, accounts: Sequence[Mapping[str, Any]] = ()) -> Inp
         ) from error
 
 
+def _columns(folder: Path, party: str, known: int | None) -> int | None:
+    """Return how many columns a party uses, by its model if that is in the run folder too.
+
+    The server of tables knows the number of its own columns only. Where all parties run on one machine, their
+    models have the rest.
+    """
+    manifest = folder / "models" / party / MANIFEST
+    if known is not None or not manifest.is_file():
+        return known
+    return len(tomllib.loads(manifest.read_text(encoding="utf-8"))["schema"]["columns"])
+
+
 def _read_scores(path: Path, classes: Sequence[str]) -> Scores | None:
     if not path.is_file():
         return None
-    table = pl.read_parquet(path)
+    table = pl.read_parquet(path, glob=False)
     part = "test" if (table["part"] == "test").any() else "validation"
     table = table.filter(pl.col("part") == part)
     if table.is_empty():

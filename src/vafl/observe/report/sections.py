@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vafl.names import SERVER
+from vafl.names import LOCAL_CLIENT, SERVER
 from vafl.observe.record import IMPORTANCE, SCORES
 from vafl.observe.report import blocks
 from vafl.observe.report.figures import Line, named_values
@@ -23,13 +23,14 @@ from vafl.observe.report.words import (
     metric_interval,
     metric_name,
     metric_value,
+    party_name,
     quoted,
     rounded,
     share,
     signed,
 )
 
-ALONE, LABEL_HOLDER = "label holder alone", "label-holder"  # a baseline; the client of its own columns
+ALONE = "label holder alone"  # a baseline
 _MOST_COLUMNS = 15
 _GUARANTEES = {
     "release_once": "Each party added noise to its records once and released only the result.",
@@ -54,9 +55,9 @@ def target(inputs: Inputs) -> str:
 def header(inputs: Inputs) -> Markup:
     """Return the title, and in one sentence what was predicted from whose data."""
     summary = inputs.run.summary
-    parties, rows = list(summary["columns"]), summary["rows"]
+    parties, rows = list(map(party_name, inputs.columns)), summary["rows"]
     pooled = summary["rule"] == "centralised"
-    known = [number for number in summary["columns"].values() if number is not None]
+    known = [number for number in inputs.columns.values() if number is not None]
     columns = f"{count(sum(known))} columns of " if len(known) == len(parties) else "columns of "
     lead = (
         f"The model predicts {quoted(target(inputs))} from {columns}{listed(parties)}"
@@ -96,7 +97,9 @@ def _warnings(inputs: Inputs) -> list[Markup]:
         found.append(blocks.notice("Interrupted.", "The run was stopped before its planned end."))
     for party, used in summary["unanswered"].items():
         instead = "its last embeddings were used" if used == "last" else "an average was used for its data"
-        found.append(blocks.notice(f"{party} did not answer", f"when the model was measured; {instead}."))
+        found.append(
+            blocks.notice(f"{party_name(party)} did not answer", f"when the model was measured; {instead}.")
+        )
     return found
 
 
@@ -206,7 +209,7 @@ def _added(inputs: Inputs, metric: str, value: float) -> Markup:
         said.append(
             blocks.text(element("strong", f"{_difference(metric, abs(gained))} {word}"), f" {against}.")
         )
-    if ALONE not in run.summary["baselines"] and LABEL_HOLDER not in run.summary["columns"]:
+    if ALONE not in run.summary["baselines"] and LOCAL_CLIENT not in inputs.columns:
         none = (
             "The label holder has no columns in this run, so there is no model of its own data to "
             "compare with."
@@ -257,11 +260,11 @@ def parties(inputs: Inputs) -> Markup:
     content: list[Content] = [blocks.text(f"Rows: {listed(sizes)}.")]
     traffic = summary["traffic"]
     lines = []
-    for name, columns in summary["columns"].items():
+    for name, columns in inputs.columns.items():
         moved = traffic.get(name, {})
         lines.append(
             [
-                name,
+                party_name(name),
                 "not shared" if columns is None else count(columns),
                 megabytes(moved["bytes_up"]) if moved else "\N{EN DASH}",
                 megabytes(moved["bytes_down"]) if moved else "\N{EN DASH}",
@@ -310,7 +313,7 @@ def _importance(inputs: Inputs, found: Importance) -> list[Content]:
     drawing = named_values(
         "party-importance",
         "Importance of each party",
-        [_influence(name, own) for name, own in ordered],
+        [_influence(party_name(name), own) for name, own in ordered],
         zero=True,
     )
     most, largest = ordered[0]
@@ -320,7 +323,9 @@ def _importance(inputs: Inputs, found: Importance) -> list[Content]:
     )
     content: list[Content] = [blocks.figure("By party", drawing, says)]
     columns = [
-        (f"{party}: {column}", own) for party, known in found.columns.items() for column, own in known.items()
+        (f"{party_name(party)}: {column}", own)
+        for party, known in found.columns.items()
+        for column, own in known.items()
     ]
     columns.sort(key=lambda own: -own[1].loss)
     if columns:
@@ -333,14 +338,14 @@ def _importance(inputs: Inputs, found: Importance) -> list[Content]:
         content.append(element("div", blocks.note(note)))
     lines = [
         [
-            name,
+            party_name(name),
             "\N{EN DASH}" if own.drop is None else signed(_difference(metric, own.drop)),
             signed(f"{own.loss:.4f}"),
             f"{own.deviation:.4f}",
         ]
         for name, own in ordered
     ]
-    lead = f"The model relies most on {quoted(most)}."
+    lead = f"The model relies most on {quoted(party_name(most))}."
     if largest.drop is not None:
         lead += (
             f" Without the information in its rows, {metric_name(metric)} would be "
@@ -415,7 +420,7 @@ def _records(inputs: Inputs) -> list[Markup]:
         return [*found, blocks.note(elsewhere)]
     lines = [
         [
-            account["party"],
+            party_name(account["party"]),
             count(account["records"]),
             _amount(account["mu_any_record"]),
             _amount(account["epsilon_any_record"]),

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import rankdata
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -87,11 +86,11 @@ def auc(scores: Floats, positive: Flags) -> tuple[float, Interval | None]:
     pair wrong: the estimated variance is then 0, which would claim certainty.
     """
     above, below = scores[positive], scores[~positive]
-    everywhere = rankdata(np.concatenate((above, below)))
+    everywhere = _midranks(np.concatenate((above, below)))
     # won: of each positive row, the share of negative rows below it. lost: of each negative row, the share of
     # positive rows above it.
-    won = (everywhere[: len(above)] - rankdata(above)) / len(below)
-    lost = 1 - (everywhere[len(above) :] - rankdata(below)) / len(above)
+    won = (everywhere[: len(above)] - _midranks(above)) / len(below)
+    lost = 1 - (everywhere[len(above) :] - _midranks(below)) / len(above)
     area = float(won.mean())
     if min(len(above), len(below)) < 2:
         return area, None
@@ -100,6 +99,13 @@ def auc(scores: Floats, positive: Flags) -> tuple[float, Interval | None]:
         return area, None
     reach = Z95 * float(np.sqrt(variance))
     return area, Interval(max(0.0, area - reach), min(1.0, area + reach))
+
+
+def _midranks(values: Floats) -> Floats:
+    """Return ranks from 1 on; equal values share the mean of their ranks."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    return ranks
 
 
 # --- bootstrap ---

@@ -1,5 +1,6 @@
 """Numbers and metrics in words that a reader who is no statistician understands."""
 
+from vafl.names import LOCAL_CLIENT
 from vafl.observe.report.figures import plain
 from vafl.observe.report.statistics import Interval
 
@@ -42,6 +43,11 @@ def metric_name(metric: str) -> str:
 def baseline_name(name: str) -> str:
     """Return a baseline's name as people write it."""
     return BASELINES.get(name, name.replace("_", " ").capitalize())
+
+
+def party_name(name: str) -> str:
+    """Return a party's name as people write it."""
+    return "label holder" if name == LOCAL_CLIENT else name
 
 
 def metric_value(metric: str, value: float | None) -> str:
