@@ -9,7 +9,7 @@ from tests.browser.chromium import needs_browser, rendered
 from tests.observe.report.folders import EVIL, IMPORTANCE, written
 from vafl.observe.report import write_report
 
-# The page's policy forbids scripts. It is measured from outside, in frames as wide as a phone and a screen.
+# The page's policy forbids scripts. Frames as wide as a phone and a screen measure it from outside.
 _FRAMES = """<!doctype html><body><script>
 const widths = [360, 1200];
 for (const width of widths) {

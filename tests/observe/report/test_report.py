@@ -104,8 +104,12 @@ def test_two_classes_the_figures_are_those_of_the_test_rows(tmp_path):
 
 
 def test_the_threshold_is_the_one_that_the_run_chose(tmp_path):
-    folder = written(tmp_path / "run", decision={"threshold": 0.31, "goal": "f1"})
+    decision = {"threshold": 0.31, "goal": "precision", "at_least": 0.925, "reached": False}
+    folder = written(tmp_path / "run", decision=decision, calibration={"method": "platt"})
     text = read(folder).text
+    assert "precision of at least 92.5%" in text
+    assert "goal was not reached" in text
+    assert "Platt" in text
     assert "probability 0.31" in text
     test = pl.read_parquet(folder / "scores.parquet").filter(pl.col("part") == "test")
     assert f" {test.filter(pl.col('score') >= 0.31, pl.col('label') == 'yes').height} " in text

@@ -63,11 +63,13 @@ class Importance:
         rows: The number of held-out rows it was measured on.
         parties: By party.
         columns: By party and column, where the party allows it.
+        refused: By party, why something was not measured.
     """
 
     rows: int
     parties: Mapping[str, Influence]
     columns: Mapping[str, Mapping[str, Influence]]
+    refused: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,7 @@ def _read_importance(path: Path) -> Importance | None:
         int(document["rows"]),
         _influences(document["parties"]),
         {party: _influences(own) for party, own in document.get("features", {}).items()},
+        {party: str(why) for party, why in document.get("refused", {}).items()},
     )
 
 

@@ -237,7 +237,7 @@ def details(inputs: Inputs) -> list[Markup]:
     if not held.classes:
         return number_sections(held)
     if len(held.classes) == 2:
-        return two_class_sections(held, inputs.run.summary.get("decision"))
+        return two_class_sections(held, inputs.run.summary)
     return several_class_sections(held)
 
 
@@ -352,8 +352,10 @@ def _importance(inputs: Inputs, found: Importance) -> list[Content]:
             f"{_difference(metric, abs(largest.drop))} {'worse' if largest.drop >= 0 else 'better'}."
         )
     headings = ["Party", f"{metric_name(metric)} lost", "Loss added", "Standard deviation"]
+    refused = "; ".join(f"{party_name(name)}: {why}" for name, why in found.refused.items())
     return [
         blocks.text(lead),
+        blocks.note(f"Not measured: {refused}.") if refused else "",
         blocks.figures(*content),
         blocks.table(headings, lines, "What shuffling each party's data does to the model"),
         blocks.note(
