@@ -1,4 +1,4 @@
-"""What a report is made from: the files of a finished run, read and checked."""
+"""Read and check the files of a finished run that a report is made from."""
 
 import hashlib
 import json
@@ -42,7 +42,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Influence:
-    """What permuting a party's data, or one of its columns, does to the model.
+    """The effect of permuting a party's data, or one of its columns, on the model.
 
     Attributes:
         loss: By how much the loss rises.
@@ -96,7 +96,7 @@ class Inputs:
 
     @property
     def part(self) -> str:
-        """The held-out rows that the report is about: "test", or "validation" if there are no others."""
+        """The held-out rows that the report is about: "test", or "validation" if there are no test rows."""
         if self.scores is not None:
             return self.scores.part
         return "test" if self.run.kept("test") else "validation"
@@ -132,8 +132,8 @@ def read_inputs(folder: Path, accounts: Sequence[Mapping[str, Any]] = ()) -> Inp
 def _columns(folder: Path, party: str, known: int | None) -> int | None:
     """Return how many columns a party uses, by its model if that is in the run folder too.
 
-    The server of tables knows the number of its own columns only. Where all parties run on one machine, their
-    models have the rest.
+    A server does not learn how many columns its clients use. If all parties run on one machine, the manifests
+    of their models say it.
     """
     manifest = folder / "models" / party / MANIFEST
     if known is not None or not manifest.is_file():
@@ -157,7 +157,7 @@ def _read_scores(path: Path, classes: Sequence[str]) -> Scores | None:
     columns = ["score"] if len(classes) <= 2 else [f"score_{place}" for place in range(len(classes))]
     scores = table.select(pl.col(columns).cast(pl.Float64)).to_numpy()
     if not np.isfinite(scores).all():
-        raise ValueError(f"{SCORES} has scores that are no finite numbers")
+        raise ValueError(f"{SCORES} has scores that are not finite")
     return Scores(part, scores[:, 0] if len(columns) == 1 else scores, labels.to_numpy(), classes)
 
 

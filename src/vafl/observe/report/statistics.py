@@ -114,8 +114,8 @@ def _midranks(values: Floats) -> Floats:
 def bootstrap(sums: Floats, statistic: Callable[[Floats], Floats], seed: int = _SEED) -> Interval | None:
     """Return the percentile bootstrap interval of a statistic that is a function of sums over rows.
 
-    With many rows, rows are put at random into groups of equal size, and the groups are resampled: for such a
-    statistic the interval has the same width up to the groups' number, in a bounded time.
+    Above 2,000 rows, the rows are put at random into 2,000 groups of equal size, and groups are resampled
+    instead of rows. The variance of a sum stays the same, and time and memory are bounded.
 
     Args:
         sums: [rows, terms], what each row adds to each sum.

@@ -1,4 +1,4 @@
-"""Numbers and metrics in words that a reader who is no statistician understands."""
+"""Numbers and metrics in words that a manager understands."""
 
 from vafl.names import LOCAL_CLIENT
 from vafl.observe.report.figures import plain
@@ -67,7 +67,7 @@ def metric_interval(metric: str, interval: Interval | None) -> str:
 
 
 def rounded(value: float, digits: int = 3) -> str:
-    """Return a number with so many significant digits."""
+    """Return a number rounded to `digits` significant digits."""
     return plain(float(f"{value:.{digits}g}"))
 
 
