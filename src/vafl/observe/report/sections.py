@@ -107,7 +107,8 @@ def result(inputs: Inputs) -> Markup:
     """Return the headline metric beside the baselines, and every metric in a table."""
     run, part = inputs.run, inputs.part
     metric, kept = run.metric, run.kept(inputs.part)
-    value, interval = kept.get(metric), _interval(inputs, metric)
+    intervals = {name: _interval(inputs, name) for name in kept}
+    value, interval = kept.get(metric), intervals.get(metric)
     names = list(run.summary["baselines"])
     figures = {name: run.baseline(name, part) for name in names}
     content: list[Content] = [_headline(inputs, metric, value, interval)]
@@ -133,7 +134,7 @@ def result(inputs: Inputs) -> Markup:
     table = [
         [
             [metric_name(name), element("span", MEANINGS.get(name, ""), class_="meaning")],
-            [metric_value(name, kept.get(name)), element("small", _between(name, _interval(inputs, name)))],
+            [metric_value(name, kept.get(name)), element("small", _between(name, intervals.get(name)))],
             *(metric_value(name, figures[baseline].get(name)) for baseline in names),
         ]
         for name in ordered

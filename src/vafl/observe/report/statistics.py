@@ -1,12 +1,12 @@
 """Statistics of a model's scores on held-out rows: curves, intervals, bins.
 
 Everything here is a pure function of arrays. Scores of two classes are [rows], the probability of the
-positive class; of several classes [rows, classes]; of numbers [rows], the predictions. No result depends on
-the order of the rows.
+positive class; of several classes [rows, classes]; of numbers [rows], the predictions.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -121,22 +121,25 @@ def bootstrap(sums: Floats, statistic: Callable[[Floats], Floats], seed: int = _
         sums: [rows, terms], what each row adds to each sum.
         statistic: From sums [replicates, terms] to [replicates].
     """
-    generator = np.random.default_rng(seed)
-    # Rows are sorted first, so that the groups depend on the rows' values and not on their order.
-    ordered = sums[np.lexsort(sums.T)]
-    if len(ordered) > _MOST_GROUPS:
-        ordered = generator.permutation(ordered)
-        starts = np.linspace(0, len(ordered), _MOST_GROUPS, endpoint=False).astype(np.int64)
-        ordered = np.add.reduceat(ordered, starts)
-    groups = len(ordered)
-    counts = generator.multinomial(groups, np.full(groups, 1 / groups), REPLICATES).astype(np.float64)
+    if len(sums) > _MOST_GROUPS:
+        order = np.random.default_rng(seed).permutation(len(sums))
+        starts = np.linspace(0, len(sums), _MOST_GROUPS, endpoint=False).astype(np.int64)
+        sums = np.add.reduceat(sums[order], starts)
     with np.errstate(all="ignore"):
-        values = statistic(counts @ ordered)
+        values = statistic(_resamples(len(sums), seed) @ sums)
     values = values[np.isfinite(values)]
     if len(values) < REPLICATES / 2:
         return None
     low, high = np.quantile(values, (0.025, 0.975))
     return Interval(float(low), float(high))
+
+
+@lru_cache(maxsize=2)
+def _resamples(groups: int, seed: int) -> Floats:
+    """[replicates, groups]: how often each replicate has each group. All metrics of a report share them."""
+    generator = np.random.default_rng(seed)
+    shares = np.full(groups, 1 / groups)
+    return generator.multinomial(groups, shares, REPLICATES).astype(np.float64)
 
 
 def interval_of(metric: str, scores: Floats, labels: Floats) -> Interval | None:
