@@ -56,12 +56,16 @@ def header(inputs: Inputs) -> Markup:
     """Return the title, and in one sentence what was predicted from whose data."""
     summary = inputs.run.summary
     parties, rows = list(map(party_name, inputs.columns)), summary["rows"]
-    pooled = summary["rule"] == "centralised"
+    where = ", whose tables stayed where they are"
+    if summary["rule"] == "centralised":
+        where = ", pooled in one place"
+    elif summary["simulated"]:
+        where = ", in a simulation of their federation"
     known = [number for number in inputs.columns.values() if number is not None]
     columns = f"{count(sum(known))} columns of " if len(known) == len(parties) else "columns of "
     lead = (
         f"The model predicts {quoted(target(inputs))} from {columns}{listed(parties)}"
-        f"{', pooled in one place' if pooled else ', whose tables stayed where they are'}. It was trained on "
+        f"{where}. It was trained on "
         f"{count(rows['train'])} rows and is judged here by {count(rows[inputs.part])} others that it was "
         "not trained on."
     )
