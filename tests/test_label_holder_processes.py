@@ -26,7 +26,7 @@ from tests.waiting import LIMIT
 from vafl.cli import main
 from vafl.config import read_config
 from vafl.federation.prediction import Deployed
-from vafl.models.losses import probabilities
+from vafl.models.probabilities import probabilities
 from vafl.names import LOCAL_CLIENT
 from vafl.privacy.ledger import read_ledger
 from vafl.runtime.grpc.reach import open_channel
@@ -164,6 +164,6 @@ def test_up_ends_where_a_simulation_does_and_predict_answers_from_its_own_table(
     parts = [Deployed.load(config, party, run) for party in CLIENTS]
     said = sum(rebuild(own.model)(own.subjects.features) for own in parts)
     server = Deployed.load(config, "server", run)
-    chances = probabilities(rebuild(server.model)(said), server.loss)[:, 1]
+    chances = probabilities(rebuild(server.model)(said).detach().double().numpy())[:, 1]
     expected = dict(zip(server.subjects.ids.to_list(), chances.tolist(), strict=True))
     assert scores["p(yes)"].to_list() == pytest.approx([expected[each] for each in scores["id"]], abs=1e-5)

@@ -14,6 +14,7 @@ from vafl.config import Config
 from vafl.data.partition import Party, VerticalData
 from vafl.errors import ConfigError, RunFolderError
 from vafl.files import make_private_folder
+from vafl.models.decisions import Decision
 from vafl.models.embeddings import make_embedding
 from vafl.models.folder import StoredModel, read_model, write_model
 from vafl.models.heads import make_head
@@ -28,7 +29,7 @@ SPLIT = ("test_fraction", "validation_fraction")
 _OWN_WAYS: dict[str, tuple[str, ...]] = {  # need not be the same everywhere and always
     "data": ("path", "folder"),
     "partition": (),
-    "model": ("metric",),
+    "model": ("metric", "class_weight", "calibration"),
     "privacy": ("ledger", "mu_max", "delta"),
 }
 
@@ -60,11 +61,20 @@ def keep_embedding(plan: Plan | Run, index: int, path: Path, run: str) -> None:
     write_model(_make_model_folder(path, party.name), plan.models[index], **facts, **_shared(plan))
 
 
-def keep_head(plan: Plan | Run, defaults: Mapping[str, Tensor], path: Path, run: str) -> None:
-    """Write the trained head into the run folder `path`, with the defaults for absent clients."""
+def keep_head(
+    plan: Plan | Run, decision: Decision, defaults: Mapping[str, Tensor], path: Path, run: str
+) -> None:
+    """Write the trained head into the run folder `path`.
+
+    Args:
+        decision: how its outputs become probabilities and a class.
+        defaults: what stands in for each client that cannot answer.
+        run: the run's name.
+    """
     model = plan.config.model
     inputs = model.head_inputs(len(plan.data.parties), plan.task.outputs)
     facts: dict[str, Any] = {"party": SERVER, "kind": "head", "features": [inputs], "schema": {}, "run": run}
+    facts["decision"] = decision
     write_model(_make_model_folder(path, SERVER), plan.head, defaults, **facts, **_shared(plan))
 
 
@@ -75,15 +85,15 @@ def _make_model_folder(run: Path, party: str) -> Path:
     return folder
 
 
-def keep_all(run: Run, path: Path) -> None:
-    """Writes every model of a run that was one process."""
+def keep_all(run: Run, decision: Decision, path: Path) -> None:
+    """Write every model of a run that was one process; `decision` is as for `keep_head`."""
     tensors = [tensor for module in (*run.models, run.head) for tensor in module.state_dict().values()]
     name = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()[:16]
     for index in range(len(run.models)):
         keep_embedding(run, index, path, name)
     masked = run.config.privacy.secure_sum
     defaults = {} if masked else dict(_simulated(run))
-    keep_head(run, defaults, path, name)
+    keep_head(run, decision, defaults, path, name)
 
 
 def _simulated(run: Run) -> Iterator[tuple[str, Tensor]]:

@@ -127,6 +127,9 @@ class TableSettings:
         path: the file, CSV or Parquet; a relative path is taken from the config file's folder.
         id: the column that says whose line it is: text or whole numbers, each once.
         label: the column to learn, of the server's table only; predictions can do without.
+        weight: how much each record counts in the training loss, a column of the server's table only: numbers
+            of 0 or more. It is never a feature. Metrics and baselines are not weighted. Left out: all
+            records count the same.
         features: columns to use, by name or pattern (`pay_*`); left out: all but id and label.
         ignore: columns not to use, by name or pattern.
         categories: columns of numbers that are names of categories, by name or pattern.
@@ -139,6 +142,7 @@ class TableSettings:
     path: str
     id: str
     label: str = ""
+    weight: str = ""
     features: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
@@ -159,3 +163,5 @@ class TableSettings:
             raise ConfigError(f"most_categories must be 1 or more. Found {self.most_categories}.")
         if self.label and self.label == self.id:
             raise ConfigError(f'the label cannot be the id. Found "{self.label}" for both.')
+        if self.weight and self.weight in (self.id, self.label):
+            raise ConfigError(f'the weight cannot be the id or the label. Found "{self.weight}" for both.')

@@ -21,8 +21,8 @@ from vafl.federation.local import serve_with
 from vafl.federation.marks import MarkFile, marks_path
 from vafl.federation.terms import rows_at_once
 from vafl.ledgers import is_entered, ledger_path, open_ledger
+from vafl.models.decisions import Decision
 from vafl.models.folder import StoredModel
-from vafl.models.losses import probabilities
 from vafl.names import LOCAL_CLIENT, check_client
 from vafl.observe.counting import CountProgress
 from vafl.observe.scores import ScoreFile, missing_column
@@ -80,6 +80,11 @@ class Deployed:
     @property
     def loss(self) -> str:
         return self.config.model.loss_for(len(self.model.manifest.classes))
+
+    @property
+    def decision(self) -> Decision:
+        """How the head's outputs become probabilities and a class."""
+        return self.model.manifest.decision
 
     def terms(self) -> Terms:
         """What the parties must agree on, as this one sees it."""
@@ -167,11 +172,13 @@ class Deployed:
         return FederationServer(scorer, self.parties, self.terms(), config.network, credentials, drive)
 
     def table(self, rows: Rows, outputs: Tensor, states: States) -> pl.DataFrame:
-        """One line a record: its id, what the model says, and who did not answer."""
+        """Return a line per record: its id, the prediction, and the clients that did not answer for it."""
         columns: dict[str, pl.Series] = {"id": self.subjects.ids.gather(rows)}
         if self.classes:
-            shares = probabilities(outputs, self.loss).numpy()
-            columns["prediction"] = pl.Series(self.classes, dtype=pl.String).gather(shares.argmax(1))
+            shares = self.decision.probabilities(outputs)
+            columns["prediction"] = pl.Series(self.classes, dtype=pl.String).gather(
+                self.decision.choose(shares)
+            )
             columns |= {f"p({name})": pl.Series(shares[:, m]) for m, name in enumerate(self.classes)}
         else:
             columns["value"] = pl.Series(outputs[:, 0].numpy())

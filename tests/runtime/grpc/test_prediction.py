@@ -19,7 +19,7 @@ from vafl.errors import ConfigError, LedgerError, RemoteFault, RunFolderError, S
 from vafl.federation.prediction import Deployed
 from vafl.federation.serving import Service
 from vafl.launch import launch
-from vafl.models.losses import probabilities
+from vafl.models.probabilities import probabilities
 from vafl.observe.scores import ScoreFile
 from vafl.privacy.accounts import KINDS
 from vafl.privacy.ledger import read_ledger
@@ -78,7 +78,8 @@ def expected(config, run, parties=PARTIES):
         model.load_state_dict(own.state_dict())
     made.head.load_state_dict(rebuild(open_model(config, run, "server")).state_dict())
     outputs = made.evaluator.outputs([party.features[made.data.test] for party in made.data.parties])
-    return probabilities(outputs, made.task.loss), made.data.record_numbers[made.data.rows :]
+    shares = torch.from_numpy(probabilities(outputs.double().numpy())).float()
+    return shares, made.data.record_numbers[made.data.rows :]
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
