@@ -66,6 +66,9 @@ def test_every_run_ends_in_a_report_of_its_test_rows(tmp_path, capsys, kind, dra
     assert summary["columns"] == {"bank": 2, "shop": 2}
     sent = sum(own["bytes_up"] for own in summary["traffic"].values())
     assert sent == summary["bytes_up"]
+    if kind == "two":
+        for counts in summary["decision"]["test"]["confusion"]:
+            assert re.search(r"actually \w+ {} [\d.]+% {} ".format(*counts), page.text)
     headline = summary["kept"]["test"][summary["metric"]["name"]]
     low, high = map(float, re.search(r"95% interval (\S+?)%? to (\S+?)%? ", page.text).groups())
     scale = 100 if summary["metric"]["name"] == "accuracy" else 1

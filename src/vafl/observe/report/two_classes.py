@@ -160,8 +160,8 @@ def _probabilities(held: Scores, positive: Flags, calibration: Mapping[str, Any]
         right.bar(low, high, number, says=f"{percent(low)} to {percent(high)}: {count(number)} rows")
     off = sum(own.rows * abs(own.score - own.share) for own in bins) / held.rows
     says = (
-        f"Each dot is about {count(bins[0].rows)} rows with similar probabilities, with a 95% interval. On "
-        "the dashed line, predictions come true as often as they say. On average they are "
+        "Each dot is a group of rows with similar probabilities, with a 95% interval. On the dashed line, "
+        "predictions come true as often as they say. On average they are "
         f"{100 * off:.1f} percentage points off."
     )
     spread = f"How many of the {count(held.rows)} rows have which probability."
