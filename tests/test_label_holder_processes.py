@@ -19,6 +19,7 @@ from tests.companies import add_own_columns, configuration, document, write_comp
 from tests.federation import same
 from tests.forgery import forge
 from tests.machine import CONFIG, Machine
+from tests.observe.report.test_report import Page
 from tests.runtime.grpc.parties import complete
 from tests.test_tables import _simulated
 from tests.waiting import LIMIT
@@ -147,6 +148,10 @@ def test_up_ends_where_a_simulation_does_and_predict_answers_from_its_own_table(
     alone = summary["baselines"]["label holder alone"]
     assert alone.keys() == {"validation", "test"}
     assert alone["test"].keys() == summary["kept"]["test"].keys()
+    report = Page((run / "report.html").read_text(encoding="utf-8")).text
+    for party, columns in (("label holder", summary["columns"]["label-holder"]), ("bank", 3), ("shop", 2)):
+        assert f"{party} {columns} " in report  # the clients' models say how many columns they use
+    assert "other parties\N{RIGHT SINGLE QUOTATION MARK} data add" in report
     *models, head = [load_file(run / "models" / name / "model.safetensors") for name in (*CLIENTS, "server")]
     simulated = _simulated(configuration(tmp_path, **sections), 60)
     assert same(models, [dict(model.state_dict()) for model in simulated.models])
