@@ -21,6 +21,7 @@ FACTS = {
     "parties": ["bank", "shop"],
     "settings": {"model": {"embedding": "linear", "width": 3, "head": "linear", "loss": "softmax"}},
     "schema": {"columns": ["age", "income", "town"]},
+    "table": {},
 }
 
 

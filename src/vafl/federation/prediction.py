@@ -38,7 +38,7 @@ from vafl.runtime.grpc.server import FederationServer
 from vafl.runtime.grpc.wire import PROTOCOL, Terms, run
 from vafl.runtime.identity import SERVER
 from vafl.subjects import Subjects, load_subjects
-from vafl.trained import open_model, rebuild
+from vafl.trained import as_trained, open_model, rebuild
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,15 @@ class Deployed:
 
     @classmethod
     def load(cls, config: Config, party: str, run: Path) -> "Deployed":
-        """Checks the model against the configuration, and the records against the model.
+        """Read the model and the records that it is asked about.
+
+        The model's manifest decides all that changes a prediction; see `as_trained`.
 
         Raises:
             ConfigError, DataError, RunFolderError: before anybody was asked anything.
         """
-        model = open_model(config, run, party)
+        model = open_model(run, party)
+        config = as_trained(config.document(), model, run)
         config.privacy.check_clients(len(model.manifest.parties))
         return cls(config, party, model, load_subjects(config, party, model), run)
 
@@ -186,6 +189,7 @@ def answer(
         accept_ledger: go on if the ledger lacks the last mark that the server received.
     """
     deployed = Deployed.load(config, party, run)
+    config = deployed.config
     credentials = load_credentials(config, party)
     client = deployed.respondent(witness_of(config, credentials), accept_ledger=accept_ledger)
     federation = FederationClient(
@@ -217,6 +221,7 @@ def predict(
 ) -> Scored:
     """The server's part of a batch: scores every record, and writes a line for each."""
     deployed = Deployed.load(config, SERVER, run_folder)
+    config = deployed.config
     missing = np.zeros(len(deployed.parties), dtype=np.int64)
     counted = CountProgress(console, "records")
     with ScoreFile(out) as file, limited_threads(config.threads), counted:

@@ -32,7 +32,7 @@ from vafl.files import make_private_folder, write_atomically
 from vafl.models.settings import ModelSettings
 from vafl.names import SERVER, check_client, check_party
 
-FORMAT = 2
+FORMAT = 3
 TENSORS, MANIFEST = "model.safetensors", "manifest.toml"
 _DIGEST = "digest"  # in the manifest: of all its other entries
 DEFAULT = "default."  # before a party's name: what stands in for its embedding while it cannot answer
@@ -63,6 +63,7 @@ class Manifest:
         settings: what all parties share, as sections of a configuration.
         shapes: of the parameters.
         schema: how the party's raw columns become features; empty if they are taken as they are.
+        table: settings of the party's table that decide how its values are read; empty without a table.
     """
 
     party: str
@@ -75,6 +76,7 @@ class Manifest:
     parties: list[str]
     settings: dict[str, Any]
     schema: dict[str, Any]
+    table: dict[str, Any]
     shapes: dict[str, list[int]]
     parameters: str
     format: int

@@ -53,9 +53,7 @@ class ScheduleSettings:
                 f"schedule.batch_size must be 1 or more, or 0 for automatic. Found {self.batch_size}."
             )
         if not 0 <= self.epochs < math.inf:
-            raise ConfigError(
-                f"schedule.epochs must be above 0, or 0 for automatic. Found {self.epochs}."
-            )
+            raise ConfigError(f"schedule.epochs must be above 0, or 0 for automatic. Found {self.epochs}.")
         parse_refresh(self.refresh)
         if self.seed == "private" and self.refresh == "lookahead":
             raise ConfigError(
