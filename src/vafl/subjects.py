@@ -68,6 +68,28 @@ def load_subjects(config: Config, party: str, model: StoredModel) -> Subjects:
     return Subjects(data.record_digest, data.source, chosen, ids, features)
 
 
+def held_out(config: Config, model: StoredModel) -> tuple[Records, Tensor]:
+    """Return the rows that a model can be measured on, as the server knows them, and their labels.
+
+    These are the test rows of the training. Other tables than those of the training have none: then all their
+    rows are used.
+
+    Raises:
+        ConfigError, DataError: a file or the label is missing.
+        RunFolderError: the labels are of other classes than the model's.
+    """
+    data = load_data(config, SERVER)
+    model.require({"classes": list(data.classes or ())})
+    tested = slice(data.rows + data.validation, None)
+    if data.record_digest != model.manifest.records:
+        tested = slice(0, None)
+    labels = torch.cat([data.train_labels, data.test_labels])[tested]
+    total = data.rows + len(data.test_labels)
+    rows = data.record_numbers if config.data.name == "tables" else np.arange(total)
+    order = np.argsort(rows[tested])
+    return rows[tested][order], labels[torch.from_numpy(order)]
+
+
 def _from_tables(config: Config, party: str, model: StoredModel) -> Subjects:
     alignment = find_alignments(config.data, config.tables, party, labelled=False)[party]
     wanted = pl.DataFrame({"id": alignment.ids, POSITION: alignment.numbers})

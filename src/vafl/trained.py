@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vafl.build import Run
 from vafl.config import Config, from_document, read_document
+from vafl.data.columns import match_columns
 from vafl.data.partition import Party, VerticalData
 from vafl.errors import ConfigError, RunFolderError
 from vafl.files import make_private_folder
@@ -21,6 +22,7 @@ from vafl.models.heads import make_head
 from vafl.names import SERVER, check_party
 from vafl.plan import Plan, encoder_of, inputs_of
 from vafl.protocol.masked_server import SumTable
+from vafl.protocol.messages import EVERYTHING, LONGEST_GROUP
 from vafl.protocol.rows import Matrix, Rows, mean_of_rows
 from vafl.protocol.table import FOREVER, EmbeddingTable
 
@@ -285,6 +287,46 @@ def rebuild(stored: StoredModel, factory: str = "") -> nn.Module:
             raise RunFolderError(f'the manifest in "{stored.path}" describes no model: {error}') from error
     stored.load_into(module)
     return module.eval()
+
+
+def feature_groups(
+    stored: StoredModel, groups: Mapping[str, tuple[str, ...]], *, each: bool
+) -> dict[str, Rows]:
+    """Return the features of each group of columns whose importance may be measured, by name.
+
+    Columns of a table have their names. The features of a matrix are called "feature 1" and so on. Images and
+    series have none, and neither has a column whose name a message cannot carry.
+
+    Args:
+        groups: name -> columns, by name or pattern.
+        each: whether to name each column as well.
+
+    Raises:
+        DataError: a group names a column that the model does not use.
+    """
+    encoder, features = encoder_of(stored), stored.manifest.features
+    columns: dict[str, list[int]] = {}
+    if encoder is not None:
+        first = 0
+        for own in encoder.columns:
+            last = first + len(own.names(encoder.form))
+            columns[own.name] = list(range(first, last))
+            first = last
+    elif len(features) == 1:
+        columns = {f"feature {number + 1}": [number] for number in range(features[0])}
+    names = list(columns)
+    found = {}
+    for name, patterns in groups.items():
+        chosen = match_columns(names, {name: patterns}, f"tables.{stored.manifest.party}.groups")[name]
+        found[name] = [place for column in chosen for place in columns[names[column]]]
+    if each:
+        found = columns | found
+    fits = {name for name in found if name.isprintable() and name != EVERYTHING}
+    return {
+        name: np.array(places, dtype=np.int64)
+        for name, places in found.items()
+        if name in fits and 0 < len(name.encode()) <= LONGEST_GROUP
+    }
 
 
 def _not_named(stored: StoredModel, factory: str) -> RunFolderError:

@@ -14,7 +14,16 @@ from vafl.federation.prediction import answer
 from vafl.runtime.identity import SERVER
 from vafl.trained import read_deployed
 
-_OF_THE_SERVER = ("out", "http", "keys", "tls", "tls_certificate", "tls_key")  # not for clients
+_OF_THE_SERVER = (
+    "out",
+    "http",
+    "keys",
+    "tls",
+    "tls_certificate",
+    "tls_key",
+    "repeats",
+    "rows",
+)  # not for clients
 ServersPart = Callable[[Config, argparse.Namespace, Console], None]
 
 
@@ -22,15 +31,21 @@ def add_model_options(
     parser: argparse.ArgumentParser,
     serve: ServersPart,
     check: Callable[[argparse.Namespace], None] = lambda options: None,
+    *,
+    may_be_local: bool = False,
 ) -> None:
     """Add the options of a command that uses a trained model.
 
     Args:
         serve: the server's part of the command.
         check: checks the server's options before any file is read.
+        may_be_local: without --party, the command can do the parts of all parties; else it is the server.
     """
     add_config_options(parser)
-    parser.add_argument("--party", default=SERVER, help="who this is (%(default)s, who asks the others)")
+    if may_be_local:
+        parser.add_argument("--party", help="who this is (default: everyone, if RUN has all their models)")
+    else:
+        parser.add_argument("--party", default=SERVER, help="who this is (%(default)s, who asks the others)")
     parser.add_argument("--model", type=Path, required=True, metavar="RUN", help="where the model is")
     add_client_options(parser)
     parser.set_defaults(command=partial(_run, serve, check))
@@ -43,9 +58,9 @@ def _run(
     console: Console,
 ) -> None:
     log_to_stderr()
-    if options.party == SERVER:
+    if options.party in (None, SERVER):
         check(options)
-        serve(_config(options), options, console)
+        serve(_config(options, SERVER), options, console)
         return
     for name in _OF_THE_SERVER:
         if getattr(options, name, None) is not None:
@@ -53,8 +68,7 @@ def _run(
                 f"--{name.replace('_', '-')} is for the server. Found it with --party {options.party}, which "
                 "answers the server only. Leave it out."
             )
-    config = _config(options)
-    _require_own_factory(config, options)
+    config = client_config(options, options.party)
     reason = answer(
         config,
         options.party,
@@ -65,8 +79,15 @@ def _run(
     console.print(f"the server is done: {reason}")
 
 
-def _config(options: argparse.Namespace) -> Config:
-    return read_deployed(options.config, overrides(options), options.model, options.party)
+def client_config(options: argparse.Namespace, party: str) -> Config:
+    """Return the configuration with which a client uses its trained model."""
+    config = _config(options, party)
+    _require_own_factory(config, options)
+    return config
+
+
+def _config(options: argparse.Namespace, party: str) -> Config:
+    return read_deployed(options.config, overrides(options), options.model, party)
 
 
 def _require_own_factory(config: Config, options: argparse.Namespace) -> None:

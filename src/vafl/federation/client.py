@@ -6,7 +6,10 @@ import secrets
 import signal
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+
+from rich.console import Console
 
 from vafl.build import limited_threads, make_client, make_guard, widths
 from vafl.config import Config
@@ -15,6 +18,7 @@ from vafl.federation.best import BestEmbedding
 from vafl.federation.credentials import load_credentials
 from vafl.federation.terms import STATE, make_terms, over_network, require_same_run, rows_at_once
 from vafl.files import make_private_folder, remove_drafts, write_atomically
+from vafl.observe.client_progress import ClientProgress, ClientView
 from vafl.plan import Plan, make_plan
 from vafl.protocol.client import Client
 from vafl.runtime.checkpoint import (
@@ -118,8 +122,9 @@ def run_client(
     overwrite: bool = False,
     replace: bool = False,
     accept_ledger: bool = False,
+    console: Console | None = None,
 ) -> str:
-    """One client's part of a run; gives the server's reason for ending it.
+    """Take part in a run as one client; return the server's reason for ending it.
 
     Writes path/models/PARTY at the end, path/state/PARTY meanwhile, and path/config.toml unless
     a server on this machine has done so. A client that was refused has begun nothing, and may just try again.
@@ -127,6 +132,7 @@ def run_client(
     Args:
         replace: take the place of another process of this party that takes part already.
         accept_ledger: go on if the ledger lacks the last mark that the server received.
+        console: where to show progress; None shows nothing.
     """
     folder = path / STATE / party
     if not (resume or overwrite) and has_checkpoint(folder) and load_facts(folder)["activation"] > 0:
@@ -153,6 +159,7 @@ def run_client(
             resume=resume,
             replace=replace,
             accept_ledger=accept_ledger,
+            console=console or Console(quiet=True),
         )
 
 
@@ -166,6 +173,7 @@ def _run_client(
     resume: bool,
     replace: bool,
     accept_ledger: bool,
+    console: Console,
 ) -> str:
     config, names, folder = plan.config, [own.name for own in plan.data.parties], path / STATE / party
     index = names.index(party)
@@ -192,7 +200,8 @@ def _run_client(
     )
     with limited_threads(config.threads):
         try:
-            reason = run_until_over(federation)
+            with ClientProgress(console, folder, partial(_view, plan, client, federation)):
+                reason = run_until_over(federation)
             if config.stop.patience:
                 best.restore()
         except Diverged:
@@ -204,6 +213,24 @@ def _run_client(
         state.save()
     keep_embedding(plan, index, path, run_name(client.run))
     return reason
+
+
+def _view(plan: Plan, client: Client, federation: FederationClient) -> ClientView:
+    """Return what this client can tell of its training. Nothing in it comes from the labels."""
+    config, staleness = plan.config, client.staleness
+    return ClientView(
+        party=federation.party,
+        connected=federation.is_connected,
+        uploads=client.activation,
+        epochs=client.activation * config.schedule.batch_size / plan.data.rows,
+        updates=client.latest + 1,
+        most_updates=config.stop.updates,
+        delay_mean=staleness.mean,
+        delay_max=staleness.largest,
+        bytes_up=federation.bytes_up,
+        bytes_down=federation.bytes_down,
+        finished=client.finished,
+    )
 
 
 def witness_of(config: Config, credentials: Credentials | None) -> CertificateWitness | None:
