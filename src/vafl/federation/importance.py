@@ -14,6 +14,7 @@ from torch import Tensor
 from vafl.build import limited_threads
 from vafl.config import Config
 from vafl.data.dataset import Records
+from vafl.errors import Stalled
 from vafl.federation.prediction import Deployed
 from vafl.federation.terms import rows_at_once
 from vafl.models.metrics import Metrics
@@ -167,6 +168,12 @@ def _result(study: Study, repeats: int) -> Importance:
     refused = {study.names[client]: printable(reason) for (client, _), reason in study.refused.items()}
     for name, reason in refused.items():
         log.warning("%s did not answer for all of its features: %s", name, reason)
+    if not parties and not features:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+        raise Stalled(
+            f"importance needs at least one client that permutes its features. Found none: {reasons}. Ask "
+            'the clients to set prediction.importance = "party", and to check their privacy budgets.'
+        )
     return Importance(
         study.headline.name, study.loss.name, study.rows, repeats, study.baseline, parties, features, refused
     )

@@ -57,20 +57,23 @@ class ClientView:
     seconds_left: float | None = None
     at: float = field(default_factory=time.time)
 
-    @property
-    def line(self) -> str:
-        """The same in words, one line."""
+    def line(self, *, over: bool = False) -> str:
+        """Return the same in words, on one line.
+
+        Args:
+            over: whether the training has ended, so that no time is left and no connection is needed.
+        """
         parts = [
             f"{self.uploads:,} uploads ({self.epochs:,.1f} epochs)",
             f"server update {self.updates:,} of at most {self.most_updates:,}",
             f"delay {self.delay_mean:.1f} (max {self.delay_max:,})",
             f"{self.bytes_up / 1e6:,.2f} MB up, {self.bytes_down / 1e6:,.2f} MB down",
         ]
-        if not self.connected:
+        if not (self.connected or over):
             parts.append("not connected")
         if self.finished:
             parts.append(f"no more uploads: {self.finished}")
-        elif self.seconds_left is not None:
+        elif self.seconds_left is not None and not over:
             parts.append(f"at most {_duration(self.seconds_left)} left")
         return "  ".join(parts)
 
@@ -115,7 +118,7 @@ class ClientProgress:
         if self.console.is_terminal:
             self._live.stop()
         else:
-            self.console.print(f"  {self._seen.line}")
+            self.console.print(f"  {self._seen.line(over=True)}")
 
     def _watch(self) -> None:
         over = False
@@ -125,7 +128,7 @@ class ClientProgress:
             now = time.monotonic()
             if not (over or self.console.is_terminal) and now - self._told > _LINE_EVERY:
                 self._told = now
-                self.console.print(f"  {self._seen.line}")
+                self.console.print(f"  {self._seen.line()}")
 
     def _note(self) -> None:
         seen, now = self.look(), time.monotonic()
@@ -144,4 +147,4 @@ class ClientProgress:
         return left * (now - then) / (updates - before)
 
     def _render(self) -> Text:
-        return Text(f"{self._seen.party}: {self._seen.line}")
+        return Text(f"{self._seen.party}: {self._seen.line()}")

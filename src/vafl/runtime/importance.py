@@ -148,7 +148,9 @@ class Study:
         if not kept.any():
             queue = self._queues[client]
             self.measured += 1 + queue.count(group)
-            self._queues[client] = deque(other for other in queue if other != group)
+            kept_groups = [other for other in queue if other != group]
+            queue.clear()
+            queue.extend(kept_groups)
             if (client, group) not in self.effects:
                 self.refused[client, group] = self._scorer.reasons.get(client, "it did not answer")
             return
