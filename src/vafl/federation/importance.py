@@ -142,7 +142,7 @@ def _study(deployed: Deployed, scorer: ImportanceScorer, repeats: int, rows: int
 
 
 def _sample(rows: Records, labels: Tensor, most: int, seed: int) -> tuple[Records, Tensor]:
-    """Return at most so many of the rows, ascending, and their labels."""
+    """Return a random sample of at most `most` rows, ascending, and their labels."""
     if len(rows) <= most:
         return rows, labels
     chosen = np.sort(np.random.default_rng(seed).permutation(len(rows))[:most])

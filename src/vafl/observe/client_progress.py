@@ -1,4 +1,4 @@
-"""What a client sees of its training: a line on its terminal, and a status file in its state folder.
+"""Shows a client's training: a line on its terminal, and a status file in its state folder.
 
 A client knows what it sends and receives. It is not told the loss or any other figure of the labels.
 """

@@ -17,7 +17,7 @@ _MOST_BARS = 20
 
 @dataclass(frozen=True)
 class Measured:
-    """What permuting some features does to the predictions, over all repeats.
+    """The effect of permuting some features on the predictions, over all repeats.
 
     Attributes:
         loss_increase: mean increase of the loss.
@@ -36,7 +36,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Importance:
-    """What the server learns from `vafl importance`.
+    """The result of `vafl importance`.
 
     Attributes:
         metric: the name of the headline metric.

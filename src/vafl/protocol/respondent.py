@@ -62,7 +62,7 @@ def embed(model: nn.Module, features: Tensor, rows: Rows | None = None) -> Tenso
 
 @dataclass(frozen=True)
 class Permutations:
-    """What the server may ask a client to permute, to measure the importance of its features.
+    """The features that the server may ask a client to permute, to measure their importance.
 
     Attributes:
         generator: draws the permutations. No other party knows its state.

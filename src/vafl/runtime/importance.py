@@ -22,7 +22,7 @@ from vafl.protocol.scoring import ANSWERED, Inquiry
 
 @dataclass
 class Effect:
-    """What permuting a group does to the predictions, once for each repeat.
+    """The effect of permuting a group of features on the predictions, once for each repeat.
 
     Attributes:
         loss: increase of the loss.
