@@ -22,6 +22,7 @@ from benchmarks.peers.processes import hear, started, tell
 from vafl.build import limited_threads, make_client, make_server
 from vafl.config import from_document
 from vafl.data.partition import Party, VerticalData
+from vafl.data.split import Parts
 from vafl.federation.terms import make_terms, over_network
 from vafl.plan import Plan, make_plan
 from vafl.protocol.messages import ServerMessage
@@ -55,12 +56,12 @@ class Workload:
         config = over_network(from_document({**self.document, "stop": {"updates": 10**9}}))
         generator = torch.Generator().manual_seed(0)
         parties = [
-            Party(f"client-{number}", features, features[:1])
+            Party(f"client-{number}", features)
             for number in range(1, self.clients + 1)
-            for features in [torch.rand(ROWS, self.features, generator=generator)]
+            for features in [torch.rand(ROWS + 1, self.features, generator=generator)]
         ]
-        labels = torch.randint(CLASSES, (ROWS,), generator=generator)
-        data = VerticalData(tuple(parties), labels, labels[:1], tuple(map(str, range(CLASSES))))
+        labels = torch.randint(CLASSES, (ROWS + 1,), generator=generator)
+        data = VerticalData(tuple(parties), labels, Parts(ROWS, test=1), tuple(map(str, range(CLASSES))))
         return make_plan(replace(config, network=replace(config.network, address=address)), data)
 
 

@@ -19,6 +19,7 @@ from benchmarks.harness import REPEATS, Figure, benchmark, interleave, ratios
 from vafl.build import Run, build, limited_threads
 from vafl.config import Config
 from vafl.data.partition import Party, VerticalData
+from vafl.data.split import Parts
 from vafl.models.settings import ModelSettings
 from vafl.protocol.messages import ClientMessage, Refresh, ServerMessage, Upload
 from vafl.protocol.schedule import ScheduleSettings
@@ -51,12 +52,14 @@ def random_data(rows: int, shapes: Sequence[tuple[int, ...]], test_rows: int = 1
     """Noise with labels, one shape of features a client; drawn by numpy, which also holds real data."""
     random = np.random.default_rng(0)
 
-    def draw(count: int, shape: tuple[int, ...]) -> Tensor:
-        return torch.from_numpy(random.random((count, *shape), np.float32))
+    parts = Parts(rows, test=test_rows)
 
-    parties = [Party(f"client-{n}", draw(rows, own), draw(test_rows, own)) for n, own in enumerate(shapes, 1)]
-    labels = torch.from_numpy(random.integers(CLASSES, size=rows + test_rows))
-    return VerticalData(tuple(parties), labels[:rows], labels[rows:], tuple(map(str, range(CLASSES))))
+    def draw(shape: tuple[int, ...]) -> Tensor:
+        return torch.from_numpy(random.random((parts.total, *shape), np.float32))
+
+    parties = [Party(f"client-{n}", draw(own)) for n, own in enumerate(shapes, 1)]
+    labels = torch.from_numpy(random.integers(CLASSES, size=parts.total))
+    return VerticalData(tuple(parties), labels, parts, tuple(map(str, range(CLASSES))))
 
 
 @limited_threads(1)
@@ -129,8 +132,8 @@ class BareLoop:
         self.models, self.head = run.models, run.head
         self._parameters = [list(model.parameters()) for model in run.models]
         self._head_parameters = list(run.head.parameters())
-        self._features = [party.train for party in run.data.parties]
-        self._labels, self._moves = run.data.train_labels, iter(moves)
+        self._features = [party.features[run.data.train] for party in run.data.parties]
+        self._labels, self._moves = run.data.labels[run.data.train], iter(moves)
 
     def replay(self, updates: int) -> None:
         """The next moves, up to and with so many steps."""

@@ -23,6 +23,7 @@ from experiments.results import Verdict, arguments, publish
 from vafl.build import Run, build
 from vafl.config import Config, from_document, read_document
 from vafl.data.partition import Party, VerticalData
+from vafl.data.split import Parts
 from vafl.plan import make_plan
 
 TOML = Path(__file__).with_suffix(".toml")
@@ -99,40 +100,39 @@ def _config(trial: Trial, tables: dict[str, Any]) -> Config:
 
 
 def _tests(data: VerticalData) -> int:
-    return len(data.test_labels) - data.validation
+    return data.parts.test
 
 
 def _known_to_all(data: VerticalData) -> Tensor:
     """[rows], training rows first: whether no company lacks the person."""
-    return torch.stack([torch.cat([own.train, own.test])[:, -1] == 0 for own in data.parties]).all(0)
+    return torch.stack([own.features[:, -1] == 0 for own in data.parties]).all(0)
 
 
 def _without_flags(data: VerticalData) -> VerticalData:
     """As without "labelled": nothing says who is lacking, and zeros (the means) stand in for them."""
-    parties = [Party(own.name, own.train[:, :-1], own.test[:, :-1]) for own in data.parties]
+    parties = [Party(own.name, own.features[:, :-1]) for own in data.parties]
     return replace(data, parties=tuple(parties))
 
 
 def _only(data: VerticalData, rows: Tensor) -> VerticalData:
     """The training and validation rows among these; the test rows stay."""
-    trained, held_out = rows[: data.rows], rows[data.rows :].clone()
-    held_out[data.validation :] = True
-    parties = [Party(own.name, own.train[trained], own.test[held_out]) for own in data.parties]
+    kept = rows.clone()
+    kept[data.test] = True
+    parties = [Party(own.name, own.features[kept]) for own in data.parties]
     return replace(
         data,
         parties=tuple(parties),
-        train_labels=data.train_labels[trained],
-        test_labels=data.test_labels[held_out],
+        labels=data.labels[kept],
+        parts=Parts(int(rows[data.train].sum()), int(rows[data.validation].sum()), data.parts.test),
         records=None,
-        validation=int(rows[data.rows : data.rows + data.validation].sum()),
     )
 
 
 def _measure(run: Run, chosen: Tensor) -> float:
     """The metric on those of the test rows that are chosen."""
-    tests = _tests(run.data)
-    features = [own.test[-tests:][chosen] for own in run.data.parties]
-    outputs, labels = run.evaluator.outputs(features), run.data.test_labels[-tests:][chosen]
+    tests = run.data.test
+    features = [own.features[tests][chosen] for own in run.data.parties]
+    outputs, labels = run.evaluator.outputs(features), run.data.labels[tests][chosen]
     return run.task.metrics.headline.measure(outputs, labels) or 0.0
 
 

@@ -126,7 +126,7 @@ def _job(
     folder = place.out / study.name / slug(variant.name) / f"{split}-step{step_size:g}-seed{seed}"
     toml = FOLDER / f"{study.name}.toml"
     held_out = study.held_out if validation else 0.0
-    return Job(toml, changes, place.data, folder, held_out, step_size, seed, study.together)
+    return Job(toml, changes, place.data, folder, held_out, step_size, seed)
 
 
 def slug(name: str) -> str:

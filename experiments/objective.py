@@ -23,8 +23,8 @@ class Objective:
         self._head = deepcopy(run.head).double()
         modules = [*self._models, self._head]
         self._parameters = [parameter for module in modules for parameter in module.parameters()]
-        self._features = [party.train.double() for party in run.data.parties]
-        self._labels, self._loss = run.data.train_labels, LOSSES[run.task.loss]
+        self._features = [party.features[run.data.train].double() for party in run.data.parties]
+        self._labels, self._loss = run.data.labels[run.data.train], LOSSES[run.task.loss]
         self._weights = np.full(run.data.rows, 1 / run.data.rows)
         self._summed = run.config.model.combine == "sum"
         decay = float(run.config.optimiser.options.get("weight_decay", 0.0))

@@ -8,6 +8,8 @@ import polars as pl
 
 from vafl.data.adult import ROWS, read_adult
 from vafl.data.credit_default import load_credit_default
+from vafl.data.settings import DataSettings
+from vafl.data.split import Split
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,10 @@ def adult(folder: Path, rows: Mapping[str, int] = ROWS) -> People:
 
 def credit_default(folder: Path) -> People:
     """Who fails to pay next month? A quarter of them, drawn at random, are the new ones."""
-    data = load_credit_default(folder, test_fraction=0.25, seed=0)
-    known, new = (
-        pl.DataFrame(features, schema=list(data.columns)).with_columns(label=pl.Series(labels))
-        for features, labels in ((data.train, data.train_labels), (data.test, data.test_labels))
-    )
+    data = load_credit_default(folder)
+    split = Split.of(len(data.labels), DataSettings(test_fraction=0.25), seed=0)
+    people = pl.DataFrame(data.features, schema=list(data.columns)).with_columns(label=pl.Series(data.labels))
+    known, new = (people[split.order[split.parts.slices[part]]] for part in ("train", "test"))
     columns = {
         "bank": ["LIMIT_BAL", "SEX", "EDUCATION", "MARRIAGE", "AGE"],
         "bureau": ["PAY_0", "PAY_2", "PAY_3", "PAY_4", "PAY_5", "PAY_6"],

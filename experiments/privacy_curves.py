@@ -23,6 +23,7 @@ from vafl.build import build
 from vafl.config import Config, read_config
 from vafl.data.partition import VerticalData, partition
 from vafl.data.sources import load
+from vafl.data.split import Split
 from vafl.privacy.settings import PrivacySettings
 
 BUDGETS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -101,7 +102,9 @@ def _configure(trial: Trial) -> tuple[Config, VerticalData]:
     if trial.mode == "frozen":
         changes += ["model.embedding=linear", f"model.width={WIDTH}", "model.head=linear"]
     config = read_config(Path(__file__).with_suffix(".toml"), changes)
-    data = partition(load(config.data, seed=trial.seed), config.partition, config.data.scale)
+    dataset = load(config.data)
+    split = Split.of_dataset(dataset, config.data, seed=trial.seed)
+    data = partition(dataset, split, config.partition, config.data.scale)
     rounds = task.epochs * math.ceil(data.rows / task.batch)
     stop = replace(config.stop, updates=rounds)
     return replace(config, stop=stop, privacy=_privacy(trial)), data

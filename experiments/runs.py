@@ -11,12 +11,15 @@ from vafl.build import Run, build
 from vafl.config import read_config
 from vafl.data.partition import partition
 from vafl.data.sources import load
+from vafl.data.split import Split
 
 
 def make_run(path: Path, changes: Sequence[str], seed: int) -> Run:
     """The run of the TOML at `path` with these changes; every seed has the same training rows."""
     config = read_config(path, [*changes, f"seed={seed}"])
-    data = partition(load(config.data, seed=0), config.partition, config.data.scale)
+    dataset = load(config.data)
+    split = Split.of_dataset(dataset, config.data, seed=0)
+    data = partition(dataset, split, config.partition, config.data.scale)
     return build(config, data)
 
 

@@ -160,17 +160,20 @@ def descend(job: Job) -> Descended:
 
 def _inputs(run: Run) -> Tensor:
     """What each output is linear in: every feature, a 1 for each client's bias, a 1 for the head's."""
-    features = [party.train.double() for party in run.data.parties]
+    features = [party.features[run.data.train].double() for party in run.data.parties]
     ones = torch.ones(run.data.rows, len(features) + 1, dtype=torch.float64)
     return torch.cat([*features, ones], dim=1)
 
 
 def _variances(run: Run, outputs: Tensor) -> list[float]:
     """E|g - grad F|^2 of one record's gradient: of the head's, then of each client's."""
-    labels = run.data.train_labels
+    labels = run.data.labels[run.data.train]
     residuals = torch.softmax(outputs, 1) - F.one_hot(labels, outputs.shape[1])
     ones = torch.ones(len(labels), 1, dtype=torch.float64)
-    blocks = [ones, *(torch.cat([party.train.double(), ones], 1) for party in run.data.parties)]
+    blocks = [
+        ones,
+        *(torch.cat([party.features[run.data.train].double(), ones], 1) for party in run.data.parties),
+    ]
     sizes = residuals.square().sum(1)
     means = [residuals.T @ block / len(labels) for block in blocks]
     return [

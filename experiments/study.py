@@ -57,7 +57,6 @@ class Study:
         tuning_seconds: of the runs that choose the step size, if they are shorter; on `tuning_seeds` seeds.
         held_out: share of the training rows to choose step sizes on.
         as_good: of 1; a step size that ends no further below the best there is as good, and may be faster.
-        together: so many rows in a row are one person's and are never parted by a split.
         level: the metric that is timed; 0 means sync's final one, less `drop`.
         within: what async may end below centralised (of 1), or None if nothing is asked.
         share: of sync's time to the level that async may take, or None.
@@ -84,7 +83,6 @@ class Study:
     tuning_seeds: int = 1
     held_out: float = 1 / 6
     as_good: float = 0.0025
-    together: int = 1
     level: float = 0.0
     drop: float = 0.005
     within: float | None = None

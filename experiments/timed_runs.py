@@ -16,9 +16,10 @@ import numpy as np
 from experiments.figures import Values
 from vafl.build import Run, build
 from vafl.config import Config, from_document, read_config, read_document
-from vafl.data.dataset import Dataset, split_rows
 from vafl.data.partition import VerticalData, partition
+from vafl.data.settings import DataSettings
 from vafl.data.sources import load
+from vafl.data.split import Split
 from vafl.errors import ConfigError, Diverged, RunFolderError
 from vafl.launch import summarise
 from vafl.observe.record import RecordedRun, RunFolder, read_run
@@ -38,7 +39,6 @@ class Job:
         out: the run's folder.
         held_out: train without this share of the training rows and measure on those; 0: train on all and
             measure on the test rows.
-        together: rows of one person, which stay together.
     """
 
     toml: Path
@@ -48,7 +48,6 @@ class Job:
     held_out: float
     step_size: float
     seed: int
-    together: int = 1
 
     def config(self) -> Config:
         """The whole configuration, without the folder of the data: that is no part of what was done."""
@@ -119,7 +118,7 @@ def train(job: Job) -> Timed:
     shutil.rmtree(job.out, ignore_errors=True)
     job.out.parent.mkdir(parents=True, exist_ok=True)
     sections = Config(data=config.data, partition=config.partition).to_toml()
-    data = _data(sections, job.data, job.held_out, job.together)
+    data = _data(sections, job.data, job.held_out)
     # A set much smaller than the real one, as the tests have, cannot give minibatches as large.
     size = min(config.schedule.batch_size, data.rows // 20)
     run = build(replace(config, schedule=replace(config.schedule, batch_size=size)), data)
@@ -169,7 +168,10 @@ def _summary(run: Run, end: Point) -> dict[str, Any]:
         end,
         run.delays(),
         activations,
+        traffic=run.runtime.traffic if isinstance(run.runtime, Simulator) else (),
+        simulated=True,
         test=None,
+        outputs={},
         interrupted=False,
         ended=run.ended,
     )
@@ -194,26 +196,17 @@ def _timed(run: RecordedRun, config: Config, job: Job) -> Timed:
 
 
 @lru_cache(maxsize=1)  # a process makes many runs on the same rows
-def _data(sections: str, folder: str, held_out: float, together: int) -> VerticalData:
+def _data(sections: str, folder: str, held_out: float) -> VerticalData:
     """The data of a configuration's `sections`, in TOML."""
     config = from_document(tomllib.loads(sections))
-    dataset = load(replace(config.data, folder=folder), seed=0)
+    dataset = load(replace(config.data, folder=folder))
+    split = Split.of_dataset(dataset, config.data, seed=0)
     if held_out:
-        dataset = hold_out(dataset, held_out, together)
-    return partition(dataset, config.partition, config.data.scale)
+        split = hold_out(split, held_out, dataset.together)
+    return partition(dataset, split, config.partition, config.data.scale)
 
 
-def hold_out(dataset: Dataset, share: float, together: int = 1) -> Dataset:
-    """The training rows alone, some of them as test rows: the test set stays unseen."""
-    kept, held = (
-        (np.array(units)[:, None] * together + np.arange(together)).ravel()
-        for units in split_rows(len(dataset.train) // together, share, seed=0)
-    )
-    return replace(
-        dataset,
-        train=dataset.train[kept],
-        train_labels=dataset.train_labels[kept],
-        test=dataset.train[held],
-        test_labels=dataset.train_labels[held],
-        records=None,
-    )
+def hold_out(split: Split, share: float, together: int = 1) -> Split:
+    """Return the training rows alone, with some of them as test rows: the test set stays unseen."""
+    inner = Split.of(split.parts.train, DataSettings(test_fraction=share), 0, together=together)
+    return Split(split.order[inner.order], inner.parts)

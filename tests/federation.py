@@ -9,6 +9,7 @@ import torch
 from vafl.build import Run, build
 from vafl.config import from_document
 from vafl.data.partition import Party, VerticalData
+from vafl.data.split import Parts
 from vafl.protocol.delays import DelayLog
 from vafl.protocol.messages import Leave, Welcome
 from vafl.protocol.table import FOREVER
@@ -17,14 +18,19 @@ from vafl.protocol.table import FOREVER
 def vertical_data(rows=20, clients=2, shape=(3,), classes=3, seed=0) -> VerticalData:
     """Random features of that shape for every party; classes = 0 gives a regression."""
     generator = torch.Generator().manual_seed(seed)
-    features = [torch.randn(rows, *shape, generator=generator) for _ in range(clients)]
-    parties = [Party(f"client-{i}", own, own[: rows // 2]) for i, own in enumerate(features, 1)]
+    features = [_with_tests(torch.randn(rows, *shape, generator=generator)) for _ in range(clients)]
+    parties = [Party(f"client-{i}", own) for i, own in enumerate(features, 1)]
     if classes:
         labels = torch.arange(rows) % classes
         names = tuple(map(str, range(classes)))
     else:
         labels, names = torch.randn(rows, generator=generator), None
-    return VerticalData(tuple(parties), labels, labels[: rows // 2].clone(), names)
+    return VerticalData(tuple(parties), _with_tests(labels), Parts(rows, test=rows // 2), names)
+
+
+def _with_tests(values: torch.Tensor) -> torch.Tensor:
+    """The first half of the rows are test rows too."""
+    return torch.cat([values, values[: len(values) // 2]])
 
 
 def run_of(data: VerticalData | None = None, **sections) -> Run:

@@ -8,6 +8,7 @@ from tests.federation import parameters, run_of, same, vertical_data
 from vafl.build import build, make_refresh, make_schedule
 from vafl.config import Config, from_document
 from vafl.data.sources import load
+from vafl.data.split import Parts
 from vafl.errors import ConfigError, DataError
 from vafl.plan import Task
 from vafl.protocol.schedule import Lookahead, NoRefresh, RandomRefresh, RefreshAll
@@ -58,7 +59,7 @@ def test_a_loss_or_metric_that_does_not_fit_is_refused(classes, settings, said):
 @pytest.mark.parametrize(("classes", "dtype"), [(3, torch.int64), (2, torch.float32), (0, torch.float32)])
 def test_labels_have_the_type_their_loss_wants(classes, dtype):
     run = run_of(vertical_data(classes=classes))
-    assert run.data.train_labels.dtype == run.data.test_labels.dtype == dtype
+    assert run.data.labels.dtype == dtype
     assert run.train()[-1].updates == 20
 
 
@@ -94,13 +95,11 @@ def test_what_only_the_data_can_tell_is_checked_before_training(sections, said):
 )
 def test_a_metric_that_would_be_no_number_is_refused_before_training(classes, metric, validation, said):
     data = vertical_data(classes=classes)
-    labels = data.test_labels[:8].clone()
-    labels[validation:] = labels[0]
+    labels = data.labels[: data.rows + 8].clone()
+    labels[data.rows + validation :] = labels[0]
+    data = replace(data, labels=labels, parts=Parts(data.rows, validation, 8 - validation))
     with pytest.raises(DataError, match=said):
-        build(
-            config(model={"metric": metric}, schedule={"batch_size": 4}),
-            replace(data, test_labels=labels, validation=validation),
-        )
+        build(config(model={"metric": metric}, schedule={"batch_size": 4}), data)
 
 
 @pytest.mark.parametrize(
@@ -114,10 +113,10 @@ def test_a_metric_that_would_be_no_number_is_refused_before_training(classes, me
 )
 def test_validation_rows_of_one_class_are_refused_only_where_they_decide(stop, said):
     data = vertical_data(classes=2)
-    labels = data.test_labels.clone()
-    labels[:4] = 0
+    labels = data.labels.clone()
+    labels[data.rows : data.rows + 4] = 0
     made = config(data={"validation_fraction": 0.2}, schedule={"batch_size": 4}, stop={"updates": 20, **stop})
-    data = replace(data, test_labels=labels, validation=4)
+    data = replace(data, labels=labels, parts=Parts(data.rows, 4, data.parts.test - 4))
     if said:
         with pytest.raises(DataError, match=said):
             build(made, data)
@@ -139,9 +138,8 @@ def test_data_that_is_not_there_is_said_before_training():
 
 def test_the_configs_own_data_is_loaded_and_split():
     run = build(config(data={"name": "iris"}, partition={"clients": 4}))
-    assert [tuple(party.train.shape) for party in run.data.parties] == [(112, 1)] * 4
-    expected = load(run.config.data, run.config.seed)
-    assert run.data.train_labels.tolist() == expected.train_labels.tolist()
+    assert [tuple(party.features[run.data.train].shape) for party in run.data.parties] == [(112, 1)] * 4
+    assert run.data.labels.tolist() == load(run.config.data).labels[run.data.record_numbers].tolist()
     assert isinstance(run.runtime, Simulator)
 
 

@@ -8,7 +8,7 @@ import pytest
 import tomli_w
 from rich.console import Console
 
-from tests.companies import document, write_companies
+from tests.companies import add_own_columns, document, write_companies
 from vafl.cli import main
 from vafl.config import read_config
 from vafl.errors import ConfigError, DataError, Stalled
@@ -20,9 +20,11 @@ from vafl.privacy.ledger import read_ledger
 from vafl.trained import read_deployed
 
 
-def trained(folder, sets=(), **sections):
+def trained(folder, sets=(), *, own=False, **sections):
     """Companies' tables, a configuration of them, and a run."""
     write_companies(folder)
+    if own:
+        add_own_columns(folder)
     path = folder / "run.toml"
     path.write_text(tomli_w.dumps(document(folder, **sections)))
     launch(read_config(path, list(sets)), folder / "run", Console(file=io.StringIO()))
@@ -30,8 +32,9 @@ def trained(folder, sets=(), **sections):
 
 
 def test_parties_groups_and_columns_are_ranked_by_what_they_tell(tmp_path, capsys):
-    path = trained(tmp_path, ["model.embedding=mlp", "model.metric=accuracy"])
+    path = trained(tmp_path, ["model.embedding=mlp", "model.metric=accuracy"], own=True)
     groups = ["--set", 'tables.bank.groups.person=["age", "jo*"]']
+    groups += ["--set", 'tables.server.groups.mine=["rating", "branch"]']
     assert main(["importance", str(path), "--model", str(tmp_path / "run"), *groups, "--repeats", "8"]) == 0
     shown = capsys.readouterr().out
     found = json.loads((tmp_path / "run" / "importance.json").read_text())
@@ -39,6 +42,7 @@ def test_parties_groups_and_columns_are_ranked_by_what_they_tell(tmp_path, capsy
     bank, shop = found["features"]["bank"], found["features"]["shop"]
     assert set(bank) == {"income", "age", "job", "person"}
     assert set(shop) == {"spent", "city"}
+    assert set(found["features"]["label-holder"]) == {"rating", "branch", "mine"}
     own = {name: measured["loss_increase"] for name, measured in (bank | shop).items()}
     assert min(own["income"], own["spent"]) > max(own["job"], own["city"], own["age"]) > 0
     assert found["parties"]["bank"]["loss_increase"] > own["job"]

@@ -8,10 +8,11 @@ import polars as pl
 import pytest
 import torch
 
-from tests.companies import write_companies
+from tests.companies import add_own_columns, write_companies
 from tests.machine import Machine
 from vafl.config import read_config
 from vafl.models.losses import probabilities
+from vafl.names import LOCAL_CLIENT
 from vafl.plan import make_plan
 from vafl.protocol.respondent import embed
 from vafl.trained import open_model, rebuild
@@ -73,6 +74,7 @@ class Companies(Machine):
 def companies(tmp_path):
     folder = tmp_path
     write_companies(folder)
+    add_own_columns(folder)
     made = Companies(folder, CONFIG.replace("{seconds}", ""), PARTIES)
     sets = [word for setting in SETS for word in ("--set", setting)]
     for party in ("server", *PARTIES):
@@ -112,14 +114,17 @@ def _check_predictions_need_no_set_of_the_training(companies):
     companies.together("predict", server=("--out", str(out)))
     scores = pl.read_csv(out)
     config = read_config(companies.folder / "run.toml", list(SETS))
+    head = open_model(companies.folder / "run", "server")
+    assert set(head.manifest.parties) == {*PARTIES, LOCAL_CLIENT}
     expected, ids = [], None
-    for index, party in enumerate(PARTIES):
-        own = make_plan(config, party=party).data.parties[index]
-        model = rebuild(open_model(companies.folder / party, party))
-        expected.append(embed(model, torch.cat([own.train, own.test])).half().float())  # as they travelled
+    for index, party in enumerate(head.manifest.parties):
+        is_local = party == LOCAL_CLIENT
+        own = make_plan(config, party="server" if is_local else party).data.parties[index]
+        model = rebuild(open_model(companies.folder / ("run" if is_local else party), party))
+        expected.append(embed(model, own.features).half().float())  # as they travelled
         ids = own.ids
     with torch.no_grad():
-        outputs = rebuild(open_model(companies.folder / "run", "server"))(torch.cat(expected, 1))
+        outputs = rebuild(head)(torch.cat(expected, 1))
     chances = dict(zip(ids, probabilities(outputs, "binary")[:, 1].tolist(), strict=True))
     assert scores["p(yes)"].to_list() == pytest.approx([chances[each] for each in scores["id"]], abs=1e-5)
 
@@ -129,7 +134,7 @@ def _check_importance_is_measured_as_far_as_each_client_allows(companies):
         "importance", server=("--repeats", "4"), shop=("--set", "prediction.importance=columns")
     )
     found = json.loads((companies.folder / "run" / "importance.json").read_text())
-    assert set(found["parties"]) == set(PARTIES)
+    assert set(found["parties"]) == {*PARTIES, LOCAL_CLIENT}
     assert set(found["features"]["bank"]) == {"person"}, "only the group that it named"
     assert set(found["features"]["shop"]) == {"spent", "city"}
     assert found["features"]["shop"]["spent"]["loss_increase"] > 0.05

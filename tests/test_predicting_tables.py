@@ -82,11 +82,12 @@ def test_what_was_learnt_for_people_it_does_not_know_stands_in_for_a_party(tmp_p
     config = configuration(tmp_path, rule={"name": rule}, **sections)
     launch(config, tmp_path / "run", console)
     model = rebuild(open_model(tmp_path / "run", "bank"))
-    bank = make_plan(config).data.parties[0]
+    data = make_plan(config).data
+    bank = data.parties[0]
     if records == "labelled":
         learnt = model(torch.from_numpy(bank.encoder.absent_row())[None])[0]
     else:
-        learnt = model(bank.test).mean(0)
+        learnt = model(bank.features[data.rows :]).mean(0)
     head = open_model(tmp_path / "run", "server")
     assert torch.allclose(head.defaults["bank"], learnt, atol=1e-6)
 

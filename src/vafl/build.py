@@ -79,7 +79,7 @@ class Run:
                 then `best.point`. None does so if the run has stop.patience.
         """
         keep_best = self.config.stop.patience > 0 if keep_best is None else keep_best
-        self.best = BestModels([*self.models, self.head]) if keep_best else None
+        self.best = BestModels([*self.models, self.head], self.evaluator.measured) if keep_best else None
         watch = Watch(self.config.stop, self.task.metrics, self.best)
         try:
             with limited_threads(self.config.threads):
@@ -112,21 +112,20 @@ def build(config: Config, data: VerticalData | None = None) -> Run:
     config = plan.config
     centralised = config.rule.name == "centralised"
     guards = [None if centralised else make_guard(plan, index) for index in range(len(plan.models))]
-    models, tests = plan.models, [party.test for party in plan.data.parties]
+    models, features = plan.models, [party.features for party in plan.data.parties]
     for index, own in enumerate(guards):
         if own is not None:  # measured is what the server would see
-            tests[index] = own.features[plan.data.rows :]
+            features[index] = own.features
             models = [*models[:index], own.whole_model(), *models[index + 1 :]]
     evaluator = Evaluator(
         models,
-        tests,
+        features,
         plan.head,
-        plan.data.test_labels,
+        plan.data.labels,
         plan.task.metrics,
+        plan.data.parts,
         summed=config.model.combine == "sum",
-        validation=plan.data.validation,
         budgets=[own.budget for own in guards if own is not None],
-        first=plan.data.rows,
     )
     runtime = CentralisedRuntime(_centralised(plan)) if centralised else _simulator(plan, guards)
     ledgers = [own.budget.ledger for own in guards if own is not None]
@@ -151,8 +150,9 @@ def with_drawn_labels(plan: Plan, path: Path | None = None) -> Plan:
     path = Path(settings.file) if settings.file else path
     classes = len(data.classes or ())
     name = config.tables[LABEL_HOLDER].label if config.tables else config.data.label
-    labels = draw_once(data.train_labels, classes, settings.epsilon, name, data.record_digest, path)
-    return replace(plan, data=replace(data, train_labels=labels))
+    known = data.labels[data.train]
+    drawn = draw_once(known, classes, settings.epsilon, name, data.record_digest, path)
+    return replace(plan, data=replace(data, labels=torch.cat([drawn, data.labels[data.rows :]])))
 
 
 def make_server(plan: Plan, table: EmbeddingTable | None = None, marks: MarkMemory | None = None) -> Server:
@@ -163,7 +163,7 @@ def make_server(plan: Plan, table: EmbeddingTable | None = None, marks: MarkMemo
     rule, clients = plan.config.rule, len(plan.data.parties)
     table = table or make_table(plan, plan.data.rows)
     others = (
-        plan.data.train_labels.numpy(),
+        plan.data.labels[plan.data.train].numpy(),
         plan.head,
         plan.loss,
         Descent.of(plan.config.optimiser, plan.head.parameters(), server=True),
@@ -214,7 +214,7 @@ def make_guard(
     return guard(
         config.privacy,
         plan.models[index],
-        torch.cat([party.train, party.test]),
+        party.features,
         ledger,
         accounts,
         config.rule.local_steps,
@@ -241,7 +241,7 @@ def make_client(
     rows, clients = plan.data.rows, len(plan.data.parties)
     schedules = schedules or [make_schedule(config, rows, client, own_seed) for client in range(clients)]
     model = plan.models[index] if own is None else own.model
-    features = torch.cat([party.train, party.test]) if with_held_out else party.train
+    features = party.features if with_held_out else party.features[plan.data.train]
     kind: Callable[..., Client] = Client
     if config.privacy.secure_sum:
         names = [party.name for party in plan.data.parties]
@@ -292,8 +292,8 @@ def _centralised(plan: Plan) -> Centralised:
     descents = [Descent.of(config.optimiser, model.parameters()) for model in plan.models]
     descents.append(Descent.of(config.optimiser, plan.head.parameters(), server=True))
     return Centralised(
-        [party.train for party in plan.data.parties],
-        plan.data.train_labels,
+        [party.features[plan.data.train] for party in plan.data.parties],
+        plan.data.labels[plan.data.train],
         plan.models,
         plan.head,
         plan.loss,

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from vafl.config import Config
 from vafl.data.aligned import load_tables
-from vafl.data.dataset import with_validation
 from vafl.data.encoding import Encoder, Form, NumberColumn
 from vafl.data.partition import VerticalData, partition
 from vafl.data.settings import LABEL_HOLDER
 from vafl.data.sources import load
+from vafl.data.split import Split
 from vafl.errors import ConfigError, DataError, RunFolderError
 from vafl.models.embeddings import make_embedding
 from vafl.models.folder import StoredModel
@@ -87,10 +87,10 @@ def make_plan(config: Config, data: VerticalData | None = None, party: str | Non
             'train. Use model.head = "linear" or "mlp".'
         )
     if task.loss != "softmax":
-        data = replace(data, train_labels=data.train_labels.float(), test_labels=data.test_labels.float())
+        data = replace(data, labels=data.labels.float())
     models, head = _models(config, data, task)
     if task.loss == "squared" and isinstance(head, TabularHead) and party in (None, LABEL_HOLDER):
-        head.measure(data.train_labels)
+        head.measure(data.labels[data.train])
     return Plan(config, data, task, models, head)
 
 
@@ -121,8 +121,7 @@ def _check_measurable(config: Config, metrics: Metrics, data: VerticalData) -> N
     Raises:
         DataError: one is not.
     """
-    parts = held_out_labels(data)
-    watched = next(iter(parts))
+    parts, watched = held_out_labels(data), data.parts.watched
     decisive = [("test", "model.metric", metrics.headline)]
     if config.stop.metric is not None:
         decisive.append((watched, "stop.metric, a target for model.metric", metrics.headline))
@@ -143,14 +142,14 @@ def held_out_labels(data: VerticalData) -> dict[str, Tensor]:
 
     The parts are "validation" and "test". Either is left out if it has no rows.
     """
-    parts = {"validation": data.test_labels[: data.validation], "test": data.test_labels[data.validation :]}
+    parts = {"validation": data.labels[data.validation], "test": data.labels[data.test]}
     return {name: labels for name, labels in parts.items() if len(labels)}
 
 
 def baselines(task: Task, data: VerticalData) -> dict[str, dict[str, Figures]]:
     """Return what a run has to beat: baseline -> part of the held-out rows -> metric -> value."""
-    parts = held_out_labels(data)
-    trivial = {part: task.metrics.trivial(data.train_labels, labels) for part, labels in parts.items()}
+    known, parts = data.labels[data.train], held_out_labels(data)
+    trivial = {part: task.metrics.trivial(known, labels) for part, labels in parts.items()}
     return {"trivial": trivial}
 
 
@@ -173,9 +172,10 @@ def load_data(config: Config, party: str | None = None) -> VerticalData:
             f'model.embedding = "tabular" is for tables. Found data.name = "{config.data.name}". Use '
             '"linear" or "mlp".'
         )
-    loaded = with_validation(load(config.data, config.seed), config.data.validation_fraction, config.seed)
+    loaded = load(config.data)
     _check_public(config, is_table=loaded.is_table, fitted=loaded.fitted)
-    return partition(loaded, config.partition, config.data.scale)
+    split = Split.of_dataset(loaded, config.data, config.seed)
+    return partition(loaded, split, config.partition, config.data.scale)
 
 
 def _check_public(config: Config, *, is_table: bool, fitted: bool = False) -> None:
@@ -209,9 +209,9 @@ def _models(config: Config, data: VerticalData, task: Task) -> tuple[list[nn.Mod
         for index, party in enumerate(data.parties):
             if alone:
                 torch.manual_seed(config.seed + (index + 1) * _MODEL_STREAMS)
-            known = party.train.numel() > 0
+            known = party.features.numel() > 0
             models.append(
-                make_embedding(config.model, party.train.shape[1:], task.outputs, inputs_of(party.encoder))
+                make_embedding(config.model, party.features.shape[1:], task.outputs, inputs_of(party.encoder))
                 if known
                 else nn.Identity()
             )

@@ -13,7 +13,7 @@ from vafl.data.dataset import Records
 from vafl.data.tables import POSITION, open_table
 from vafl.errors import RunFolderError
 from vafl.models.folder import StoredModel
-from vafl.names import SERVER
+from vafl.names import SERVER, table_owner
 from vafl.plan import encoder_of, load_data
 
 
@@ -57,13 +57,12 @@ def load_subjects(config: Config, party: str, model: StoredModel) -> Subjects:
             "it was trained on: others would be scaled by themselves. Found other data. For new records, "
             'train on data.name = "tables", whose models know how to encode them.'
         )
-    rows = data.rows + len(data.test_labels)
-    features = torch.empty(rows, 0)
+    features = torch.empty(data.parts.total, 0)
     for own in data.parties:
         if own.name == party:
-            features = torch.cat([own.train, own.test])
+            features = own.features
             model.require({"features": list(features.shape[1:])})
-    chosen = np.arange(data.rows + data.validation, rows)
+    chosen = np.arange(data.test.start, data.test.stop)
     ids = pl.Series(data.record_numbers).cast(pl.String)
     return Subjects(data.record_digest, data.source, chosen, ids, features)
 
@@ -80,18 +79,16 @@ def held_out(config: Config, model: StoredModel) -> tuple[Records, Tensor]:
     """
     data = load_data(config, SERVER)
     model.require({"classes": list(data.classes or ())})
-    tested = slice(data.rows + data.validation, None)
-    if data.record_digest != model.manifest.records:
-        tested = slice(0, None)
-    labels = torch.cat([data.train_labels, data.test_labels])[tested]
-    total = data.rows + len(data.test_labels)
-    rows = data.record_numbers if config.data.name == "tables" else np.arange(total)
+    is_known = data.record_digest == model.manifest.records
+    tested = data.test if is_known else slice(0, data.parts.total)
+    rows = data.record_numbers if config.data.name == "tables" else np.arange(data.parts.total)
     order = np.argsort(rows[tested])
-    return rows[tested][order], labels[torch.from_numpy(order)]
+    return rows[tested][order], data.labels[tested][torch.from_numpy(order)]
 
 
 def _from_tables(config: Config, party: str, model: StoredModel) -> Subjects:
-    alignment = find_alignments(config.data, config.tables, party, labelled=False)[party]
+    owner = table_owner(party)
+    alignment = find_alignments(config.data, config.tables, owner, labelled=False)[owner]
     wanted = pl.DataFrame({"id": alignment.ids, POSITION: alignment.numbers})
     features = torch.empty(alignment.rows, 0)
     if party != SERVER:

@@ -19,7 +19,7 @@ from vafl.files import make_private_folder
 from vafl.models.embeddings import make_embedding
 from vafl.models.folder import StoredModel, read_model, write_model
 from vafl.models.heads import make_head
-from vafl.names import SERVER, check_party
+from vafl.names import SERVER, check_party, table_owner
 from vafl.plan import Plan, encoder_of, inputs_of
 from vafl.protocol.masked_server import SumTable
 from vafl.protocol.messages import EVERYTHING, LONGEST_GROUP
@@ -60,7 +60,7 @@ def keep_embedding(plan: Plan | Run, index: int, path: Path, run: str) -> None:
     facts: dict[str, Any] = {
         "party": party.name,
         "kind": "embedding",
-        "features": list(party.train.shape[1:]),
+        "features": list(party.features.shape[1:]),
         "schema": {} if party.encoder is None else party.encoder.to_dict(),
         "table": _table_facts(plan.config, party.name),
         "run": run,
@@ -78,7 +78,8 @@ def keep_head(plan: Plan | Run, defaults: Mapping[str, Tensor], path: Path, run:
 
 def _table_facts(config: Config, party: str) -> dict[str, Any]:
     """Return what decides how the party's table is read, beside the encoder."""
-    return {"missing": list(config.tables[party].missing)} if party in config.tables else {}
+    own = config.tables.get(table_owner(party))
+    return {} if own is None else {"missing": list(own.missing)}
 
 
 def _make_model_folder(run: Path, party: str) -> Path:
@@ -101,7 +102,7 @@ def keep_all(run: Run, path: Path) -> None:
 
 def _simulated(run: Run) -> Iterator[tuple[str, Tensor]]:
     """`stand_ins` of a run that was one process."""
-    held_out = np.arange(run.data.rows, run.data.rows + len(run.data.test_labels))
+    held_out = np.arange(run.data.rows, run.data.parts.total)
     for party, cells in zip(run.data.parties, run.evaluator.embeddings(), strict=True):
         yield party.name, _mean(cells.numpy(), _telling(party, held_out) - run.data.rows)
 
@@ -199,12 +200,15 @@ def as_trained(document: Mapping[str, Any], stored: StoredModel, run: Path) -> C
     if whole["privacy"].get("mode") == "none":
         # "auto" and "none" protect alike, but only "none" agrees to uploads of people who have a ledger.
         whole["privacy"]["mode"] = _entry(document, "privacy", "mode") or "auto"
-    network, table = document.get("network", {}), _entry(document, "tables", manifest.party)
+    if stored.settings.has_factory and not _names_factory(document, stored):
+        whole["model"]["embedding"] = "linear"  # a head is the same for every embedding of its width
+    owner = table_owner(manifest.party)
+    network, table = document.get("network", {}), _entry(document, "tables", owner)
     if isinstance(network, dict):
         encoding = _entry(manifest.settings, "network", "encoding") or "float32"
         whole["network"] = network | {"encoding": encoding}
     if manifest.table and isinstance(table, dict):
-        whole["tables"] = {**document["tables"], manifest.party: {**table, **manifest.table}}
+        whole["tables"] = {**document["tables"], owner: {**table, **manifest.table}}
     return from_document(whole)
 
 
@@ -222,10 +226,13 @@ def _entry(document: Mapping[str, Any], section: str, key: str) -> Any:
 
 def _check_factory(document: Mapping[str, Any], stored: StoredModel) -> None:
     """Raise RunFolderError if the model is made by code that the document does not name."""
-    named = _entry(document, "model", "embedding") or ""
     own = stored.manifest.kind == "embedding" and stored.settings.has_factory
-    if own and named != stored.settings.embedding:
-        raise _not_named(stored, str(named))
+    if own and not _names_factory(document, stored):
+        raise _not_named(stored, str(_entry(document, "model", "embedding") or ""))
+
+
+def _names_factory(document: Mapping[str, Any], stored: StoredModel) -> bool:
+    return bool(_entry(document, "model", "embedding") == stored.settings.embedding)
 
 
 def _check_protection(document: Mapping[str, Any], stored: StoredModel) -> None:

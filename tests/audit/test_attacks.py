@@ -15,7 +15,7 @@ def attacked(classes=3, **sections):
     )
     heard = Eavesdropper(run)
     run.train()
-    return run, heard, run.data.train_labels.numpy().astype(np.int64)
+    return run, heard, run.data.labels[run.data.train].numpy().astype(np.int64)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -31,7 +31,7 @@ def test_plain_gradients_give_the_labels_away(classes):
 def test_a_head_that_turns_the_sign_round_hides_nothing():
     run = run_of(vertical_data(200, classes=2), model={"head": "linear", "width": 1}, stop={"updates": 50})
     run.head.weight.data.fill_(-5.0)
-    heard, truth = Eavesdropper(run), run.data.train_labels.numpy().astype(np.int64)
+    heard, truth = Eavesdropper(run), run.data.labels[run.data.train].numpy().astype(np.int64)
     run.train()
     assert infer_labels(heard, truth)[0].value == 1.0
     assert replay(heard, truth).value == 1.0

@@ -10,6 +10,7 @@ from vafl.config import from_document
 from vafl.data.partition import partition
 from vafl.data.settings import DataSettings, PartitionSettings
 from vafl.data.sources import load
+from vafl.data.split import Split
 
 pytestmark = pytest.mark.no_cover  # many runs of the same lines
 LAYOUTS = {"linear": "columns", "mlp": "columns", "cnn": "bands", "lstm": "sequence"}
@@ -18,13 +19,14 @@ SIZES = {"linear": [], "mlp": [32], "cnn": [8, 8], "lstm": [8]}
 
 
 def data(name, layout="columns"):
-    return partition(load(DataSettings(name), 0), PartitionSettings(clients=2, layout=layout))
+    source = load(DataSettings(name))
+    split = Split.of_dataset(source, DataSettings(name), 0)
+    return partition(source, split, PartitionSettings(clients=2, layout=layout))
 
 
 def scaled_labels(source):
     """Labels of diabetes are in the hundreds; one step size is to fit all."""
-    train, test = ((labels - 150) / 80 for labels in (source.train_labels, source.test_labels))
-    return replace(source, train_labels=train, test_labels=test)
+    return replace(source, labels=(source.labels - 150) / 80)
 
 
 DIGITS = {layout: data("digits", layout) for layout in set(LAYOUTS.values())}

@@ -8,11 +8,13 @@ from vafl.config import from_document
 from vafl.data.partition import partition
 from vafl.data.settings import DataSettings, PartitionSettings
 from vafl.data.sources import load
+from vafl.data.split import Split
 
 pytestmark = pytest.mark.no_cover  # many runs of the same lines
 CLIENTS = 3
 GOOD = 0.85  # logistic regression on digits ends near 0.95; ten classes, so guessing gives 0.1
-DATA = partition(load(DataSettings("digits", test_fraction=0.5), 0), PartitionSettings(clients=CLIENTS))
+DIGITS, HALF = load(DataSettings()), DataSettings(test_fraction=0.5)
+DATA = partition(DIGITS, Split.of_dataset(DIGITS, HALF, 0), PartitionSettings(clients=CLIENTS))
 
 
 def digits(rule, refresh, **delays) -> Run:

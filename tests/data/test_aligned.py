@@ -3,15 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 import pytest
 import torch
 
 from tests.companies import configuration, write_companies
-from vafl.data.aligned import Split, join, load_tables
+from vafl.data.aligned import join, load_tables
 from vafl.data.alignment import Alignment
-from vafl.data.settings import DataSettings
 from vafl.errors import ConfigError, DataError
 from vafl.plan import make_plan
 
@@ -48,16 +46,13 @@ def test_a_join_gives_every_party_the_same_rows(folder):
 def test_features_and_labels_are_those_of_the_same_person(folder, records):
     config = configuration(folder, data={"records": records, "validation_fraction": 0.1, "scale": "none"})
     data, found = load(config), join(config.data, config.tables)
-    assert data.validation == round(0.1 * found["server"].rows)
+    assert data.parts.validation == round(0.1 * found["server"].rows)
     person_of = dict(zip(found["server"].numbers.tolist(), found["server"].ids, strict=True))
     people = [person_of[number] for number in data.record_numbers.tolist()]
     bank = pl.read_csv(folder / "bank.csv").rows_by_key("person", named=True, unique=True)
     labels = pl.read_csv(folder / "labels.csv").rows_by_key("person", named=True, unique=True)
     party = data.parties[0]
-    features = torch.cat([party.train, party.test])
-    for person, row, label in zip(
-        people, features, torch.cat([data.train_labels, data.test_labels]), strict=True
-    ):
+    for person, row, label in zip(people, party.features, data.labels, strict=True):
         assert data.classes[int(label)] == labels[person]["repaid"]
         if person in bank:
             assert row[:2].tolist() == pytest.approx([bank[person]["income"], bank[person]["age"]])
@@ -92,10 +87,10 @@ def test_a_party_reads_its_own_table_only_and_all_agree_on_the_records(folder):
         digests.add(data.record_digest)
         assert data.rows == whole.rows
         for index, name in enumerate(("bank", "shop")):
-            same = torch.equal(data.parties[index].train, whole.parties[index].train)
+            same = torch.equal(data.parties[index].features, whole.parties[index].features)
             assert same == (name == party)
-            assert data.parties[index].train.shape[1] > 0 or name != party
-        assert torch.equal(data.train_labels, whole.train_labels) == (party == "server")
+            assert data.parties[index].features.shape[1] > 0 or name != party
+        assert torch.equal(data.labels, whole.labels) == (party == "server")
         for path in hidden.iterdir():
             path.rename(folder / path.name)
     assert len(digests) == 1
@@ -129,17 +124,6 @@ def test_a_clients_copy_of_the_label_is_refused_by_its_name(folder):
             load(config, party)
     ignoring = replace(config.tables["bank"], ignore=("repaid",))
     assert load_tables(config.data, {**config.tables, "bank": ignoring}, 0).parties[0].encoder
-
-
-def test_rows_are_split_by_the_seed(folder):
-    settings = DataSettings(name="tables", parties=("a",), test_fraction=0.25, validation_fraction=0.25)
-    one, other = Split.of(100, settings, 1), Split.of(100, settings, 2)
-    assert (one.train, one.validation) == (50, 25)
-    assert np.array_equal(np.sort(one.order), np.arange(100))
-    assert not np.array_equal(one.order, other.order)
-    assert np.array_equal(one.order, Split.of(100, settings, 1).order)
-    with pytest.raises(DataError, match="The parties have 2 rows, too few"):
-        Split.of(2, replace(settings, test_fraction=0.1), 1)
 
 
 def test_what_does_not_fit_together_is_said(folder):
@@ -193,5 +177,5 @@ def test_regression_labels_are_numbers(folder):
     labels.with_columns(repaid=pl.int_range(labels.height) / 4).write_csv(folder / "labels.csv")
     data = load(configuration(folder, data={"task": "regression"}))
     assert data.classes is None
-    assert data.train_labels.dtype == torch.float32
-    assert float(data.train_labels.max()) > 90
+    assert data.labels[data.train].dtype == torch.float32
+    assert float(data.labels[data.train].max()) > 90

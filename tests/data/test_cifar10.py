@@ -36,15 +36,11 @@ def test_binary_batches_and_sheets_hold_the_same_pictures(tmp_path):
     (tmp_path / "sheets").mkdir()
     write_sheets(tmp_path / "sheets" / "cifar10")
     binary, sheets = (load_cifar10(tmp_path / name, SMALL) for name in ("binary", "sheets"))
-    assert binary.train.shape == (125, 3, 32, 32)
-    assert np.array_equal(binary.train, sheets.train)
-    assert np.array_equal(binary.test, sheets.test)
-    assert binary.test.max() <= 1
-    assert (
-        binary.train_labels.tolist()
-        == sheets.train_labels.tolist()
-        == [*range(10), *range(10), *range(5)] * 5
-    )
+    assert binary.features.shape == (150, 3, 32, 32)
+    assert np.array_equal(binary.features, sheets.features)
+    assert binary.features.max() <= 1
+    assert binary.labels.tolist() == sheets.labels.tolist() == [*range(10), *range(10), *range(5)] * 6
+    assert binary.tests == 25
     assert binary.classes == CLASSES
 
 

@@ -11,8 +11,9 @@ from vafl.data.mimic3 import load_mimic3
 from vafl.data.partition import partition
 from vafl.data.physionet2012 import load_physionet2012
 from vafl.data.series import HOURS, Measurements, by_hour, filled
-from vafl.data.settings import PartitionSettings
+from vafl.data.settings import DataSettings, PartitionSettings
 from vafl.data.sources import _PUBLIC
+from vafl.data.split import Split
 from vafl.errors import ConfigError, DataError
 from vafl.plan import load_data
 
@@ -60,7 +61,7 @@ def write_physionet(folder, form):
 @pytest.mark.parametrize("mode", ["release_once", "embed_only"])
 def test_statistics_of_all_stays_are_refused_where_each_is_promised_something(tmp_path, monkeypatch, mode):
     write_physionet(tmp_path / "physionet2012", "csv")
-    monkeypatch.setitem(_PUBLIC, "physionet2012", lambda folder, *_: load_physionet2012(folder, DEATHS))
+    monkeypatch.setitem(_PUBLIC, "physionet2012", lambda folder: load_physionet2012(folder, DEATHS))
     data = {"name": "physionet2012", "folder": str(tmp_path), "scale": "none"}
     budget = {"mu_max": 2.0} if mode == "release_once" else {}
     config = from_document({"data": data, "privacy": {"mode": mode, "clip": 1.0, "noise": 1.0, **budget}})
@@ -75,19 +76,21 @@ def test_statistics_of_all_stays_are_refused_where_each_is_promised_something(tm
 def test_physionet_by_the_hour(tmp_path, form):
     write_physionet(tmp_path / "physionet2012", form)
     data = load_physionet2012(tmp_path, DEATHS)
-    assert data.train.shape == (3, HOURS, 88)
-    assert data.train_labels.tolist() == [1, 0, 0]
+    assert data.features.shape == (5, HOURS, 88)
+    assert data.labels[:3].tolist() == [1, 0, 0]
     column = {name: number for number, name in enumerate(data.columns)}
-    pulse, seen = (data.train[0, :, column[name]] for name in ("HR", "HR:seen"))
+    pulse, seen = (data.features[0, :, column[name]] for name in ("HR", "HR:seen"))
     assert pulse[[0, 1, 4, 5, 46]].tolist() == [85, 85, 85, 100, 100]  # carried on until there is a new one
     assert pulse[47] == 61
     assert np.flatnonzero(seen).tolist() == [0, 5, 47]
-    assert data.train[0, 30, column["ICUType=2"]] == 1
-    assert data.train[0, 30, column["ICUType=1"]] == 0
-    assert not data.train[:, :, column["Height:seen"]].any()
-    parties = partition(data, PartitionSettings(groups={"heart": ("HR*",), "rest": ("Age*", "pH*")})).parties
-    assert [tuple(party.train.shape) for party in parties] == [(3, HOURS, 2), (3, HOURS, 4)]
-    assert float(parties[0].train[..., 0].mean()) == pytest.approx(0, abs=1e-5)
+    assert data.features[0, 30, column["ICUType=2"]] == 1
+    assert data.features[0, 30, column["ICUType=1"]] == 0
+    assert not data.features[:3, :, column["Height:seen"]].any()
+    groups = PartitionSettings(groups={"heart": ("HR*",), "rest": ("Age*", "pH*")})
+    split = Split.of_dataset(data, DataSettings("physionet2012"), 0)
+    parties = partition(data, split, groups).parties
+    assert [tuple(party.features.shape) for party in parties] == [(5, HOURS, 2), (5, HOURS, 4)]
+    assert float(parties[0].features[:3, ..., 0].mean()) == pytest.approx(0, abs=1e-5)
 
 
 def test_physionet_counts_are_checked(tmp_path):
@@ -125,9 +128,9 @@ def test_mimic_as_its_benchmark_lays_it_out(tmp_path):
     write_mimic(folder)
     data = load_mimic3(tmp_path)
     assert data.fitted
-    assert data.train.shape == (2, HOURS, 2 * len(MIMIC_FEATURES))
-    assert data.train_labels.tolist() == [0, 1]
-    eyes = data.train[1, :, data.columns.index("Glascow coma scale eye opening")]
+    assert data.features.shape == (3, HOURS, 2 * len(MIMIC_FEATURES))
+    assert data.labels.tolist() == [0, 1, 0]
+    eyes = data.features[1, :, data.columns.index("Glascow coma scale eye opening")]
     assert np.round(eyes[[0, 2, 3, 47]]).tolist() == [2, 2, 4, 4]
     (folder / "test" / "9_episode1_timeseries.csv").unlink()
     with pytest.raises(
@@ -144,5 +147,5 @@ def test_values_beyond_the_usual_are_pulled_in():
     values = np.r_[np.full(999, 37.0), -17.0]
     nothing = np.zeros(1000, np.int64)
     series = by_hour(Measurements(nothing, hours, nothing, values), 1, 1)
-    own, _ = filled(series, series)
+    own = filled(series, series)
     assert own[0, :, 0].min() > 30

@@ -26,10 +26,10 @@ def write_npz(folder, **changed):
 def test_views_from_npz(tmp_path):
     write_npz(tmp_path / "modelnet40")
     data = load_modelnet40(tmp_path)
-    assert data.train.shape == (80, 3, 32, 32)
-    assert np.array_equal(np.rint(data.test * 255), views(1, 40))
+    assert data.features.shape == (120, 3, 32, 32)
+    assert np.array_equal(np.rint(data.features[80:] * 255), views(1, 40))
     assert data.classes == tuple(CLASSES)
-    assert data.train_labels[41] == 1
+    assert data.labels[41] == 1
 
 
 def test_views_from_folders_of_pictures(tmp_path):
@@ -42,9 +42,9 @@ def test_views_from_folders_of_pictures(tmp_path):
                     picture = Image.new("RGB", (64, 64), (number * 4 + view,) * 3)
                     picture.save(folder / f"{name}_{index:04}.obj.shaded_v{view}.png")
     data = load_modelnet40(tmp_path)
-    assert data.train.shape == (40, 3, 32, 32)
-    assert np.rint(data.test[7, :, 0, 0] * 255).tolist() == [29, 30, 38]
-    assert data.test_labels.tolist() == list(range(40))
+    assert data.features.shape == (80, 3, 32, 32)
+    assert np.rint(data.features[47, :, 0, 0] * 255).tolist() == [29, 30, 38]
+    assert data.labels.tolist() == [*range(40), *range(40)]
     (tmp_path / "modelnet40" / "kind03" / "test" / "kind03_0000.obj.shaded_v2.png").unlink()
     with pytest.raises(DataError, match=r"same number of views. Found \[2, 3\] in test"):
         load_modelnet40(tmp_path)

@@ -30,13 +30,13 @@ def write_adult(folder):
 def test_adult_words_become_columns(tmp_path):
     write_adult(tmp_path / "adult")
     data = load_adult(tmp_path, ROWS)
-    assert data.train_labels.tolist() == [1, 0, 1, 0]
-    assert data.test_labels.tolist() == [1, 0]
+    assert data.labels.tolist() == [1, 0, 1, 0, 1, 0]
+    assert data.tests == 2
     assert {"age", "workclass=?", "workclass=Private", "workclass=State-gov"} <= set(data.columns)
     assert "fnlwgt" not in data.columns
-    assert data.train[:, data.columns.index("workclass=?")].tolist() == [0, 1, 0, 0]
-    assert data.test[:, data.columns.index("workclass=State-gov")].tolist() == [1, 1]
-    assert (data.train[:, data.columns.index("capital-gain")] == 2174).all()
+    assert data.features[:, data.columns.index("workclass=?")].tolist() == [0, 1, 0, 0, 0, 0]
+    assert data.features[4:, data.columns.index("workclass=State-gov")].tolist() == [1, 1]
+    assert (data.features[:, data.columns.index("capital-gain")] == 2174).all()
     assert len(data.columns) == 107, "whoever is in the file"
 
 
@@ -63,14 +63,14 @@ def write_credit(folder, label="default.payment.next.month"):
 
 def test_credit_default(tmp_path):
     with pytest.raises(DataError, match=r"Missing: UCI_Credit_Card.csv or .*gz. Get it from the UCI"):
-        load_credit_default(tmp_path, 0.25, 0)
+        load_credit_default(tmp_path)
     write_credit(tmp_path / "credit_default")
-    data = load_credit_default(tmp_path, 0.25, seed=0, rows=8)
+    data = load_credit_default(tmp_path, rows=8)
     assert data.columns == ("LIMIT_BAL", "PAY_0")
-    assert (len(data.train), len(data.test)) == (6, 2)
-    assert np.array_equal(data.train[:, 0], data.records[:6] * 1000)
+    assert np.array_equal(data.features[:, 0], np.arange(8) * 1000)
+    assert data.labels.tolist() == [0, 1] * 4
     with pytest.raises(DataError, match=r"must hold 30,000 clients. Found 8"):
-        load_credit_default(tmp_path, 0.25, 0)
+        load_credit_default(tmp_path)
     write_credit(tmp_path / "credit_default", "label")
     with pytest.raises(DataError, match=r"with the columns ID and default.payment.next.month"):
-        load_credit_default(tmp_path, 0.25, 0)
+        load_credit_default(tmp_path)

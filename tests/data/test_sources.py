@@ -3,11 +3,9 @@ import hashlib
 
 import numpy as np
 import pytest
-import torch
 
 from vafl.data import sources
-from vafl.data.partition import partition
-from vafl.data.settings import DataSettings, PartitionSettings
+from vafl.data.settings import DataSettings
 from vafl.data.sources import load, read_idx
 from vafl.errors import ConfigError, DataError
 
@@ -17,115 +15,25 @@ from vafl.errors import ConfigError, DataError
 @pytest.mark.parametrize(
     ("name", "shape", "classes"),
     [
-        ("digits", (1348, 1, 8, 8), 10),
-        ("breast_cancer", (427, 30), 2),
-        ("wine", (134, 13), 3),
-        ("iris", (112, 4), 3),
-        ("diabetes", (332, 10), 0),
+        ("digits", (1797, 1, 8, 8), 10),
+        ("breast_cancer", (569, 30), 2),
+        ("wine", (178, 13), 3),
+        ("iris", (150, 4), 3),
+        ("diabetes", (442, 10), 0),
     ],
 )
 def test_sets_that_need_no_file(name, shape, classes):
-    found = load(DataSettings(name=name), seed=3)
-    assert found.train.shape == shape
-    assert found.train.dtype == np.float32
+    found = load(DataSettings(name=name))
+    assert found.features.shape == shape
+    assert found.features.dtype == np.float32
     assert len(found.classes or ()) == classes
     assert len(found.columns) == (0 if name == "digits" else shape[1])
-    assert found.train_labels.dtype == (np.int64 if classes else np.float32)
+    assert found.labels.dtype == (np.int64 if classes else np.float32)
 
 
 def test_digits_are_images_in_0_to_1():
-    found = load(DataSettings(name="digits", test_fraction=0.5), seed=0)
-    assert (found.train.min(), found.train.max()) == (0, 1)
-    assert abs(len(found.train) - len(found.test)) <= 1
-
-
-def test_the_seed_decides_the_test_rows():
-    one, again, other = (load(DataSettings(name="iris"), seed) for seed in (1, 1, 2))
-    assert np.array_equal(one.test, again.test)
-    assert not np.array_equal(one.test, other.test)
-
-
-# --- CSV ---
-
-
-def csv(folder, text, **settings):
-    path = folder / "table.csv"
-    path.write_text(text, encoding="utf-8")
-    return load(DataSettings(name="csv", path=str(path), **{"label": "y", **settings}), seed=0)
-
-
-def lines(header, count, line):
-    return (
-        header
-        + "\n"
-        + "".join(line.format(i=i, half=i / 2, odd=i % 2, word="ab"[i % 2]) + "\n" for i in range(count))
-    )
-
-
-def test_a_csv_of_numbers_and_truth_values(tmp_path):
-    found = csv(tmp_path, "a,b,flag,y\n" + "1,0.5,true,yes\n2,1.5,false,no\n" * 4)
-    assert found.columns == ("a", "b", "flag")
-    assert found.classes == ("no", "yes")
-    assert (len(found.train), len(found.test)) == (6, 2)
-    expected = np.array([[2, 1.5, 0], [1, 0.5, 1]], dtype=np.float32)
-    assert np.array_equal(found.train, expected[found.train_labels])
-
-
-def test_a_csv_s_numbers_are_rounded_to_float32_after_scaling_only(tmp_path):
-    """Seconds since 1970 differ by less than float32 has there: they were all one."""
-    found = csv(tmp_path, lines("seconds,y", 40, "17000000{i:02},{odd}"))
-    own = partition(found, PartitionSettings(clients=1)).parties[0].train
-    assert own.dtype == torch.float32
-    assert len(own.unique()) == len(own)
-
-
-def test_a_csv_for_regression_with_columns_to_ignore(tmp_path):
-    text = lines("name,a,y", 8, "{word},{i},{half}")
-    found = csv(tmp_path, text, ignore=("name",), task="regression")
-    assert found.columns == ("a",)
-    assert found.classes is None
-    assert np.allclose(found.train[:, 0] / 2, found.train_labels)
-
-
-NUMBERS = lines("a,y", 8, "{i},{odd}")
-
-
-@pytest.mark.parametrize(
-    ("text", "settings", "said"),
-    [
-        (
-            lines("a,w,y", 8, "{i},{word},{odd}"),
-            {},
-            r"features must be numbers. Found text in w. Encode .* or list them in data.ignore",
-        ),
-        (NUMBERS, {"label": "Y2"}, r'has no column "Y2". Its columns: a, y'),
-        (
-            lines("a,label", 8, "{i},{odd}"),
-            {"label": "labell"},
-            r'has no column "labell". Did you mean "label"\?',
-        ),
-        (NUMBERS, {"ignore": ("b",)}, r'has no column "b"'),
-        ("a,y\n1,\n2,1\n", {}, r'label column "y" has missing values. Drop those rows'),
-        ("a,b,y\n1,2,0\n,3,1\n4,5,0\n6,7,1\n", {}, r"Found NaN or infinity in 1 column\(s\): a"),
-        ("a,y\n1,0\n2,0\n3,0\n4,0\n", {}, r'at least two classes. Found only "0"'),
-        ("a,y\n1,0\n2,1\n", {}, r"both needed. Found 2 and 0"),
-        (
-            "a,y\n1,low\n2,high\n3,low\n4,low\n",
-            {"task": "regression"},
-            r"label of a regression must be a number",
-        ),
-        ("", {}, r"must be a CSV in UTF-8, with a header line"),
-        ("a,y\n1,2,3,4\n", {}, r"must be a CSV in UTF-8, with a header line"),
-    ],
-)
-def test_a_csv_that_cannot_be_used_says_why(tmp_path, text, settings, said):
-    with pytest.raises(DataError, match=said):
-        csv(tmp_path, text, **settings)
-
-
-def test_a_csv_that_is_not_there(tmp_path):
-    with pytest.raises(DataError, match=r'data.path must be a CSV file. Found nothing at ".*none.csv"'):
-        load(DataSettings(name="csv", path=str(tmp_path / "none.csv"), label="y"), 0)
+    features = load(DataSettings(name="digits")).features
+    assert (features.min(), features.max()) == (0, 1)
 
 
 # --- idx files ---
@@ -150,11 +58,11 @@ def test_public_sets_lie_in_the_data_folder(tmp_path, monkeypatch, how, name):
     mnist(tmp_path, name)
     if how == "environment":
         monkeypatch.setenv("VAFL_DATA", str(tmp_path))
-    found = load(DataSettings(name=name, folder=str(tmp_path) if how == "setting" else ""), 0)
-    assert found.train.shape == (6, 1, 2, 2)
-    assert found.test.shape == (3, 1, 2, 2)
-    assert found.train[5, 0, 1, 1] == pytest.approx(230 / 255)
-    assert found.train_labels.tolist() == [0, 1, 2, 3, 4, 5]
+    found = load(DataSettings(name=name, folder=str(tmp_path) if how == "setting" else ""))
+    assert found.features.shape == (9, 1, 2, 2)
+    assert found.tests == 3
+    assert found.features[5, 0, 1, 1] == pytest.approx(230 / 255)
+    assert found.labels.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2]
     assert len(found.classes) == 10
 
 
@@ -164,9 +72,9 @@ def test_a_public_set_that_is_not_there_says_what_is_missing(tmp_path):
     with pytest.raises(
         DataError, match=r"MNIST must lie in .* Missing: t10k-labels-idx1-ubyte.gz. Get .* VAFL_DATA"
     ):
-        load(DataSettings(name="mnist", folder=str(tmp_path)), 0)
+        load(DataSettings(name="mnist", folder=str(tmp_path)))
     with pytest.raises(DataError, match=r"Fashion-MNIST must lie in .* Missing: train-images"):
-        load(DataSettings(name="fashion_mnist", folder=str(tmp_path)), 0)
+        load(DataSettings(name="fashion_mnist", folder=str(tmp_path)))
 
 
 def test_fashion_in_the_folder_of_mnist_is_told_by_its_digest(tmp_path, monkeypatch):
@@ -177,13 +85,13 @@ def test_fashion_in_the_folder_of_mnist_is_told_by_its_digest(tmp_path, monkeypa
     with pytest.raises(
         DataError, match=r"must be MNIST's. Found Fashion-MNIST's. Put it into the folder fashion"
     ):
-        load(DataSettings(name="mnist", folder=str(tmp_path)), 0)
+        load(DataSettings(name="mnist", folder=str(tmp_path)))
 
 
 def test_images_and_labels_that_do_not_belong_together(tmp_path):
     mnist(tmp_path, labels=2)
-    with pytest.raises(DataError, match=r"one label a row is needed. Found 6 rows and 2 labels"):
-        load(DataSettings(name="mnist", folder=str(tmp_path)), 0)
+    with pytest.raises(DataError, match=r"one label a row is needed. Found 9 rows and 4 labels"):
+        load(DataSettings(name="mnist", folder=str(tmp_path)))
 
 
 WHOLE = bytes([0, 0, 8, 2, 0, 0, 0, 2, 0, 0, 0, 3]) + b"abcdef"

@@ -67,6 +67,10 @@ def test_other_models_and_protocols_learn(parameters):
     assert wine(epochs=30, **parameters).score(*WINE) > 0.9
 
 
+def held_out_labels(data):
+    return data.labels[data.held_out]
+
+
 def test_probabilities_follow_from_decisions():
     X, y = WINE
     three = wine()
@@ -98,7 +102,10 @@ def test_with_rows_held_out_the_models_of_the_lowest_loss_are_kept():
     assert model.run_.evaluator() == model.best_.metrics
     assert wine().best_ is None
     regressor = VerticalRegressor(epochs=3, random_state=0, validation_fraction=0.25).fit(X, y)
-    held_out = regressor.run_.data.test_labels.numpy() * regressor.target_scale_ + regressor.target_mean_
+    held_out = (
+        regressor.run_.data.labels[regressor.run_.data.held_out].numpy() * regressor.target_scale_
+        + regressor.target_mean_
+    )
     assert regressor.best_.metrics.keys() == {"r2", "rmse", "mae"}
     spread = float(np.sqrt(np.mean((held_out - held_out.mean()) ** 2)))  # errors are in the unit of y
     assert regressor.best_.metrics["rmse"] == pytest.approx(
@@ -111,7 +118,7 @@ def test_rows_held_out_of_one_class_have_no_auc():
     rare = np.zeros(len(y), int)
     rare[:2] = 1
     seeds = (VerticalClassifier(epochs=1, random_state=s, validation_fraction=0.1) for s in range(20))
-    model = next(model for model in seeds if not model.fit(X, rare).run_.data.test_labels.any())
+    model = next(model for model in seeds if not held_out_labels(model.fit(X, rare).run_.data).any())
     assert model.best_.metric is model.best_.metrics["auc"] is None
     assert model.best_.metrics["log_loss"] > 0
 
@@ -120,12 +127,16 @@ def test_rows_held_out_are_neither_trained_on_nor_scaled_by():
     X, y = WINE
     model = wine(validation_fraction=0.25, metric="loss")
     assert model.run_.data.rows == 134
-    assert len(model.run_.data.test_labels) == 44
+    assert model.run_.data.parts.validation == 44
     for party in model.run_.data.parties:
-        assert party.train.mean(0).abs().max() < 1e-6
-        assert party.test.mean(0).abs().max() > 1e-3
+        assert party.features[model.run_.data.train].mean(0).abs().max() < 1e-6
+        assert party.features[model.run_.data.held_out].mean(0).abs().max() > 1e-3
     target = VerticalRegressor(epochs=1, random_state=0, validation_fraction=0.25).fit(X, y).run_.data
-    assert abs(float(target.train_labels.mean())) < 1e-6 < abs(float(target.test_labels.mean()))
+    assert (
+        abs(float(target.labels[target.train].mean()))
+        < 1e-6
+        < abs(float(target.labels[target.held_out].mean()))
+    )
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, "half", None])
@@ -166,7 +177,7 @@ def test_features_far_from_zero_keep_their_precision():
 def test_without_scaling_features_are_left_as_they_are():
     model = wine(scale=False)
     assert model.scalers_ == {}
-    np.testing.assert_allclose(model.run_.data.parties[0].train, WINE[0][:, :7].astype(np.float32))
+    np.testing.assert_allclose(model.run_.data.parties[0].features, WINE[0][:, :7].astype(np.float32))
 
 
 def test_the_random_state_decides_everything():

@@ -52,7 +52,7 @@ def test_parties_take_columns_of_a_frame_by_name_pattern_or_position(library):
 def test_parties_take_columns_of_an_array_by_position():
     model = classifier(parties={"bank": range(2), "shop": np.array([4, 2])}).fit(NUMBERS, LABELS)
     assert model.parties_ == {"bank": [0, 1], "shop": [4, 2]}
-    assert [party.train.shape[1] for party in model.run_.data.parties] == [2, 2]
+    assert [party.features.shape[1] for party in model.run_.data.parties] == [2, 2]
 
 
 def test_one_column_needs_no_list():

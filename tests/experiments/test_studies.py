@@ -11,7 +11,7 @@ from experiments.measures import measure
 from experiments.study import FOLDER, names, read_study
 from experiments.timed_runs import Job, Timed, crossing, hold_out, train, was_made
 
-from vafl.data.dataset import Dataset
+from vafl.data.split import Parts, Split
 from vafl.observe.record import RecordedRun
 from vafl.runtime.point import Point
 
@@ -112,12 +112,9 @@ def test_where_the_mean_over_the_seeds_crosses_a_level():
 
 
 def test_rows_that_belong_together_are_held_out_together():
-    features = np.arange(36, dtype=np.float32).reshape(36, 1)
-    labels = np.arange(36) % 2
-    whole = Dataset("people", features, features[:3], labels, labels[:3], ("a",), ("no", "yes"))
+    whole = Split(np.arange(39), Parts(36, test=3))
     held = hold_out(whole, 1 / 6, together=3)
-    assert held.test.shape == (6, 1)
-    people = held.test[:, 0].astype(int) // 3
+    assert held.parts == Parts(30, test=6)
+    people = held.order[30:] // 3
     assert sorted(np.unique(people, return_counts=True)[1].tolist()) == [3, 3]
-    assert sorted([*held.train[:, 0], *held.test[:, 0]]) == list(range(36))
-    assert (held.train_labels == held.train[:, 0] % 2).all()
+    assert sorted(held.order.tolist()) == list(range(36))

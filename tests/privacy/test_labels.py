@@ -61,16 +61,16 @@ def test_drawing_keeps_the_kind_of_number_and_never_repeats():
 
 def test_the_seed_does_not_decide_the_labels():
     data = vertical_data(rows=500)
-    first, second = (run_of(data, labels={"epsilon": 1.0}).data.train_labels for _ in range(2))
+    first, second = (run_of(data, labels={"epsilon": 1.0}).data.labels for _ in range(2))
     assert not torch.equal(first, second)
 
 
 def test_the_server_trains_on_drawn_labels_and_is_measured_on_true_ones():
     data = vertical_data(rows=500)
     run = run_of(data, labels={"epsilon": 1.0})
-    assert np.array_equal(run.runtime.server._evaluate._labels, run.data.train_labels)
-    assert not torch.equal(run.data.train_labels, data.train_labels)
-    assert torch.equal(run.data.test_labels, data.test_labels)
+    assert np.array_equal(run.runtime.server._evaluate._labels, run.data.labels[run.data.train])
+    assert not torch.equal(run.data.labels[data.train], data.labels[data.train])
+    assert torch.equal(run.data.labels[data.test], data.labels[data.test])
 
 
 @pytest.mark.parametrize("rule", [{"name": "async"}, {"name": "t-sync", "t": 2}, {"name": "sync"}])

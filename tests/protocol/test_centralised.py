@@ -17,9 +17,9 @@ def test_a_step_is_descent_on_the_joint_loss(combine):
         schedule={"batch_size": 8},
     )
     trainer, before = run.runtime.trainer, parameters(run)
-    parts = [model(party.train) for model, party in zip(run.models, data.parties, strict=True)]
+    parts = [model(party.features[data.train]) for model, party in zip(run.models, data.parties, strict=True)]
     inputs = sum(parts) if combine == "sum" else torch.cat(parts, 1)
-    loss = nn.functional.cross_entropy(run.head(inputs), data.train_labels)
+    loss = nn.functional.cross_entropy(run.head(inputs), data.labels[data.train])
     every = [p for module in (*run.models, run.head) for p in module.parameters()]
     gradients = torch.autograd.grad(loss, every)
     trainer.step()

@@ -422,9 +422,9 @@ def test_one_round_moves_every_parameter_along_the_joint_gradient(embedding, hea
     )
     exchange = Exchange(run)
     before, rows = parameters(run), run.runtime.clients[0]._schedule.batch(0)
-    parts = [model(party.train[rows]) for model, party in zip(run.models, data.parties, strict=True)]
+    parts = [model(party.features[rows]) for model, party in zip(run.models, data.parties, strict=True)]
     inputs = sum(parts) if head.get("combine", "sum") == "sum" else torch.cat(parts, 1)
-    loss = nn.functional.cross_entropy(run.head(inputs), data.train_labels[rows])
+    loss = nn.functional.cross_entropy(run.head(inputs), data.labels[rows])
     penalty = 0.05 * sum(p.square().sum() for model in run.models for p in model.parameters())
     every = [p for module in (*run.models, run.head) for p in module.parameters()]
     gradients = torch.autograd.grad(loss + penalty, every)

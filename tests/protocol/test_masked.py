@@ -241,7 +241,7 @@ def test_a_client_that_declines_ends_the_question_and_the_others_answers_are_no_
 
 def _with_held_out(exchange, made):
     for client, party in zip(exchange.clients, made.data.parties, strict=True):
-        client._features = torch.cat([party.train, party.test])
+        client._features = party.features
     _widen(exchange.server)
 
 

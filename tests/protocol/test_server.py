@@ -65,7 +65,7 @@ class Witness(Exchange):
     def expected(self, rows, head):
         """Gradients of the mean loss at these rows: w.r.t. what the head sees, and w.r.t. the head."""
         inputs = torch.from_numpy(self.server.table.read(rows)).requires_grad_()
-        loss = F.cross_entropy(head(inputs), self.run.data.train_labels[rows])
+        loss = F.cross_entropy(head(inputs), self.run.data.labels[rows])
         first, *rest = torch.autograd.grad(loss, [inputs, *head.parameters()])
         return first, rest
 

@@ -59,7 +59,7 @@ def test_a_damaged_file_is_refused_and_not_drawn_again(tmp_path):
 def test_runs_that_name_one_file_share_its_labels(tmp_path):
     data, labels = vertical_data(rows=500), {"epsilon": 1.0, "file": str(tmp_path / "labels.safetensors")}
     first, second = run_of(data, labels=labels), run_of(data, seed=2, labels=labels)
-    assert torch.equal(first.data.train_labels, second.data.train_labels)
+    assert torch.equal(first.data.labels, second.data.labels)
 
 
 def server_state(folder, *, resume, **labels):

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from tests.federation import parameters, run_of, same, vertical_data
+from vafl.data.split import Parts
 from vafl.errors import ConfigError
 from vafl.models.metrics import Metrics
 from vafl.protocol.losslog import LossLog
@@ -191,7 +192,9 @@ def test_the_evaluator_measures_the_whole_model_on_the_test_rows(summed):
     features = [torch.randn(5, 2), torch.randn(5, 4)]
     head = nn.Linear(3 if summed else 6, 2)
     labels = torch.tensor([0, 1, 0, 1, 1])
-    evaluator = Evaluator(models, features, head, labels, Metrics.of("softmax", 2), summed=summed)
+    evaluator = Evaluator(
+        models, features, head, labels, Metrics.of("softmax", 2), Parts(0, test=len(labels)), summed=summed
+    )
     parts = [model(own) for model, own in zip(models, features, strict=True)]
     expected = head(parts[0] + parts[1] if summed else torch.cat(parts, 1))
     assert torch.allclose(evaluator.outputs(features), expected)
@@ -203,7 +206,9 @@ def test_the_evaluator_measures_the_whole_model_on_the_test_rows(summed):
 def test_modules_are_evaluated_without_dropout_and_train_on_with_it():
     model = nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.9))
     head, features = nn.Identity(), [torch.randn(50, 2)]
-    evaluator = Evaluator([model], features, head, torch.zeros(50), Metrics.of("softmax", 3), summed=True)
+    evaluator = Evaluator(
+        [model], features, head, torch.zeros(50), Metrics.of("softmax", 3), Parts(0, test=50), summed=True
+    )
     assert torch.equal(evaluator.outputs(features), model[0](features[0]))
     assert model.training
     assert head.training

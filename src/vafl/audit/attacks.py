@@ -115,7 +115,7 @@ def invert_features(run: Run, heard: Eavesdropper) -> Attack:
     Of a secure sum it has no column but the sum.
     """
     embeddings = heard.server.table.column(0)[: run.data.rows]
-    features = run.data.parties[0].train.flatten(1).numpy()
+    features = run.data.parties[0].features[run.data.train].flatten(1).numpy()
     order = np.random.default_rng(0).permutation(len(features))
     known, hidden = np.split(order, [max(2, int(_KNOWN * len(features)))])
     decoders = [

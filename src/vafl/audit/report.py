@@ -74,7 +74,7 @@ def audit(
     run.train()
     attacks = [invert_features(run, heard)]
     if plan.task.loss != "squared":
-        truth = plan.data.train_labels.numpy().astype(np.int64)
+        truth = plan.data.labels[plan.data.train].numpy().astype(np.int64)
         replayed = [] if config.privacy.secure_sum else [replay(heard, truth)]  # nobody is answered alone
         attacks = [*infer_labels(heard, truth), *replayed, *attacks]
     return Report(findings, attacks, silent)

@@ -38,7 +38,7 @@ def courses_of(plan: Plan, epochs: float | None = None) -> list[Course]:
         "full_start": config.rule.start == "upload",
         "delay_bound": config.rule.delay_bound > 0,
         "local_steps": config.rule.local_steps,
-        "held_out": plan.data.validation or len(plan.data.test_labels),
+        "held_out": plan.data.parts.validation or plan.data.parts.test,
         "evaluations": _evaluations(config, counts),
         "expected": not known or config.evaluation.every_seconds > 0,
     }

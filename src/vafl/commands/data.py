@@ -13,14 +13,16 @@ from rich.text import Text
 
 from vafl.commands.configured import add_config_options, as_json, overrides
 from vafl.config import Config, read_config
-from vafl.data.aligned import Split, check_label_unused, find_alignments
+from vafl.data import leakage
+from vafl.data.aligned import check_label_unused, find_alignments, positions
 from vafl.data.alignment import Alignment
 from vafl.data.fitting import ColumnReport, fit
 from vafl.data.labels import label_classes, read_labels
 from vafl.data.settings import LABEL_HOLDER
+from vafl.data.split import Split
 from vafl.data.tables import POSITION, Table, open_table
 from vafl.errors import ConfigError
-from vafl.plan import form_for
+from vafl.plan import form_for, load_data
 from vafl.privacy.settings import GUARANTEED
 
 
@@ -42,7 +44,7 @@ class Preview:
         rows: how many of the records are rows of the run.
         training_rows: and how many of those are trained on.
         features: how many features the columns become.
-        columns: what becomes of each; the label holder's are not used.
+        columns: what becomes of each; none for a label holder without features.
         labels: of the label holder: each class and its share, or mean and range.
     """
 
@@ -68,12 +70,15 @@ def run(options: argparse.Namespace, console: Console) -> None:
             f"`vafl data` needs a section [tables.{options.party or 'NAME'}]. Found "
             f"{', '.join(f'[tables.{name}]' for name in config.tables) or 'none'}."
         )
-    previews = [preview(config, name) for name in names]
+    previews, suspects = [preview(config, name) for name in names], _suspects(config)
     if options.json:
-        sys.stdout.write(as_json({"parties": [asdict(own) for own in previews]}))
+        document = {"parties": [asdict(own) for own in previews], "suspects": suspects}
+        sys.stdout.write(as_json(document))
         return
     for own in previews:
         _print(own, console)
+    for sentence in suspects:
+        console.print(f"suspicious: {sentence}", style="yellow", highlight=False, markup=False)
 
 
 def preview(config: Config, name: str) -> Preview:
@@ -85,11 +90,12 @@ def preview(config: Config, name: str) -> Preview:
     else:
         check_label_unused(table, alignment)
         split = Split.of(alignment.rows, config.data, config.seed)
-        wanted, trained = split.wanted(alignment), split.train
+        wanted, trained = positions(split, alignment), split.parts.train
     training = wanted.filter(pl.col(POSITION) < trained)
     sizes = (len(records), alignment is not None, wanted.height, training.height)
-    if name == LABEL_HOLDER:
-        return Preview(name, str(table.path), *sizes, labels=_labels(config, table, wanted))
+    labels = _labels(config, table, wanted) if table.settings.label else {}
+    if name == LABEL_HOLDER and not table.features:
+        return Preview(name, str(table.path), *sizes, labels=labels)
     encoder, columns = fit(
         table,
         training,
@@ -98,7 +104,16 @@ def preview(config: Config, name: str) -> Preview:
         public=config.privacy.kind in GUARANTEED,
         flags_absent=config.data.records == "labelled",
     )
-    return Preview(name, str(table.path), *sizes, len(encoder.names), columns)
+    return Preview(name, str(table.path), *sizes, len(encoder.names), columns, labels)
+
+
+def _suspects(config: Config) -> list[str]:
+    """Columns that alone predict the label, where the label and columns are at hand."""
+    holder = config.tables.get(LABEL_HOLDER)
+    if holder is None or not holder.label or _alignment(config, LABEL_HOLDER) is None:
+        return []
+    complete = set(config.data.parties) <= set(config.tables)
+    return leakage.warnings(load_data(config, None if complete else LABEL_HOLDER))
 
 
 def _alignment(config: Config, name: str) -> Alignment | None:

@@ -48,10 +48,13 @@ def _measure(config: Config, options: argparse.Namespace, console: Console) -> N
             repeats=repeats,
             rows=rows,
             listening=lambda address: console.print(f"listening on {address}"),
+            accept_ledger=options.accept_ledger,
         )
     paths = found.write(options.model)
     console.print(table(found))
     console.print(f"measured on {found.rows:,} held-out rows, {repeats} permutations each")
     for party, reason in found.refused.items():
         console.print(f"not measured in part: {party}: {reason}", style="yellow")
-    console.print(f"written: {', '.join(map(str, paths))}")
+    console.print(
+        f"written: {', '.join(map(str, paths))}; `vafl report {options.model}` adds it to the report"
+    )

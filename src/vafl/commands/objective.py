@@ -27,8 +27,8 @@ class Objective:
     def __init__(self, plan: Plan, rows: int, draws: int) -> None:
         self._plan, models, self._head = plan, deepcopy(plan.models), deepcopy(plan.head)
         chosen = torch.linspace(0, plan.data.rows - 1, min(rows, plan.data.rows)).long()
-        self.features = [party.train.index_select(0, chosen) for party in plan.data.parties]
-        self._labels = plan.data.train_labels.index_select(0, chosen).repeat(draws)
+        self.features = [party.features[chosen] for party in plan.data.parties]
+        self._labels = plan.data.labels[chosen].repeat(draws)
         pairs = zip(models, self.features, strict=True)
         self._clients = [FixedNoise(model, plan.config.privacy, own, draws) for model, own in pairs]
         self._regularised = sum(p.numel() for model in models for p in model.parameters())

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from vafl.data.dataset import Dataset, digest_records
+from vafl.data.dataset import Dataset
 from vafl.data.public import plain_or_gzipped, require_count
 from vafl.errors import DataError
 
@@ -49,18 +49,14 @@ def load_adult(folder: Path, rows: Mapping[str, int] = ROWS) -> Dataset:
     both = pl.concat(parts)
     columns = both.drop("income", "fnlwgt")
     encoded = pl.DataFrame([feature for column in columns for feature in _features(column)])
-    features = encoded.to_numpy()
     labels = (both["income"].str.strip_chars(".") == ">50K").to_numpy().astype(np.int64)
-    cut = parts[0].height
     return Dataset(
         name="adult",
-        train=np.ascontiguousarray(features[:cut]),
-        test=np.ascontiguousarray(features[cut:]),
-        train_labels=labels[:cut],
-        test_labels=labels[cut:],
+        features=encoded.to_numpy(),
+        labels=labels,
+        tests=parts[1].height,
         columns=tuple(encoded.columns),
         classes=("<=50K", ">50K"),
-        record_digest=digest_records(range(cut), range(len(labels) - cut)),
     )
 
 

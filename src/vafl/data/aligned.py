@@ -6,7 +6,7 @@ splits them into training, validation and test rows the same way everywhere.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,54 +14,18 @@ import polars as pl
 import torch
 
 from vafl.data.alignment import Alignment
-from vafl.data.dataset import Labels, Records, digest_records
+from vafl.data.dataset import Labels
 from vafl.data.encoding import Encoder, Form
 from vafl.data.fitting import ColumnReport, fit
 from vafl.data.labels import label_classes, read_labels
 from vafl.data.partition import Party, VerticalData
 from vafl.data.settings import LABEL_HOLDER, DataSettings, TableSettings
+from vafl.data.split import Split
 from vafl.data.tables import POSITION, Table, open_table
 from vafl.errors import ConfigError, DataError
+from vafl.names import LOCAL_CLIENT, table_owner
 
 Alignments = Mapping[str, Alignment]
-
-
-@dataclass(frozen=True)
-class Split:
-    """Which rows are for what.
-
-    Attributes:
-        order: [rows], the row numbers: those for training first, then validation, then test.
-        train, validation: how many there are.
-    """
-
-    order: Records
-    train: int
-    validation: int
-
-    @classmethod
-    def of(cls, rows: int, settings: DataSettings, seed: int) -> "Split":
-        shuffled = np.random.Generator(np.random.Philox(seed)).permutation(rows)
-        tests, watched = round(rows * settings.test_fraction), round(rows * settings.validation_fraction)
-        parts = shuffled[tests + watched :], shuffled[tests : tests + watched], shuffled[:tests]
-        if not len(parts[0]) or not tests or (settings.validation_fraction and not watched):
-            raise DataError(
-                f"rows to train on and rows to test on are needed. The parties have {rows} rows, too few "
-                f"for data.test_fraction = {settings.test_fraction} and data.validation_fraction = "
-                f"{settings.validation_fraction}."
-            )
-        return cls(np.concatenate([np.sort(part) for part in parts]), len(parts[0]), watched)
-
-    def wanted(self, alignment: Alignment) -> pl.DataFrame:
-        """`id` and POSITION of a party's records."""
-        positions = np.empty(len(self.order), dtype=np.int64)
-        positions[self.order] = np.arange(len(self.order))
-        return pl.DataFrame({"id": alignment.ids, POSITION: positions[alignment.numbers]})
-
-    def digest(self) -> str:
-        held_out = self.train + self.validation
-        parts = self.order[: self.train], self.order[self.train : held_out], self.order[held_out:]
-        return "".join(digest_records(part.tolist(), []) for part in parts)
 
 
 def load_tables(
@@ -73,9 +37,10 @@ def load_tables(
     form: Form = "dense",
     public: bool = False,
 ) -> VerticalData:
-    """What one party knows of the data: its own features, or the labels. None: all of it, for a simulation.
+    """Return what one party knows of the data: its features, and at the label holder the labels.
 
-    Of the others there are names only, and to the label holder their records; a client has zeros for labels.
+    The others are names only; the label holder knows their records too. A client has zeros for labels. None
+    for `party` reads everything, for a simulation.
 
     Args:
         form: what features the encoders make.
@@ -83,25 +48,56 @@ def load_tables(
     """
     alignments = find_alignments(settings, tables, party)
     own = next(iter(alignments.values()))
+    names = client_names(settings, own)
+    _check_local(tables, alignments)
     split = Split.of(own.rows, settings, seed)
     parties = [
-        load_party(settings, tables, name, alignments[name], split, form=form, public=public)[0]
-        if party in (None, name)
+        load_party(settings, tables, name, alignments[table_owner(name)], split, form=form, public=public)[0]
+        if party in (None, table_owner(name))
         else _unseen(name, own, split)
-        for name in settings.parties
+        for name in names
     ]
     labels = _labels(settings, tables, alignments, split)
-    together = "|".join((own.token, *settings.parties, split.digest()))
+    together = "|".join((own.token, *names, split.digest()))
     return VerticalData(
         tuple(parties),
-        torch.from_numpy(labels[: split.train]),
-        torch.from_numpy(labels[split.train :]),
+        torch.from_numpy(labels),
+        split.parts,
         own.classes,
         hashlib.sha256(together.encode()).hexdigest()[:16],
         split.order,
         "tables",
-        split.validation,
     )
+
+
+def client_names(settings: DataSettings, alignment: Alignment) -> tuple[str, ...]:
+    """Return the names of all clients of a run: those that connect, then the label holder's own."""
+    return (*settings.parties, LOCAL_CLIENT) if alignment.with_local else settings.parties
+
+
+def _check_local(tables: Mapping[str, TableSettings], alignments: Alignments) -> None:
+    """Check that the label holder's features are in use if, and only if, the other parties were told so.
+
+    Raises:
+        DataError: the columns to use have changed since the parties were aligned.
+    """
+    if LABEL_HOLDER not in alignments:
+        return
+    features, told = open_table(tables, LABEL_HOLDER).features, alignments[LABEL_HOLDER].with_local
+    if bool(features) != told:
+        raise DataError(
+            "the parties agree in `vafl align` whether the label holder has features. Found "
+            f"{len(features)} feature columns now, and an alignment {'with' if told else 'without'} them. "
+            f'Set features and ignore of [tables.{LABEL_HOLDER}] as they were then (ignore = ["*"] uses '
+            "none), or align again."
+        )
+
+
+def positions(split: Split, alignment: Alignment) -> pl.DataFrame:
+    """Return `id` and POSITION of a party's records: which row each of them is."""
+    rows = np.empty(len(split.order), dtype=np.int64)
+    rows[split.order] = np.arange(len(split.order))
+    return pl.DataFrame({"id": alignment.ids, POSITION: rows[alignment.numbers]})
 
 
 def load_party(
@@ -117,10 +113,10 @@ def load_party(
     """A client's features of all rows, encoded by its own training rows; and what became of its columns."""
     table = open_table(tables, name)
     check_label_unused(table, alignment)
-    wanted = split.wanted(alignment)
-    training = wanted.filter(pl.col(POSITION) < split.train)
+    wanted = positions(split, alignment)
+    training = wanted.filter(pl.col(POSITION) < split.parts.train)
     if not training.height:
-        raise DataError(f'"{table.path}": {name} has none of the {split.train:,} training rows.')
+        raise DataError(f'"{table.path}": {name} has none of the {split.parts.train:,} training rows.')
     encoder, report = fit(
         table,
         training,
@@ -129,7 +125,7 @@ def load_party(
         public=public,
         flags_absent=settings.records == "labelled",
     )
-    return _encoded(table, encoder, wanted, split), report
+    return _encoded(name, table, encoder, wanted, split), report
 
 
 def check_label_unused(table: Table, alignment: Alignment) -> None:
@@ -144,17 +140,17 @@ def check_label_unused(table: Table, alignment: Alignment) -> None:
         )
 
 
-def _encoded(table: Table, encoder: Encoder, wanted: pl.DataFrame, split: Split) -> Party:
+def _encoded(name: str, table: Table, encoder: Encoder, wanted: pl.DataFrame, split: Split) -> Party:
     features = torch.from_numpy(encoder.read(table, wanted, len(split.order)))
     ids = ids_by_position(wanted, len(split.order))
-    return Party(table.party, features[: split.train], features[split.train :], encoder, ids)
+    return Party(name, features, encoder, ids)
 
 
 def _unseen(name: str, own: Alignment, split: Split) -> Party:
     """A client as another party knows it: without features; the label holder knows whom it has."""
     rows, held = len(split.order), own.holders.get(name)
-    ids = None if held is None else ids_by_position(split.wanted(own).filter(held), rows)
-    return Party(name, torch.empty(split.train, 0), torch.empty(rows - split.train, 0), ids=ids)
+    ids = None if held is None else ids_by_position(positions(split, own).filter(held), rows)
+    return Party(name, torch.empty(rows, 0), ids=ids)
 
 
 def ids_by_position(wanted: pl.DataFrame, rows: int) -> pl.Series:
@@ -173,8 +169,8 @@ def _labels(
     if not tables[LABEL_HOLDER].label:
         raise ConfigError(f"training needs tables.{LABEL_HOLDER}.label, the label column. Found none.")
     table = open_table(tables, LABEL_HOLDER)
-    labels = read_labels(table, split.wanted(alignment), alignment.classes)
-    if alignment.classes is not None and len(np.unique(labels[: split.train])) < 2:
+    labels = read_labels(table, positions(split, alignment), alignment.classes)
+    if alignment.classes is not None and len(np.unique(labels[: split.parts.train])) < 2:
         raise DataError(f'"{table.path}": training rows must show at least two classes. Found one.')
     return labels
 
@@ -191,6 +187,7 @@ def find_alignments(
         ConfigError, DataError: a section or a file is missing, or the files are of different alignments.
     """
     everyone = (LABEL_HOLDER, *settings.parties)
+    party = party if party is None else table_owner(party)
     if party is not None and party not in everyone:
         raise DataError(f'"{party}" is no party of this run. Its parties: {", ".join(everyone)}.')
     asked = everyone if party is None else (party,)
@@ -244,9 +241,11 @@ def join(settings: DataSettings, tables: Mapping[str, TableSettings]) -> Alignme
     token = hashlib.sha256("\n".join(rows).encode()).hexdigest()[:32]
     order = np.random.Generator(np.random.Philox(int(token, 16))).permutation(len(rows))
     numbered = pl.DataFrame({"id": rows, "row": order})
-    label = tables[LABEL_HOLDER].label
+    holder = opened[LABEL_HOLDER]
+    label, with_local = holder.settings.label, bool(holder.features)
     aligned = {
-        name: replace(_numbered(own, numbered, token, classes), label=label) for name, own in ids.items()
+        name: replace(_numbered(own, numbered, token, classes), label=label, with_local=with_local)
+        for name, own in ids.items()
     }
     whole = aligned[LABEL_HOLDER]
     holders = {name: pl.Series(np.isin(whole.numbers, aligned[name].numbers)) for name in settings.parties}

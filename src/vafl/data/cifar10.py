@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from vafl.data.dataset import Array, Dataset, digest_records
+from vafl.data.dataset import Array, Dataset
 from vafl.data.public import require, require_count, require_digest
 from vafl.errors import DataError
 
@@ -56,17 +56,13 @@ def load_cifar10(folder: Path, edition: Edition = OFFICIAL) -> Dataset:
     if read is _read_binary:
         _refuse_pickles(folder)
         require("CIFAR-10", (folder / f"{name}.bin" for name in (*_TRAIN, _TEST)), _SOURCE)
-    train = [read(folder, name, edition) for name in _TRAIN]
-    test = read(folder, _TEST, edition)
-    labels = np.concatenate([batch[:, 0] for batch in train])
+    batches = [read(folder, name, edition) for name in (*_TRAIN, _TEST)]
     return Dataset(
         name="cifar10",
-        train=np.concatenate([_pictures(batch) for batch in train]),
-        test=_pictures(test),
-        train_labels=labels.astype(np.int64),
-        test_labels=test[:, 0].astype(np.int64),
+        features=np.concatenate([_pictures(batch) for batch in batches]),
+        labels=np.concatenate([batch[:, 0] for batch in batches]).astype(np.int64),
         classes=CLASSES,
-        record_digest=digest_records(range(len(labels)), range(len(test))),
+        tests=len(batches[-1]),
     )
 
 

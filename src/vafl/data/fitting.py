@@ -29,6 +29,7 @@ from vafl.data.encoding import (
     is_text,
     is_usable,
 )
+from vafl.data.settings import LABEL_HOLDER
 from vafl.data.tables import POSITION, Table
 from vafl.errors import DataError
 
@@ -182,7 +183,15 @@ def fit(
         columns += [] if decided.column is None else [decided.column]
     if not columns:
         reasons = "; ".join(f"{report.name}: {report.why}" for report in reports[:5])
-        raise DataError(f'"{table.path}": a client needs at least one column. None is left: {reasons}.')
+        remedy = (
+            f'To train without features of the label holder, set tables.{LABEL_HOLDER}.ignore = ["*"] and '
+            "align again."
+            if table.party == LABEL_HOLDER
+            else "Use columns of numbers, categories or dates."
+        )
+        raise DataError(
+            f'"{table.path}": a client needs at least one column. None is left: {reasons}. {remedy}'
+        )
     return Encoder(tuple(columns), flags_absent, form), reports
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from vafl.data.dataset import Array, Dataset, digest_records
+from vafl.data.dataset import Array, Dataset, digest_of
 from vafl.data.public import missing_data, require
 from vafl.data.series import Measurements, by_hour, filled, names
 from vafl.errors import DataError
@@ -49,17 +49,15 @@ def load_mimic3(folder: Path) -> Dataset:
     """
     folder = folder / "mimic3" / "in-hospital-mortality"
     (own, own_died, stays), (held_out, died, others) = (_read(folder / name) for name in ("train", "test"))
-    train, test = filled(own, held_out)
     return Dataset(
         name="mimic3",
-        train=train,
-        test=test,
-        train_labels=own_died,
-        test_labels=died,
+        features=filled(own, held_out),
+        labels=np.concatenate([own_died, died]),
         columns=names(FEATURES),
         classes=("survived", "died"),
         fitted=True,
-        record_digest=digest_records([*map(_number, stays)], [*map(_number, others)]),
+        tests=len(died),
+        digest=digest_of([*map(_number, stays)], [*map(_number, others)]),
     )
 
 

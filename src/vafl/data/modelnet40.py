@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from vafl.data.dataset import Dataset, digest_records
+from vafl.data.dataset import Dataset
 from vafl.data.public import missing_data
 from vafl.errors import DataError
 
@@ -43,12 +43,10 @@ def load_modelnet40(folder: Path) -> Dataset:
         raise DataError(f'"{folder}" must have {CLASSES} classes. Found {len(classes)}. Get all of them.')
     return Dataset(
         name="modelnet40",
-        train=train.astype(np.float32) / np.float32(255),
-        test=test.astype(np.float32) / np.float32(255),
-        train_labels=train_labels.astype(np.int64),
-        test_labels=test_labels.astype(np.int64),
+        features=np.concatenate([train, test]).astype(np.float32) / np.float32(255),
+        labels=np.concatenate([train_labels, test_labels]).astype(np.int64),
         classes=tuple(classes),
-        record_digest=digest_records(range(len(train)), range(len(test))),
+        tests=len(test),
     )
 
 

@@ -2,45 +2,46 @@
 
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 
-from vafl.data.dataset import Dataset, split_rows
+from vafl.data.dataset import Dataset, digest_of
 from vafl.data.public import plain_or_gzipped
 from vafl.errors import DataError
 
 _FILE = "pd_speech_features.csv"
 _SOURCE = "the UCI Machine Learning Repository (data set 470)"
-_ROWS, _COLUMNS, _SUBJECTS = 756, 755, 252
+_ROWS, _COLUMNS, _SUBJECTS, _RECORDINGS = 756, 755, 252, 3
 
 
-def load_parkinson(folder: Path, test_fraction: float, seed: int) -> Dataset:
-    """Reads folder/parkinson; whole people are held out, as their recordings are alike.
+def load_parkinson(folder: Path) -> Dataset:
+    """Reads folder/parkinson; a person's recordings are alike, and no split separates them.
 
     The file may have the row of group names above its header that the repository's copy has.
     """
     path = plain_or_gzipped("Parkinson's speech features", folder / "parkinson" / _FILE, _SOURCE)
     table = _read(path)
-    if table.shape != (_ROWS, _COLUMNS) or table["id"].n_unique() != _SUBJECTS:
+    if table.shape != (_ROWS, _COLUMNS) or set(_recordings(table)) != {_RECORDINGS}:
         raise DataError(
-            f'"{path}" must have {_ROWS} rows of {_SUBJECTS} people and {_COLUMNS} columns. Found '
-            f"{table.height} rows and {table.width} columns. Download it again."
+            f'"{path}" must have {_ROWS} rows of {_SUBJECTS} people, {_RECORDINGS} each, and {_COLUMNS} '
+            f"columns. Found {table.height} rows and {table.width} columns. Download it again."
         )
-    people, of_row = np.unique(table["id"].to_numpy(), return_inverse=True)
-    _, held_out = split_rows(len(people), test_fraction, seed)
-    is_test = np.isin(of_row, held_out)
-    train, test = np.flatnonzero(~is_test).tolist(), np.flatnonzero(is_test).tolist()
-    features = table.drop("id", "class").cast(pl.Float32)
-    labels = table["class"].cast(pl.Int64).to_numpy()
-    return Dataset.of_rows(
-        "parkinson",
-        features.to_numpy(),
-        labels,
-        train,
-        test,
-        columns=tuple(features.columns),
+    table = table.sort("id", maintain_order=True)
+    columns = table.drop("id", "class").cast(pl.Float32)
+    features = columns.to_numpy()
+    return Dataset(
+        name="parkinson",
+        features=features,
+        labels=table["class"].cast(pl.Int64).to_numpy(),
+        columns=tuple(columns.columns),
         classes=("control", "patient"),
+        together=_RECORDINGS,
+        digest=digest_of(features),
     )
+
+
+def _recordings(table: pl.DataFrame) -> list[int]:
+    """The number of rows of each person."""
+    return table["id"].value_counts()["count"].to_list()
 
 
 def _read(path: Path) -> pl.DataFrame:

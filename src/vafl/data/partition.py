@@ -1,6 +1,8 @@
-"""Splitting a data set by columns: each party gets its own, nobody gets all."""
+"""Data as a federation holds it: each party has features of its own, the label holder has the labels."""
 
+import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,9 +11,10 @@ import torch
 from torch import Tensor
 
 from vafl.data.columns import match_columns
-from vafl.data.dataset import Dataset, Features, Records, standardised
+from vafl.data.dataset import Dataset, Features, Records, Standard
 from vafl.data.settings import PartitionSettings
-from vafl.errors import ConfigError
+from vafl.data.split import Parts, Split
+from vafl.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from vafl.data.encoding import Encoder
@@ -19,16 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Party:
-    """One party's own features, [rows, ...], of the training rows and of those held out.
+    """One party's own features.
 
     Attributes:
+        features: [rows, ...]: training rows, then validation rows, then test rows.
         encoder: how they were made from the party's table, if they were.
-        ids: [rows], training rows first: what the records are called in that table, null for those it lacks.
+        ids: [rows], what the records are called in that table, null for those it lacks.
     """
 
     name: str
-    train: Tensor
-    test: Tensor
+    features: Tensor
     encoder: "Encoder | None" = None
     ids: pl.Series | None = None
 
@@ -37,88 +40,115 @@ class Party:
 class VerticalData:
     """A data set as a federation holds it: features with the parties, labels with the server.
 
+    `party.features[data.train]` and `data.labels[data.train]` are views of the training rows.
+
     Attributes:
+        labels: [rows], in the order of the features.
+        parts: how many rows are for training, validation and test.
         record_digest: tells sets of records apart; parties compare it before they train together.
-        records: [rows], each row's number among all records of the source, training rows first; None if
-            they are counted as they come.
+        records: [rows], each row's number among all records of the source; None if they are counted as they
+            come.
         source: which records these are a part of, whatever the split.
-        validation: so many of the held-out rows, the first, are to watch the training by; the others are to
-            test it.
     """
 
     parties: tuple[Party, ...]
-    train_labels: Tensor
-    test_labels: Tensor
+    labels: Tensor
+    parts: Parts
     classes: tuple[str, ...] | None = None
     record_digest: str = ""
     records: Records | None = None
     source: str = ""
-    validation: int = 0
+
+    @cached_property
+    def train(self) -> slice:
+        """The training rows."""
+        return self.parts.slices["train"]
+
+    @cached_property
+    def validation(self) -> slice:
+        """The validation rows, which may be none."""
+        return self.parts.slices["validation"]
+
+    @cached_property
+    def test(self) -> slice:
+        """The test rows."""
+        return self.parts.slices["test"]
+
+    @cached_property
+    def held_out(self) -> slice:
+        """The rows that evaluations during training use."""
+        return self.parts.slices[self.parts.watched]
 
     @property
     def record_numbers(self) -> Records:
-        """[rows], training rows first."""
-        if self.records is not None:
-            return self.records
-        return np.arange(len(self.train_labels) + len(self.test_labels))
+        """[rows], each row's number among all records of the source."""
+        return np.arange(self.parts.total) if self.records is None else self.records
 
     def ids_of(self, party: Party) -> pl.Series:
-        """[rows], training rows first: the party's own ids, or the records' numbers where there are none."""
+        """[rows], the party's own ids, or the records' numbers where there are none."""
         return pl.Series(self.record_numbers).cast(pl.String) if party.ids is None else party.ids
 
     @property
     def rows(self) -> int:
-        return len(self.train_labels)
+        """The number of training rows."""
+        return self.parts.train
 
     @property
     def nbytes(self) -> int:
-        return sum(party.train.nbytes + party.test.nbytes for party in self.parties)
+        return sum(party.features.nbytes for party in self.parties)
 
 
-def partition(dataset: Dataset, settings: PartitionSettings, scale: str = "auto") -> VerticalData:
-    """Gives every party its columns, scaled by that party's own training rows."""
-    parts = _by_name(dataset, settings) if settings.groups else _equal_shares(dataset, settings)
+def partition(
+    dataset: Dataset, split: Split, settings: PartitionSettings, scale: str = "auto"
+) -> VerticalData:
+    """Give every party its columns of the split's rows, scaled by that party's training rows."""
+    labels, trained = dataset.labels[split.order], split.parts.slices["train"]
+    if dataset.classes is not None and len(np.unique(labels[trained])) < 2:
+        raise DataError(
+            f"{dataset.name}: training labels must show at least two classes. Found only "
+            f'"{dataset.classes[int(labels[0])]}". Is data.label the right column?'
+        )
     scaled = scale == "standard" or (scale == "auto" and dataset.is_table)
     parties = []
-    for name, *pair in parts:
-        train, test = standardised(*pair) if scaled else pair
-        parties.append(Party(name, _tensor(train), _tensor(test)))
+    for name, share in _shares(dataset, settings):
+        features = share[split.order]
+        own = Standard.fit(features[trained])(features) if scaled else features
+        parties.append(Party(name, torch.from_numpy(np.ascontiguousarray(own, dtype=np.float32))))
+    together = "|".join((dataset.digest, split.digest()))
     return VerticalData(
         tuple(parties),
-        torch.from_numpy(np.ascontiguousarray(dataset.train_labels)),
-        torch.from_numpy(np.ascontiguousarray(dataset.test_labels)),
+        torch.from_numpy(np.ascontiguousarray(labels)),
+        split.parts,
         dataset.classes,
-        dataset.record_digest,
-        dataset.records,
+        hashlib.sha256(together.encode()).hexdigest()[:16],
+        split.order,
         dataset.name,
-        dataset.validation,
     )
 
 
-def _by_name(dataset: Dataset, settings: PartitionSettings) -> list[tuple[str, Features, Features]]:
+def _shares(dataset: Dataset, settings: PartitionSettings) -> list[tuple[str, Features]]:
+    """Each party's columns of all records."""
+    if settings.groups:
+        return _by_name(dataset, settings)
+    features = _laid_out(dataset.features, settings.layout)
+    axis = 2 if features.ndim > 2 and settings.layout != "views" else 1
+    if settings.clients > features.shape[axis]:
+        raise ConfigError(
+            f"partition.clients must be at most the {features.shape[axis]} {_shared(settings)} to share out. "
+            f"Found {settings.clients}."
+        )
+    shares = np.array_split(features, settings.clients, axis)
+    return [(f"client-{number}", own) for number, own in enumerate(shares, 1)]
+
+
+def _by_name(dataset: Dataset, settings: PartitionSettings) -> list[tuple[str, Features]]:
     if not dataset.columns:
         raise ConfigError(
             f"partition.groups needs a table with named columns. Found {dataset.name}, which has none. "
             "Use partition.clients instead."
         )
     matched = match_columns(dataset.columns, settings.groups)
-    return [(name, dataset.train[..., chosen], dataset.test[..., chosen]) for name, chosen in matched.items()]
-
-
-def _equal_shares(dataset: Dataset, settings: PartitionSettings) -> list[tuple[str, Features, Features]]:
-    train, test = _laid_out(dataset.train, settings.layout), _laid_out(dataset.test, settings.layout)
-    axis = 2 if train.ndim > 2 and settings.layout != "views" else 1
-    if settings.clients > train.shape[axis]:
-        raise ConfigError(
-            f"partition.clients must be at most the {train.shape[axis]} {_shared(settings)} to share out. "
-            f"Found {settings.clients}."
-        )
-    shares = zip(
-        np.array_split(train, settings.clients, axis),
-        np.array_split(test, settings.clients, axis),
-        strict=True,
-    )
-    return [(f"client-{number}", own, held_out) for number, (own, held_out) in enumerate(shares, 1)]
+    return [(name, dataset.features[..., chosen]) for name, chosen in matched.items()]
 
 
 def _shared(settings: PartitionSettings) -> str:
@@ -139,7 +169,3 @@ def _laid_out(features: Features, layout: str) -> Features:
         return features
     rows, channels, height, width = features.shape
     return features.reshape(rows, channels * height, width)
-
-
-def _tensor(features: Features) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32))

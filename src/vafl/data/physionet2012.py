@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from vafl.data.dataset import Array, Dataset, digest_records
+from vafl.data.dataset import Array, Dataset, digest_of
 from vafl.data.public import missing_data, require, require_count
 from vafl.data.series import Measurements, by_hour, filled, names
 from vafl.errors import DataError
@@ -35,17 +35,15 @@ def load_physionet2012(folder: Path, deaths: dict[str, tuple[int, int]] = _DEATH
     """
     folder = folder / "physionet2012"
     parts = [_read_set(folder, name, *expected) for name, expected in deaths.items()]
-    train, test = filled(parts[0][0], parts[1][0])
     return Dataset(
         name="physionet2012",
-        train=train,
-        test=test,
-        train_labels=parts[0][1],
-        test_labels=parts[1][1],
+        features=filled(parts[0][0], parts[1][0]),
+        labels=np.concatenate([died for _, died, _ in parts]),
         columns=names(FEATURES),
         classes=("survived", "died"),
         fitted=True,
-        record_digest=digest_records(*(ids.tolist() for _, _, ids in parts)),
+        tests=len(parts[1][1]),
+        digest=digest_of(*(ids for _, _, ids in parts)),
     )
 
 

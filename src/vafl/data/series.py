@@ -41,8 +41,8 @@ def by_hour(found: Measurements, stays: int, features: int) -> Array:
     return means.reshape(stays, HOURS, features).astype(np.float32)
 
 
-def filled(train: Array, test: Array) -> tuple[Array, Array]:
-    """[stays, 48, 2 * features] of each: values without gaps, then 1 where there was one and 0 elsewhere.
+def filled(train: Array, test: Array) -> Array:
+    """[stays, 48, 2 * features], test stays last: values without gaps, then 1 where one was measured, else 0.
 
     A gap has the value of the hour before; before the first one it is the training stays' mean. Values are
     kept within what is usual in the training stays.
@@ -54,8 +54,7 @@ def filled(train: Array, test: Array) -> tuple[Array, Array]:
         values = measured[known[:, feature], feature]
         low[feature], high[feature] = np.percentile(values, _EXTREMES, method="nearest")
         mean[feature] = values.clip(low[feature], high[feature]).mean()
-    own, held_out = (_without_gaps(part.clip(low, high), mean) for part in (train, test))
-    return own, held_out
+    return np.concatenate([_without_gaps(part.clip(low, high), mean) for part in (train, test)])
 
 
 def names(features: Sequence[str]) -> tuple[str, ...]:

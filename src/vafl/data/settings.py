@@ -76,11 +76,6 @@ class DataSettings:
                 "data.validation_fraction must be 0 or more, and leave rows to train on beside "
                 f"data.test_fraction = {self.test_fraction}. Found {self.validation_fraction}."
             )
-        if self.validation_fraction and self.name == "parkinson":
-            raise ConfigError(
-                "data.validation_fraction takes single rows, and Parkinson's recordings of one person are "
-                "alike. Leave it out: the test rows are of other people."
-            )
         self._check_parties()
         if self.name == "csv" and not (self.path and self.label):
             raise ConfigError(

@@ -18,7 +18,7 @@ from vafl.data.cifar10 import load_cifar10
 from vafl.data.columns import no_column
 from vafl.data.credit_default import load_credit_default
 from vafl.data.csv_files import read_csv
-from vafl.data.dataset import Dataset, Features, digest_records, encode_labels, split_rows
+from vafl.data.dataset import Dataset, Features, Labels, digest_of
 from vafl.data.encoding import LARGEST
 from vafl.data.mimic3 import load_mimic3
 from vafl.data.modelnet40 import load_modelnet40
@@ -32,33 +32,33 @@ from vafl.errors import DataError
 _BUNDLED = {"digits": False, "breast_cancer": False, "wine": False, "iris": False, "diabetes": True}
 _IDX = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}
 _IDX_OF = {"f68b3c2dcbeaaa9fbdd348bbdeb94873": "mnist", "8d4fb7e6c68d591d4c3dfef9ec88bf0d": "fashion_mnist"}
-_PUBLIC: dict[str, Callable[[Path, float, int], Dataset]] = {
-    "cifar10": lambda folder, test_fraction, seed: load_cifar10(folder),
+_PUBLIC: dict[str, Callable[[Path], Dataset]] = {
+    "cifar10": load_cifar10,
     "parkinson": load_parkinson,
-    "modelnet40": lambda folder, test_fraction, seed: load_modelnet40(folder),
-    "physionet2012": lambda folder, test_fraction, seed: load_physionet2012(folder),
-    "mimic3": lambda folder, test_fraction, seed: load_mimic3(folder),
-    "adult": lambda folder, test_fraction, seed: load_adult(folder),
+    "modelnet40": load_modelnet40,
+    "physionet2012": load_physionet2012,
+    "mimic3": load_mimic3,
+    "adult": load_adult,
     "credit_default": load_credit_default,
 }
 
 
-def load(settings: DataSettings, seed: int) -> Dataset:
-    """Reads the data set the settings name. `seed` decides the test rows where none are given."""
+def load(settings: DataSettings) -> Dataset:
+    """Read the data set that the settings name."""
     if settings.name in _BUNDLED:
-        return _load_bundled(settings, seed)
+        return _load_bundled(settings)
     if settings.name in _IDX:
         return _load_idx(settings)
     if settings.name in _PUBLIC:
-        return _PUBLIC[settings.name](_folder(settings), settings.test_fraction, seed)
-    return _load_csv(settings, seed)
+        return _PUBLIC[settings.name](_folder(settings))
+    return _load_csv(settings)
 
 
 def _folder(settings: DataSettings) -> Path:
     return Path(settings.folder or os.environ.get("VAFL_DATA", ""))
 
 
-def _load_bundled(settings: DataSettings, seed: int) -> Dataset:
+def _load_bundled(settings: DataSettings) -> Dataset:
     from sklearn import datasets as bundled  # noqa: PLC0415 - takes longer to load than all the rest
 
     regression = _BUNDLED[settings.name]
@@ -67,10 +67,10 @@ def _load_bundled(settings: DataSettings, seed: int) -> Dataset:
     columns = tuple(map(str, bunch.feature_names))
     if settings.name == "digits":
         features, columns = features.reshape(-1, 1, 8, 8) / np.float32(16), ()
-    return _split(settings, features, bunch.target, columns, regression, seed)
+    return _split(settings, features, bunch.target, columns, regression)
 
 
-def _load_csv(settings: DataSettings, seed: int) -> Dataset:
+def _load_csv(settings: DataSettings) -> Dataset:
     path = Path(settings.path)
     if not path.is_file():
         raise DataError(f'data.path must be a CSV file. Found nothing at "{path}".')
@@ -90,9 +90,7 @@ def _load_csv(settings: DataSettings, seed: int) -> Dataset:
     numbers = features.cast(pl.Float64).fill_null(float("nan")).to_numpy(writable=True)
     numbers[np.abs(numbers) > LARGEST] = np.nan
     regression = settings.task == "regression"
-    return _split(
-        settings, numbers, table[settings.label].to_numpy(), tuple(features.columns), regression, seed
-    )
+    return _split(settings, numbers, table[settings.label].to_numpy(), tuple(features.columns), regression)
 
 
 def _split(
@@ -101,11 +99,27 @@ def _split(
     labels: npt.NDArray[Any],
     columns: tuple[str, ...],
     regression: bool,
-    seed: int,
 ) -> Dataset:
     numbers, classes = encode_labels(labels, regression=regression, name=settings.name)
-    train, test = split_rows(len(features), settings.test_fraction, seed)
-    return Dataset.of_rows(settings.name, features, numbers, train, test, columns=columns, classes=classes)
+    return Dataset(
+        settings.name, features, numbers, columns=columns, classes=classes, digest=digest_of(features)
+    )
+
+
+def encode_labels(values: Labels, *, regression: bool, name: str) -> tuple[Labels, tuple[str, ...] | None]:
+    """Class numbers and names, or float labels."""
+    if regression:
+        try:
+            numbers = values.astype(np.float32)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{name}: the label of a regression must be a number. {error}.") from None
+        if not np.isfinite(numbers).all():
+            raise DataError(f"{name}: labels must be finite numbers. Found NaN or infinity: drop those rows.")
+        return numbers, None
+    if values.dtype.kind == "f" and not np.isfinite(values.astype(np.float64)).all():
+        raise DataError(f"{name}: labels must not be missing. Found NaN: drop those rows.")
+    classes, indices = np.unique(values, return_inverse=True)
+    return indices.astype(np.int64), tuple(map(str, classes.tolist()))
 
 
 def _load_idx(settings: DataSettings) -> Dataset:
@@ -118,12 +132,10 @@ def _load_idx(settings: DataSettings) -> Dataset:
     images, labels, test_images, test_labels = (read_idx(folder / name) for name in files)
     return Dataset(
         name=settings.name,
-        train=images[:, None].astype(np.float32) / np.float32(255),
-        test=test_images[:, None].astype(np.float32) / np.float32(255),
-        train_labels=labels.astype(np.int64),
-        test_labels=test_labels.astype(np.int64),
+        features=np.concatenate([images, test_images])[:, None].astype(np.float32) / np.float32(255),
+        labels=np.concatenate([labels, test_labels]).astype(np.int64),
         classes=tuple(map(str, range(10))),
-        record_digest=digest_records(range(len(images)), range(len(test_images))),
+        tests=len(test_images),
     )
 
 

@@ -15,8 +15,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from vafl.build import Run, build
-from vafl.data.dataset import split_rows
 from vafl.data.partition import Party, VerticalData
+from vafl.data.settings import DataSettings
+from vafl.data.split import Parts, Split
 from vafl.errors import ConfigError, DataError
 from vafl.estimator.settings import make_config
 from vafl.estimator.tables import (
@@ -142,12 +143,12 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         tables = self._tables(X, fitting=True)
         check_consistent_length(*tables.values(), labels)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        train, held_out = self._split(len(labels), seed)
-        numbers, classes = self._encode(labels, train)
+        split = self._split(len(labels), seed)
+        numbers, classes = self._encode(labels, split.order[: split.parts.train])
         config = make_config(
-            self.get_params(deep=False), seed=seed, rows=len(train), clients=len(self._layout.columns)
+            self.get_params(deep=False), seed=seed, rows=split.parts.train, clients=len(self._layout.columns)
         )
-        run = build(config, self._share_out(tables, numbers, classes, train, held_out))
+        run = build(config, self._share_out(tables, numbers, classes, split))
         history = run.train(self._report, keep_best=self.validation_fraction > 0)
         self.history_ = list(map(self._in_units, history))
         best = run.best and run.best.point
@@ -199,40 +200,36 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         self.n_features_in_ = self._layout.features
         self.__dict__.pop("feature_names_in_", None)  # of an earlier fit on one table
 
-    def _split(self, count: int, seed: int) -> tuple[Rows, Rows]:
-        """The rows to train on, and those to measure the history on: held out, or the same."""
+    def _split(self, count: int, seed: int) -> Split:
+        """The rows to train on, and those to measure the history on, if they are held out."""
         share = self.validation_fraction
         if not isinstance(share, Real) or not 0 <= share < 1:
             raise ConfigError(f"validation_fraction must be in 0..1, below 1. Found {share!r}.")
-        every = np.arange(count)
-        train, held_out = map(np.asarray, split_rows(count, share, seed)) if share else (every, every)
-        if min(len(train), len(held_out)) < 2:
+        held_out = round(count * share)
+        if min(count - held_out, held_out if share else count) < 2:
             raise DataError(
                 "at least two rows are needed to train on, and two to measure on. Found "
-                f"{len(train)} and {len(held_out)} (n_samples = {count}, validation_fraction = {share}). "
+                f"{count - held_out} and {held_out} (n_samples = {count}, validation_fraction = {share}). "
                 "Bring more rows, or set another validation_fraction."
             )
-        return train, held_out
+        if not share:
+            return Split(np.arange(count), Parts(count))
+        drawn = Split.of(count, DataSettings(test_fraction=float(share)), seed)
+        return Split(drawn.order, Parts(count - held_out, held_out))
 
     def _share_out(
         self,
         tables: Mapping[str, Table],
         numbers: Labels,
         classes: tuple[str, ...] | None,
-        train: Rows,
-        held_out: Rows,
+        split: Split,
     ) -> VerticalData:
-        """The data as the federation holds it; rows that serve twice are not copied."""
-        scaled = tables if self.scale else {}
+        """The data as the federation holds it."""
+        scaled, train = tables if self.scale else {}, split.order[: split.parts.train]
         self.scalers_ = {party: StandardScaler().fit(_flat(table[train])) for party, table in scaled.items()}
-        features, labels = self._tensors(tables), torch.from_numpy(numbers)
-        if train is held_out:
-            parties = [Party(party, own, own) for party, own in features.items()]
-            return VerticalData(tuple(parties), labels, labels, classes, validation=len(labels))
-        parties = [Party(party, own[train], own[held_out]) for party, own in features.items()]
-        return VerticalData(
-            tuple(parties), labels[train], labels[held_out], classes, validation=len(held_out)
-        )
+        parties = [Party(party, own[split.order]) for party, own in self._tensors(tables).items()]
+        labels = torch.from_numpy(numbers[split.order])
+        return VerticalData(tuple(parties), labels, split.parts, classes)
 
     def _tensors(self, tables: Mapping[str, Table]) -> dict[str, Tensor]:
         """Features [rows, ...] of each party, scaled as in fit."""

@@ -15,7 +15,8 @@ from vafl.build import limited_threads
 from vafl.config import Config
 from vafl.data.dataset import Records
 from vafl.errors import Stalled
-from vafl.federation.prediction import Deployed
+from vafl.federation.local import serve_with
+from vafl.federation.prediction import Deployed, local_answers
 from vafl.federation.terms import rows_at_once
 from vafl.models.metrics import Metrics
 from vafl.observe.counting import CountProgress
@@ -23,6 +24,7 @@ from vafl.observe.importance import Importance, Measured
 from vafl.protocol.importance import ImportanceScorer
 from vafl.protocol.messages import EVERYTHING, ServerMessage
 from vafl.protocol.respondent import Respondent
+from vafl.runtime.grpc.client import FederationClient
 from vafl.runtime.grpc.importance import Questions
 from vafl.runtime.grpc.prediction import Served
 from vafl.runtime.grpc.wire import printable, run
@@ -49,12 +51,14 @@ def measure_over_network(
     repeats: int = REPEATS,
     rows: int = ROWS,
     listening: Callable[[str], None] = lambda address: None,
+    accept_ledger: bool = False,
 ) -> Importance:
     """Do the server's part: ask the clients, which run `vafl importance`, `vafl predict` or `vafl serve`.
 
     Args:
         repeats: permutations of each group of features.
         rows: the most held-out rows to measure on. If there are more, a random sample is used.
+        accept_ledger: go on if the ledger of the label holder's own client lacks its last mark.
     """
     deployed = Deployed.load(config, SERVER, run_folder)
     config, scorer = deployed.config, deployed.importance_scorer()
@@ -68,7 +72,9 @@ def measure_over_network(
             _show(counted, study)
             return said
 
-        run(_until_measured(deployed.serve(scorer, drive), questions, listening))
+        federation = deployed.serve(scorer, drive)
+        local = local_answers(deployed, federation, accept_ledger=accept_ledger)
+        run(_until_measured(federation, local, questions, listening))
         if questions.interrupted:
             raise KeyboardInterrupt
     return _result(study, repeats)
@@ -189,10 +195,15 @@ def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
-async def _until_measured(federation: Served, questions: Questions, listening: Callable[[str], None]) -> None:
+async def _until_measured(
+    federation: Served,
+    local: FederationClient | None,
+    questions: Questions,
+    listening: Callable[[str], None],
+) -> None:
     def interrupt() -> None:
         questions.interrupted = True
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, interrupt)
-    await federation.serve(listening)
+    await serve_with(federation, local, listening)

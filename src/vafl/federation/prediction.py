@@ -19,11 +19,13 @@ from vafl.config import Config, read_config
 from vafl.errors import ConfigError
 from vafl.federation.client import run_until_over, witness_of
 from vafl.federation.credentials import load_credentials
+from vafl.federation.local import serve_with
 from vafl.federation.marks import MarkFile, marks_path
 from vafl.federation.terms import rows_at_once
 from vafl.ledgers import is_entered, ledger_path, open_ledger
 from vafl.models.folder import StoredModel
 from vafl.models.losses import probabilities
+from vafl.names import LOCAL_CLIENT, check_client, table_owner
 from vafl.observe.counting import CountProgress
 from vafl.observe.scores import ScoreFile, missing_column
 from vafl.privacy.fixed_point import decode
@@ -151,7 +153,7 @@ class Deployed:
         consent = self.config.prediction.importance
         if consent == "none":
             return None
-        table = self.config.tables.get(self.party)
+        table = self.config.tables.get(table_owner(self.party))
         wanted = {} if table is None else table.groups
         groups = feature_groups(self.model, wanted, each=consent == "columns") if columns else {}
         return Permutations(np.random.default_rng(), groups)  # seeded by the operating system
@@ -230,7 +232,7 @@ def answer(
         replace: take the place of another process of this party that answers already.
         accept_ledger: go on if the ledger lacks the last mark that the server received.
     """
-    deployed = Deployed.load(config, party, run)
+    deployed = Deployed.load(config, check_client(party), run)
     config = deployed.config
     credentials = load_credentials(config, party)
     client = deployed.respondent(witness_of(config, credentials), accept_ledger=accept_ledger)
@@ -239,6 +241,26 @@ def answer(
     )
     with limited_threads(config.threads):
         return run_until_over(federation)
+
+
+def local_answers(
+    deployed: Deployed, server: Served, *, accept_ledger: bool = False
+) -> FederationClient | None:
+    """Make the client that answers from the label holder's own table; None if it has no features.
+
+    Args:
+        deployed: the server's part of the model.
+        server: asks the client, in this process.
+        accept_ledger: go on if its ledger lacks the last mark that the server received.
+    """
+    if LOCAL_CLIENT not in deployed.parties:
+        return None
+    config = deployed.config
+    own, credentials = Deployed.load(config, LOCAL_CLIENT, deployed.run), load_credentials(config, SERVER)
+    client = own.respondent(witness_of(config, credentials), accept_ledger=accept_ledger)
+    return FederationClient(
+        client, LOCAL_CLIENT, own.terms(), config.network, credentials, connect=server.connect
+    )
 
 
 @dataclass(frozen=True)
@@ -260,8 +282,14 @@ def predict(
     out: Path,
     console: Console,
     listening: Callable[[str], None] = lambda address: None,
+    *,
+    accept_ledger: bool = False,
 ) -> Scored:
-    """The server's part of a batch: scores every record, and writes a line for each."""
+    """Score every record and write a line for each: the server's part of a batch.
+
+    Args:
+        accept_ledger: go on if the ledger of the label holder's own client lacks its last mark.
+    """
     deployed = Deployed.load(config, SERVER, run_folder)
     config = deployed.config
     missing = np.zeros(len(deployed.parties), dtype=np.int64)
@@ -277,17 +305,20 @@ def predict(
         chunk = min(config.prediction.chunk, rows_at_once(config, deployed.terms().width))
         batch = Batch(deployed.subjects.chosen, replace(config.prediction, chunk=chunk), write)
         federation = deployed.serve(deployed.scorer(cached=False), batch)
-        run(_until_scored(federation, batch, listening))
+        local = local_answers(deployed, federation, accept_ledger=accept_ledger)
+        run(_until_scored(federation, local, batch, listening))
         if batch.interrupted:
             raise KeyboardInterrupt
     counts = dict(zip(deployed.parties, missing.tolist(), strict=True))
     return Scored(out, batch.done, {party: count for party, count in counts.items() if count})
 
 
-async def _until_scored(federation: Served, batch: Batch, listening: Callable[[str], None]) -> None:
+async def _until_scored(
+    federation: Served, local: FederationClient | None, batch: Batch, listening: Callable[[str], None]
+) -> None:
     def interrupt() -> None:
         batch.interrupted = True
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, interrupt)
-    await federation.serve(listening)
+    await serve_with(federation, local, listening)

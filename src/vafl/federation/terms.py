@@ -55,7 +55,7 @@ def make_terms(plan: Plan) -> Terms:
     return Terms(
         protocol=PROTOCOL,
         run_id=config.network.run_id,
-        records=plan.data.rows + len(plan.data.test_labels),
+        records=plan.data.parts.total,
         record_digest=plan.data.record_digest,
         width=widths(plan)[0],
         clients=clients,

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vafl.data.split import Parts
 from vafl.models.metrics import Figures, Metrics
 from vafl.protocol.respondent import Budget, embed
 
@@ -15,18 +16,16 @@ class Evaluator:
     """Measures the whole model on the held-out rows. It sees every party's model, which only a simulator may.
 
     Args:
-        models, features: one of each for every party; features are [held-out rows, ...].
+        models, features: one of each for every party; features are [rows, ...].
+        labels: [rows].
+        parts: which rows are for validation and for testing.
         summed: whether the head sees the sum or the concatenation of the embeddings.
-        validation: the number of validation rows, which come first; the rest are test rows.
         budgets: one for each party, if they are private. Evaluations are charged as in a federation. If a
             party's budget is spent, its last embeddings are used, or zeros.
-        first: the number of the first held-out row in those budgets.
 
     Attributes:
-        measured: the outputs that were measured last, and their labels.
+        measured: "validation" or "test" -> the head's outputs on these rows when they were last measured.
     """
-
-    measured: tuple[Tensor, Tensor]
 
     def __init__(
         self,
@@ -35,44 +34,43 @@ class Evaluator:
         head: nn.Module,
         labels: Tensor,
         metrics: Metrics,
+        parts: Parts,
         *,
         summed: bool,
-        validation: int = 0,
         budgets: Sequence[Budget] = (),
-        first: int = 0,
     ) -> None:
         self._models, self._features = list(models), list(features)
         self._head, self._labels, self._metrics, self._summed = head, labels, metrics, summed
-        self._validation, self._budgets = validation, budgets
-        self._numbers = np.arange(first, first + len(labels))
-        self._said: dict[tuple[int, int], Tensor] = {}  # by party and first row
+        self._parts, self._budgets = parts, budgets
+        self._said: dict[tuple[int, str], Tensor] = {}  # by party and part
+        self.measured: dict[str, Tensor] = {}
 
     def __call__(self) -> Figures:
         """Measure on the validation rows, or on the test rows if there are none."""
-        return self._measure(slice(0, self._validation or None))
+        return self._measure(self._parts.watched)
 
     def test(self) -> Figures | None:
         """Measure on the test rows; None if `__call__` does that already."""
-        return self._measure(slice(self._validation, None)) if self._validation else None
+        return self._measure("test") if self._parts.validation else None
 
-    def _measure(self, rows: slice) -> Figures:
+    def _measure(self, part: str) -> Figures:
+        rows = self._parts.slices[part]
         parts = _embeddings(self._models, [own[rows] for own in self._features])
         for party, budget in enumerate(self._budgets):
-            place = (party, rows.start)
-            if len(budget.spend(self._numbers[rows], "evaluation", whole=True)):
+            place = (party, part)
+            if len(budget.spend(np.arange(rows.start, rows.stop), "evaluation", whole=True)):
                 self._said[place] = parts[party]
             parts[party] = self._said.get(place, torch.zeros_like(parts[party]))
-        outputs = _outputs(self._head, parts, summed=self._summed)
-        self.measured = outputs, self._labels[rows]
-        return self._metrics.measure(outputs, self._labels[rows])
+        self.measured[part] = _outputs(self._head, parts, summed=self._summed)
+        return self._metrics.measure(self.measured[part], self._labels[rows])
 
     def outputs(self, features: Sequence[Tensor]) -> Tensor:
         """The head's outputs [rows, outputs] for one feature tensor a party."""
         return outputs(self._models, self._head, features, summed=self._summed)
 
     def embeddings(self) -> list[Tensor]:
-        """Each party's embeddings of all rows held out."""
-        return _embeddings(self._models, self._features)
+        """Each party's embeddings [held-out rows, width] of validation and test rows."""
+        return _embeddings(self._models, [own[self._parts.train :] for own in self._features])
 
 
 def outputs(

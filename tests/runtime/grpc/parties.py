@@ -49,14 +49,14 @@ class Federation:
 
     def __init__(self, config):
         self.config, self.plan = config, make_plan(config)
-        rows, tests = self.plan.data.rows, len(self.plan.data.test_labels)
+        rows, tests = self.plan.data.rows, self.plan.data.parts.test
         summed = config.model.combine == "sum"
         table = EmbeddingTable(rows + tests, widths(self.plan), summed=summed)
         self.server = make_server(self.plan, table)
         self.points = []
         self.conductor = Conductor(
             held_out=np.arange(rows, rows + tests),
-            labels=self.plan.data.test_labels,
+            labels=self.plan.data.labels[rows:],
             metrics=self.plan.task.metrics,
             loss=LOSSES[self.plan.task.loss],
             stop=config.stop,

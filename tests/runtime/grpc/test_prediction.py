@@ -77,7 +77,7 @@ def expected(config, run, parties=PARTIES):
     for model, own in zip(made.models, models, strict=True):
         model.load_state_dict(own.state_dict())
     made.head.load_state_dict(rebuild(open_model(run, "server")).state_dict())
-    outputs = made.evaluator.outputs([party.test for party in made.data.parties])
+    outputs = made.evaluator.outputs([party.features[made.data.test] for party in made.data.parties])
     return probabilities(outputs, made.task.loss), made.data.record_numbers[made.data.rows :]
 
 

@@ -31,8 +31,7 @@ class SecureFederation(Federation):
 
     def __init__(self, config):
         super().__init__(config)
-        rows = self.plan.data.rows
-        self.server = make_server(self.plan, make_table(self.plan, rows + len(self.plan.data.test_labels)))
+        self.server = make_server(self.plan, make_table(self.plan, self.plan.data.parts.total))
         self.received = []
         receive = self.server.receive
 
@@ -63,7 +62,7 @@ def test_the_last_evaluation_was_a_sum_of_all_and_of_nobody_alone():
     federation = SecureFederation(secure())
     complete(run_all(federation))
     held_out = federation.conductor.held_out
-    features = [torch.cat([party.train, party.test]) for party in federation.plan.data.parties]
+    features = [party.features for party in federation.plan.data.parties]
     own = [
         embed(model, table, held_out).numpy()
         for model, table in zip(federation.plan.models, features, strict=True)
