@@ -39,6 +39,7 @@ _LARGER = {
     "data": "what a run will use of the parties' tables, and how",
     "predict": "score every record of the parties' tables",
     "serve": "answer HTTP requests for predictions, asking clients live",
+    "importance": "measure how much each party's features matter to a trained model",
     "keys": "make, list and remove the API keys of vafl serve",
     "report": "write a run's report again, as a page for people",
     "watch": "look at runs in a browser while they go on",
@@ -187,6 +188,7 @@ def _client(options: argparse.Namespace, console: "Console") -> None:
         overwrite=options.overwrite,
         replace=options.replace,
         accept_ledger=options.accept_ledger,
+        console=console,
     )
     console.print(f"the run is over: {reason}; the model is in {out / 'models'}")
 

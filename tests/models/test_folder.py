@@ -25,6 +25,7 @@ FACTS = {
     "settings": {"model": {"embedding": "linear", "width": 3, "head": "linear", "loss": "softmax"}},
     "schema": {"columns": ["age", "income", "town"]},
     "decision": Decision(Calibration("platt", 0.5, (0.0, -1.25)), 0.1),
+    "table": {},
 }
 
 

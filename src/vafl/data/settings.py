@@ -138,6 +138,8 @@ class TableSettings:
         most_categories: so many categories of a column get a column each; the rarer ones share one.
         missing: what stands for a missing value in a column of text, beside an empty field.
         separator: between the fields of a CSV.
+        groups: name -> columns, by name or pattern, whose importance the server may measure together; the
+            server learns the names of the groups, and see prediction.importance for what else.
         alignment: the file of `vafl align`; left out: NAME.alignment.parquet beside the config file.
     """
 
@@ -151,6 +153,7 @@ class TableSettings:
     most_categories: int = 32
     missing: tuple[str, ...] = ("NA", "N/A", "NaN", "nan", "null", "NULL", "?")
     separator: str = ","
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
     alignment: str = ""
 
     def __post_init__(self) -> None:

@@ -64,6 +64,7 @@ class Manifest:
         settings: what all parties share, as sections of a configuration.
         shapes: of the parameters.
         schema: how the party's raw columns become features; empty if they are taken as they are.
+        table: settings of the party's table that decide how its values are read; empty without a table.
         decision: of a head: how its outputs become probabilities and a class.
     """
 
@@ -77,6 +78,7 @@ class Manifest:
     parties: list[str]
     settings: dict[str, Any]
     schema: dict[str, Any]
+    table: dict[str, Any]
     shapes: dict[str, list[int]]
     parameters: str
     format: int
