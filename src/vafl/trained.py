@@ -185,7 +185,7 @@ def shared_settings(config: Config) -> dict[str, Any]:
 
     Where parties bring tables, those may be others by then: how their rows were split does not matter.
     """
-    document, tables = config.document(), config.data.name == "tables"
+    document, tables = config.document(), config.data.is_tabular
     shared: dict[str, Any] = {} if tables else {"seed": config.seed}
     for section in ("data", "partition", "model", "privacy"):
         own = _OWN_WAYS[section] + (SPLIT if tables else ())

@@ -181,8 +181,12 @@ def fit(
         reports.append(decided.report)
         columns += [] if decided.column is None else [decided.column]
     if not columns:
-        reasons = "; ".join(f"{report.name}: {report.why}" for report in reports[:5])
-        raise DataError(f'"{table.path}": a client needs at least one column. None is left: {reasons}.')
+        asked = [report for report in reports if report.name in table.features] or reports
+        reasons = "; ".join(f"{report.name}: {report.why}" for report in asked[:5])
+        raise DataError(
+            f'"{table.path}": {table.party} needs at least one column. None is left: {reasons}. '
+            f"Give it others in {'[partition.groups]' if table.section == 'data' else table.section}."
+        )
     return Encoder(tuple(columns), flags_absent, form), reports
 
 
@@ -253,7 +257,7 @@ class _Decision:
             raise DataError(
                 f'"{self._table.path}": "{self._name}" holds categories or dates, and which there are '
                 "depends on the records: that would pass by the noise. Encode it as numbers by a public "
-                f"list, or name it in tables.{self._table.party}.ignore."
+                f"list, or name it in {self._table.section}.ignore."
             )
         column = NumberColumn(self._name, 0.0, 1.0, (0.0, 1.0), False, False)
         return self._used(column, "as it is, 0 where missing", profile)
@@ -325,10 +329,10 @@ class _Decision:
 
 
 def _not_asked_for(table: Table, name: str) -> str:
-    if name == table.settings.id:
-        return "the id"
     if not name:
         return "it has no name: an index?"
+    if name == table.settings.id:
+        return "the id"
     if name == table.settings.label:
         return "the label"
     if name not in table.features:
