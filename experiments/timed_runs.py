@@ -168,7 +168,10 @@ def _summary(run: Run, end: Point) -> dict[str, Any]:
         end,
         run.delays(),
         activations,
+        traffic=run.runtime.traffic if isinstance(run.runtime, Simulator) else (),
+        simulated=True,
         test=None,
+        outputs={},
         interrupted=False,
         ended=run.ended,
     )

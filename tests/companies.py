@@ -29,6 +29,15 @@ def write_companies(folder, people=400, share=0.8, seed=0):
             frame.write_csv(folder / f"{name}.csv")
 
 
+def add_own_columns(folder, seed=5):
+    """Add two columns to the label holder's table: `rating`, which tells of the label, and `branch`."""
+    generator = np.random.default_rng(seed)
+    labels = pl.read_csv(folder / "labels.csv")
+    rating = (labels["repaid"] == "yes").cast(pl.Float64) + pl.Series(generator.normal(size=len(labels)))
+    branch = pl.Series(generator.choice(["north", "south"], len(labels)))
+    labels.with_columns(rating=rating, branch=branch).write_csv(folder / "labels.csv")
+
+
 def document(folder, *parties, **sections):
     """A configuration with the tables of these parties (none: of all)."""
     tables = {

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import math
 import os
 import signal
 import threading
@@ -285,6 +286,7 @@ def test_a_new_run_knows_no_best_evaluation_of_another(tmp_path, caplog):
 def test_a_resumed_server_has_the_head_of_the_best_evaluation(tmp_path):
     state, point = ServerState(make_plan(CONFIG), tmp_path, resume=False), Point(1.5, 20, 1, 2, None, 0.75)
     head = moved(state.server.head)
+    state.outputs["validation"] = outputs = torch.tensor([[0.25], [math.inf]])
     state.best.keep(point)
     moved(state.server.head)
     state.save({})
@@ -293,6 +295,7 @@ def test_a_resumed_server_has_the_head_of_the_best_evaluation(tmp_path):
     assert not same(dict(resumed.server.head.state_dict()), dict(head))
     resumed.best.restore()
     assert same(dict(resumed.server.head.state_dict()), dict(head))
+    assert torch.equal(resumed.outputs["validation"], outputs)
 
 
 def test_a_server_without_its_table_is_not_resumed(tmp_path):

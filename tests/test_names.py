@@ -10,13 +10,16 @@ from vafl.cli import main
 from vafl.config import from_document
 from vafl.errors import ConfigError
 from vafl.names import check_party
+from vafl.runtime.identity import issue, make_authority
 from vafl.trained import model_folder
 
 ESCAPES = ["../esc", "../../../esc", "/tmp/esc", "a/b", "..", ".", "", "a\0b", "-x", "a b", "x" * 64]
-RESERVED = ["ca", "CA", "ca.pem", "Ca.Key", "Server", "SERVER"]
+RESERVED = ["ca", "CA", "ca.pem", "Ca.Key", "Server", "SERVER", "Label-Holder"]
 
 
-@pytest.mark.parametrize("name", ["server", "client-1", "a", "7", "Bank.of_X-1", "x" * 63, "servers", "cab"])
+@pytest.mark.parametrize(
+    "name", ["server", "label-holder", "client-1", "a", "7", "Bank.of_X-1", "x" * 63, "servers", "cab"]
+)
 def test_good_names(name):
     assert check_party(name) == name
 
@@ -29,7 +32,7 @@ def test_bad_names(name):
 
 @pytest.mark.parametrize("name", RESERVED)
 def test_reserved_names(name):
-    with pytest.raises(ConfigError, match=r"ca, ca\.key, ca\.pem, server"):
+    with pytest.raises(ConfigError, match=r"ca, ca\.key, ca\.pem, label-holder, server"):
         check_party(name)
 
 
@@ -63,10 +66,19 @@ def test_a_configuration_accepts_only_names_that_certificates_can_have(name, sec
         from_document(sections(name))
 
 
-def test_a_group_cannot_be_called_as_the_server_is():
-    """Its model would be written to the head's folder."""
-    with pytest.raises(ConfigError, match=r'partition\.groups.*"server"'):
-        from_document({"partition": {"groups": {"server": ["x"]}}})
+@pytest.mark.parametrize("name", ["server", "label-holder"])
+def test_a_group_cannot_be_called_as_the_label_holder_is(name):
+    """Its model would be written to the label holder's folders."""
+    with pytest.raises(ConfigError, match=rf'partition\.groups.*Found "{name}"'):
+        from_document({"partition": {"groups": {name: ["x"]}}})
+
+
+def test_nobody_gets_a_certificate_of_the_label_holders_own_client(tmp_path):
+    assert main(["certs", str(tmp_path / "certs"), "--party", "server", "--party", "label-holder"]) == 2
+    assert not (tmp_path / "certs").exists()
+    make_authority(tmp_path / "certs")
+    with pytest.raises(ConfigError, match="label-holder"):
+        issue(tmp_path / "certs", "label-holder")
 
 
 def files_below(folder):

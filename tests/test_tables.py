@@ -6,10 +6,12 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import polars as pl
 import pytest
 import tomli_w
 import torch
 from safetensors.torch import load_file
+from sklearn.metrics import log_loss
 
 from tests.companies import configuration, document, write_companies
 from tests.federation import same
@@ -94,6 +96,7 @@ def test_patience_ends_a_simulated_run_and_the_test_rows_are_measured_once(folde
     assert kept["validation"] == best["metrics"]
     assert summary["metric"] == {"name": "auc", "value": best["metric"]}
     assert kept["test"]["auc"] > 0.7
+    assert_scores_of_kept_models(tmp_path / "run", kept)
 
 
 def test_companies_that_share_no_folder_end_where_a_simulation_does(folder, tmp_path):
@@ -140,9 +143,21 @@ def test_companies_that_share_no_folder_end_where_a_simulation_does(folder, tmp_
     found = summary["kept"]
     assert (found["validation"], found["test"]) == (run.evaluator(), run.evaluator.test())
     assert found["test"]["auc"] > summary["baselines"]["trivial"]["test"]["auc"] == 0.5
+    assert_scores_of_kept_models(tmp_path / "server" / "out", found)
     for model, party in zip(run.models, run.data.parties, strict=True):  # of the models that are kept
         learnt = model(torch.from_numpy(party.encoder.absent_row())[None])[0]
         assert torch.allclose(head[f"default.{party.name}"], learnt, atol=1e-6)
+
+
+def assert_scores_of_kept_models(run, kept):
+    """The scores give the figures of the models kept, not those of the last evaluation."""
+    path = run / "scores.parquet"
+    assert path.stat().st_mode & 0o777 == 0o600
+    scores = pl.read_parquet(path)
+    assert scores.columns == ["part", "label", "score"]
+    for part in ("validation", "test"):
+        own = scores.filter(pl.col("part") == part)
+        assert log_loss(own["label"] == "yes", own["score"]) == pytest.approx(kept[part]["log_loss"])
 
 
 def _simulated(config, updates):

@@ -79,7 +79,7 @@ class Run:
                 then `best.point`. None does so if the run has stop.patience.
         """
         keep_best = self.config.stop.patience > 0 if keep_best is None else keep_best
-        self.best = BestModels([*self.models, self.head]) if keep_best else None
+        self.best = BestModels([*self.models, self.head], self.evaluator.measured) if keep_best else None
         watch = Watch(self.config.stop, self.task.metrics, self.best)
         try:
             with limited_threads(self.config.threads):

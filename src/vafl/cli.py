@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import vafl
-from vafl.commands.configured import add_client_options, add_config_options, log_to_stderr, overrides
+from vafl.commands.configured import (
+    add_client_options,
+    add_config_options,
+    add_ledger_option,
+    log_to_stderr,
+    overrides,
+)
 from vafl.errors import VaflError
 from vafl.files import drafted
 
@@ -34,6 +40,7 @@ _LARGER = {
     "predict": "score every record of the parties' tables",
     "serve": "answer HTTP requests for predictions, asking clients live",
     "keys": "make, list and remove the API keys of vafl serve",
+    "report": "write a run's report again, as a page for people",
     "watch": "look at runs in a browser while they go on",
     "inspect": "what a run's models are and what they were trained for",
     "export": "write one party's trained model as ONNX",
@@ -114,6 +121,8 @@ def _parser(asked: str) -> argparse.ArgumentParser:
         if name == "client":
             party.add_argument("--party", required=True, help="whose columns these are")
             add_client_options(party)
+        if name == "server":
+            add_ledger_option(party)
         if name != "up":
             party.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
 
@@ -154,7 +163,14 @@ def _server(options: argparse.Namespace, console: "Console") -> None:
 
     log_to_stderr()
     out = _folder(options, last=options.resume or options.overwrite)
-    served = ServerRun(_config(options), out, console, resume=options.resume, overwrite=options.overwrite)
+    served = ServerRun(
+        _config(options),
+        out,
+        console,
+        resume=options.resume,
+        overwrite=options.overwrite,
+        accept_ledger=options.accept_ledger,
+    )
     _report(served.run(lambda address: console.print(f"listening on {address}")), console)
 
 
@@ -185,6 +201,7 @@ def _up(options: argparse.Namespace, console: "Console") -> None:
 
 def _report(recorded: "RecordedRun", console: "Console") -> None:
     from vafl.observe.compare import figures_table
+    from vafl.observe.record import REPORT
     from vafl.runtime.training import BUDGETS_SPENT
 
     made, kept = recorded.summary["updates"], recorded.summary["kept"]
@@ -193,6 +210,7 @@ def _report(recorded: "RecordedRun", console: "Console") -> None:
     console.print(
         f"kept: the models of update {kept['updates']:,} of {made:,}{chosen}; the run is in {recorded.path}"
     )
+    console.print(f"report: {recorded.path / REPORT}")
     if recorded.summary["ended"] == BUDGETS_SPENT:
         early = f"warning: it ended early, after {made:,} updates: {BUDGETS_SPENT}"
         console.print(f"{early}; `vafl privacy {recorded.path}` says on what", style="yellow")

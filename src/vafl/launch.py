@@ -1,9 +1,12 @@
 """Runs a configuration with everything around it: progress on the terminal, a folder with the record."""
 
+import logging
+import math
 import signal
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -13,21 +16,33 @@ from rich.console import Console
 from torch import Tensor
 
 from vafl.build import Run, build
+from vafl.conclusion import score_table
 from vafl.config import Config
-from vafl.data.partition import VerticalData
-from vafl.errors import BudgetExhausted
+from vafl.data import leakage
+from vafl.data.partition import Party, VerticalData
+from vafl.errors import BudgetExhausted, VaflError
+from vafl.ledgers import read_statements
 from vafl.models.metrics import Figures, by_class
+from vafl.names import LOCAL_CLIENT
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import Progress, ShownFigures
 from vafl.observe.record import SIMULATED_LEDGERS, RecordedRun, RunFolder, read_run, versions
+from vafl.observe.report import write_report
 from vafl.observe.status import ClientStatus
 from vafl.plan import Task, baselines
+from vafl.privacy.settings import LabelSettings, PrivacySettings
 from vafl.protocol.delays import DelaySummary
+from vafl.protocol.settings import RuleSettings
+from vafl.runtime.delays import DelaySettings
 from vafl.runtime.point import Point
 from vafl.runtime.settings import StopSettings
-from vafl.runtime.simulator import Simulator
+from vafl.runtime.simulator import Simulator, Traffic
 from vafl.runtime.training import Best, Clock, is_in_vain
 from vafl.trained import keep_all
+
+log = logging.getLogger(__name__)
+
+ALONE = "label holder alone"  # the name of a baseline
 
 
 def launch(config: Config, path: Path, console: Console, *, overwrite: bool = False) -> RecordedRun:
@@ -39,33 +54,96 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
     run = build(config)
     with RunFolder(path, overwrite=overwrite) as folder:
         folder.begin(config.to_toml())
+        for warning in leakage.warnings(run.data):
+            log.warning("%s", warning)
         points, interrupted = _train(run, folder, console)
         test = run.evaluator.test()  # charged, too
         keep_all(run, path)
         for ledger, party in zip(run.ledgers, run.data.parties, strict=False):
             ledger.save_copy(path / SIMULATED_LEDGERS / f"{party.name}.ledger")
+        folder.keep_scores(score_table(run.task, run.data, run.evaluator.measured))
         counts = [status.activations for status in _clients(run)]
-        folder.finish(
-            summarise(
-                config,
-                run.task,
-                run.data,
-                points[-1],
-                run.delays(),
-                counts,
-                interrupted=interrupted,
-                test=test,
-                outcome=run.evaluator.measured,
-                best=run.best,
-                ended=run.ended,
-            )
+        summary = summarise(
+            config,
+            run.task,
+            run.data,
+            points[-1],
+            run.delays(),
+            counts,
+            traffic=run.runtime.traffic if isinstance(run.runtime, Simulator) else (),
+            simulated=True,
+            interrupted=interrupted,
+            test=test,
+            outputs=run.evaluator.measured,
+            best=run.best,
+            ended=run.ended,
         )
+        finish(folder, summary, config, run.data, console)
     recorded = read_run(path)
     plot_runs([recorded], path / "progress")
+    report_run(config, path)
     if interrupted:
         raise KeyboardInterrupt(what_was_reached(recorded))
     require_updates(config, run.ended, points[-1].updates)
     return recorded
+
+
+def finish(
+    folder: RunFolder, summary: dict[str, Any], config: Config, data: VerticalData, console: Console
+) -> None:
+    """Write the summary; then add what the label holder's features reach alone, if it has any.
+
+    The run is over by then and its clients have gone, so nobody waits for this baseline. Ctrl-C skips it.
+
+    Args:
+        config: as the run was started with, before its sizes were set for all clients.
+        data: with the labels that the run was trained on.
+    """
+    folder.finish(summary)
+    if summary["interrupted"] or LOCAL_CLIENT not in [party.name for party in data.parties]:
+        return
+    began = time.monotonic()
+    try:
+        reached = train_alone(config, data)
+    except VaflError as error:
+        console.print(f"the label holder's columns alone could not be trained on: {error}", style="yellow")
+        return
+    except KeyboardInterrupt:
+        console.print("skipped: training on the label holder's columns alone, for comparison")
+        return
+    console.print(f"trained on the label holder's columns alone in {time.monotonic() - began:.1f} s")
+    folder.finish({**summary, "baselines": {**summary["baselines"], ALONE: reached}})
+
+
+def train_alone(config: Config, data: VerticalData) -> dict[str, Figures]:
+    """Train the same model on the label holder's features alone; nothing is sent to anyone.
+
+    Returns:
+        Its metrics by part of the held-out rows, "validation" and "test".
+    """
+    alone = replace(
+        config,
+        rule=RuleSettings(name="centralised"),
+        privacy=PrivacySettings(mode="none"),
+        labels=LabelSettings(),  # `data` has the labels that were drawn
+        delays=DelaySettings(),
+    )
+    own = tuple(party for party in data.parties if party.name == LOCAL_CLIENT)
+    run = build(alone, replace(data, parties=own))
+    run.train()
+    watched, test = run.evaluator(), run.evaluator.test()
+    return {data.parts.watched: watched, **({} if test is None else {"test": test})}
+
+
+def report_run(config: Config, path: Path) -> Path:
+    """Write the report of a finished run and return its path, `path`/report.html.
+
+    Args:
+        config: The run's; it says where the privacy ledgers are.
+        path: The run folder.
+    """
+    accounts = [statement.as_json() for statement in read_statements(config, path)]
+    return write_report(path, accounts)
 
 
 def what_was_reached(recorded: RecordedRun) -> str:
@@ -150,9 +228,11 @@ def summarise(
     delays: Sequence[DelaySummary],
     activations: Sequence[int],
     *,
+    traffic: Sequence[Traffic],
+    simulated: bool,
     interrupted: bool,
     test: Figures | None,
-    outcome: tuple[Tensor, Tensor] | None = None,
+    outputs: Mapping[str, Tensor],
     best: Best | None = None,
     ended: str,
 ) -> dict[str, Any]:
@@ -161,23 +241,33 @@ def summarise(
     Args:
         data: with the labels that the run was trained on, which give the trivial baseline.
         end: the last evaluation.
+        traffic: what each client sent and received; empty if all data are in one place.
+        simulated: whether `end` has the seconds of the simulator's clock.
         test: the metrics on the test rows, where evaluations use validation rows.
-        outcome: the outputs and labels of the test rows, for the metrics of each class.
+        outputs: the kept head's outputs by part of the held-out rows, for the metrics of each class.
         best: the best evaluation, if its models are the ones that are kept.
         ended: why.
     """
     kept = end if best is None or best.point is None else best.point
     names, classes = [party.name for party in data.parties], data.classes or ()
-    watched = data.parts.watched
+    watched, tests = data.parts.watched, data.labels[data.test]
     several = task.loss == "softmax" and task.outputs > 2
     return {
         "data": config.data.title,
+        "classes": list(classes),
+        "rows": _row_counts(data),
+        "columns": {party.name: _columns(party) for party in data.parties},
         "rule": config.rule.name,
         "clients": len(names),
         "updates": end.updates,
         "seconds": end.seconds,
         "bytes_up": end.bytes_up,
         "bytes_down": end.bytes_down,
+        "traffic": {
+            name: {"bytes_up": moved.bytes_up, "bytes_down": moved.bytes_down}
+            for name, moved in zip(names, traffic, strict=False)
+        },
+        "simulated": simulated,
         "metric": {"name": task.metrics.headline.name, "value": kept.metric},
         "unanswered": kept.unanswered,
         "kept": {
@@ -186,18 +276,31 @@ def summarise(
             "selected_by": None if best is None else task.metrics.select.name,
             "validation": kept.metrics if watched == "validation" else None,
             "test": test if watched == "validation" else kept.metrics,
-            "classes": by_class(*outcome, classes) if several and outcome is not None else None,
+            "classes": by_class(outputs["test"], tests, classes) if several and "test" in outputs else None,
         },
         "baselines": baselines(task, data),
         "watched": watched,
         "delays": {name: asdict(delay) for name, delay in zip(names, delays, strict=False)},
         "activations": dict(zip(names, activations, strict=False)),
         "labels": config.labels.report(len(classes)),
+        "privacy": {"mode": config.privacy.kind, "secure_sum": config.privacy.secure_sum},
         "ended": ended,
         "interrupted": interrupted,
         "seed": config.seed,
         "versions": versions(),
     }
+
+
+def _row_counts(data: VerticalData) -> dict[str, int]:
+    """Return the number of rows by part."""
+    return asdict(data.parts)
+
+
+def _columns(party: Party) -> int | None:
+    """Return how many columns of its table a party uses; None if that is not known here."""
+    if party.encoder is not None:
+        return len(party.encoder.columns)
+    return math.prod(party.features.shape[1:]) if party.features.numel() else None
 
 
 @contextmanager

@@ -10,11 +10,13 @@ import polars as pl
 
 from vafl.config import Config
 from vafl.errors import ConfigError
-from vafl.observe.record import LEDGERS
+from vafl.names import LOCAL_CLIENT, table_owner
+from vafl.observe.record import LEDGERS, SIMULATED_LEDGERS
 from vafl.privacy.accounts import NOBODY, Numbers
 from vafl.privacy.journal import has_journal
-from vafl.privacy.ledger import Ledger
+from vafl.privacy.ledger import Ledger, read_ledger
 from vafl.privacy.spender import Spender
+from vafl.privacy.statement import Statement
 
 log = logging.getLogger(__name__)
 
@@ -24,18 +26,36 @@ def ledger_path(config: Config, party: str, run: Path) -> Path:
     name = f"{party}.ledger"
     if config.privacy.ledger:
         return Path(config.privacy.ledger) / name
-    if party in config.tables:
-        return Path(config.tables[party].path).parent / name
+    if (owner := table_owner(party)) in config.tables:
+        return Path(config.tables[owner].path).parent / name
     return run / LEDGERS / name
 
 
 def find_ledgers(config: Config, run: Path) -> list[Path]:
     """Return the ledgers that a run's parties have on this machine."""
     if config.tables:
-        paths = [ledger_path(config, party, run) for party in config.tables]
+        paths = [ledger_path(config, party, run) for party in (*config.tables, LOCAL_CLIENT)]
     else:
         paths = list(Path(config.privacy.ledger or run / LEDGERS).glob("*.ledger"))
     return sorted(path for path in paths if has_journal(path))
+
+
+def run_ledgers(config: Config, run: Path) -> list[Path]:
+    """Return the ledgers that tell what a run has spent: those of its simulation, or its parties' own."""
+    return sorted((run / SIMULATED_LEDGERS).glob("*.ledger")) or find_ledgers(config, run)
+
+
+def read_statements(config: Config, run: Path) -> list[Statement]:
+    """Return the accounts of every ledger of a run that is on this machine; none if it was not private."""
+    if config.privacy.kind == "none":
+        return []
+    found = [(path, read_ledger(path)) for path in run_ledgers(config, run)]
+    return [make_statement(path, ledger, config) for path, ledger in found if ledger.spenders]
+
+
+def make_statement(path: Path, ledger: Ledger, config: Config) -> Statement:
+    """Return the account of a party's ledger by the settings of a run."""
+    return Statement(path.stem, ledger, config.privacy, config.schedule.batch_size, config.rule.local_steps)
 
 
 def is_entered(config: Config, party: str, path: Path | None) -> bool:
@@ -108,6 +128,6 @@ def open_ledger(
 def _identity(config: Config, party: str, source: str, records: int) -> str:
     """What ids are ids of. People are who they are by the table's id column; numbers mean a record only
     within one data set, and only as long as none comes or goes."""
-    if party in config.tables:
-        return f'people by "{config.tables[party].id}"'
+    if (owner := table_owner(party)) in config.tables:
+        return f'people by "{config.tables[owner].id}"'
     return f"{records} records of {source} at {party}"

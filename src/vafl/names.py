@@ -11,9 +11,12 @@ from vafl.errors import ConfigError
 SERVER = "server"
 """The party that serves and holds the labels; every other name is a client's."""
 
+LOCAL_CLIENT = "label-holder"
+"""The client of the label holder's own features, inside the server's process. It has no certificate."""
+
 PARTY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-# These collide with the authority's files, or look like the server's name.
-_RESERVED = {"ca", "ca.pem", "ca.key", SERVER}
+# These collide with the authority's files, or look like a name of the label holder.
+_RESERVED = {"ca", "ca.pem", "ca.key", SERVER, LOCAL_CLIENT}
 
 
 def check_party(name: str) -> str:
@@ -27,23 +30,31 @@ def check_party(name: str) -> str:
             "a party's name must be 1 to 63 letters, digits, '.', '_' or '-', a letter or digit first. "
             f"Found {name!r}. Choose another name."
         )
-    if name.lower() in _RESERVED and name != SERVER:
+    if name.lower() in _RESERVED and name not in (SERVER, LOCAL_CLIENT):
         raise ConfigError(
             f"a party's name must not be one of {', '.join(sorted(_RESERVED))}, in any case, except the "
-            f'server\'s own "{SERVER}". Found {name!r}. Choose another name.'
+            f"label holder's own names. Found {name!r}. Choose another name."
         )
     return name
 
 
 def check_client(name: str) -> str:
-    """Return `name` if a client may have it: any party's name but the server's.
+    """Return `name` if a client that connects over the network may have it.
 
     Raises:
-        ConfigError: See `check_party`; or it is the server's name.
+        ConfigError: See `check_party`; or the name is the label holder's.
     """
-    if check_party(name) == SERVER:
+    if check_party(name) in (SERVER, LOCAL_CLIENT):
         raise ConfigError(
-            f'"{SERVER}" is the name of the party that holds the labels. Found it as the name of a client. '
-            "Choose another name."
+            f'"{SERVER}" and "{LOCAL_CLIENT}" are names of the label holder, whose own features take part '
+            f'inside `vafl server`. Found "{name}" as the name of another client. Choose another name.'
         )
     return name
+
+
+def table_owner(party: str) -> str:
+    """Return the party whose section [tables.NAME] describes the table of `party`.
+
+    The label holder's labels and features are columns of one table.
+    """
+    return SERVER if party == LOCAL_CLIENT else party

@@ -250,6 +250,12 @@ def starter_tables(
     if holder := next((own for own in opened if own.party == LABEL_HOLDER), None):
         task, about = task_of(_labels(holder), holder.path)
         notes.append(f'"{label}" is what is learnt, by {task}: it has {about}')
+        if features := holder.features:
+            shown = ", ".join(features[:5]) + (", ..." if len(features) > 5 else "")
+            notes.append(
+                f"{LABEL_HOLDER}: its other columns are features of the run ({len(features)}: {shown}); "
+                "name in ignore those that are not known when a prediction is made"
+            )
         notes.append(f"Between organisations, {LabelSettings().leak}.")
     sections = [_table_section(own, label) for own in opened]
     names = ", ".join(map(_quoted, clients))
@@ -301,9 +307,13 @@ def _table_section(table: Table, label: str) -> str:
         lines.append(f"label = {_quoted(own.label)}              # the column to learn")
     names = {"path": _quoted(own.path), "id": _quoted(own.id)}
     section = _SECTION.format(party=_key(table.party), more="".join(f"\n{line}" for line in lines), **names)
-    if own.label:
+    if table.party == LABEL_HOLDER and not table.features:
         return section
-    ignore = _IGNORE_LABEL.format(label=_quoted(label)) if label in table.schema else _IGNORE_NONE
+    ignore = (
+        _IGNORE_LABEL.format(label=_quoted(label))
+        if label in table.schema and not own.label
+        else _IGNORE_NONE
+    )
     return section + _FEATURES.format(ignore=ignore)
 
 

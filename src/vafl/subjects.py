@@ -13,7 +13,7 @@ from vafl.data.dataset import Records
 from vafl.data.tables import POSITION, open_table
 from vafl.errors import RunFolderError
 from vafl.models.folder import StoredModel
-from vafl.names import SERVER
+from vafl.names import SERVER, table_owner
 from vafl.plan import encoder_of, load_data, tables_of
 
 
@@ -70,7 +70,8 @@ def load_subjects(config: Config, party: str, model: StoredModel) -> Subjects:
 
 def _from_tables(config: Config, party: str, model: StoredModel) -> Subjects:
     settings, tables = tables_of(config, labelled=False)
-    alignment = find_alignments(settings, tables, party, labelled=False)[party]
+    owner = table_owner(party)
+    alignment = find_alignments(settings, tables, owner, labelled=False)[owner]
     wanted = pl.DataFrame({"id": alignment.ids, POSITION: alignment.numbers})
     features = torch.empty(alignment.rows, 0)
     if party != SERVER:

@@ -84,7 +84,11 @@ class Armoury:
     def _make_judge(self) -> Server:
         rows = self._plan.data.parts.total
         server = make_server(self._plan, EmbeddingTable(rows, widths(self._plan), summed=True))
-        server.receive(self._client.join())
+        join = self._client.join()
+        # As a server that was restored from a checkpoint at the start of the run: it believes this join.
+        nothing = [0] * len(self._plan.data.parties)
+        server.restore(0, nothing, server.descent.state(), forgettable=join.applied)
+        server.receive(join)
         return server
 
     def _refusals(self, content: bytes) -> int:

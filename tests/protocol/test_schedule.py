@@ -174,3 +174,12 @@ def test_settings_refuse_what_cannot_be():
     with pytest.raises(ConfigError, match=r"at most the number of training rows, 10. Found 11"):
         ScheduleSettings(batch_size=11).check_rows(10)
     ScheduleSettings(batch_size=10).check_rows(10)
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch", "epochs"), [(30, 30, 40), (1_000, 64, 40), (20_000, 256, 40), (10**7, 1024, 4)]
+)
+def test_sizes_left_open_follow_from_the_number_of_rows(rows, batch, epochs):
+    sized = ScheduleSettings(batch_size=0, epochs=0).sized(rows)
+    assert (sized.batch_size, sized.epochs) == (batch, epochs)
+    assert ScheduleSettings(batch_size=7, epochs=2).sized(rows).batch_size == 7

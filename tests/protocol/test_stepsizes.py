@@ -6,6 +6,7 @@ from vafl.errors import ConfigError
 from vafl.protocol.stepsizes import (
     SCHEDULES,
     constant,
+    cosine,
     harmonic,
     nonconvex_bounded,
     nonconvex_stochastic,
@@ -92,3 +93,14 @@ def test_a_step_size_is_a_positive_number(value):
 def test_constants_out_of_range_are_refused(name, constants, said):
     with pytest.raises(ConfigError, match=said):
         SCHEDULES[name](**constants)
+
+
+def test_cosine_warms_up_and_ends_at_zero():
+    size = cosine(0.1, 1000, 10)
+    assert size(0) == pytest.approx(0.01)
+    assert max(size(k) for k in range(1001)) == pytest.approx(0.1, rel=1e-3)
+    assert size(500) == pytest.approx(0.05)
+    assert size(1000) == pytest.approx(0, abs=1e-12)
+    assert size(5000) == pytest.approx(0, abs=1e-12)
+    falling = [size(k) for k in range(10, 1001)]
+    assert falling == sorted(falling, reverse=True)

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vafl.errors import ConfigError
-from vafl.names import SERVER, check_party
+from vafl.names import SERVER, check_client
 from vafl.runtime.identity import issue, make_authority
 from vafl.runtime.identity.authority import host_name, refuse_issued
 from vafl.runtime.identity.pem import read_certificate
@@ -63,7 +63,8 @@ def certs(options: argparse.Namespace, console: Console) -> None:
 def _check(folder: Path, parties: Sequence[str], options: argparse.Namespace) -> None:
     """Everything that can be refused before a file is written."""
     for party in parties:
-        check_party(party)
+        if party != SERVER:
+            check_client(party)
         if not options.overwrite:
             refuse_issued(folder, party)
     for host in options.host:

@@ -30,6 +30,11 @@ def add_client_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="take the place of another process of this party that takes part already",
     )
+    add_ledger_option(parser)
+
+
+def add_ledger_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option to go on with an older ledger, which the label holder's own client has too."""
     parser.add_argument(
         "--accept-ledger",
         action="store_true",

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from vafl.commands.configured import add_config_options, as_json, overrides
 from vafl.config import Config, read_config
+from vafl.data import leakage
 from vafl.data.aligned import check_label_unused, find_alignments, positions
 from vafl.data.alignment import Alignment
 from vafl.data.fitting import ColumnReport, fit
@@ -22,7 +23,7 @@ from vafl.data.settings import LABEL_HOLDER, DataSettings, TableSettings
 from vafl.data.split import Split
 from vafl.data.tables import POSITION, Table, open_table
 from vafl.errors import ConfigError
-from vafl.plan import form_for, tables_of
+from vafl.plan import form_for, load_data, tables_of
 from vafl.privacy.settings import GUARANTEED
 
 
@@ -44,7 +45,7 @@ class Preview:
         rows: how many of the records are rows of the run.
         training_rows: and how many of those are trained on.
         features: how many features the columns become.
-        columns: what becomes of each; the label holder's are not used.
+        columns: what becomes of each; none for a label holder without features.
         labels: of the label holder: each class and its share, or mean and range.
     """
 
@@ -71,12 +72,15 @@ def run(options: argparse.Namespace, console: Console) -> None:
             f"`vafl data` needs a party that this file has a table of, such as [tables.NAME]. Found "
             f"{options.party or 'none'}; the file has {', '.join(known) or 'none'}."
         )
-    previews = [preview(config, name) for name in names]
+    previews, suspects = [preview(config, name) for name in names], _suspects(config)
     if options.json:
-        sys.stdout.write(as_json({"parties": [asdict(own) for own in previews]}))
+        document = {"parties": [asdict(own) for own in previews], "suspects": suspects}
+        sys.stdout.write(as_json(document))
         return
     for own in previews:
         _print(own, console)
+    for sentence in suspects:
+        console.print(f"suspicious: {sentence}", style="yellow", highlight=False, markup=False)
 
 
 def preview(config: Config, name: str) -> Preview:
@@ -92,8 +96,9 @@ def preview(config: Config, name: str) -> Preview:
         wanted, trained = positions(split, alignment), split.parts.train
     training = wanted.filter(pl.col(POSITION) < trained)
     sizes = (len(records), alignment is not None, wanted.height, training.height)
-    if name == LABEL_HOLDER:
-        return Preview(name, str(table.path), *sizes, labels=_labels(config, table, wanted))
+    labels = _labels(config, table, wanted) if table.settings.label else {}
+    if name == LABEL_HOLDER and not table.features:
+        return Preview(name, str(table.path), *sizes, labels=labels)
     encoder, columns = fit(
         table,
         training,
@@ -104,7 +109,17 @@ def preview(config: Config, name: str) -> Preview:
     )
     if settings.name == "csv":  # its other columns are other parties'
         columns = [report for report in columns if report.name in table.features]
-    return Preview(name, str(table.path), *sizes, len(encoder.names), columns)
+    return Preview(name, str(table.path), *sizes, len(encoder.names), columns, labels)
+
+
+def _suspects(config: Config) -> list[str]:
+    """Columns that alone predict the label, where the label and columns are at hand."""
+    settings, tables = tables_of(config)
+    holder = tables.get(LABEL_HOLDER)
+    if holder is None or not holder.label or _alignment(settings, tables, LABEL_HOLDER) is None:
+        return []
+    complete = set(settings.parties) <= set(tables)
+    return leakage.warnings(load_data(config, None if complete else LABEL_HOLDER))
 
 
 def _alignment(settings: DataSettings, tables: Mapping[str, TableSettings], name: str) -> Alignment | None:

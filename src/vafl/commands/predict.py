@@ -26,6 +26,7 @@ def _predict(config: Config, options: argparse.Namespace, console: Console) -> N
         options.out or Path(_SCORES),
         console,
         lambda address: console.print(f"listening on {address}"),
+        accept_ledger=options.accept_ledger,
     )
     console.print(f"{scored.records:,} records are scored in {scored.path}")
     for party, count in scored.missing.items():

@@ -17,7 +17,7 @@ from rich.text import Text
 from vafl.commands.configured import as_json
 from vafl.config import Config, read_config
 from vafl.errors import DataError, RunFolderError
-from vafl.ledgers import find_ledgers
+from vafl.ledgers import make_statement, run_ledgers
 from vafl.observe.plots import COLOURS, STYLE, save
 from vafl.observe.record import SIMULATED_LEDGERS
 from vafl.privacy.ledger import read_history, read_ledger
@@ -83,9 +83,7 @@ def _find(path: Path) -> tuple[list[Path], Config | None]:
     if not (path / "config.toml").is_file():
         raise RunFolderError(f'"{path}" must be a ledger or the folder of a run. Found no config.toml there.')
     config = read_config(path / "config.toml")
-    if found := sorted((path / SIMULATED_LEDGERS).glob("*.ledger")):
-        return found, config
-    if not (found := find_ledgers(config, path)):
+    if not (found := run_ledgers(config, path)):
         raise RunFolderError(
             f'"{path}" has no privacy ledgers. Its clients were not private (privacy.mode '
             f"{config.privacy.kind}), or have their ledgers on their own machines."
@@ -101,7 +99,7 @@ def _statement(path: Path, config: Config | None) -> Statement:
     if config is None:
         last = ledger.spenders[-1]
         return Statement(path.stem, ledger, last.settings, last.batch, last.local_steps)
-    return Statement(path.stem, ledger, config.privacy, config.schedule.batch_size, config.rule.local_steps)
+    return make_statement(path, ledger, config)
 
 
 def _record(record: str, paths: Sequence[Path], statements: Sequence[Statement]) -> dict[str, dict[str, Any]]:

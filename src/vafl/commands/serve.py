@@ -50,7 +50,7 @@ def _serve(config: Config, options: argparse.Namespace, console: Console) -> Non
         None if options.keys is None else Callers(options.keys),
         _https(config, options),
     )
-    serve(config, options.model, access, listening)
+    serve(config, options.model, access, listening, accept_ledger=options.accept_ledger)
 
 
 def _https(config: Config, options: argparse.Namespace) -> Https | None:

@@ -24,6 +24,7 @@ from vafl.data.settings import LABEL_HOLDER, DataSettings, TableSettings
 from vafl.data.split import Split
 from vafl.data.tables import POSITION, Table, open_table
 from vafl.errors import ConfigError, DataError
+from vafl.names import LOCAL_CLIENT, table_owner
 
 Alignments = Mapping[str, Alignment]
 
@@ -37,9 +38,10 @@ def load_tables(
     form: Form = "dense",
     public: bool = False,
 ) -> VerticalData:
-    """What one party knows of the data: its own features, or the labels. None: all of it, for a simulation.
+    """Return what one party knows of the data: its features, and at the label holder the labels.
 
-    Of the others there are names only, and to the label holder their records; a client has zeros for labels.
+    The others are names only; the label holder knows their records too. A client has zeros for labels. None
+    for `party` reads everything, for a simulation.
 
     Args:
         form: what features the encoders make.
@@ -47,15 +49,17 @@ def load_tables(
     """
     alignments = find_alignments(settings, tables, party)
     own = next(iter(alignments.values()))
+    names = client_names(settings, own)
+    _check_local(tables, alignments)
     split = Split.of(own.rows, settings, seed)
     parties = [
-        load_party(settings, tables, name, alignments[name], split, form=form, public=public)[0]
-        if party in (None, name)
+        load_party(settings, tables, name, alignments[table_owner(name)], split, form=form, public=public)[0]
+        if party in (None, table_owner(name))
         else _unseen(name, own, split)
-        for name in settings.parties
+        for name in names
     ]
     labels = _labels(settings, tables, alignments, split)
-    together = "|".join((own.token, *settings.parties, split.digest()))
+    together = "|".join((own.token, *names, split.digest()))
     return VerticalData(
         tuple(parties),
         torch.from_numpy(labels),
@@ -65,6 +69,29 @@ def load_tables(
         split.order,
         own.token if settings.name == "csv" else "tables",
     )
+
+
+def client_names(settings: DataSettings, alignment: Alignment) -> tuple[str, ...]:
+    """Return the names of all clients of a run: those that connect, then the label holder's own."""
+    return (*settings.parties, LOCAL_CLIENT) if alignment.with_local else settings.parties
+
+
+def _check_local(tables: Mapping[str, TableSettings], alignments: Alignments) -> None:
+    """Check that the label holder's features are in use if, and only if, the other parties were told so.
+
+    Raises:
+        DataError: the columns to use have changed since the parties were aligned.
+    """
+    if LABEL_HOLDER not in alignments:
+        return
+    features, told = open_table(tables, LABEL_HOLDER).features, alignments[LABEL_HOLDER].with_local
+    if bool(features) != told:
+        raise DataError(
+            "the parties agree in `vafl align` whether the label holder has features. Found "
+            f"{len(features)} feature columns now, and an alignment {'with' if told else 'without'} them. "
+            f'Set features and ignore of [tables.{LABEL_HOLDER}] as they were then (ignore = ["*"] uses '
+            "none), or align again."
+        )
 
 
 def positions(split: Split, alignment: Alignment) -> pl.DataFrame:
@@ -99,7 +126,7 @@ def load_party(
         public=public,
         flags_absent=settings.records == "labelled",
     )
-    return _encoded(table, encoder, wanted, split), report
+    return _encoded(name, table, encoder, wanted, split), report
 
 
 def check_label_unused(table: Table, alignment: Alignment) -> None:
@@ -114,10 +141,10 @@ def check_label_unused(table: Table, alignment: Alignment) -> None:
         )
 
 
-def _encoded(table: Table, encoder: Encoder, wanted: pl.DataFrame, split: Split) -> Party:
+def _encoded(name: str, table: Table, encoder: Encoder, wanted: pl.DataFrame, split: Split) -> Party:
     features = torch.from_numpy(encoder.read(table, wanted, len(split.order)))
     ids = ids_by_position(wanted, len(split.order))
-    return Party(table.party, features, encoder, ids)
+    return Party(name, features, encoder, ids)
 
 
 def _unseen(name: str, own: Alignment, split: Split) -> Party:
@@ -159,6 +186,7 @@ def find_alignments(
         ConfigError, DataError: a section or a file is missing, or the files are of different alignments.
     """
     everyone = (LABEL_HOLDER, *settings.parties)
+    party = party if party is None else table_owner(party)
     if party is not None and party not in everyone:
         raise DataError(f'"{party}" is no party of this run. Its parties: {", ".join(everyone)}.')
     asked = everyone if party is None else (party,)
@@ -215,9 +243,11 @@ def join(settings: DataSettings, tables: Mapping[str, TableSettings]) -> Alignme
     token = hashlib.sha256("\n".join(rows).encode()).hexdigest()[:32]
     order = np.random.Generator(np.random.Philox(int(token, 16))).permutation(len(rows))
     numbered = pl.DataFrame({"id": rows, "row": order})
-    label = tables[LABEL_HOLDER].label
+    holder = opened[LABEL_HOLDER]
+    label, with_local = holder.settings.label, bool(holder.features)
     aligned = {
-        name: replace(_numbered(own, numbered, token, classes), label=label) for name, own in ids.items()
+        name: replace(_numbered(own, numbered, token, classes), label=label, with_local=with_local)
+        for name, own in ids.items()
     }
     whole = aligned[LABEL_HOLDER]
     holders = {name: pl.Series(np.isin(whole.numbers, aligned[name].numbers)) for name in settings.parties}

@@ -20,7 +20,7 @@ from vafl.errors import DataError
 from vafl.files import write_atomically
 
 _KEY = "vafl.alignment"
-_VERSION = 3
+_VERSION = 4
 _HELD = "held by "  # before a client's name: a column
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
@@ -37,6 +37,7 @@ class Alignment:
         numbers: int64, their row numbers, ascending.
         holders: at the label holder, client -> [ids], which of these records it has too.
         label: the name of the label column, which is no feature of anybody's; empty without labels.
+        with_local: whether the label holder's table has features too, so that the run has a `LOCAL_CLIENT`.
     """
 
     token: str
@@ -46,6 +47,7 @@ class Alignment:
     numbers: npt.NDArray[np.int64]
     holders: Mapping[str, pl.Series] = field(default_factory=dict)
     label: str = ""
+    with_local: bool = False
 
     def __post_init__(self) -> None:
         if not _TOKEN.fullmatch(self.token):
@@ -75,6 +77,7 @@ class Alignment:
             "token": self.token,
             "rows": self.rows,
             "label": self.label,
+            "with_local": self.with_local,
             "classes": self.classes,
         }
         content = BytesIO()
@@ -97,14 +100,17 @@ class Alignment:
             )
         try:
             facts = json.loads(pl.read_parquet_metadata(path)[_KEY])
-            named = ("version", "token", "rows", "label", "classes")
-            version, token, rows, label, classes = (facts[name] for name in named)
-            if version != _VERSION or (type(token), type(rows), type(label)) != (str, int, str):
-                raise DataError(f"version {_VERSION} with token, rows and label is needed. Found {facts}.")
+            named = ("version", "token", "rows", "label", "with_local", "classes")
+            version, token, rows, label, with_local, classes = (facts[name] for name in named)
+            kinds = type(token), type(rows), type(label), type(with_local)
+            if version != _VERSION or kinds != (str, int, str, bool):
+                raise DataError(
+                    f"version {_VERSION} with token, rows, label and with_local is needed. Found {facts}."
+                )
             table = pl.read_parquet(path, glob=False)
             names = None if classes is None else tuple(map(str, classes))
             held = {name.removeprefix(_HELD): table[name] for name in table.columns if name.startswith(_HELD)}
-            return cls(token, rows, names, table["id"], table["row"].to_numpy(), held, label)
+            return cls(token, rows, names, table["id"], table["row"].to_numpy(), held, label, with_local)
         except (pl.exceptions.PolarsError, OSError, KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f'"{path}" must be an alignment that `vafl align` wrote. {error} Run `vafl align` again.'

@@ -48,17 +48,23 @@ def header_of(path: Path) -> tuple[str, list[str]]:
     return separator, columns
 
 
+def not_utf_8(path: Path, found: str) -> DataError:
+    """Return the error for a CSV in another coding, with the command that converts it."""
+    coding = "UTF-16" if _first_bytes(path, 2) in _UTF_16 else "WINDOWS-1252"
+    copy = f"{path.stem}-utf8{path.suffix}"
+    return DataError(
+        f'"{path}" must be UTF-8 text. Found {found}. Convert it: '
+        f"`iconv -f {coding} -t UTF-8 {path.name} > {copy}`."
+    )
+
+
 def check_names(columns: Iterable[str], path: Path, separator: str) -> None:
     """Raises DataError if polars calls a column otherwise than the file: it is no UTF-8, or one of two.
 
     A second column of the label's name would be a feature, and tell the label.
     """
     if unread := [name for name in columns if _UNKNOWN in name]:
-        coding = "UTF-16" if _first_bytes(path, 2) in _UTF_16 else "WINDOWS-1252"
-        raise DataError(
-            f'"{path}" must be UTF-8 text. Found a column "{unread[0]}", whose name is not. Save it '
-            f"as UTF-8; for a file from a spreadsheet: `iconv -f {coding} -t UTF-8`."
-        )
+        raise not_utf_8(path, f'a column "{unread[0]}", whose name is not')
     if any(_AGAIN in name for name in columns):
         lines = pl.scan_csv(path, has_header=False, infer_schema=False, separator=separator, glob=False)
         header = pl.Series(lines.head(1).collect().row(0))

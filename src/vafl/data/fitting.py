@@ -29,6 +29,7 @@ from vafl.data.encoding import (
     is_text,
     is_usable,
 )
+from vafl.data.settings import LABEL_HOLDER
 from vafl.data.tables import POSITION, Table
 from vafl.errors import DataError
 
@@ -183,9 +184,16 @@ def fit(
     if not columns:
         asked = [report for report in reports if report.name in table.features] or reports
         reasons = "; ".join(f"{report.name}: {report.why}" for report in asked[:5])
+        remedy = "Use columns of numbers, categories or dates."
+        if table.party == LABEL_HOLDER:
+            remedy = (
+                f'To train without features of the label holder, set tables.{LABEL_HOLDER}.ignore = ["*"] '
+                "and align again."
+            )
+        elif table.section == "data":
+            remedy = "Give it other columns in [partition.groups]."
         raise DataError(
-            f'"{table.path}": {table.party} needs at least one column. None is left: {reasons}. '
-            f"Give it others in {'[partition.groups]' if table.section == 'data' else table.section}."
+            f'"{table.path}": {table.party} needs at least one column. None is left: {reasons}. {remedy}'
         )
     return Encoder(tuple(columns), flags_absent, form), reports
 

@@ -44,7 +44,8 @@ def deal(
     table = TableSettings(str(path), "", separator=separator)
     clients = {name: replace(table, features=tuple(own)) for name, own in _shares(kept, partition).items()}
     label = settings.label if settings.label in columns else ""
-    return replace(settings, parties=tuple(clients)), {LABEL_HOLDER: replace(table, label=label), **clients}
+    holder = replace(table, label=label, ignore=("*",))  # it has no features: all are the clients'
+    return replace(settings, parties=tuple(clients)), {LABEL_HOLDER: holder, **clients}
 
 
 def _shares(columns: list[str], partition: PartitionSettings) -> dict[str, list[str]]:

@@ -12,10 +12,11 @@ from pathlib import Path
 import polars as pl
 
 from vafl.data.columns import match_columns, no_column
-from vafl.data.csv_files import SEPARATORS, check_names, is_parquet
+from vafl.data.csv_files import SEPARATORS, check_names, is_parquet, not_utf_8
 from vafl.data.ids import canonical_ids
 from vafl.data.settings import LABEL_HOLDER, TableSettings
 from vafl.errors import DataError
+from vafl.names import table_owner
 
 POSITION = "vafl position"  # beside a batch's columns: where each of its lines belongs
 _ID = "vafl id"
@@ -139,6 +140,8 @@ class Table:
         try:
             yield
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
+            if "utf-8" in str(error) and self.path.suffix != ".parquet":
+                raise not_utf_8(self.path, "bytes that are not") from error
             kind = "Parquet file" if self.path.suffix == ".parquet" else "CSV (in UTF-8) or Parquet file"
             cause = str(error).strip().partition("\n")[0]
             raise DataError(
@@ -149,6 +152,7 @@ class Table:
 
 def open_table(tables: Mapping[str, TableSettings], name: str) -> Table:
     """A party's table. Where it is the label holder's own file, the label is no feature of it."""
+    name = table_owner(name)
     own, labels = tables[name], tables.get(LABEL_HOLDER)
     if labels is not None and labels.label and name != LABEL_HOLDER and own.path == labels.path:
         own = replace(own, ignore=(*own.ignore, labels.label))

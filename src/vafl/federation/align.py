@@ -53,12 +53,15 @@ def align_party(
             server = AlignmentServer(
                 *(ids, classes, terms, config.network, credentials, workers, progress, keep),
                 label=table.settings.label,
+                with_local=bool(table.features),
             )
             found = _run(server.serve(listening, watch))
         else:
             client = AlignmentClient(party, ids, terms, config.network, credentials, workers, progress, keep)
             found = _run(client.run())
     console.print(f"{len(found.ids):,} of {len(ids):,} records are among the {found.rows:,} rows: {path}")
+    if party == SERVER and found.with_local:
+        console.print(f"the other columns of this table are features of the run: {len(table.features)}")
     return path
 
 

@@ -10,7 +10,7 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from vafl.protocol.client import Client
 from vafl.runtime.checkpoint import has_checkpoint, load_checkpoint, move_checkpoint, save_checkpoint
@@ -18,17 +18,22 @@ from vafl.runtime.point import Point
 
 log = logging.getLogger("vafl.client")
 
+_OUTPUTS = "outputs of "  # before the part: no parameter's name has a space
+
 
 class BestHead:
-    """The head as it was at the best evaluation.
+    """The head as it was at the best evaluation, and what it gave on the validation rows.
+
+    Args:
+        measured: the outputs of the last evaluation by part, which `restore` brings back too.
 
     Attributes:
         point: that evaluation; None before the first.
         count: how many evaluations were the best so far.
     """
 
-    def __init__(self, head: nn.Module, folder: Path, *, resume: bool) -> None:
-        self._head, self._folder = head, folder
+    def __init__(self, head: nn.Module, folder: Path, measured: dict[str, Tensor], *, resume: bool) -> None:
+        self._head, self._folder, self._measured = head, folder, measured
         self.point: Point | None = None
         self.count = 0
         if resume and has_checkpoint(folder):
@@ -39,12 +44,19 @@ class BestHead:
         """The head as it is now was measured, and is the best so far."""
         self.point, self.count = point, self.count + 1
         facts = {"point": asdict(point), "count": self.count}
-        save_checkpoint(self._folder, self._head.state_dict(), facts, dict(self._head.named_buffers()))
+        outputs = {_OUTPUTS + part: outputs for part, outputs in self._measured.items()}
+        # Buffers are saved as they are. So are the outputs: a metric that is not finite is no damage.
+        exempt = {*dict(self._head.named_buffers()), *outputs}
+        save_checkpoint(self._folder, self._head.state_dict() | outputs, facts, exempt)
 
     def restore(self) -> None:
-        """Goes back to it."""
-        if self.point is not None:
-            self._head.load_state_dict(load_checkpoint(self._folder)[0])
+        """Go back to it."""
+        if self.point is None:
+            return
+        tensors, _ = load_checkpoint(self._folder)
+        for name in [name for name in tensors if name.startswith(_OUTPUTS)]:
+            self._measured[name.removeprefix(_OUTPUTS)] = tensors.pop(name)
+        self._head.load_state_dict(tensors)
 
 
 class BestEmbedding:

@@ -4,7 +4,8 @@ import asyncio
 import logging
 import secrets
 import signal
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from vafl.federation.best import BestEmbedding
 from vafl.federation.credentials import load_credentials
 from vafl.federation.terms import STATE, make_terms, over_network, require_same_run, rows_at_once
 from vafl.files import make_private_folder, remove_drafts, write_atomically
+from vafl.names import check_client
 from vafl.plan import Plan, make_plan
 from vafl.protocol.client import Client
 from vafl.runtime.checkpoint import (
@@ -28,6 +30,7 @@ from vafl.runtime.checkpoint import (
 )
 from vafl.runtime.folders import HeldFolder
 from vafl.runtime.grpc.client import FederationClient
+from vafl.runtime.grpc.local import LocalCall, Metadata
 from vafl.runtime.grpc.wire import Terms, run
 from vafl.runtime.identity import SERVER, CertificateWitness, Credentials
 from vafl.trained import keep_embedding, run_name
@@ -128,7 +131,7 @@ def run_client(
         replace: take the place of another process of this party that takes part already.
         accept_ledger: go on if the ledger lacks the last mark that the server received.
     """
-    folder = path / STATE / party
+    folder = path / STATE / check_client(party)
     if not (resume or overwrite) and has_checkpoint(folder) and load_facts(folder)["activation"] > 0:
         raise RunFolderError(
             f'"{folder}" holds a checkpoint of {party}. Add --resume to go on from it, or --overwrite to '
@@ -144,66 +147,89 @@ def run_client(
         require_same_run(folder, terms)
     make_private_folder(path / STATE)
     with HeldFolder(folder):
-        return _run_client(
+        client = ClientRun(
             plan,
             party,
             path,
             terms,
             credentials,
             resume=resume,
-            replace=replace,
+            takes_over=resume or replace,
             accept_ledger=accept_ledger,
         )
+        if not (path / "config.toml").exists() or not (resume or (path / STATE / SERVER).is_dir()):
+            write_atomically(path / "config.toml", plan.config.to_toml().encode())
+        with limited_threads(config.threads), client.saved():
+            return run_until_over(client.federation)
 
 
-def _run_client(
-    plan: Plan,
-    party: str,
-    path: Path,
-    terms: Terms,
-    credentials: Credentials | None,
-    *,
-    resume: bool,
-    replace: bool,
-    accept_ledger: bool,
-) -> str:
-    config, names, folder = plan.config, [own.name for own in plan.data.parties], path / STATE / party
-    index = names.index(party)
-    remove_drafts(folder)
-    own = make_guard(plan, index, path, accept_ledger=accept_ledger)
-    own_seed, witness = draw_seed(config, folder, resume=resume), witness_of(config, credentials)
-    client = make_client(plan, index, own=own, with_held_out=True, witness=witness, own_seed=own_seed)
-    client.refresh_rows = rows_at_once(config, widths(plan)[index])
-    every = config.network.checkpoint_every
-    best = BestEmbedding(client, folder, resume=resume)  # first: of another run nothing is left to resume
-    state = ClientState(client, folder, every, terms, resume=resume, own_seed=own_seed)
-    if not (path / "config.toml").exists() or not (resume or (path / STATE / SERVER).is_dir()):
-        write_atomically(path / "config.toml", config.to_toml().encode())
-    sleeper = config.delays.clock(len(names), config.seed)[index] if config.network.real_delays else None
-    federation = FederationClient(
-        client,
-        party,
-        terms,
-        config.network,
-        credentials,
-        sleeper,
-        state.save_if_due,
-        takes_over=resume or replace,
-    )
-    with limited_threads(config.threads):
+class ClientRun:
+    """One client of a run: the protocol's client, its durable state and its connection to the server.
+
+    Args:
+        path: the run folder.
+        resume: go on from the checkpoint in path/state/PARTY.
+        takes_over: whether it may take the place of another process of this party.
+        accept_ledger: go on if the ledger lacks the last mark that the server received.
+        connect, may_wake: as for `FederationClient`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        party: str,
+        path: Path,
+        terms: Terms,
+        credentials: Credentials | None,
+        *,
+        resume: bool,
+        takes_over: bool,
+        accept_ledger: bool = False,
+        connect: Callable[[Metadata], LocalCall] | None = None,
+        may_wake: Callable[[Client], bool] = lambda client: True,
+    ) -> None:
+        config, names, folder = plan.config, [own.name for own in plan.data.parties], path / STATE / party
+        index = names.index(party)
+        remove_drafts(folder)
+        own = make_guard(plan, index, path, accept_ledger=accept_ledger)
+        own_seed, witness = draw_seed(config, folder, resume=resume), witness_of(config, credentials)
+        client = make_client(plan, index, own=own, with_held_out=True, witness=witness, own_seed=own_seed)
+        client.refresh_rows = rows_at_once(config, widths(plan)[index])
+        every = config.network.checkpoint_every
+        # First: of another run nothing is left to resume.
+        self._best = BestEmbedding(client, folder, resume=resume)
+        self._state = ClientState(client, folder, every, terms, resume=resume, own_seed=own_seed)
+        self._plan, self._index, self._path, self._client = plan, index, path, client
+        sleeper = config.delays.clock(len(names), config.seed)[index] if config.network.real_delays else None
+        self.federation = FederationClient(
+            client,
+            party,
+            terms,
+            config.network,
+            credentials,
+            sleeper,
+            self._state.save_if_due,
+            takes_over=takes_over,
+            connect=connect,
+            may_wake=lambda: may_wake(client),
+        )
+
+    @contextmanager
+    def saved(self) -> Iterator[None]:
+        """Save a checkpoint when the run inside is over, and the trained model if it ended in order."""
         try:
-            reason = run_until_over(federation)
-            if config.stop.patience:
-                best.restore()
+            yield
+            if self.federation.ended and self._plan.config.stop.patience:
+                self._best.restore()
         except Diverged:
             raise  # the last checkpoint is the last good one
         except BaseException:
             with suppress(Diverged):
-                state.save()
+                self._state.save()
             raise
-        state.save()
-    keep_embedding(plan, index, path, run_name(client.run))
-    return reason
+        self._state.save()
+        if self.federation.ended:
+            keep_embedding(self._plan, self._index, self._path, run_name(self._client.run))
 
 
 def witness_of(config: Config, credentials: Credentials | None) -> CertificateWitness | None:

@@ -17,11 +17,13 @@ from vafl.build import limited_threads
 from vafl.config import Config, read_config
 from vafl.federation.client import run_until_over, witness_of
 from vafl.federation.credentials import load_credentials
+from vafl.federation.local import serve_with
 from vafl.federation.marks import MarkFile, marks_path
 from vafl.federation.terms import rows_at_once
 from vafl.ledgers import is_entered, ledger_path, open_ledger
 from vafl.models.folder import StoredModel
 from vafl.models.losses import probabilities
+from vafl.names import LOCAL_CLIENT, check_client
 from vafl.observe.counting import CountProgress
 from vafl.observe.scores import ScoreFile, missing_column
 from vafl.privacy.fixed_point import decode
@@ -185,7 +187,7 @@ def answer(
         replace: take the place of another process of this party that answers already.
         accept_ledger: go on if the ledger lacks the last mark that the server received.
     """
-    deployed = Deployed.load(config, party, run)
+    deployed = Deployed.load(config, check_client(party), run)
     credentials = load_credentials(config, party)
     client = deployed.respondent(witness_of(config, credentials), accept_ledger=accept_ledger)
     federation = FederationClient(
@@ -193,6 +195,26 @@ def answer(
     )
     with limited_threads(config.threads):
         return run_until_over(federation)
+
+
+def local_answers(
+    deployed: Deployed, server: Served, *, accept_ledger: bool = False
+) -> FederationClient | None:
+    """Make the client that answers from the label holder's own table; None if it has no features.
+
+    Args:
+        deployed: the server's part of the model.
+        server: asks the client, in this process.
+        accept_ledger: go on if its ledger lacks the last mark that the server received.
+    """
+    if LOCAL_CLIENT not in deployed.parties:
+        return None
+    config = deployed.config
+    own, credentials = Deployed.load(config, LOCAL_CLIENT, deployed.run), load_credentials(config, SERVER)
+    client = own.respondent(witness_of(config, credentials), accept_ledger=accept_ledger)
+    return FederationClient(
+        client, LOCAL_CLIENT, own.terms(), config.network, credentials, connect=server.connect
+    )
 
 
 @dataclass(frozen=True)
@@ -214,8 +236,14 @@ def predict(
     out: Path,
     console: Console,
     listening: Callable[[str], None] = lambda address: None,
+    *,
+    accept_ledger: bool = False,
 ) -> Scored:
-    """The server's part of a batch: scores every record, and writes a line for each."""
+    """Score every record and write a line for each: the server's part of a batch.
+
+    Args:
+        accept_ledger: go on if the ledger of the label holder's own client lacks its last mark.
+    """
     deployed = Deployed.load(config, SERVER, run_folder)
     missing = np.zeros(len(deployed.parties), dtype=np.int64)
     counted = CountProgress(console, "records")
@@ -230,17 +258,20 @@ def predict(
         chunk = min(config.prediction.chunk, rows_at_once(config, deployed.terms().width))
         batch = Batch(deployed.subjects.chosen, replace(config.prediction, chunk=chunk), write)
         federation = deployed.serve(deployed.scorer(cached=False), batch)
-        run(_until_scored(federation, batch, listening))
+        local = local_answers(deployed, federation, accept_ledger=accept_ledger)
+        run(_until_scored(federation, local, batch, listening))
         if batch.interrupted:
             raise KeyboardInterrupt
     counts = dict(zip(deployed.parties, missing.tolist(), strict=True))
     return Scored(out, batch.done, {party: count for party, count in counts.items() if count})
 
 
-async def _until_scored(federation: Served, batch: Batch, listening: Callable[[str], None]) -> None:
+async def _until_scored(
+    federation: Served, local: FederationClient | None, batch: Batch, listening: Callable[[str], None]
+) -> None:
     def interrupt() -> None:
         batch.interrupted = True
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, interrupt)
-    await federation.serve(listening)
+    await serve_with(federation, local, listening)

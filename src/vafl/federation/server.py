@@ -5,7 +5,8 @@ import logging
 import secrets
 import signal
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,25 @@ import torch
 from rich.console import Console
 
 from vafl.build import limited_threads, make_server, make_table, widths, with_drawn_labels
+from vafl.conclusion import score_table
 from vafl.config import Config
+from vafl.data import leakage
 from vafl.errors import RunError, RunFolderError, VaflError
 from vafl.federation.best import BestHead
 from vafl.federation.credentials import load_credentials
+from vafl.federation.local import local_client, serve_with
 from vafl.federation.marks import MarkFile, marks_path
 from vafl.federation.terms import STATE, make_terms, over_network, require_same_run, rows_at_once
 from vafl.files import make_private_folder, remove_drafts
-from vafl.launch import require_updates, share_done, shown_figures, summarise, what_was_reached
+from vafl.launch import (
+    finish,
+    report_run,
+    require_updates,
+    share_done,
+    shown_figures,
+    summarise,
+    what_was_reached,
+)
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import Progress
 from vafl.observe.record import RecordedRun, RunFolder, read_run
@@ -39,6 +51,7 @@ from vafl.runtime.checkpoint import (
     save_checkpoint,
     unflatten,
 )
+from vafl.runtime.grpc.client import FederationClient
 from vafl.runtime.grpc.conductor import Conductor
 from vafl.runtime.grpc.connection import require_free
 from vafl.runtime.grpc.server import FederationServer
@@ -61,6 +74,7 @@ class ServerState:
 
     Attributes:
         plan: the run's plan, with the labels that the server trains on.
+        outputs: "validation" or "test" -> the head's outputs on these rows when they were last measured.
     """
 
     def __init__(self, plan: Plan, folder: Path, *, resume: bool, marks: MarkMemory | None = None) -> None:
@@ -83,7 +97,8 @@ class ServerState:
         self.plan = _with_kept_labels(plan, folder, resume=resume)
         self.server = make_server(self.plan, table, marks)
         self.server.run = self.facts.get("run") or secrets.randbits(62)
-        self.best = BestHead(self.server.head, folder / "best", resume=resume)
+        self.outputs: dict[str, torch.Tensor] = {}
+        self.best = BestHead(self.server.head, folder / "best", self.outputs, resume=resume)
         if resume:
             self._restore(tensors)
         else:
@@ -159,6 +174,7 @@ class ServerRun:
     Args:
         prepare: called once the run folder is there and empty; gives the configuration to use from then on.
         watch: called every second; what it raises ends the run.
+        accept_ledger: go on if the ledger of the label holder's own client lacks its last mark.
     """
 
     config: Config
@@ -168,12 +184,13 @@ class ServerRun:
     overwrite: bool = False
     prepare: Callable[[], Config] | None = None
     watch: Callable[[], None] = lambda: None
+    accept_ledger: bool = False
     _shown: Progress = field(init=False)
     _fitting: int = field(init=False)  # rows of embeddings in one message
 
     def run(self, listening: Callable[[str], None] = lambda address: None) -> RecordedRun:
         """Serves until the run is over, and writes the run folder."""
-        self.config = over_network(self.config)
+        given = self.config = over_network(self.config)
         plan = make_plan(self.config, party=SERVER)
         self.config = plan.config
         if self.prepare is None:
@@ -195,19 +212,37 @@ class ServerRun:
             folder.begin(self.config.to_toml())
             if leak := self.config.labels.leak:
                 log.warning("%s", leak)
+            for warning in leakage.warnings(plan.data):
+                log.warning("%s", warning)
             points = folder.rewind(state.facts.get("account", {}).get("seconds", 0.0))
             conductor, federation = self._assemble(plan, state, credentials, folder, points)
-            with self._progress(state.plan, federation, conductor) as progress:
+            local = local_client(
+                replace(plan, config=self.config),
+                self.path,
+                state.terms,
+                federation,
+                credentials,
+                resume=self.resume,
+                accept_ledger=self.accept_ledger,
+            )
+            with (
+                self._progress(state.plan, federation, conductor) as progress,
+                nullcontext() if local is None else local.saved(),
+            ):
                 self._shown = progress
-                run(_serve(federation, conductor, listening, self.watch))
+                beside = None if local is None else local.federation
+                run(_serve(federation, beside, conductor, listening, self.watch))
             require_updates(self.config, conductor.watch.ended, state.server.iteration)
             if conductor.has_result or state.server.iteration:
                 defaults = stand_ins(plan.data, state.server.table, conductor.measured)
                 keep_head(plan, defaults, self.path, run_name(state.server.run))
-                folder.finish(self._summary(state.plan, federation, points, conductor))
+                folder.keep_scores(score_table(plan.task, plan.data, state.outputs))
+                summary = self._summary(state.plan, federation, points, conductor)
+                finish(folder, summary, given, state.plan.data, self.console)
             self._require_result(conductor, state.server.iteration)
         recorded = read_run(self.path)
         plot_runs([recorded], self.path / "progress")
+        report_run(self.config, self.path)
         if conductor.interrupted:
             raise KeyboardInterrupt(what_was_reached(recorded))
         return recorded
@@ -249,6 +284,7 @@ class ServerRun:
             answer_timeout=config.network.answer_timeout,
             most_rows=self._fitting,
             has_result=bool(points),
+            outputs=state.outputs,
         )
         names = [party.name for party in plan.data.parties]
         federation = FederationServer(
@@ -290,7 +326,7 @@ class ServerRun:
 
     def _summary(
         self, plan: Plan, federation: FederationServer[Server], points: list[Point], conductor: Conductor
-    ) -> dict[str, object]:
+    ) -> dict[str, Any]:
         server = federation.server
         unmeasured = Point(federation.now, federation.updates, *federation.bytes_moved, None, None)
         summary = summarise(
@@ -300,9 +336,11 @@ class ServerRun:
             points[-1] if points else unmeasured,
             server.delays.summaries(),
             server.activations,
+            traffic=federation.traffic,
+            simulated=False,
             interrupted=conductor.interrupted,
             test=conductor.tested,
-            outcome=conductor.test_outcome,
+            outputs=conductor.outputs,
             best=conductor.watch.best,
             ended=conductor.watch.ended,
         )
@@ -333,6 +371,7 @@ class _ToldTwice(Exception):
 
 async def _serve(
     federation: FederationServer[Server],
+    local: FederationClient | None,
     conductor: Conductor,
     listening: Callable[[str], None],
     watch: Callable[[], None],
@@ -351,7 +390,7 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(number, interrupt)
     watching = asyncio.create_task(_watch(federation, watch))
     try:
-        await federation.serve(listening)
+        await serve_with(federation, local, listening)
     except _ToldTwice:
         raise KeyboardInterrupt from None
     finally:

@@ -13,7 +13,8 @@ from vafl.build import limited_threads
 from vafl.config import Config
 from vafl.errors import ConfigError
 from vafl.federation.access import Access
-from vafl.federation.prediction import Deployed
+from vafl.federation.local import serve_with
+from vafl.federation.prediction import Deployed, local_answers
 from vafl.federation.refusal import Refusal
 from vafl.federation.terms import rows_at_once
 from vafl.models.losses import probabilities
@@ -27,15 +28,23 @@ from vafl.runtime.identity import SERVER
 _CLIENT_STATES = ("here", "slow", "gone")
 
 
-def serve(config: Config, run_folder: Path, access: Access, listening: Callable[[str, str], None]) -> None:
+def serve(
+    config: Config,
+    run_folder: Path,
+    access: Access,
+    listening: Callable[[str, str], None],
+    *,
+    accept_ledger: bool = False,
+) -> None:
     """Answer until a signal comes.
 
     Args:
         access: Where HTTP is served, and to whom.
         listening: Called with the address for clients and the URL for callers.
+        accept_ledger: Go on if the ledger of the label holder's own client lacks its last mark.
     """
     _require_aiohttp()
-    service = Service(Deployed.load(config, SERVER, run_folder))
+    service = Service(Deployed.load(config, SERVER, run_folder), accept_ledger=accept_ledger)
     with limited_threads(config.threads):
         run(service.run(access, listening))
 
@@ -52,7 +61,7 @@ def _require_aiohttp() -> None:
 class Service:
     """Turns ids into rows, and the clients' answers into JSON."""
 
-    def __init__(self, deployed: Deployed) -> None:
+    def __init__(self, deployed: Deployed, *, accept_ledger: bool = False) -> None:
         self._deployed, settings = deployed, deployed.config.prediction
         fitting = rows_at_once(deployed.config, deployed.terms().width)
         if settings.largest_request > fitting:
@@ -64,6 +73,7 @@ class Service:
         self._live = Live(settings, self._told, fitting)
         self._scorer = deployed.scorer(cached=settings.cache)
         self._federation = deployed.serve(self._scorer, self._live)
+        self._local = local_answers(deployed, self._federation, accept_ledger=accept_ledger)
         self._rows = {each: row for row, each in enumerate(deployed.subjects.ids.to_list())}
 
     async def run(self, access: Access, listening: Callable[[str, str], None]) -> None:
@@ -86,7 +96,7 @@ class Service:
 
         stopping = asyncio.create_task(stop())
         try:
-            await federation.serve(lambda address: listening(address, url))
+            await serve_with(federation, self._local, lambda address: listening(address, url))
         finally:
             stopping.cancel()
             await http.close()

@@ -10,6 +10,7 @@ from vafl.data.aligned import join
 from vafl.federation.credentials import certified, check_certificates
 from vafl.federation.processes import Clients
 from vafl.federation.server import ServerRun
+from vafl.launch import report_run
 from vafl.observe.record import ALIGNMENTS, SUMMARY, RecordedRun
 from vafl.plan import make_plan, tables_of
 
@@ -43,6 +44,7 @@ def up(config: Config, path: Path, console: Console, *, overwrite: bool = False)
         clients.kill()
         raise
     clients.end()
+    report_run(served.config, path)  # again: by now the clients' models and ledgers are in place
     return recorded
 
 

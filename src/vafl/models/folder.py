@@ -30,7 +30,7 @@ from vafl.conversion import make
 from vafl.errors import RunFolderError
 from vafl.files import make_private_folder, write_atomically
 from vafl.models.settings import ModelSettings
-from vafl.names import SERVER, check_client, check_party
+from vafl.names import LOCAL_CLIENT, SERVER, check_client, check_party
 
 FORMAT = 2
 TENSORS, MANIFEST = "model.safetensors", "manifest.toml"
@@ -98,7 +98,7 @@ class Manifest:
                 raise ValueError(f"settings.{name} must be a section. Found {section!r}")
 
     def _check_parties(self) -> None:
-        for name in (check_party(self.party), *map(check_client, self.parties)):
+        for name in (check_party(self.party), *map(_check_member, self.parties)):
             if self.parties.count(name) > 1:
                 raise ValueError(f"parties must name each client once. Found {name} twice")
         owner = [SERVER] if self.kind == "head" else self.parties
@@ -326,3 +326,8 @@ def _digest(content: bytes) -> str:
 def _entries_digest(entries: Mapping[str, Any]) -> str:
     """Digest the entries' values, independent of the file's layout."""
     return _digest(json.dumps(entries, sort_keys=True).encode())
+
+
+def _check_member(name: str) -> str:
+    """Return `name` if a client of a trained model may have it: one that connects, or the label holder's."""
+    return name if name == LOCAL_CLIENT else check_client(name)

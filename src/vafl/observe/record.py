@@ -4,13 +4,17 @@ DIR/config.toml      the resolved configuration
 DIR/history.jsonl    one object per evaluation
 DIR/status.json      how it stands, or stood last; written all the time
 DIR/summary.json     the result; a folder without it holds a run that did not end
+DIR/scores.parquet   the labels and scores of the held-out rows, for the label holder alone
+DIR/report.html      the result as a page for people
 DIR/models/PARTY/    its trained model; the head is the server's
 DIR/*.png, *.svg     plots
 
 Folders in it hold what is derived from records: only their owner can read them, or the files in them. The
-files at the top are figures about the run, and are readable as the umask allows.
+same holds for the scores and the report. The other files at the top are figures about the run, and are
+readable as the umask allows.
 """
 
+import io
 import json
 import os
 import platform
@@ -21,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vafl.errors import RunFolderError
 from vafl.files import drafted, make_private_folder, write_atomically
@@ -31,13 +35,18 @@ from vafl.observe.status import STATUS
 from vafl.runtime.folders import LOCK, HeldFolder
 from vafl.runtime.point import Point
 
+if TYPE_CHECKING:
+    import polars as pl
+
 LEDGERS = "privacy"  # of clients that really uploaded: never removed
 SIMULATED_LEDGERS = "privacy-simulated"
-SUMMARY, HISTORY = "summary.json", "history.jsonl"
+SUMMARY, HISTORY, REPORT = "summary.json", "history.jsonl", "report.html"
+SCORES, IMPORTANCE = "scores.parquet", "importance.json"
 ALIGNMENTS = "alignments"  # of tables that are all on this machine
 _NAME = "[^/]+"
 _WRITTEN = re.compile(  # every file that a run leaves, those of crashes included
     rf"""{re.escape(LOCK)} | config\.toml | {re.escape(HISTORY)} | {re.escape(SUMMARY)} | {re.escape(STATUS)}
+    | {re.escape(REPORT)} | {re.escape(SCORES)} | {re.escape(IMPORTANCE)}
     | (progress|privacy-spent)\.(png|svg)
     | models/{_NAME}/(model\.safetensors|manifest\.toml)
     | logs/{_NAME}\.log
@@ -73,6 +82,7 @@ class RunFolder:
     def begin(self, config_toml: str) -> None:
         """The run begins or goes on: it has this configuration, and has not ended."""
         (self.path / SUMMARY).unlink(missing_ok=True)
+        (self.path / SCORES).unlink(missing_ok=True)
         make_private_folder(self.path / "models")
         write_atomically(self.path / "config.toml", config_toml.encode())
         self._history.touch()
@@ -171,6 +181,12 @@ class RunFolder:
         """Adds one evaluation; it is in the file when this returns, should the process die."""
         with self._history.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(point), allow_nan=False) + "\n")
+
+    def keep_scores(self, scores: "pl.DataFrame") -> None:
+        """Write the labels and scores of the held-out rows, which only the owner of the file can read."""
+        content = io.BytesIO()
+        scores.write_parquet(content)
+        write_atomically(self.path / SCORES, content.getvalue(), private=True)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes the summary, whole or not at all."""

@@ -24,10 +24,8 @@ class Evaluator:
             party's budget is spent, its last embeddings are used, or zeros.
 
     Attributes:
-        measured: the outputs that were measured last, and their labels.
+        measured: "validation" or "test" -> the head's outputs on these rows when they were last measured.
     """
-
-    measured: tuple[Tensor, Tensor]
 
     def __init__(
         self,
@@ -44,26 +42,27 @@ class Evaluator:
         self._models, self._features = list(models), list(features)
         self._head, self._labels, self._metrics, self._summed = head, labels, metrics, summed
         self._parts, self._budgets = parts, budgets
-        self._said: dict[tuple[int, int], Tensor] = {}  # by party and first row
+        self._said: dict[tuple[int, str], Tensor] = {}  # by party and part
+        self.measured: dict[str, Tensor] = {}
 
     def __call__(self) -> Figures:
         """Measure on the validation rows, or on the test rows if there are none."""
-        return self._measure(self._parts.slices[self._parts.watched])
+        return self._measure(self._parts.watched)
 
     def test(self) -> Figures | None:
         """Measure on the test rows; None if `__call__` does that already."""
-        return self._measure(self._parts.slices["test"]) if self._parts.validation else None
+        return self._measure("test") if self._parts.validation else None
 
-    def _measure(self, rows: slice) -> Figures:
+    def _measure(self, part: str) -> Figures:
+        rows = self._parts.slices[part]
         parts = _embeddings(self._models, [own[rows] for own in self._features])
         for party, budget in enumerate(self._budgets):
-            place = (party, rows.start)
+            place = (party, part)
             if len(budget.spend(np.arange(rows.start, rows.stop), "evaluation", whole=True)):
                 self._said[place] = parts[party]
             parts[party] = self._said.get(place, torch.zeros_like(parts[party]))
-        outputs = _outputs(self._head, parts, summed=self._summed)
-        self.measured = outputs, self._labels[rows]
-        return self._metrics.measure(outputs, self._labels[rows])
+        self.measured[part] = _outputs(self._head, parts, summed=self._summed)
+        return self._metrics.measure(self.measured[part], self._labels[rows])
 
     def outputs(self, features: Sequence[Tensor]) -> Tensor:
         """The head's outputs [rows, outputs] for one feature tensor a party."""

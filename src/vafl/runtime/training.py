@@ -28,23 +28,29 @@ class Best(Protocol):
     count: int
 
     def keep(self, point: Point) -> None:
-        """They are as they were measured, and this was the best."""
+        """Keep the models as they are now. This evaluation of them is the best so far."""
 
     def restore(self) -> None:
-        """Goes back to them, if there are any."""
+        """Go back to the models that were kept last, if any, and to what the evaluation measured."""
 
 
 class BestModels:
-    """In memory, one copy of all the modules."""
+    """Keeps one copy of all modules in memory.
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._modules = modules
+    Args:
+        measured: the outputs of the last evaluation by part, which `restore` brings back too.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], measured: dict[str, Tensor]) -> None:
+        self._modules, self._measured = modules, measured
         self._states: list[dict[str, Tensor]] = []
+        self._outputs: dict[str, Tensor] = {}
         self.point: Point | None = None
         self.count = 0
 
     def keep(self, point: Point) -> None:
         self.point, self.count = point, self.count + 1
+        self._outputs = dict(self._measured)
         self._states = [
             {name: tensor.clone() for name, tensor in module.state_dict().items()} for module in self._modules
         ]
@@ -52,6 +58,7 @@ class BestModels:
     def restore(self) -> None:
         for module, state in zip(self._modules, self._states, strict=False):
             module.load_state_dict(state)
+        self._measured.update(self._outputs)
 
 
 class Watch:

@@ -16,7 +16,7 @@ BEGIN = pack_facts(Kind.BEGIN, {"ids": 2})
 AGAIN = pack_facts(Kind.AGAIN, {"ids": 2})
 POINTS = pack(Kind.POINTS, blind_ids(new_secret(), ["x", "y"]))
 TOKEN = "0123456789abcdef" * 2
-RESULT = {"token": TOKEN, "rows": 2, "label": "paid", "classes": ["n", "y"], "own": 2}
+RESULT = {"token": TOKEN, "rows": 2, "label": "paid", "with_local": False, "classes": ["n", "y"], "own": 2}
 
 
 def result(**changes):

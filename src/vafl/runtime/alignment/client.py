@@ -161,7 +161,8 @@ class AlignmentClient:
 
     async def _receive(self, line: Line, body: bytes, order: Places, theirs: int) -> Alignment:
         """The rows that are this party's, checked as if anybody had sent them."""
-        facts = unpack_facts(body, token=str, rows=int, label=str, classes=list, own=int)
+        kinds: dict[str, type] = {"token": str, "rows": int, "label": str, "with_local": bool}
+        facts = unpack_facts(body, **kinds, classes=list, own=int)
         rows, own = facts["rows"], facts["own"]
         if rows > theirs:
             raise InvalidMessage(f"all rows are among the {SERVER}'s {theirs:,} ids. Found {rows:,} rows.")
@@ -177,7 +178,8 @@ class AlignmentClient:
         ids = self._ids.gather(order[places[by_number]])
         try:
             names = tuple(map(str, facts["classes"])) or None
-            return Alignment(facts["token"], rows, names, ids, numbers[by_number], label=facts["label"])
+            told = {name: facts[name] for name in ("label", "with_local")}
+            return Alignment(facts["token"], rows, names, ids, numbers[by_number], **told)
         except DataError as error:
             raise InvalidMessage(str(error)) from error
 

@@ -16,7 +16,7 @@ from vafl.runtime.grpc.wire import SERVICE
 
 METHOD = "Align"
 PATH = f"/{SERVICE}/{METHOD}"
-PROTOCOL = 4
+PROTOCOL = 5
 CHUNK = 2048  # points or tags in a message: less than 0.1 s of arithmetic
 LARGEST_FRAME = 1 << 20
 LARGEST_SET = 1 << 27  # ids of one party
@@ -34,7 +34,7 @@ class Kind(IntEnum):
     TAGS = 4
     AGAIN = 5  # the server: once more, with loosened ids, since hardly any is common
     COUNT = 6  # a client has so many of those
-    RESULT = 7  # the server: token, rows, label and classes, and how many rows this client has
+    RESULT = 7  # the server: the facts of the alignment, and how many rows this client has
     ROWS = 8
     RECEIVED = 9  # a client has all that it needs
     DONE = 10  # the server: so has everybody

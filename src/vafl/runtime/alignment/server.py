@@ -61,6 +61,8 @@ class AlignmentServer:
         workers: processes that compute.
         keep: makes the server's own alignment durable, before any client does so with its.
         label: the name of the label column, which no client may have among its features.
+        with_local: whether the label holder's table has features, which the clients must know to count all
+            clients of the run.
     """
 
     def __init__(
@@ -74,8 +76,11 @@ class AlignmentServer:
         progress: Progress,
         keep: Callable[[Alignment], None],
         label: str = "",
+        *,
+        with_local: bool = False,
     ) -> None:
         self._ids, self._classes, self._label, self._terms = ids, classes, label, terms
+        self._with_local = with_local
         self._settings, self._credentials = settings, credentials
         self._workers, self._progress, self._keep = workers, progress, keep
         self._clients: dict[str, _Client] = {}
@@ -283,7 +288,8 @@ class AlignmentServer:
         rows = len(chosen)
         holders = {party: pl.Series(np.isin(order, places)) for party, (places, _) in matches.items()}
         ids = self._ids.gather(order)
-        return Alignment(token, rows, self._classes, ids, np.arange(rows), holders, self._label), numbers
+        facts = (token, rows, self._classes, ids, np.arange(rows), holders, self._label, self._with_local)
+        return Alignment(*facts), numbers
 
     async def _tell(
         self, alignment: Alignment, numbers: Places, party: str, match: tuple[Places, Places]
@@ -295,6 +301,7 @@ class AlignmentServer:
             "token": alignment.token,
             "rows": alignment.rows,
             "label": alignment.label,
+            "with_local": alignment.with_local,
             "classes": list(alignment.classes or ()),
             "own": len(order),
         }

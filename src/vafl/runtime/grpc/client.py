@@ -3,8 +3,9 @@
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -30,6 +31,7 @@ from vafl.runtime.codec import Codec
 from vafl.runtime.delays import Sleeper
 from vafl.runtime.encodings import Frame
 from vafl.runtime.grpc.connection import Allowance
+from vafl.runtime.grpc.local import ClientStream, LocalCall, Metadata
 from vafl.runtime.grpc.pace import Pace
 from vafl.runtime.grpc.reach import FIRST_PAUSE, LONGEST_PAUSE, Reach, open_channel
 from vafl.runtime.grpc.session import Session
@@ -57,6 +59,11 @@ class FederationClient:
             is said.
         takes_over: whether it may take the place of another process of this party: it goes on from that
             one's checkpoint, or its operator has said so.
+        connect: opens a connection to the server in this process; None dials the address of the settings.
+        may_wake: whether the client may begin an activation now; asked often, from the worker.
+
+    Attributes:
+        ended: the server's reason for ending the run, once it has ended in order.
     """
 
     def __init__(
@@ -70,8 +77,11 @@ class FederationClient:
         after: Callable[[], None] = lambda: None,
         *,
         takes_over: bool = False,
+        connect: Callable[[Metadata], LocalCall] | None = None,
+        may_wake: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.client, self.party = client, party
+        self.client, self.party, self.ended = client, party, ""
+        self._connect, self._may_wake = connect, may_wake
         self._instance, self._takes_over = secrets.token_hex(8), takes_over
         self.durable = 0
         self.reconnects = -1
@@ -95,7 +105,8 @@ class FederationClient:
         """
         self._worker = Worker(self._fail)
         try:
-            return await self._persist()
+            self.ended = await self._persist()
+            return self.ended
         finally:
             await self._worker.stop()  # whoever saves the client's state now must not do it amid a turn
 
@@ -110,8 +121,7 @@ class FederationClient:
 
     async def _session(self) -> str:
         """One connection, from joining to the run's end."""
-        async with open_channel(self._settings, self._credentials) as channel:
-            stream = channel.stream_stream(PATH)(metadata=self._introduction())
+        async with self._dial() as stream:
             self._current = session = Session(stream, self._settings.largest_message)
             session.say([self._terms.to_bytes()])
             self._worker.do(partial(self._join, session))
@@ -128,7 +138,15 @@ class FederationClient:
                 if self._failure:
                     raise self._failure
 
-    def _introduction(self) -> tuple[tuple[str, str], ...]:
+    @asynccontextmanager
+    async def _dial(self) -> AsyncIterator[ClientStream]:
+        if self._connect is not None:
+            yield self._connect(self._introduction())
+            return
+        async with open_channel(self._settings, self._credentials) as channel:
+            yield channel.stream_stream(PATH)(metadata=self._introduction())
+
+    def _introduction(self) -> Metadata:
         """Say which party and process this is. Once welcomed, it may take its own place again: a server that
         was restarted does not know the process any more."""
         takes_over = self._takes_over or self._reach.welcomed
@@ -147,6 +165,8 @@ class FederationClient:
 
     def _pause(self) -> float:
         """Seconds until the next activation; more and more while the server has to skip what comes."""
+        if not self._may_wake():
+            return FIRST_PAUSE / 10
         pause = min(FIRST_PAUSE * 2.0 ** min(self._skips, 10), LONGEST_PAUSE) if self._skips else 0.0
         if self._sleeper is None:
             return pause
@@ -213,7 +233,7 @@ class FederationClient:
             if session.welcome:
                 raise InvalidMessage("a stream has one welcome. Found another one from the server.")
             session.welcome, self.durable = True, message.durable
-            log.info("joined the run at %s", self._settings.address)
+            log.info("%s joined the run at %s", self.party, self._settings.address)
         elif isinstance(message, Durable):
             self.durable = message.activation
         elif isinstance(message, Rekey):
@@ -276,13 +296,16 @@ class FederationClient:
         free, handled = self._sleeper is None and not self._skips, not awake
         goes_on = awake or (free and not self._waits_for_the_rest())
         begin = self._worker.worked()
+        held_back = False
         while session.welcome and goes_on and not self.client.waiting:
+            if held_back := not self._may_wake():
+                break
             if said and self._worker.worked() > begin + HELD_BACK:
                 self._worker.tell(session.say, self._codec.contents(said))
                 said, begin = [], self._worker.worked()
             said += self._act(self.client.wake)
             goes_on = free
-        may_wake = session.welcome and not free and not self.client.waiting
+        may_wake = session.welcome and (held_back or not free) and not self.client.waiting
         self._worker.tell(self._end_turn, session, self._codec.contents(said), may_wake, handled)
 
     def _waits_for_the_rest(self) -> bool:

@@ -63,6 +63,8 @@ class Conductor:
         has_result: whether there is an evaluation.
 
     Attributes:
+        outputs: "validation" or "test" -> the head's outputs on these rows when they were last measured.
+            `watch.best` brings back those of the best evaluation, if it is given the same dictionary.
         tested: the metrics on the test rows, at the end; None if they are not known.
         waiting: what has kept the run from its next update for a while; empty while it goes on.
     """
@@ -82,11 +84,11 @@ class Conductor:
     test_labels: Tensor = field(default_factory=lambda: torch.empty(0))
     most_rows: int = 1 << 30
     has_result: bool = False
+    outputs: dict[str, Tensor] = field(default_factory=dict)
     tested: Figures | None = None
     waiting: str = ""
     interrupted: bool = False
     clock: Callable[[], float] = time.monotonic
-    _outcome: tuple[Tensor, Tensor] | None = None  # the outputs measured last, and their labels
     _poll: Poll | None = None  # of the part of an evaluation that is under way
     _to_ask: list[Rows] = field(default_factory=list)
     _answered: set[int] | None = None  # clients that have answered every part so far
@@ -107,11 +109,6 @@ class Conductor:
     def measured(self) -> Rows:
         """The rows measured last, by the models that the run ends with."""
         return self.tests if self.tested is not None else self.held_out
-
-    @property
-    def test_outcome(self) -> tuple[Tensor, Tensor] | None:
-        """The outputs and labels of the test rows, by the models that the run ends with, if known."""
-        return self._outcome if self.tested is not None or not len(self.tests) else None
 
     def __call__(self, federation: FederationServer[Server]) -> list[ServerMessage]:
         """Do whatever is due now; return messages to send."""
@@ -279,7 +276,7 @@ class Conductor:
         if server.may_stand_in and not self._testing:
             self._judge_clients(federation, rows[:_JUDGED_ROWS], inputs[:_JUDGED_ROWS], labels[:_JUDGED_ROWS])
         outputs = server.head(torch.from_numpy(inputs))
-        self._outcome = outputs, labels
+        self.outputs["validation" if len(self.tests) and not self._testing else "test"] = outputs
         return self.metrics.measure(outputs, labels), unanswered
 
     def _judge_clients(

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 import grpc.aio
 
 from vafl.errors import ConfigError, Unauthenticated
+from vafl.names import LOCAL_CLIENT
 from vafl.protocol.settings import LARGEST_WINDOW
+from vafl.runtime.grpc.local import LocalContext, ServerStream
 from vafl.runtime.grpc.waiting import Credit, Outbox
 from vafl.runtime.grpc.wire import CLAIM, INSTANCE, TAKES_OVER
 from vafl.runtime.identity import Credentials, party_of, require_loopback
@@ -85,7 +87,7 @@ class Allowance:
         return True
 
 
-async def next_message(context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
+async def next_message(context: ServerStream) -> bytes:
     """The stream's next message; empty when the client has closed the stream."""
     content = await context.read()
     return content if isinstance(content, bytes) else b""
@@ -139,18 +141,30 @@ def _taken(address: str, why: str) -> ConfigError:
     )
 
 
-def arrival(context: "grpc.aio.ServicerContext[bytes, bytes]") -> tuple[str, bool]:
+def arrival(context: ServerStream) -> tuple[str, bool]:
     """Return which process of its party dials, and whether it may take another one's place."""
     metadata = dict(context.invocation_metadata() or ())
     return str(metadata.get(INSTANCE, ""))[:_LONGEST_INSTANCE], metadata.get(TAKES_OVER) == "yes"
 
 
-def identify(context: "grpc.aio.ServicerContext[bytes, bytes]", credentials: Credentials | None) -> str:
-    """The certificate says who it is, and the client must agree; plaintext has nothing but its word."""
+def identify(context: ServerStream, credentials: Credentials | None) -> str:
+    """Return the party at the other end of a connection.
+
+    The certificate names it, and the client must claim the same name. Plaintext has only the claim. The label
+    holder's own client connects inside this process and in no other way.
+
+    Raises:
+        Unauthenticated: the names differ, or a peer poses as the label holder's own client.
+    """
+    if isinstance(context, LocalContext):
+        return context.party
     claimed = str(dict(context.invocation_metadata() or ()).get(CLAIM, ""))
-    if credentials is None:
-        return claimed
-    party = party_of(context.auth_context())
+    party = claimed if credentials is None else party_of(context.auth_context())
+    if party == LOCAL_CLIENT:
+        raise Unauthenticated(
+            f'"{LOCAL_CLIENT}" is the client inside the server\'s process. Found a peer with that name. '
+            "Start clients under the names in data.parties."
+        )
     if claimed not in ("", party):
         raise Unauthenticated(
             f'a party must show its own certificate. Found that of "{party}", shown by "{claimed}".'

@@ -34,6 +34,7 @@ from vafl.protocol.rows import Matrix
 from vafl.runtime.codec import Codec
 from vafl.runtime.encodings import Frame
 from vafl.runtime.grpc.connection import Allowance, Connection, arrival, identify, listen, next_message
+from vafl.runtime.grpc.local import LocalCall, Metadata, ServerStream
 from vafl.runtime.grpc.wire import MANY_VIOLATIONS, METHOD, SERVICE, Terms, channel_options
 from vafl.runtime.grpc.worker import HELD_BACK, Worker
 from vafl.runtime.identity import Credentials
@@ -124,6 +125,11 @@ class FederationServer(Generic[Served]):
     @property
     def updates(self) -> int:
         return self.server.iteration
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended, with a result or without."""
+        return self._over.is_set()
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
@@ -234,6 +240,13 @@ class FederationServer(Generic[Served]):
     # --- one client's stream ---
 
     async def _stream(self, _: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
+        await self._converse(context)
+
+    def connect(self, metadata: Metadata) -> LocalCall:
+        """Connect the client that runs inside this process; called on the event loop that serves."""
+        return LocalCall(self._converse, metadata)
+
+    async def _converse(self, context: ServerStream) -> None:
         connection = await self._admit(context)
         client = connection.client
         self._take_place(connection)
@@ -267,7 +280,7 @@ class FederationServer(Generic[Served]):
             older.end()
         self.connections[connection.client] = connection
 
-    async def _admit(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> Connection:
+    async def _admit(self, context: ServerStream) -> Connection:
         """Who is it, and do we agree on the run?"""
         party = _STRANGER
         try:
@@ -304,7 +317,7 @@ class FederationServer(Generic[Served]):
             "from its last checkpoint, or --replace to take its place without one."
         )
 
-    async def _read(self, connection: Connection, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
+    async def _read(self, connection: Connection, context: ServerStream) -> None:
         """Hand frames on, as many at a time as the client has credit: the rest waits on its own side.
 
         The join must come within `answer_timeout`, since evaluations wait for clients about to join.
@@ -327,7 +340,7 @@ class FederationServer(Generic[Served]):
                 await asyncio.sleep(pause)
             content = await next_message(context)
 
-    async def _write(self, connection: Connection, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
+    async def _write(self, connection: Connection, context: ServerStream) -> None:
         while (content := await connection.outbox.take()) is not None:
             await context.write(content)
             connection.give_credit()

@@ -8,6 +8,7 @@ from contextlib import suppress
 import grpc
 import grpc.aio
 
+from vafl.runtime.grpc.local import ClientStream
 from vafl.runtime.grpc.waiting import Credit, Outbox
 
 _INBOX = 4  # of the server's messages that may wait for the worker
@@ -28,7 +29,7 @@ class Session:
         answered: bytes that the worker has made in answer to the server since there was `room` for more.
     """
 
-    def __init__(self, stream: "grpc.aio.StreamStreamCall[bytes, bytes]", largest_unsent: int) -> None:
+    def __init__(self, stream: ClientStream, largest_unsent: int) -> None:
         self.welcome, self.answered = False, 0
         self._stream = stream
         self._outbox = Outbox()
@@ -132,7 +133,7 @@ class Session:
             self._give_credit()
 
 
-async def status_of(stream: "grpc.aio.StreamStreamCall[bytes, bytes]") -> grpc.aio.AioRpcError:
+async def status_of(stream: ClientStream) -> grpc.aio.AioRpcError:
     """How the stream ended, as an error: nobody had said goodbye."""
     code, details = await stream.code(), await stream.details()
     if code is grpc.StatusCode.OK:

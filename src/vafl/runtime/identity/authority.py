@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import NameOID
 
 from vafl.errors import ConfigError
-from vafl.names import SERVER, check_party
+from vafl.names import SERVER, check_client
 from vafl.runtime.identity import files, pem
 from vafl.runtime.identity.names import SERVER_NAME, party_uri
 from vafl.runtime.identity.usage import usage_of
@@ -60,7 +60,7 @@ def issue(
     Returns:
         The folder to hand to the party, with ca.pem, PARTY.pem and PARTY.key.
     """
-    own = folder / check_party(party)
+    own = folder / (party if party == SERVER else check_client(party))
     if not overwrite:
         refuse_issued(folder, party)
     authority, authority_key = _read_authority(folder)

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from vafl.errors import ConfigError, Unauthenticated
+from vafl.names import table_owner
 from vafl.runtime.identity import pem
 from vafl.runtime.identity.credentials import Credentials, check_name
 from vafl.runtime.identity.usage import check_usage
@@ -51,8 +52,9 @@ class CertificateWitness:
             certificate = x509.load_der_x509_certificate(content)
             pem.check_issuer(certificate, self._authority, where)
             pem.check_dates(certificate, where, datetime.now(UTC))
-            check_name(certificate, party, where)
-            check_usage(certificate, party, where)
+            signer = table_owner(party)  # the label holder's client has no certificate but the server's
+            check_name(certificate, signer, where)
+            check_usage(certificate, signer, where)
             key = certificate.public_key()
             if not isinstance(key, ec.EllipticCurvePublicKey):
                 raise ValueError(f"its key is {type(key).__name__}")

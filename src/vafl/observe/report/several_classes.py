@@ -1,0 +1,136 @@
+"""The sections about a model of several classes: each class, and which are taken for which."""
+
+import numpy as np
+
+from vafl.observe.report import blocks
+from vafl.observe.report.figures import SERIES, Chart, percent
+from vafl.observe.report.inputs import Scores
+from vafl.observe.report.markup import Markup, element
+from vafl.observe.report.statistics import Places, auc, confusion, roc, thinned
+from vafl.observe.report.words import count, quoted, share
+
+_MOST_DRAWN = SERIES  # curves in one chart
+_MOST_IN_MATRIX = 12
+_MOST_IN_TABLE = 40
+_DASH = "\N{EN DASH}"
+
+
+def several_class_sections(held: Scores) -> list[Markup]:
+    """Return the sections about scores of several classes."""
+    classes = len(held.classes)
+    actual, predicted = held.labels.astype(np.int64), held.scores.argmax(axis=1)
+    counts = confusion(predicted, actual, classes)
+    largest = np.argsort(-counts.sum(axis=1), kind="stable")
+    areas = {
+        place: auc(held.scores[:, place], actual == place)[0]
+        for place in range(classes)
+        if 0 < counts[place].sum() < held.rows
+    }
+    return [_each(held, counts, largest[:_MOST_IN_TABLE], areas), _matrix(held, counts, largest)]
+
+
+def _each(held: Scores, counts: Places, shown: Places, areas: dict[int, float]) -> Markup:
+    labelled, predicted, right = counts.sum(axis=1), counts.sum(axis=0), np.diag(counts)
+    lines = [
+        [
+            held.classes[place],
+            count(labelled[place]),
+            _ratio(right[place], predicted[place]),
+            _ratio(right[place], labelled[place]),
+            f"{areas[place]:.3f}" if place in areas else _DASH,
+        ]
+        for place in shown.tolist()
+    ]
+    headings = ["Class", "Rows", "Precision", "Recall", "AUC"]
+    drawn = [place for place in shown.tolist() if place in areas][:_MOST_DRAWN]
+    chart = Chart((0, 1), (0, 1)).axes("false alarms", "found", percent, percent).diagonal()
+    for number, place in enumerate(drawn):
+        chart.line(thinned(roc(held.scores[:, place], held.labels == place), 100), f"s{number}")
+    says = "Each class against all others. The nearer a curve is to the upper left corner, the better."
+    keys = [(f"s{number}", held.classes[place]) for number, place in enumerate(drawn)]
+    left_out = len(held.classes) - len(shown)
+    more = blocks.note(f"{count(left_out)} smaller classes are left out.") if left_out else ""
+    explained = (
+        "Precision: of the rows predicted as the class, the share that is right. Recall: of the rows of the "
+        "class, the share that is found. AUC: how often a row of the class is ranked above another; 0.5 is "
+        "guessing."
+    )
+    curves = (
+        blocks.figure(
+            "ROC curves", chart.svg("roc", "ROC curve of each class", says), says, blocks.legend(keys)
+        )
+        if drawn
+        else ""
+    )
+    return blocks.section(
+        "Each class",
+        element(
+            "div",
+            element(
+                "div",
+                blocks.table(headings, lines, "Precision, recall and AUC of each class"),
+                more,
+                blocks.note(explained),
+            ),
+            curves,
+            class_="figures",
+        ),
+    )
+
+
+def _ratio(part: int, whole: int) -> str:
+    return share(part / whole) if whole else _DASH
+
+
+def _matrix(held: Scores, counts: Places, largest: Places) -> Markup:
+    names = list(held.classes)
+    if len(names) > _MOST_IN_MATRIX:
+        kept, rest = largest[:_MOST_IN_MATRIX], largest[_MOST_IN_MATRIX:]
+        names = [*(held.classes[place] for place in kept.tolist()), f"{len(rest)} others"]
+        merge = np.zeros((len(held.classes), len(names)), dtype=np.int64)
+        merge[kept, np.arange(len(kept))] = 1
+        merge[rest, -1] = 1
+        inside = counts[np.ix_(rest, rest)]
+        # Rows of one small class that are taken for another are wrong, so they get no place on the diagonal.
+        mixed = int(inside.sum() - np.diag(inside).sum())
+        counts = merge.T @ counts @ merge
+    else:
+        mixed = 0
+    totals = counts.sum(axis=1)
+    lines = [
+        [
+            f"actually {name}",
+            *(_cell(counts[line, column], totals[line], line == column) for column in range(len(names))),
+        ]
+        for line, name in enumerate(names)
+    ]
+    wrong = counts.astype(np.float64)
+    np.fill_diagonal(wrong, -1)
+    line, column = np.unravel_index(wrong.argmax(), wrong.shape)
+    says = (
+        f"Of the {count(held.rows)} {held.part} rows, "
+        f"{share((np.diag(counts).sum() - mixed) / held.rows)} are on the diagonal: their likeliest class "
+        "is the right one."
+    )
+    if wrong[line, column] > 0:
+        says += (
+            f" The most frequent mistake: {count(wrong[line, column])} rows of {quoted(names[line])} are "
+            f"taken for {quoted(names[column])}."
+        )
+    return blocks.section(
+        "Which classes are taken for which",
+        blocks.text(says),
+        blocks.table(
+            ["", *names],
+            lines,
+            "Confusion matrix: actual classes in lines, predicted in columns",
+            kind="compact",
+        ),
+    )
+
+
+def _cell(rows: int, total: int, right: bool) -> Markup:
+    """Return a number shaded by its share of the line."""
+    shade = round(4 * rows / total) if total else 0
+    kind = f"heat {'right' if right else 'wrong'} heat-{max(1, shade) if rows else 0}"
+    return element("span", count(rows) if rows else "\N{MIDDLE DOT}", class_=kind)

@@ -1,0 +1,226 @@
+"""The sections about a model of two classes: ranking, probabilities, decisions."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vafl.observe.report import blocks
+from vafl.observe.report.figures import Chart, histogram, percent
+from vafl.observe.report.inputs import Scores
+from vafl.observe.report.markup import Markup, element
+from vafl.observe.report.statistics import (
+    Curve,
+    Flags,
+    auc,
+    average_precision,
+    confusion,
+    gains,
+    precision_recall,
+    reliability,
+    roc,
+    thinned,
+)
+from vafl.observe.report.words import count, quoted, share
+
+_FEWEST_ROWS = 10
+_MIDDLE = 0.5
+_STRIP_BINS = 25
+_GOALS = {
+    "accuracy": "the most correct decisions",
+    "f1": "the best F1, a balance of precision and recall",
+    "precision": "a stated precision",
+    "recall": "a stated recall",
+    "cost": "the lowest cost",
+}
+
+
+def two_class_sections(held: Scores, decision: Mapping[str, Any] | None) -> list[Markup]:
+    """Return the sections about scores of two classes.
+
+    Args:
+        held: The scores.
+        decision: summary.json's entry on the threshold; None decides at probability 0.5.
+    """
+    positive = held.labels == 1
+    if held.rows < _FEWEST_ROWS or positive.all() or not positive.any():
+        few = (
+            f"The {count(held.rows)} {held.part} rows do not have enough cases of both classes to draw "
+            "curves."
+        )
+        return [blocks.section("Ranking, probabilities and decisions", blocks.note(few))]
+    return [
+        _ranking(held, positive),
+        _tenths(held, positive),
+        _probabilities(held, positive),
+        _decisions(held, positive, decision or {}),
+    ]
+
+
+def _ranking(held: Scores, positive: Flags) -> Markup:
+    name, base = quoted(held.classes[1]), float(positive.mean())
+    area, _ = auc(held.scores, positive)
+    precision = average_precision(held.scores, positive)
+    curve = roc(held.scores, positive)
+    at_tenth = float(np.interp(0.1, curve.x, curve.y))
+    left = Chart((0, 1), (0, 1)).axes("false alarms", "found", percent, percent)
+    left.diagonal().line(thinned(curve), "s0")
+    curve = precision_recall(held.scores, positive)
+    at_half = float(curve.y[np.searchsorted(curve.x, 0.5)])
+    start = Curve(np.append(0.0, curve.x), np.append(curve.y[0], curve.y))
+    right = Chart((0, 1), (0, 1)).axes("found (recall)", "right (precision)", percent, percent)
+    right.level(base).line(thinned(start), "s0")
+    roc_says = (
+        f"If 10% of the other cases may be flagged by mistake, the model finds {share(at_tenth, 0)} of all "
+        f"{name} cases. Guessing is the dashed line."
+    )
+    precision_says = (
+        f"To find half of the {name} cases, {share(at_half, 0)} of those flagged are right. Without a model, "
+        f"{share(base)} would be (dashed line)."
+    )
+    return blocks.section(
+        "How well it ranks",
+        blocks.figures(
+            blocks.figure(f"ROC curve, area {area:.3f}", left.svg("roc", "ROC curve", roc_says), roc_says),
+            blocks.figure(
+                f"Precision and recall, average {precision:.3f}",
+                right.svg("precision-recall", "Precision-recall curve", precision_says),
+                precision_says,
+            ),
+        ),
+    )
+
+
+def _tenths(held: Scores, positive: Flags) -> Markup:
+    name, tenths = quoted(held.classes[1]), gains(held.scores, positive)
+    shares = np.arange(11) / 10
+    found = Curve(shares, np.append(0.0, [own.found for own in tenths]))
+    left = Chart((0, 1), (0, 1)).axes("rows, highest scores first", "found so far", percent, percent)
+    left.diagonal().line(found, "s0")
+    for place, own in zip(shares[1:].tolist(), tenths, strict=True):
+        left.dot(place, own.found, says=f"{percent(place)} of the rows hold {share(own.found)}")
+    most = max(1.0, *(own.lift for own in tenths))
+    right = Chart((0, 10), (0, most * 1.05)).axes(
+        "tenth of the rows, highest scores first",
+        "lift",
+        lambda value: "",
+        lambda value: f"{value:g}\N{MULTIPLICATION SIGN}",
+    )
+    for number, own in enumerate(tenths):
+        says = f"tenth {number + 1}: {share(own.share)} are {held.classes[1]}, lift {own.lift:.2f}"
+        right.bar(number + 0.1, number + 0.9, own.lift, says=says)
+        right.text(right.across(number + 0.5), right.up(0) + 15, str(number + 1), "middle")
+    right.level(1.0)
+    first, third = tenths[0], tenths[2]
+    gains_say = (
+        f"The tenth with the highest scores holds {share(first.found, 0)} of all {name} cases, the first "
+        f"three tenths {share(third.found, 0)}. A random order is the dashed line."
+    )
+    lift_says = (
+        f"In the first tenth {share(first.share)} are {name}: {first.lift:.1f} times as many as in all rows "
+        f"({share(float(positive.mean()))})."
+    )
+    lines = [
+        [
+            str(number),
+            count(own.rows),
+            count(own.positives),
+            share(own.share),
+            f"{own.lift:.2f}",
+            share(own.found),
+        ]
+        for number, own in enumerate(tenths, 1)
+    ]
+    headings = ["Tenth", "Rows", held.classes[1], "Rate", "Lift", "Found so far"]
+    return blocks.section(
+        "What acting on the highest scores brings",
+        blocks.figures(
+            blocks.figure("Gains", left.svg("gains", "Cumulative gains", gains_say), gains_say),
+            blocks.figure("Lift by tenth", right.svg("lift", "Lift by tenth", lift_says), lift_says),
+        ),
+        element(
+            "details",
+            element("summary", "The tenths in figures"),
+            blocks.table(headings, lines, "Gains and lift by tenth of the rows, highest scores first"),
+        ),
+    )
+
+
+def _probabilities(held: Scores, positive: Flags) -> Markup:
+    bins = reliability(held.scores, positive)
+    largest = max(max(own.score, own.interval.high) for own in bins)
+    top = min(1.0, np.ceil(20 * largest) / 20)
+    tick = percent if top > 0.2 else lambda value: f"{100 * value:g}%"
+    left = Chart((0, top), (0, top)).axes("predicted probability", "happened", tick, tick).diagonal()
+    for own in bins:
+        says = f"{count(own.rows)} rows: predicted {share(own.score)}, happened {share(own.share)}"
+        left.whisker(own.score, own.interval).dot(own.score, own.share, says=says)
+    edges, counts = histogram(held.scores, 0.0, 1.0, _STRIP_BINS)
+    right = Chart((0, 1), (0, 1.05 * max(counts))).axes("predicted probability", "rows", percent)
+    for low, high, number in zip(edges[:-1].tolist(), edges[1:].tolist(), counts, strict=True):
+        right.bar(low, high, number, says=f"{percent(low)} to {percent(high)}: {count(number)} rows")
+    off = sum(own.rows * abs(own.score - own.share) for own in bins) / held.rows
+    says = (
+        f"Each dot is about {count(bins[0].rows)} rows with similar probabilities, with a 95% interval. On "
+        "the dashed line, predictions come true as often as they say. On average they are "
+        f"{100 * off:.1f} percentage points off."
+    )
+    spread = f"How many of the {count(held.rows)} rows have which probability."
+    headings = ["Group", "Rows", "Predicted", "Happened", "95% interval"]
+    lines = [
+        [
+            str(number),
+            count(own.rows),
+            share(own.score),
+            share(own.share),
+            f"{share(own.interval.low)} to {share(own.interval.high)}",
+        ]
+        for number, own in enumerate(bins, 1)
+    ]
+    return blocks.section(
+        "Whether its probabilities can be trusted",
+        blocks.figures(
+            blocks.figure("Calibration", left.svg("calibration", "Calibration plot", says), says),
+            blocks.figure("Predictions", right.svg("spread", "Predicted probabilities", spread), spread),
+        ),
+        element(
+            "details",
+            element("summary", "The groups in figures"),
+            blocks.table(headings, lines, "Predicted and actual shares in groups of similar probabilities"),
+        ),
+    )
+
+
+def _decisions(held: Scores, positive: Flags, decision: Mapping[str, Any]) -> Markup:
+    threshold = float(decision.get("threshold", _MIDDLE))
+    flagged = held.scores >= threshold
+    counts = confusion(flagged.astype(np.int64), positive.astype(np.int64), 2)
+    (true_negative, false_positive), (false_negative, true_positive) = counts.tolist()
+    no, yes = held.classes
+    goal = decision.get("goal")
+    chosen = f", chosen on the validation rows for {_GOALS.get(goal, goal)}" if goal else ""
+    precision = true_positive / max(1, true_positive + false_positive)
+    recall = true_positive / max(1, true_positive + false_negative)
+    says = (
+        f"A row is flagged as {quoted(yes)} from probability {threshold:.3g} on{chosen}. That flags "
+        f"{share(float(flagged.mean()))} of the {held.part} rows. Of those flagged, {share(precision)} are "
+        f"right (precision); of all {quoted(yes)} cases, {share(recall)} are flagged (recall)."
+    )
+    lines = [
+        [f"actually {no}", _cell(true_negative, held.rows, True), _cell(false_positive, held.rows, False)],
+        [f"actually {yes}", _cell(false_negative, held.rows, False), _cell(true_positive, held.rows, True)],
+    ]
+    return blocks.section(
+        "What it decides",
+        blocks.text(says),
+        blocks.table(["", f"predicted {no}", f"predicted {yes}"], lines, "Confusion matrix", kind="compact"),
+    )
+
+
+def _cell(rows: int, total: int, right: bool) -> Markup:
+    return element(
+        "span",
+        element("b", count(rows)),
+        element("small", share(rows / total)),
+        class_=f"cell {'right' if right else 'wrong'}",
+    )

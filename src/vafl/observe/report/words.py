@@ -1,0 +1,107 @@
+"""Numbers and metrics in words that a reader who is no statistician understands."""
+
+from vafl.observe.report.figures import plain
+from vafl.observe.report.statistics import Interval
+
+_DASH = "\N{EN DASH}"
+NAMES = {
+    "auc": "AUC",
+    "log_loss": "Log loss",
+    "accuracy": "Accuracy",
+    "average_precision": "Average precision",
+    "brier": "Brier score",
+    "f1": "F1",
+    "macro_f1": "Macro F1",
+    "r2": "R\N{SUPERSCRIPT TWO}",
+    "rmse": "RMSE",
+    "mae": "Mean absolute error",
+}
+MEANINGS = {
+    "auc": "how often a random positive case is ranked above a random negative one; 0.5 is guessing",
+    "log_loss": "how far the probabilities are from what happened; lower is better",
+    "accuracy": "share of rows whose likeliest class is the right one",
+    "average_precision": "precision averaged over all thresholds; guessing reaches the share of positives",
+    "brier": "mean squared error of the probabilities; lower is better",
+    "f1": "balance of precision and recall at probability 0.5",
+    "macro_f1": "balance of precision and recall, averaged over the classes",
+    "r2": "share of the differences between the values that the model explains; 0 is predicting the mean",
+    "rmse": "typical error, in which large errors weigh more; in the label's unit",
+    "mae": "average size of the error; in the label's unit",
+}
+BASELINES = {
+    "trivial": "No data at all",
+    "label holder alone": "Label holder alone",
+}
+
+
+def metric_name(metric: str) -> str:
+    """Return a metric's name as people write it."""
+    return NAMES.get(metric, metric.replace("_", " "))
+
+
+def baseline_name(name: str) -> str:
+    """Return a baseline's name as people write it."""
+    return BASELINES.get(name, name.replace("_", " ").capitalize())
+
+
+def metric_value(metric: str, value: float | None) -> str:
+    """Return a metric's value as text; a dash where it is not defined."""
+    if value is None:
+        return _DASH
+    if metric == "accuracy":
+        return share(value)
+    return rounded(value) if metric in ("rmse", "mae") else signed(f"{value:.3f}")
+
+
+def metric_interval(metric: str, interval: Interval | None) -> str:
+    """Return an interval as text, such as 0.851 to 0.872; a dash if there is none."""
+    if interval is None:
+        return _DASH
+    return f"{metric_value(metric, interval.low)} to {metric_value(metric, interval.high)}"
+
+
+def rounded(value: float, digits: int = 3) -> str:
+    """Return a number with so many significant digits."""
+    return plain(float(f"{value:.{digits}g}"))
+
+
+def signed(text: str) -> str:
+    """Return a number's text with a minus sign instead of a hyphen."""
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+def share(value: float, decimals: int = 1) -> str:
+    """Return a share as a percentage."""
+    return f"{100 * value:.{decimals}f}%"
+
+
+def count(number: float) -> str:
+    """Return a whole number with its thousands apart."""
+    return f"{number:,.0f}"
+
+
+def megabytes(size: float) -> str:
+    """Return a number of bytes in a fitting unit."""
+    for least, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= least:
+            return f"{size / least:,.3g} {unit}" if size < 1000 * least else f"{size / least:,.0f} {unit}"
+    return f"{size:.0f} bytes"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in a fitting unit."""
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def listed(names: list[str]) -> str:
+    """Return names as a list in a sentence."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def quoted(name: str) -> str:
+    """Return a class name in quotation marks."""
+    return f"\N{LEFT DOUBLE QUOTATION MARK}{name}\N{RIGHT DOUBLE QUOTATION MARK}"

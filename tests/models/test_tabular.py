@@ -1,0 +1,89 @@
+"""The tabular embedding: how codes become inputs, and that it trains."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from vafl.models.tabular import CategoryInput, Expansion, NumberInput, Tabular, TabularHead, network
+
+NUMBER = NumberInput((-2.0, 0.0, 1.0), 0.5, flags_missing=True)
+
+
+def test_a_number_becomes_a_thermometer_its_value_and_a_flag():
+    expanded = Expansion([NUMBER])(torch.tensor([[0.0], [0.5], [1.25], [2.0], [-1.0]]))
+    thermometer, value, flag = expanded[:, :2], expanded[:, 2], expanded[:, 3]
+    assert thermometer.tolist() == [[0, 0], [0.5, 0], [1, 0.25], [1, 1], [0, 0]]
+    assert value.tolist() == [-2, -1, 0.25, 1, 0.5]
+    assert flag.tolist() == [0, 0, 0, 0, 1]
+
+
+def test_few_levels_have_a_column_each_and_many_a_learned_vector():
+    few = Expansion([CategoryInput(3)])(torch.tensor([[2.0], [0.0]]))
+    assert few.tolist() == [[0, 0, 1], [1, 0, 0]]
+    many = Expansion([CategoryInput(1000), CategoryInput(50)])
+    codes = torch.tensor([[999.0, 49.0], [999.0, 0.0]])
+    assert many(codes).shape == (2, 16)
+    assert torch.equal(many(codes)[0, :8], many(codes)[1, :8])
+    assert not torch.equal(many(codes)[0, 8:], many(codes)[1, 8:])
+
+
+@given(st.lists(st.floats(-5, 5, width=32), min_size=1, max_size=20, unique=True), st.data())
+def test_the_value_is_interpolated_between_the_edges(edges, data):
+    values = tuple(sorted(edges))
+    place = data.draw(st.floats(0, len(values) - 1, width=32))
+    shown = Expansion([NumberInput(values, 0.0, flags_missing=False)])(torch.tensor([[place]]))
+    expected = np.interp(place, np.arange(len(values)), values)
+    assert shown[0, -1].item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_columns_keep_their_places_whatever_their_kinds():
+    inputs = [CategoryInput(2), NUMBER, CategoryInput(40), NumberInput((0.0,), 0.0, flags_missing=False)]
+    module = Expansion(inputs)
+    row = torch.tensor([[1.0, 1.5, 39.0, 0.0]])
+    assert module(row).shape == (1, module.width)
+    assert module(row)[0, 0:2].tolist() == [1, 0.5]  # the thermometer of the second column
+
+
+def test_the_masks_of_dropout_follow_from_the_seed_and_spare_the_global_generator():
+    def trained(seed):
+        torch.manual_seed(seed)
+        module = network([4, 64], 2).train()
+        torch.manual_seed(0)
+        found = [module(torch.ones(3, 4)) for _ in range(2)]
+        return found, torch.rand(1)
+
+    (first, second), after = trained(1)
+    (again, _), after_too = trained(1)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+    torch.manual_seed(0)
+    assert torch.equal(after, torch.rand(1))
+    assert torch.equal(after, after_too)
+
+
+def test_a_head_gives_numbers_in_the_unit_of_the_labels():
+    torch.manual_seed(0)
+    head = TabularHead(4, 1, [8]).eval()
+    head.measure(torch.tensor([1e6, 3e6]))
+    outputs = head(torch.randn(1000, 4))
+    assert 1e6 < outputs.mean().item() < 3e6
+    head.measure(torch.tensor([5.0, 5.0]))
+    assert torch.isfinite(head(torch.randn(10, 4))).all()
+
+
+def test_it_learns_an_interaction_of_a_number_and_a_category():
+    torch.manual_seed(0)
+    codes = torch.stack([torch.rand(2000) * 10, torch.randint(0, 3, (2000,)).float()], 1)
+    target = torch.where(codes[:, 1] == 1, torch.sin(codes[:, 0]), -torch.sin(codes[:, 0]))
+    edges = tuple(np.linspace(-1, 1, 11).tolist())
+    model = Tabular([NumberInput(edges, 0.0, flags_missing=False), CategoryInput(3)], 1, [64])
+    optimiser = torch.optim.AdamW(model.parameters(), 3e-3)
+    for _ in range(400):
+        optimiser.zero_grad()
+        nn.functional.mse_loss(model(codes)[:, 0], target).backward()
+        optimiser.step()
+    error = nn.functional.mse_loss(model.eval()(codes)[:, 0], target).item()
+    assert error < 0.05 * target.var().item()
