@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from tests.waiting import LIMIT, until
 from vafl.cli import main
+from vafl.config import TABLE_DEFAULTS
 from vafl.runtime.training import BUDGETS_SPENT
 
 SMALL = """
@@ -134,8 +135,12 @@ BAD = {
     "batch beyond the rows": ("[schedule]\nbatch_size = 5000", 2, "at most the number of training rows"),
     "missing file": ('[data]\nname = "csv"\npath = "none.csv"\nlabel = "y"', 3, "none.csv"),
     "missing public data": ('[data]\nname = "mnist"\nfolder = "nowhere"', 3, "--data or VAFL_DATA"),
-    "NaN features": ('[data]\nname = "csv"\npath = "holes.csv"\nlabel = "y"', 3, "column(s): b"),
-    "one class": ('[data]\nname = "csv"\npath = "one.csv"\nlabel = "y"', 3, "at least two classes"),
+    "an empty column": (
+        '[data]\nname = "csv"\npath = "empty.csv"\nlabel = "y"',
+        3,
+        "client-2 needs at least one column",
+    ),
+    "one class": ('[data]\nname = "csv"\npath = "one.csv"\nlabel = "y"', 3, "2 to 1000 classes. Found 1"),
     "overlapping groups": (
         '[data]\nname = "csv"\npath = "good.csv"\nlabel = "y"\n[partition.groups]\nx = ["a"]\nz = ["a", "b"]',
         3,
@@ -151,7 +156,7 @@ def test_bad_input_is_one_clear_error_and_writes_nothing(case, tmp_path, capsys)
     text, code, words = BAD[case]
     rows = [f"{i},{i * i % 7},{i % 2}" for i in range(40)]
     (tmp_path / "good.csv").write_text("a,b,y\n" + "\n".join(rows))
-    (tmp_path / "holes.csv").write_text("a,b,y\n1,,0\n" + "\n".join(rows))
+    (tmp_path / "empty.csv").write_text("a,b,y\n" + "\n".join(f"{i % 9},,{i % 2}" for i in range(40)))
     (tmp_path / "one.csv").write_text("a,b,y\n" + "\n".join(f"{i},{i},0" for i in range(40)))
     (tmp_path / "bad.toml").write_text(text)
     out = tmp_path / "run"
@@ -172,7 +177,7 @@ def test_what_was_found_is_shown_as_it_is_even_if_it_looks_like_markup(tmp_path,
 
 
 def test_names_in_brackets_are_shown_as_they_are(tmp_path, capsys):
-    rows = [f"{i},{i * i % 7},{'[/b]' if i % 2 else ':b:'}" for i in range(40)]
+    rows = [f"{i % 9},{i * i % 7},{'[/b]' if i % 2 else ':b:'}" for i in range(40)]
     (tmp_path / "own.csv").write_text("income [eur],b,y\n" + "\n".join(rows))
     settings = '[data]\nname = "csv"\npath = "own.csv"\nlabel = "y"\n[stop]\nupdates = 5\n'
     (tmp_path / "own.toml").write_text(f"{settings}[schedule]\nbatch_size = 8\n")
@@ -404,30 +409,33 @@ def written(path, header, rows, mark=","):
 
 @pytest.mark.parametrize("mark", [",", ";", "\t"])
 def test_init_says_what_it_decided_and_what_it_left_out(tmp_path, capsys, mark):
-    rows = [("NA", *row[1:]) if n == 3 else row for n, row in enumerate(PRICES)]
-    table = written(tmp_path / "houses.csv", ("rooms", "floors", "street", "price"), rows, mark)
+    rows = [(n, "CH", "NA" if n == 3 else row[0], *row[1:]) for n, row in enumerate(PRICES)]
+    header = ("line", "country", "rooms", "floors", "street", "price")
+    table = written(tmp_path / "houses.csv", header, rows, mark)
     assert main(["init", table, "--clients", "1", "--out", str(tmp_path / "h.toml")]) == 0
     said = capsys.readouterr().out
-    assert 'rooms is ignored: 1 of 60 values are missing or no numbers, such as "NA"' in said
-    assert 'street is ignored: it is text, such as "a"' in said
+    assert "line is ignored: a different whole number in every row, as ids are" in said
+    assert 'country is ignored: always "CH" in the training rows' in said
     assert '"price" is what is learnt, by regression: it has 60 different values' in said
-    data = tomllib.loads((tmp_path / "h.toml").read_text())["data"]
-    assert (data["task"], data["ignore"]) == ("regression", ["rooms", "street"])
+    settings = tomllib.loads((tmp_path / "h.toml").read_text())
+    assert (settings["data"]["task"], settings["data"]["ignore"]) == ("regression", ["line", "country"])
+    assert settings["partition"]["groups"] == {"client-1": ["rooms", "floors", "street"]}
+    assert all(settings[section].items() >= own.items() for section, own in TABLE_DEFAULTS.items())
     assert (
         main(["run", str(tmp_path / "h.toml"), "--out", str(tmp_path / "run"), "--set", "stop.updates=20"])
         == 0
     )
     assert main(["init", table, "--label", "prices", "--out", str(tmp_path / "two.toml")]) == 3
     assert 'no column "prices". Did you mean "price"?' in capsys.readouterr().err
-    assert main(["init", table, "--out", str(tmp_path / "two.toml")]) == 3
-    assert "1 columns of numbers" in capsys.readouterr().err
+    assert main(["init", table, "--clients", "4", "--out", str(tmp_path / "two.toml")]) == 3
+    assert "has 3 columns to learn from" in capsys.readouterr().err
     assert (
         main(["init", table, "--label", "floors", "--clients", "1", "--out", str(tmp_path / "f.toml")]) == 0
     )
     assert tomllib.loads((tmp_path / "f.toml").read_text())["data"]["task"] == "classification"
     gap = written(tmp_path / "gap.csv", ("rooms", "price"), [("1", "NA"), *(row[::3] for row in PRICES)])
     assert main(["init", gap, "--clients", "1", "--out", str(tmp_path / "two.toml")]) == 3
-    assert 'In "price", 1 of 61 values are missing or no numbers, such as "NA"' in capsys.readouterr().err
+    assert 'Found 1 of 61 lines without one in "price"' in capsys.readouterr().err
 
 
 def test_init_refuses_a_file_that_is_not_utf_8(tmp_path, capsys):

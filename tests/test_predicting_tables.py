@@ -209,16 +209,32 @@ def test_privacy_that_the_model_was_trained_without_is_refused_and_a_manifest_ch
     assert config.privacy.mu_max is None
 
 
-def test_one_csv_of_all_parties_is_asked_about_its_own_rows_only(tmp_path, console):
-    """Another would be standardised by itself, and three quarters of it left out."""
-    path = tmp_path / "all.csv"
-    rows = pl.DataFrame({"x": range(40), "z": [n % 7 for n in range(40)], "y": [n % 2 for n in range(40)]})
-    rows.write_csv(path)
-    data = {"name": "csv", "path": str(path), "label": "y", "validation_fraction": 0.1}
-    config = from_document({"data": data, "stop": {"updates": 5}, "schedule": {"batch_size": 8}})
+def test_a_model_of_one_csv_scores_new_lines_of_another(tmp_path, console):
+    """They are encoded by what training saw, whatever else is in the file."""
+    rows = pl.DataFrame(
+        {
+            "x": [n * 7 % 40 / 4 for n in range(40)],
+            "z": [["red", "green", "blue"][n % 3] for n in range(40)],
+            "y": [n % 2 for n in range(40)],
+        }
+    )
+    rows.write_csv(tmp_path / "all.csv")
+    data = {"name": "csv", "path": str(tmp_path / "all.csv"), "label": "y"}
+    common = {"stop": {"updates": 5, "patience": 0}, "schedule": {"batch_size": 8}, **LOOPBACK}
+    config = from_document({"data": data, **common})
     launch(config, tmp_path / "run", console)
-    stored = open_model(tmp_path / "run", "client-1")
-    assert len(load_subjects(config, "client-1", stored).chosen) == 10
-    rows.with_columns(pl.col("x") * 100).write_csv(path)
-    with pytest.raises(RunFolderError, match=r'data\.name = "csv" .* Found other data'):
-        load_subjects(config, "client-1", stored)
+    trained = load_subjects(config, "client-2", open_model(tmp_path / "run", "client-2"))
+    assert len(trained.chosen) == 40
+    new = rows.head(5).select(pl.lit("new").alias("extra"), "z", "x")
+    new.write_csv(tmp_path / "new.csv")
+    later = from_document({"data": {**data, "path": str(tmp_path / "new.csv")}, **common})
+    stored = open_model(tmp_path / "run", "client-2")
+    found = load_subjects(later, "client-2", stored)
+    assert torch.equal(found.features, trained.features[:5])
+    assert found.ids.to_list() == ["0", "1", "2", "3", "4"]
+    assert found.source != trained.source  # line numbers of another file are other people
+    scores = batch_of(later, tmp_path / "run", tmp_path / "scores.csv", ["client-1", "client-2"])
+    assert scores["id"].cast(pl.String).to_list() == ["0", "1", "2", "3", "4"]
+    new.drop("z").write_csv(tmp_path / "new.csv")
+    with pytest.raises(DataError, match=r"must have every column the model was trained on. Missing: z"):
+        load_subjects(later, "client-2", stored)

@@ -98,6 +98,11 @@ class Config:
     def _check_tables(self) -> None:
         known = (LABEL_HOLDER, *self.data.parties)
         for name, table in self.tables.items():
+            if not (table.path and table.id):
+                raise ConfigError(
+                    f"[tables.{name}] needs path (the file) and id (the column that says whose line it is). "
+                    f'Found path "{table.path}", id "{table.id}".'
+                )
             if name not in known:
                 raise ConfigError(
                     f'[tables.{name}] is no party of this run. Its parties: {", ".join(known)}. Add "{name}" '
@@ -189,13 +194,17 @@ def from_document(document: dict[str, Any]) -> Config:
 
 
 def _takes_table_defaults(document: dict[str, Any]) -> bool:
-    """Whether the run is on tables, and leaves the model open. Private modes and secure sums are for models
-    whose features depend on no other record: they keep the general defaults."""
+    """Whether the run is on one table or several, and leaves the model open.
+
+    Private modes and secure sums are for models whose features depend on no other record. They keep the
+    general defaults.
+    """
     sections = {name: document.get(name, {}) for name in ("data", "model", "privacy")}
     if not all(isinstance(section, dict) for section in sections.values()):
         return False
     given = sections["model"].get("embedding", "tabular")
-    return sections["data"].get("name") == "tables" and given == "tabular" and not sections["privacy"]
+    tabular = sections["data"].get("name") in ("csv", "tables")
+    return tabular and given == "tabular" and not sections["privacy"]
 
 
 def _with_table_defaults(document: dict[str, Any]) -> dict[str, Any]:

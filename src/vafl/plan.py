@@ -1,6 +1,7 @@
 """What every party of a run works out for itself from the configuration: data, task, first models."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 from vafl.config import Config
 from vafl.data.aligned import load_tables
 from vafl.data.encoding import Encoder, Form, NumberColumn
+from vafl.data.one_file import deal
 from vafl.data.partition import VerticalData, partition
-from vafl.data.settings import LABEL_HOLDER
+from vafl.data.settings import LABEL_HOLDER, DataSettings, TableSettings
 from vafl.data.sources import load
 from vafl.data.split import Split
 from vafl.errors import ConfigError, DataError, RunFolderError
@@ -184,21 +186,32 @@ def a_party(config: Config) -> str | None:
 
 def load_data(config: Config, party: str | None = None) -> VerticalData:
     """What a party knows of the data; None: all of it."""
-    if config.data.name == "tables":
+    if config.data.is_tabular:
         _check_public(config, is_table=True)
+        settings, tables = tables_of(config)
         private = config.privacy.kind in GUARANTEED
-        return load_tables(
-            config.data, config.tables, config.seed, party, form=form_for(config), public=private
-        )
+        return load_tables(settings, tables, config.seed, party, form=form_for(config), public=private)
     if config.model.embedding == "tabular":
         raise ConfigError(
-            f'model.embedding = "tabular" is for tables. Found data.name = "{config.data.name}". Use '
-            '"linear" or "mlp".'
+            'model.embedding = "tabular" is for data.name = "csv" or "tables". Found data.name = '
+            f'"{config.data.name}". Use "linear" or "mlp".'
         )
     loaded = load(config.data)
     _check_public(config, is_table=loaded.is_table, fitted=loaded.fitted)
     split = Split.of_dataset(loaded, config.data, config.seed)
     return partition(loaded, split, config.partition, config.data.scale)
+
+
+def tables_of(config: Config, *, labelled: bool = True) -> tuple[DataSettings, Mapping[str, TableSettings]]:
+    """Return the data settings with all clients' names, and the tables of the parties: one file each, or
+    columns of one file.
+
+    Args:
+        labelled: whether a single file must have the label column.
+    """
+    if config.data.name == "csv":
+        return deal(config.data, config.partition, labelled=labelled)
+    return config.data, config.tables
 
 
 def _check_public(config: Config, *, is_table: bool, fitted: bool = False) -> None:
@@ -225,7 +238,7 @@ def _models(config: Config, data: VerticalData, task: Task) -> tuple[list[nn.Mod
 
     Parties that know their own table only draw from streams of their own, whatever the others' shapes.
     """
-    alone = config.data.name == "tables"
+    alone = config.data.is_tabular
     models: list[nn.Module] = []
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)

@@ -5,13 +5,15 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
 from vafl.data.columns import no_column
-from vafl.data.csv_files import is_parquet, read_csv, read_header
-from vafl.data.first_look import task_of, why_ignored
+from vafl.data.csv_files import header_of
+from vafl.data.first_look import task_of
+from vafl.data.fitting import fit
 from vafl.data.settings import LABEL_HOLDER, TableSettings
-from vafl.data.tables import Table
+from vafl.data.tables import POSITION, Table
 from vafl.errors import ConfigError, DataError
 from vafl.privacy.settings import LabelSettings
 
@@ -19,10 +21,10 @@ _TEMPLATE = """# A vafl run. A key left out keeps its default; the resolved file
 seed = 0
 
 [data]
-{data}
+name = "digits"
 
 [partition]
-{partition}
+clients = {clients}
 
 [model]
 embedding = "linear"      # linear, mlp, cnn, lstm, or your own package.module:Factory
@@ -65,62 +67,59 @@ _MOST_NOTES = 20
 
 
 def starter_digits(clients: int) -> str:
-    """A configuration that runs without a file: scikit-learn's digits."""
-    return _TEMPLATE.format(data='name = "digits"', partition=f"clients = {clients}", labels=_LABELS)
+    """Return a configuration that runs without a file: scikit-learn's digits."""
+    return _TEMPLATE.format(clients=clients, labels=_LABELS)
 
 
 def starter_csv(csv: Path, label: str, clients: int) -> tuple[str, list[str]]:
-    """A configuration that runs for the user's CSV, and what was decided for the user to know.
+    """Return a configuration for one file whose columns are dealt to clients, and notes for the user.
 
     Args:
-        label: none is the last column.
+        label: the label column; "" is the last column.
+
+    Raises:
+        DataError: The file, its label or its columns cannot be used.
     """
     if not csv.is_file():
-        raise DataError(f'vafl init needs a CSV file. Found nothing at "{csv}".')
-    table = read_csv(csv)
-    label = label or table.columns[-1]
-    if label not in table.columns:
-        raise no_column(csv, label, table.columns)
-    task, about_label = task_of(table[label], csv)
-    reasons = {own.name: why_ignored(own, table.columns) for own in table if own.name != label}
-    features = [name for name, why in reasons.items() if not why]
-    ignored = [name for name, why in reasons.items() if why]
-    notes = _notes(ignored, reasons)
+        raise DataError(f'vafl init needs a CSV or Parquet file. Found nothing at "{csv}".')
+    separator, columns = header_of(csv)
+    label = label or columns[-1]
+    if label not in columns:
+        raise no_column(csv, label, columns)
+    table = Table("a client", TableSettings(str(csv.resolve()), "", label=label, separator=separator))
+    task, about_label = task_of(_labels(table), csv)
+    ids = table.ids()
+    if missing := len(ids) - len(_labels(table)):
+        raise DataError(
+            f'"{csv}": every record needs a label. Found {missing:,} of {len(ids):,} lines without one in '
+            f'"{label}". Drop those lines, or name another --label.'
+        )
+    _, reports = fit(table, pl.DataFrame({"id": ids, POSITION: np.arange(len(ids))}))
+    features = [report.name for report in reports if report.use != "dropped"]
+    ignored = {report.name: report.why for report in reports if report.use == "dropped"}
+    ignored.pop(label)
+    notes = _notes(ignored)
     if len(features) < clients:
         raise DataError(
-            f'"{csv}" has {len(features)} columns of numbers beside its label "{label}", too few for '
-            f"{clients} clients. Lower --clients, or make more of them. {'. '.join(notes[-5:])}"
+            f'"{csv}" has {len(features)} columns to learn from beside its label "{label}", too few for '
+            f"{clients} clients. Lower --clients, or add columns. {'. '.join(notes[-5:])}"
         )
     notes.append(f'"{label}" is what is learnt, by {task}: it has {about_label}')
     notes.append(f"Between organisations, {LabelSettings().leak}.")
-    if all(name.replace(".", "").isdigit() for name in table.columns):
+    if all(name.replace(".", "").isdigit() for name in columns):
         notes.append(f'All columns of "{csv}" have numbers for names: is its first line a record?')
-    other = "classification" if task == "regression" else "regression"
-    data = [
-        'name = "csv"',
-        f"path = {_quoted(str(csv.resolve()))}",
-        f"label = {_quoted(label)}",
-        f"ignore = [{', '.join(map(_quoted, ignored))}]  # ids, text, or values are missing",
-        f'task = "{task}"  # or "{other}"',
-    ]
-    return _TEMPLATE.format(data="\n".join(data), partition=_groups(features, clients), labels=_LABELS), notes
+    text = _ONE_FILE.format(
+        path=_quoted(str(csv.resolve())),
+        label=_quoted(label),
+        ignore=", ".join(_quoted(name) for name in ignored if name),
+        task=_quoted(task),
+        groups=_groups(features, clients),
+        settings=_SETTINGS.format(labels=_LABELS),
+    )
+    return text, notes
 
 
-_TABLES = """# A vafl run on the parties' own tables. Every party has a file like this one, the same but for
-# [tables.NAME], which is about its own table.
-seed = 0
-
-[data]
-name = "tables"
-parties = [{parties}]  # the clients, in one order everywhere; "server" holds the labels
-records = "common"         # records that every party has; "labelled": all of the server's
-task = {task:19} # the same at every party; "classification" or "regression"
-test_fraction = 0.2        # kept for the result: nothing is chosen by it
-validation_fraction = 0.1  # kept to end the training in time
-
-{tables}
-
-# The defaults for tables follow. They need no tuning.
+_SETTINGS = """# The defaults for tables follow. They need no tuning.
 [model]
 embedding = "tabular"      # or linear, mlp, or your own package.module:Factory
 head = "tabular"
@@ -151,11 +150,53 @@ patience = 12              # or after 12 evaluations without a better one; the b
 
 [evaluation]
 every = 0                  # updates between evaluations; 0: once in an epoch
+"""
 
+_FRACTIONS = """test_fraction = 0.2        # kept for the result: nothing is chosen by it
+validation_fraction = 0.1  # kept to end the training in time
+"""
+
+_ONE_FILE = (
+    """# A vafl run on one file. A key left out keeps its default; the resolved file is saved with the result.
+seed = 0
+
+[data]
+name = "csv"
+path = {path}
+label = {label}
+ignore = [{ignore}]  # `vafl data` shows what becomes of every other column
+task = {task:19} # "classification" or "regression"
+"""
+    + _FRACTIONS
+    + """
+# Who holds which columns; patterns such as "pay_*" work too.
+[partition.groups]
+{groups}
+
+{settings}"""
+)
+
+_TABLES = (
+    """# A vafl run on the parties' own tables. Every party has a file like this one, the same but for
+# [tables.NAME], which is about its own table.
+seed = 0
+
+[data]
+name = "tables"
+parties = [{parties}]  # the clients, in one order everywhere; "server" holds the labels
+records = "common"         # records that every party has; "labelled": all of the server's
+task = {task:19} # the same at every party; "classification" or "regression"
+"""
+    + _FRACTIONS
+    + """
+{tables}
+
+{settings}
 [network]
 address = "127.0.0.1:7443"   # the server's host, as the clients reach it
 certificates = "certs"       # this party's folder of those that `vafl certs` made
 """
+)
 
 _LABELS = """
 [labels]
@@ -222,7 +263,7 @@ def starter_tables(
         parties=names,
         task=_quoted(task),
         tables="\n\n".join(sections),
-        labels=_LABELS if LABEL_HOLDER in tables else "",
+        settings=_SETTINGS.format(labels=_LABELS if LABEL_HOLDER in tables else ""),
     )
     return text, notes
 
@@ -290,30 +331,20 @@ def _header(path: Path) -> tuple[str, list[str]]:
     """The separator and the columns of a party's file."""
     if not path.is_file():
         raise DataError(f'a table must be a CSV or Parquet file. Found nothing at "{path}".')
-    try:
-        if is_parquet(path):
-            return ",", pl.scan_parquet(path, glob=False).collect_schema().names()
-        return read_header(path)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise DataError(f'"{path}" must be a CSV or Parquet file. {error}') from error
+    return header_of(path)
 
 
-def _notes(ignored: Sequence[str], reasons: Mapping[str, str]) -> list[str]:
+def _notes(ignored: Mapping[str, str]) -> list[str]:
     """What is ignored, and why."""
-    notes = [f"{name or 'a column without a name'} is ignored: {reasons[name]}" for name in ignored]
+    notes = [f"{name or 'a column without a name'} is ignored: {why}" for name, why in ignored.items()]
     if len(notes) > _MOST_NOTES:
         notes[_MOST_NOTES:] = [f"{len(notes) - _MOST_NOTES:,} more are ignored: data.ignore lists them"]
-    if ignored:
-        notes.append(
-            "To use what is ignored, move it from data.ignore to [partition.groups], as numbers and without "
-            "gaps; parties' own tables (--table PARTY=FILE) may have text and gaps"
-        )
     return notes
 
 
 def _groups(features: list[str], clients: int) -> str:
     """Equal consecutive shares, written out so that the user can move columns about."""
-    lines = ['# Who holds which columns; patterns such as "pay_*" work too.', "[partition.groups]"]
+    lines = []
     size, extra = divmod(len(features), clients)
     start = 0
     for number in range(clients):

@@ -14,7 +14,7 @@ from vafl.data.tables import POSITION, open_table
 from vafl.errors import RunFolderError
 from vafl.models.folder import StoredModel
 from vafl.names import SERVER, table_owner
-from vafl.plan import encoder_of, load_data
+from vafl.plan import encoder_of, load_data, tables_of
 
 
 @dataclass(frozen=True)
@@ -41,21 +41,22 @@ class Subjects:
 
 
 def load_subjects(config: Config, party: str, model: StoredModel) -> Subjects:
-    """Each party reads its own table, and encodes it as in training. Data sets that are no tables have
-    record numbers for ids, and the rows held out of training are what a batch is about.
+    """Read a party's table, and encode it as in training. All its records are scored.
+
+    Other data sets have record numbers for ids, and their test rows are scored.
 
     Raises:
         ConfigError, DataError: a file or a column is missing.
         RunFolderError: the features, or records that must be, are not those of the model.
     """
-    if config.data.name == "tables":
+    if config.data.is_tabular:
         return _from_tables(config, party, model)
     data = load_data(config)
     if data.record_digest != model.manifest.records:
         raise RunFolderError(
             f'a model of data.name = "{config.data.name}" scores the rows that were held out of the data '
             "it was trained on: others would be scaled by themselves. Found other data. For new records, "
-            'train on data.name = "tables", whose models know how to encode them.'
+            'train on data.name = "csv" or "tables", whose models know how to encode them.'
         )
     features = torch.empty(data.parts.total, 0)
     for own in data.parties:
@@ -87,8 +88,9 @@ def held_out(config: Config, model: StoredModel) -> tuple[Records, Tensor]:
 
 
 def _from_tables(config: Config, party: str, model: StoredModel) -> Subjects:
+    settings, tables = tables_of(config, labelled=False)
     owner = table_owner(party)
-    alignment = find_alignments(config.data, config.tables, owner, labelled=False)[owner]
+    alignment = find_alignments(settings, tables, owner, labelled=False)[owner]
     wanted = pl.DataFrame({"id": alignment.ids, POSITION: alignment.numbers})
     features = torch.empty(alignment.rows, 0)
     if party != SERVER:
@@ -98,6 +100,7 @@ def _from_tables(config: Config, party: str, model: StoredModel) -> Subjects:
                 f'the model in "{model.path}" must say how columns become features, as models of tables do. '
                 "Found no schema. Train on the tables."
             )
-        features = torch.from_numpy(encoder.read(open_table(config.tables, party), wanted, alignment.rows))
+        features = torch.from_numpy(encoder.read(open_table(tables, party), wanted, alignment.rows))
     ids = ids_by_position(wanted, alignment.rows)
-    return Subjects(alignment.token, "tables", np.arange(alignment.rows), ids, features)
+    source = alignment.token if settings.name == "csv" else "tables"
+    return Subjects(alignment.token, source, np.arange(alignment.rows), ids, features)

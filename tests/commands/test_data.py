@@ -147,7 +147,26 @@ def test_a_file_that_cannot_be_used_leaves_nothing_behind(
 def test_data_says_what_it_needs(folder, capsys):
     (folder / "digits.toml").write_text("")
     assert main(["data", str(folder / "digits.toml")]) == 2
-    assert 'needs data.name = "tables"' in capsys.readouterr().err
+    assert 'needs data.name = "csv" or "tables". Found "digits"' in capsys.readouterr().err
     (folder / "bank.toml").write_text(tomli_w.dumps(document(folder, "bank")))
     assert main(["data", str(folder / "bank.toml"), "--party", "shop"]) == 2
-    assert "needs a section [tables.shop]. Found [tables.bank]" in capsys.readouterr().err
+    assert "Found shop; the file has bank" in capsys.readouterr().err
+
+
+def test_one_csv_is_explained_party_by_party(tmp_path, capsys):
+    lines = [f"{n},{n % 7 or ''},{'rgb'[n % 3]},CH,2024-01-{1 + n % 28:02},{n % 2}" for n in range(80)]
+    (tmp_path / "people.csv").write_text("id,visits,colour,land,since,bought\n" + "\n".join(lines))
+    toml = tmp_path / "run.toml"
+    assert main(["init", str(tmp_path / "people.csv"), "--out", str(toml)]) == 0
+    said = capsys.readouterr().out
+    assert "id is ignored: a different whole number" in said
+    assert 'land is ignored: always "CH"' in said
+    assert main(["data", str(toml), "--json"]) == 0
+    server, first, second = json.loads(capsys.readouterr().out)["parties"]
+    assert server["labels"] == {"0": 0.5, "1": 0.5}
+    assert (server["records"], server["training_rows"]) == (80, 56)
+    uses = {column["name"]: column["use"] for own in (first, second) for column in own["columns"]}
+    assert uses == {"visits": "number", "colour": "category", "since": "date"}
+    assert main(["data", str(toml), "--party", "client-2"]) == 0
+    assert "since" in (shown := capsys.readouterr().out)
+    assert "colour" not in shown

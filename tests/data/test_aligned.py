@@ -136,6 +136,8 @@ def test_what_does_not_fit_together_is_said(folder):
         load(config, "thief")
     with pytest.raises(ConfigError, match=r"\[tables.thief\] is no party"):
         configuration(folder, tables={"thief": {"path": "a", "id": "b"}})
+    with pytest.raises(ConfigError, match=r'\[tables.bank\] needs path .* and id .* Found path "", id "b"'):
+        configuration(folder, tables={"bank": {"path": "", "id": "b"}})
     with pytest.raises(ConfigError, match="labels are the server's"):
         configuration(folder, tables={"bank": {"path": "a", "id": "b", "label": "c"}})
     with pytest.raises(ConfigError, match=r"data\.parties .*bank.*bank"):

@@ -98,7 +98,6 @@ def test_a_file_changed_since_it_was_aligned_is_noticed(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"path": ""}, "needs path"),
         ({"separator": "--"}, "one character"),
         ({"most_categories": 0}, "1 or more"),
         ({"label": "id"}, "cannot be the id"),

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -18,11 +19,11 @@ from vafl.data.aligned import check_label_unused, find_alignments, positions
 from vafl.data.alignment import Alignment
 from vafl.data.fitting import ColumnReport, fit
 from vafl.data.labels import label_classes, read_labels
-from vafl.data.settings import LABEL_HOLDER
+from vafl.data.settings import LABEL_HOLDER, DataSettings, TableSettings
 from vafl.data.split import Split
 from vafl.data.tables import POSITION, Table, open_table
 from vafl.errors import ConfigError
-from vafl.plan import form_for, load_data
+from vafl.plan import form_for, load_data, tables_of
 from vafl.privacy.settings import GUARANTEED
 
 
@@ -62,13 +63,14 @@ class Preview:
 def run(options: argparse.Namespace, console: Console) -> None:
     """Prints what becomes of each column of the tables."""
     config = read_config(options.config, overrides(options))
-    if config.data.name != "tables":
-        raise ConfigError(f'`vafl data` needs data.name = "tables". Found "{config.data.name}".')
-    names = [options.party] if options.party else list(config.tables)
-    if not names or names[0] not in config.tables:
+    if not config.data.is_tabular:
+        raise ConfigError(f'`vafl data` needs data.name = "csv" or "tables". Found "{config.data.name}".')
+    known = tables_of(config)[1]
+    names = [options.party] if options.party else list(known)
+    if not names or names[0] not in known:
         raise ConfigError(
-            f"`vafl data` needs a section [tables.{options.party or 'NAME'}]. Found "
-            f"{', '.join(f'[tables.{name}]' for name in config.tables) or 'none'}."
+            f"`vafl data` needs a party that this file has a table of, such as [tables.NAME]. Found "
+            f"{options.party or 'none'}; the file has {', '.join(known) or 'none'}."
         )
     previews, suspects = [preview(config, name) for name in names], _suspects(config)
     if options.json:
@@ -83,13 +85,14 @@ def run(options: argparse.Namespace, console: Console) -> None:
 
 def preview(config: Config, name: str) -> Preview:
     """Reads one party's table as a run would, and describes it."""
-    table, alignment = open_table(config.tables, name), _alignment(config, name)
+    settings, tables = tables_of(config)
+    table, alignment = open_table(tables, name), _alignment(settings, tables, name)
     records = table.ids()
     if alignment is None:
         wanted, trained = pl.DataFrame({"id": records, POSITION: np.arange(len(records))}), len(records)
     else:
         check_label_unused(table, alignment)
-        split = Split.of(alignment.rows, config.data, config.seed)
+        split = Split.of(alignment.rows, settings, config.seed)
         wanted, trained = positions(split, alignment), split.parts.train
     training = wanted.filter(pl.col(POSITION) < trained)
     sizes = (len(records), alignment is not None, wanted.height, training.height)
@@ -104,24 +107,27 @@ def preview(config: Config, name: str) -> Preview:
         public=config.privacy.kind in GUARANTEED,
         flags_absent=config.data.records == "labelled",
     )
+    if settings.name == "csv":  # its other columns are other parties'
+        columns = [report for report in columns if report.name in table.features]
     return Preview(name, str(table.path), *sizes, len(encoder.names), columns, labels)
 
 
 def _suspects(config: Config) -> list[str]:
     """Columns that alone predict the label, where the label and columns are at hand."""
-    holder = config.tables.get(LABEL_HOLDER)
-    if holder is None or not holder.label or _alignment(config, LABEL_HOLDER) is None:
+    settings, tables = tables_of(config)
+    holder = tables.get(LABEL_HOLDER)
+    if holder is None or not holder.label or _alignment(settings, tables, LABEL_HOLDER) is None:
         return []
-    complete = set(config.data.parties) <= set(config.tables)
+    complete = set(settings.parties) <= set(tables)
     return leakage.warnings(load_data(config, None if complete else LABEL_HOLDER))
 
 
-def _alignment(config: Config, name: str) -> Alignment | None:
+def _alignment(settings: DataSettings, tables: Mapping[str, TableSettings], name: str) -> Alignment | None:
     """The party's, if the parties are aligned or can be by this file alone."""
-    everyone = {LABEL_HOLDER, *config.data.parties}
-    if not Path(config.tables[name].alignment).is_file() and everyone - set(config.tables):
+    everyone = {LABEL_HOLDER, *settings.parties}
+    if not Path(tables[name].alignment).is_file() and everyone - set(tables):
         return None
-    return find_alignments(config.data, config.tables, name)[name]
+    return find_alignments(settings, tables, name)[name]
 
 
 def _labels(config: Config, table: Table, wanted: pl.DataFrame) -> dict[str, float]:

@@ -18,6 +18,7 @@ from vafl.data.dataset import Labels
 from vafl.data.encoding import Encoder, Form
 from vafl.data.fitting import ColumnReport, fit
 from vafl.data.labels import label_classes, read_labels, read_weights
+from vafl.data.one_file import number_lines
 from vafl.data.partition import Party, VerticalData
 from vafl.data.settings import LABEL_HOLDER, DataSettings, TableSettings
 from vafl.data.split import Split
@@ -66,7 +67,7 @@ def load_tables(
         own.classes,
         hashlib.sha256(together.encode()).hexdigest()[:16],
         split.order,
-        "tables",
+        own.token if settings.name == "csv" else "tables",
         _weights(tables, alignments, split),
     )
 
@@ -137,7 +138,7 @@ def check_label_unused(table: Table, alignment: Alignment) -> None:
     if alignment.label and alignment.label in table.features:
         raise DataError(
             f'"{table.path}": the label must be no feature, and its column "{alignment.label}" is called as '
-            f"the label is. Name it in tables.{table.party}.ignore; if it means something else, rename it."
+            f"the label is. Name it in {table.section}.ignore; if it means something else, rename it."
         )
 
 
@@ -185,8 +186,6 @@ def _labels(
     if alignment is None:
         kind = np.float32 if settings.task == "regression" else np.int64
         return np.zeros(len(split.order), dtype=kind)
-    if not tables[LABEL_HOLDER].label:
-        raise ConfigError(f"training needs tables.{LABEL_HOLDER}.label, the label column. Found none.")
     table = open_table(tables, LABEL_HOLDER)
     labels = read_labels(table, positions(split, alignment), alignment.classes)
     if alignment.classes is not None and len(np.unique(labels[: split.parts.train])) < 2:
@@ -215,6 +214,9 @@ def find_alignments(
             f"a section [tables.{lacking[0]}] is needed: path and id of {lacking[0]}'s table. Found "
             f"{', '.join(f'[tables.{name}]' for name in tables) or 'none'}."
         )
+    if settings.name == "csv":
+        lines = number_lines(open_table(tables, LABEL_HOLDER), settings.task, labelled=labelled)
+        return dict.fromkeys(asked, lines)
     aligned = any(Path(table.alignment).is_file() for table in tables.values())
     if not aligned and all(name in tables for name in everyone):
         joined = join(settings, tables)

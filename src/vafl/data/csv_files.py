@@ -14,26 +14,6 @@ _UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # what polars makes of a name's bytes th
 _AGAIN = "_duplicated_"  # what polars puts behind a name that was there before
 
 
-def read_csv(path: Path) -> pl.DataFrame:
-    """All of a CSV, with types by all of its lines.
-
-    Raises:
-        DataError: it is none.
-    """
-    try:
-        if _first_bytes(path, 4) == _PARQUET:
-            raise DataError(
-                f'"{path}" must be a CSV. Found a Parquet file, which a party\'s own table may be: '
-                "`vafl init --table PARTY=FILE`."
-            )
-        return pl.read_csv(path, separator=read_header(path)[0], infer_schema_length=None, glob=False)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        cause = str(error).partition("\n")[0]
-        raise DataError(
-            f'"{path}" must be a CSV in UTF-8, with a header line and the same fields in every line. {cause}.'
-        ) from error
-
-
 def is_parquet(path: Path) -> bool:
     """Whether that is what the file is called, or is."""
     return path.suffix == ".parquet" or _first_bytes(path, 4) == _PARQUET
@@ -45,12 +25,24 @@ def _first_bytes(path: Path, count: int) -> bytes:
         return file.read(count)
 
 
-def read_header(path: Path) -> tuple[str, list[str]]:
-    """The separator that a CSV's first line seems to have, and the names of the columns."""
-    names = {
-        mark: pl.scan_csv(path, infer_schema=False, separator=mark, glob=False).collect_schema().names()
-        for mark in SEPARATORS
-    }
+def header_of(path: Path) -> tuple[str, list[str]]:
+    """Return the separator that a file's first line seems to have, and the names of its columns.
+
+    Raises:
+        DataError: It is neither a CSV nor a Parquet file.
+    """
+    try:
+        if is_parquet(path):
+            return ",", pl.scan_parquet(path, glob=False).collect_schema().names()
+        names = {
+            mark: pl.scan_csv(path, infer_schema=False, separator=mark, glob=False).collect_schema().names()
+            for mark in SEPARATORS
+        }
+    except (pl.exceptions.PolarsError, OSError) as error:
+        cause = str(error).partition("\n")[0]
+        raise DataError(
+            f'"{path}" must be a CSV in UTF-8 with a header line, or a Parquet file. {cause}.'
+        ) from error
     separator, columns = max(names.items(), key=lambda pair: len(pair[1]))
     check_names(columns, path, separator)
     return separator, columns

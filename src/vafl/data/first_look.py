@@ -1,26 +1,13 @@
-"""What the columns of a CSV seem to be good for: features as they are, and a label."""
+"""What the label column of a table seems to ask for: classes, or numbers."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 
 from vafl.data.encoding import as_names
 from vafl.errors import DataError
 
 _MOST_NUMBERED_CLASSES = 20  # numbers of more different values are measured, not numbers of classes
-_LARGE = 100.0  # of labels; steps towards larger ones take for ever, or overshoot
-
-
-def why_ignored(column: pl.Series, columns: Sequence[str]) -> str:
-    """Why a CSV's column is left out; empty if it is not."""
-    if not column.name:
-        return "pandas writes its index so"
-    first = column.name == columns[0]
-    if column.dtype.is_integer() and (column.is_unique().all() if first else (column.diff(1) == 1).all()):
-        return "a whole number of its own in every line, as ids are"
-    return _no_numbers(column)
 
 
 def _no_numbers(column: pl.Series) -> str:
@@ -51,10 +38,6 @@ def task_of(label: pl.Series, csv: Path) -> tuple[str, str]:
     about = f"{values:,} different values"
     if label.cast(pl.Float64, strict=False).n_unique() > _MOST_NUMBERED_CLASSES:
         task, wrong = "regression", _no_numbers(label)
-        if not wrong and (usual := float(np.median(np.abs(label.to_numpy())))) > _LARGE:
-            about += (
-                f", half of them beyond {usual:g}: Adam and mlp embeddings need labels near 1, divide them"
-            )
     else:
         task, wrong = "classification", f"{gaps:,} are missing" if (gaps := label.null_count()) else ""
         if values > max(_MOST_NUMBERED_CLASSES, len(label) / 2):

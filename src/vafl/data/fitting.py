@@ -182,15 +182,18 @@ def fit(
         reports.append(decided.report)
         columns += [] if decided.column is None else [decided.column]
     if not columns:
-        reasons = "; ".join(f"{report.name}: {report.why}" for report in reports[:5])
-        remedy = (
-            f'To train without features of the label holder, set tables.{LABEL_HOLDER}.ignore = ["*"] and '
-            "align again."
-            if table.party == LABEL_HOLDER
-            else "Use columns of numbers, categories or dates."
-        )
+        asked = [report for report in reports if report.name in table.features] or reports
+        reasons = "; ".join(f"{report.name}: {report.why}" for report in asked[:5])
+        remedy = "Use columns of numbers, categories or dates."
+        if table.party == LABEL_HOLDER:
+            remedy = (
+                f'To train without features of the label holder, set tables.{LABEL_HOLDER}.ignore = ["*"] '
+                "and align again."
+            )
+        elif table.section == "data":
+            remedy = "Give it other columns in [partition.groups]."
         raise DataError(
-            f'"{table.path}": a client needs at least one column. None is left: {reasons}. {remedy}'
+            f'"{table.path}": {table.party} needs at least one column. None is left: {reasons}. {remedy}'
         )
     return Encoder(tuple(columns), flags_absent, form), reports
 
@@ -262,7 +265,7 @@ class _Decision:
             raise DataError(
                 f'"{self._table.path}": "{self._name}" holds categories or dates, and which there are '
                 "depends on the records: that would pass by the noise. Encode it as numbers by a public "
-                f"list, or name it in tables.{self._table.party}.ignore."
+                f"list, or name it in {self._table.section}.ignore."
             )
         column = NumberColumn(self._name, 0.0, 1.0, (0.0, 1.0), False, False)
         return self._used(column, "as it is, 0 where missing", profile)
@@ -334,10 +337,10 @@ class _Decision:
 
 
 def _not_asked_for(table: Table, name: str) -> str:
-    if name == table.settings.id:
-        return "the id"
     if not name:
         return "it has no name: an index?"
+    if name == table.settings.id:
+        return "the id"
     if name == table.settings.label:
         return "the label"
     if name == table.settings.weight:

@@ -55,9 +55,10 @@ def read_labels(table: Table, wanted: pl.DataFrame, classes: tuple[str, ...] | N
         if unknown.any():
             what = "a number" if classes is None else f"one of {', '.join(classes[:5])}"
             value = batch[label].filter(pl.Series(unknown))[0]
+            again = ", and align again" if table.settings.id else ""
             raise DataError(
                 f'"{table.path}": every record needs a label, {what}. Found {int(unknown.sum()):,} records '
-                f'without, such as {value!r} in "{label}". Drop those lines, and align again.'
+                f'without, such as {value!r} in "{label}". Drop those lines{again}.'
             )
         labels[batch[POSITION].to_numpy()] = own
         found += batch.height

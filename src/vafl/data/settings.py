@@ -36,11 +36,11 @@ class DataSettings:
     Attributes:
         name: one that scikit-learn carries (`digits`, `breast_cancer`, `wine`, `iris`, `diabetes`), a
             public one in the data folder (`mnist`, `fashion_mnist`, `cifar10`, `parkinson`, `modelnet40`,
-            `physionet2012`, `mimic3`, `adult`, `credit_default`), `csv` for a file of one's own, or `tables`
-            for one file a party, as [tables.NAME] says.
-        path: the CSV file; a relative path is taken from the config file's folder.
-        label: the CSV's label column.
-        ignore: CSV columns that are neither features nor the label.
+            `physionet2012`, `mimic3`, `adult`, `credit_default`), `csv` for one file whose columns
+            [partition] deals to the parties, or `tables` for one file a party, as [tables.NAME] says.
+        path: the CSV or Parquet file; a relative path is taken from the config file's folder.
+        label: its label column.
+        ignore: its columns that are neither features nor the label, by name or pattern (`pay_*`).
         task: `classification` or `regression`, for a CSV or tables.
         parties: for tables: the clients that connect to the server, in the order in which every party names
             them. The label holder's own features need no name here.
@@ -48,8 +48,9 @@ class DataSettings:
             label holder's, with an embedding that is learnt for those that a client lacks.
         test_fraction: share of rows held out for testing, where the set has no test rows of its own.
         validation_fraction: share of rows held out to watch the training by; 0 watches the test rows.
-        scale: `standard` gives every column zero mean and unit deviation by the training rows;
-            `none` leaves it; `auto` standardises tables and leaves images (already in 0..1).
+        scale: `standard` scales every column by the training rows: columns of a `csv` or of `tables` by
+            median and quartiles, with a smooth clip, others to zero mean and unit deviation. `none` leaves
+            them. `auto` scales everything but images, which are in 0..1 already.
         folder: where public data sets lie; `--data` or VAFL_DATA set it too.
     """
 
@@ -91,6 +92,11 @@ class DataSettings:
                 'data.name = "tables" needs data.parties, the names of the clients. Found none. Name each '
                 f'client once; "{LABEL_HOLDER}" is the label holder.'
             )
+
+    @property
+    def is_tabular(self) -> bool:
+        """Whether parties read and encode tables: a file each, or their columns of one file."""
+        return self.name in ("csv", "tables")
 
     @property
     def title(self) -> str:
@@ -157,11 +163,6 @@ class TableSettings:
     alignment: str = ""
 
     def __post_init__(self) -> None:
-        if not (self.path and self.id):
-            raise ConfigError(
-                "a table needs path (the file) and id (the column that says whose line it is). "
-                f'Found path "{self.path}", id "{self.id}".'
-            )
         if len(self.separator.encode()) != 1:
             raise ConfigError(f'separator must be one character, such as ";". Found "{self.separator}".')
         if self.most_categories < 1:

@@ -1,4 +1,4 @@
-"""Where data sets come from: scikit-learn's own, public files in a folder, or the user's CSV."""
+"""Data sets of arrays: scikit-learn's own, and public files in a folder."""
 
 import gzip
 import hashlib
@@ -7,19 +7,14 @@ import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
 from vafl.data.adult import load_adult
 from vafl.data.cifar10 import load_cifar10
-from vafl.data.columns import no_column
 from vafl.data.credit_default import load_credit_default
-from vafl.data.csv_files import read_csv
-from vafl.data.dataset import Dataset, Features, Labels, digest_of
-from vafl.data.encoding import LARGEST
+from vafl.data.dataset import Dataset, digest_of
 from vafl.data.mimic3 import load_mimic3
 from vafl.data.modelnet40 import load_modelnet40
 from vafl.data.parkinson import load_parkinson
@@ -49,9 +44,7 @@ def load(settings: DataSettings) -> Dataset:
         return _load_bundled(settings)
     if settings.name in _IDX:
         return _load_idx(settings)
-    if settings.name in _PUBLIC:
-        return _PUBLIC[settings.name](_folder(settings))
-    return _load_csv(settings)
+    return _PUBLIC[settings.name](_folder(settings))
 
 
 def _folder(settings: DataSettings) -> Path:
@@ -67,59 +60,9 @@ def _load_bundled(settings: DataSettings) -> Dataset:
     columns = tuple(map(str, bunch.feature_names))
     if settings.name == "digits":
         features, columns = features.reshape(-1, 1, 8, 8) / np.float32(16), ()
-    return _split(settings, features, bunch.target, columns, regression)
-
-
-def _load_csv(settings: DataSettings) -> Dataset:
-    path = Path(settings.path)
-    if not path.is_file():
-        raise DataError(f'data.path must be a CSV file. Found nothing at "{path}".')
-    table = read_csv(path)
-    for name in (settings.label, *settings.ignore):
-        if name not in table.columns:
-            raise no_column(path, name, table.columns)
-    if table[settings.label].null_count():
-        raise DataError(f'"{path}": the label column "{settings.label}" has missing values. Drop those rows.')
-    features = table.drop(settings.label, *settings.ignore)
-    words = [name for name, kind in features.schema.items() if not (kind.is_numeric() or kind == pl.Boolean)]
-    if words:
-        raise DataError(
-            f'"{path}": features must be numbers. Found text in {", ".join(words[:5])}. Encode these columns '
-            "as numbers, or list them in data.ignore."
-        )
-    numbers = features.cast(pl.Float64).fill_null(float("nan")).to_numpy(writable=True)
-    numbers[np.abs(numbers) > LARGEST] = np.nan
-    regression = settings.task == "regression"
-    return _split(settings, numbers, table[settings.label].to_numpy(), tuple(features.columns), regression)
-
-
-def _split(
-    settings: DataSettings,
-    features: Features,
-    labels: npt.NDArray[Any],
-    columns: tuple[str, ...],
-    regression: bool,
-) -> Dataset:
-    numbers, classes = encode_labels(labels, regression=regression, name=settings.name)
-    return Dataset(
-        settings.name, features, numbers, columns=columns, classes=classes, digest=digest_of(features)
-    )
-
-
-def encode_labels(values: Labels, *, regression: bool, name: str) -> tuple[Labels, tuple[str, ...] | None]:
-    """Class numbers and names, or float labels."""
-    if regression:
-        try:
-            numbers = values.astype(np.float32)
-        except (TypeError, ValueError) as error:
-            raise DataError(f"{name}: the label of a regression must be a number. {error}.") from None
-        if not np.isfinite(numbers).all():
-            raise DataError(f"{name}: labels must be finite numbers. Found NaN or infinity: drop those rows.")
-        return numbers, None
-    if values.dtype.kind == "f" and not np.isfinite(values.astype(np.float64)).all():
-        raise DataError(f"{name}: labels must not be missing. Found NaN: drop those rows.")
-    classes, indices = np.unique(values, return_inverse=True)
-    return indices.astype(np.int64), tuple(map(str, classes.tolist()))
+    labels = bunch.target.astype(np.float32 if regression else np.int64)
+    classes = None if regression else tuple(map(str, range(labels.max() + 1)))
+    return Dataset(settings.name, features, labels, columns, classes, digest=digest_of(features))
 
 
 def _load_idx(settings: DataSettings) -> Dataset:

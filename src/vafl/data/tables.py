@@ -1,4 +1,4 @@
-"""One party's own table, CSV or Parquet: opened, checked, and read in batches, however large the file is.
+"""One party's own table, in a file or in memory: opened, checked, and read in batches of bounded size.
 
 In a CSV everything is text until it is encoded: no guess about types can lose the zeros of an id.
 """
@@ -25,14 +25,21 @@ _CELLS = 4_000_000
 
 
 class Table:
-    """A party's file: its columns are known, its lines are read when asked for.
+    """A party's table: its columns are known, its lines are read when asked for.
 
     Attributes:
         schema: the columns and their types; all of a CSV's are text.
+
+    Args:
+        settings: without an id, a record's id is the number of its line, from 0.
+        frame: the table itself, if it is in memory.
     """
 
-    def __init__(self, party: str, settings: TableSettings) -> None:
+    def __init__(self, party: str, settings: TableSettings, frame: pl.DataFrame | None = None) -> None:
         self.party, self.settings, self.path = party, settings, Path(settings.path)
+        if frame is not None:
+            self._lines, self.schema = frame.lazy(), dict(frame.schema)
+            return
         if not self.path.is_file():
             raise DataError(
                 f'tables.{party}.path must be a CSV or Parquet file. Found nothing at "{self.path}".'
@@ -43,9 +50,13 @@ class Table:
             self.schema = dict(self._lines.collect_schema())
         if not self.is_parquet:
             check_names(self.schema, self.path, settings.separator)
-        for name in (settings.id, settings.label, settings.weight):
-            if name:
-                self._check_column(name)
+        for name in filter(None, (settings.id, settings.label, settings.weight)):
+            self._check_column(name)
+
+    @property
+    def section(self) -> str:
+        """The section of the configuration that says which columns are used."""
+        return f"tables.{self.party}" if self.settings.id else "data"
 
     def _scan(self) -> pl.LazyFrame:
         if self.is_parquet:
@@ -57,7 +68,7 @@ class Table:
             return
         header = next(iter(self.schema))
         if len(self.schema) == 1 and (other := [mark for mark in SEPARATORS if mark in header]):
-            hint = f"Its header looks separated by {other[0]!r}: set tables.{self.party}.separator."
+            hint = f"Its header looks separated by {other[0]!r}: set {self.section}.separator."
             raise DataError(f'"{self.path}" has no column "{name}". {hint}')
         raise no_column(self.path, name, self.schema)
 
@@ -76,12 +87,14 @@ class Table:
         patterns = getattr(self.settings, setting)
         if not patterns:
             return []
-        found = match_columns(columns, {setting: patterns}, f"tables.{self.party}")
+        found = match_columns(columns, {setting: patterns}, self.section)
         return [columns[place] for place in found[setting]]
 
     def ids(self) -> pl.Series:
         """Everyone's canonical id, in the file's order, checked."""
         with self._reading():
+            if not self.settings.id:
+                return _line_numbers(0, self._lines.select(pl.len()).collect(engine="streaming").item())
             found = self._lines.select(self.settings.id).collect(engine="streaming").to_series()
         return canonical_ids(found, str(self.path))
 
@@ -93,10 +106,14 @@ class Table:
         Args:
             wanted: `id` and POSITION of each line; a batch has POSITION beside its columns.
         """
-        ids = pl.col(self.settings.id).cast(pl.String).alias(_ID)
+        named = [pl.col(self.settings.id).cast(pl.String).alias(_ID)] if self.settings.id else []
+        lines = 0
         with self._reading():
-            for batch in _in_batches(self._lines.select(ids, *map(pl.col, columns)), len(columns)):
-                yield batch.join(wanted, left_on=_ID, right_on="id", how="inner").drop(_ID)
+            for batch in _in_batches(self._lines.select(*named, *map(pl.col, columns)), len(columns)):
+                numbers = [] if named else [_line_numbers(lines, batch.height).alias(_ID)]
+                lines += batch.height
+                with_ids = batch.with_columns(numbers)
+                yield with_ids.join(wanted, left_on=_ID, right_on="id", how="inner").drop(_ID)
 
     def all_batches(self, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
         """These columns of every line, some lines at a time."""
@@ -142,6 +159,11 @@ def open_table(tables: Mapping[str, TableSettings], name: str) -> Table:
         unused = [column for column in (labels.label, labels.weight) if column]
         own = replace(own, ignore=(*own.ignore, *unused))
     return Table(name, own)
+
+
+def _line_numbers(first: int, count: int) -> pl.Series:
+    """The ids of lines that have no others."""
+    return pl.int_range(first, first + count, eager=True).cast(pl.String).alias("id")
 
 
 def _in_batches(lines: pl.LazyFrame, columns: int) -> Iterator[pl.DataFrame]:

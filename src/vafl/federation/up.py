@@ -12,7 +12,7 @@ from vafl.federation.processes import Clients
 from vafl.federation.server import ServerRun
 from vafl.launch import report_run
 from vafl.observe.record import ALIGNMENTS, SUMMARY, RecordedRun
-from vafl.plan import make_plan
+from vafl.plan import make_plan, tables_of
 
 
 def up(config: Config, path: Path, console: Console, *, overwrite: bool = False) -> RecordedRun:
@@ -49,8 +49,8 @@ def up(config: Config, path: Path, console: Console, *, overwrite: bool = False)
 
 
 def _client_names(config: Config) -> list[str]:
-    if config.data.name == "tables":
-        return list(config.data.parties)
+    if config.data.is_tabular:
+        return list(tables_of(config)[0].parties)
     return [party.name for party in make_plan(config).data.parties]
 
 

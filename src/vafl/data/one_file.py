@@ -1,0 +1,86 @@
+"""One CSV or Parquet file whose columns are dealt to several parties.
+
+Every party has a table of its own in that file: the label holder the label, each client some of the other
+columns. Records have no ids but the numbers of their lines, so there is nothing to align.
+"""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from vafl.data.alignment import Alignment
+from vafl.data.columns import match_columns, no_column
+from vafl.data.csv_files import header_of
+from vafl.data.encoding import is_usable
+from vafl.data.labels import label_classes
+from vafl.data.settings import LABEL_HOLDER, DataSettings, PartitionSettings, TableSettings
+from vafl.data.tables import Table
+from vafl.errors import ConfigError, DataError
+
+
+def deal(
+    settings: DataSettings, partition: PartitionSettings, *, labelled: bool = True
+) -> tuple[DataSettings, dict[str, TableSettings]]:
+    """Return the settings with the clients' names, and each party's table.
+
+    Args:
+        labelled: whether the file must have the label column; predictions can do without.
+
+    Raises:
+        ConfigError, DataError: There is no such file or column, or there are too few columns.
+    """
+    path = Path(settings.path)
+    if not path.is_file():
+        raise DataError(f'data.path must be a CSV or Parquet file. Found nothing at "{path}".')
+    separator, columns = header_of(path)
+    if labelled and settings.label not in columns:
+        raise no_column(path, settings.label, columns)
+    kept = [name for name in columns if name and name != settings.label]
+    ignored = match_columns(kept, {"ignore": settings.ignore}, "data")["ignore"] if settings.ignore else []
+    kept = [name for place, name in enumerate(kept) if place not in set(ignored)]
+    table = TableSettings(str(path), "", separator=separator)
+    clients = {name: replace(table, features=tuple(own)) for name, own in _shares(kept, partition).items()}
+    label = settings.label if settings.label in columns else ""
+    holder = replace(table, label=label, ignore=("*",))  # it has no features: all are the clients'
+    return replace(settings, parties=tuple(clients)), {LABEL_HOLDER: holder, **clients}
+
+
+def _shares(columns: list[str], partition: PartitionSettings) -> dict[str, list[str]]:
+    if partition.groups:
+        matched = match_columns(columns, partition.groups)
+        return {name: [columns[place] for place in places] for name, places in matched.items()}
+    if partition.clients > len(columns):
+        raise ConfigError(
+            f"partition.clients must be at most the {len(columns)} columns to share out. Found "
+            f"{partition.clients}."
+        )
+    bounds = np.linspace(0, len(columns), partition.clients + 1).round().astype(int)
+    return {
+        f"client-{number}": columns[bounds[number - 1] : bounds[number]]
+        for number in range(1, partition.clients + 1)
+    }
+
+
+def number_lines(table: Table, task: str, *, labelled: bool) -> Alignment:
+    """Return the records of the file as rows: line n is row n, at every party.
+
+    The token is a digest of all columns but the label: it tells files apart, and others see it.
+
+    Args:
+        table: the label holder's.
+        labelled: whether the labels are needed, and so their classes.
+    """
+    label = table.settings.label
+    columns = [name for name, kind in table.schema.items() if is_usable(kind)]
+    digest, rows = hashlib.sha256(repr([name for name in columns if name != label]).encode()), 0
+    for batch in table.all_batches(columns):  # of all columns: only then are lines with other fields noticed
+        digest.update(batch.drop(label, strict=False).write_csv(include_header=False).encode())
+        rows += batch.height
+    if not rows:
+        raise DataError(f'"{table.path}": a table needs records. Found none.')
+    ids = pl.Series("id", np.arange(rows)).cast(pl.String)
+    classes = label_classes(table, task) if labelled else None
+    return Alignment(digest.hexdigest()[:32], rows, classes, ids, np.arange(rows), label=label)
