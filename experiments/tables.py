@@ -40,7 +40,6 @@ from experiments.suite import CHOSEN_ON, HOLDER, JUDGED_ON, SuiteTable, Values, 
 from vafl.cli import main as vafl
 from vafl.config import read_config
 from vafl.federation.prediction import Deployed
-from vafl.models.losses import probabilities
 from vafl.names import SERVER
 from vafl.runtime.evaluator import outputs
 from vafl.starter import starter_tables
@@ -165,7 +164,7 @@ def predict(path: Path, run: Path, new: dict[str, Path], ids: pl.Series) -> Valu
         [own.subjects.features for own in parties],
         summed=config.model.combine == "sum",
     )
-    shares: Values = probabilities(scores, head.loss).numpy() if head.classes else scores.numpy()
+    shares: Values = head.decision.probabilities(scores) if head.classes else scores.numpy()
     places = pl.DataFrame({ID: head.subjects.ids}).with_row_index("place")
     order = pl.DataFrame({ID: ids}).join(places, on=ID, how="left", maintain_order="left")["place"].to_numpy()
     ordered: Values = shares[order]

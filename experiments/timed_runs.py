@@ -15,6 +15,7 @@ import numpy as np
 
 from experiments.figures import Values
 from vafl.build import Run, build
+from vafl.conclusion import conclude
 from vafl.config import Config, from_document, read_config, read_document
 from vafl.data.partition import VerticalData, partition
 from vafl.data.settings import DataSettings
@@ -168,10 +169,9 @@ def _summary(run: Run, end: Point) -> dict[str, Any]:
         end,
         run.delays(),
         activations,
+        conclusion=conclude(run.config, run.task, run.data, run.evaluator.measured),
         traffic=run.runtime.traffic if isinstance(run.runtime, Simulator) else (),
         simulated=True,
-        test=None,
-        outputs={},
         interrupted=False,
         ended=run.ended,
     )

@@ -5,12 +5,12 @@ import torch
 from threadpoolctl import threadpool_info
 
 from tests.federation import parameters, run_of, same, vertical_data
-from vafl.build import build, make_refresh, make_schedule
+from vafl.build import build, make_refresh, make_schedule, with_drawn_labels
 from vafl.config import Config, from_document
 from vafl.data.sources import load
 from vafl.data.split import Parts
 from vafl.errors import ConfigError, DataError
-from vafl.plan import Task
+from vafl.plan import Task, make_plan
 from vafl.protocol.schedule import Lookahead, NoRefresh, RandomRefresh, RefreshAll
 from vafl.runtime.simulator import Simulator
 
@@ -216,3 +216,37 @@ def test_the_bound_is_there_only_when_asked_for():
 def test_a_secure_sum_needs_three_clients():
     with pytest.raises(ConfigError, match=r"at least 3 clients.*Found 2"):
         run_of(vertical_data(clients=2), rule={"name": "sync"}, privacy={"secure_sum": True})
+
+
+# --- weights ---
+
+
+@pytest.mark.parametrize("secure_sum", [False, True])
+def test_class_weights_train_the_same_under_sync_as_in_one_place(secure_sum):
+    clients = 3 if secure_sum else 2
+    data, weights = vertical_data(classes=2, clients=clients), {"1": 4.0}
+    ends = []
+    for rule, own in (("sync", weights), ("centralised", weights), ("sync", {"1": 1.0})):
+        privacy = {"secure_sum": True} if secure_sum and rule == "sync" else {}
+        run = run_of(data, rule={"name": rule}, model={"class_weight": own}, privacy=privacy)
+        run.train()
+        ends.append(torch.cat([parameter.flatten() for parameter in parameters(run)]))
+    assert torch.allclose(ends[0], ends[1], atol=1e-4)
+    assert not torch.allclose(ends[0], ends[2], atol=1e-2)
+
+
+def test_balanced_weights_come_from_the_labels_that_were_drawn():
+    """The true shares of the classes would be a release of their own, which no epsilon pays for."""
+    data = replace(vertical_data(rows=400, classes=2), labels=(torch.arange(600) % 400 < 8).long())
+    plan = make_plan(config(labels={"epsilon": 0.1}, model={"class_weight": "balanced"}), data)
+    assert plan.weights.max() == 25  # 400 / (2 * 8): by the true labels
+    drawn = with_drawn_labels(plan)
+    labels = drawn.data.labels[:400].long()
+    expected = 0.5 / (torch.bincount(labels) / 400)[labels]
+    assert drawn.weights == pytest.approx(expected.numpy())
+    assert drawn.weights.max() < 2
+
+
+def test_weights_of_unknown_classes_are_refused_before_anything_is_trained():
+    with pytest.raises(ConfigError, match=r"0, 1, 2.*'maybe'"):
+        run_of(model={"class_weight": {"maybe": 2.0}})

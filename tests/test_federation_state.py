@@ -136,9 +136,15 @@ def test_a_client_that_was_refused_may_try_again_with_another_configuration(tmp_
     monkeypatch.setattr("vafl.federation.client.run_until_over", refused)
     with pytest.raises(RemoteFault):
         run_client(other, "client-1", tmp_path)
-    monkeypatch.setattr("vafl.federation.client.run_until_over", lambda _: "over")
+    monkeypatch.setattr("vafl.federation.client.run_until_over", over)
     assert run_client(CONFIG, "client-1", tmp_path) == "over"
     assert read_config(tmp_path / "config.toml").optimiser == CONFIG.optimiser
+
+
+def over(federation):
+    """The run ends in order before anything has happened."""
+    federation.ended = "over"
+    return federation.ended
 
 
 def test_a_client_that_is_back_when_all_is_over_knows_of_which_run_its_model_is(tmp_path, monkeypatch):
@@ -151,7 +157,7 @@ def test_a_client_that_is_back_when_all_is_over_knows_of_which_run_its_model_is(
     monkeypatch.setattr("vafl.federation.client.run_until_over", welcomed)
     with pytest.raises(KeyboardInterrupt):
         run_client(CONFIG, "client-1", tmp_path)
-    monkeypatch.setattr("vafl.federation.client.run_until_over", lambda _: "over")
+    monkeypatch.setattr("vafl.federation.client.run_until_over", over)
     run_client(CONFIG, "client-1", tmp_path, resume=True)
     assert read_model(tmp_path / "models" / "client-1").manifest.run == run_name(77)
 

@@ -93,6 +93,7 @@ address = "127.0.0.1:0"
 join_timeout = 100.0
 """
 OPEN = {".lock", "config.toml", "history.jsonl", "status.json", "summary.json"}  # figures, no records
+OWN = {"scores.parquet", "report.html"}
 
 
 @pytest.mark.parametrize("command", ["run", "up"])
@@ -116,7 +117,8 @@ def test_what_a_run_derives_from_records_is_for_its_owner_only(tmp_path, command
     assert {mode(path) for path in run.glob("models/**/*") if path.is_file()} == {0o600}
     assert {mode(path) for path in (run / "models", *run.glob("models/*/"))} == {0o700}
     others = {path.name for path in run.iterdir() if path.is_file() and path.suffix not in (".png", ".svg")}
-    assert others <= OPEN
+    assert others <= OPEN | OWN
+    assert {name: mode(run / name) for name in OWN} == dict.fromkeys(OWN, 0o600)
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])

@@ -52,8 +52,8 @@ def test_a_simulation_is_that_of_an_explicit_third_client(folder, records):
     data = {"records": records}
     own, other = build(configuration(folder, data=data)), build(explicit(folder, data=data))
     assert [party.name for party in own.data.parties] == ["bank", "shop", LOCAL_CLIENT]
-    assert torch.equal(own.data.parties[2].train, other.data.parties[2].train)
-    assert own.data.parties[2].train.shape[1] >= 3, "rating, and a branch of two"
+    assert torch.equal(own.data.parties[2].features, other.data.parties[2].features)
+    assert own.data.parties[2].features.shape[1] >= 3, "rating, and a branch of two"
     assert own.train()[-1].metrics == other.train()[-1].metrics
     assert same(parameters(own), parameters(other))
 
@@ -77,7 +77,7 @@ def test_each_party_learns_from_its_alignment_that_the_client_exists(folder, tmp
         ("bank", "shop", LOCAL_CLIENT)
     }
     assert len({view.record_digest for view in views.values()}) == 1
-    known = {party: [own.train.numel() > 0 for own in view.parties] for party, view in views.items()}
+    known = {party: [own.features.numel() > 0 for own in view.parties] for party, view in views.items()}
     assert known == {
         "server": [False, False, True],
         "bank": [True, False, False],

@@ -19,13 +19,14 @@ from tests.companies import add_own_columns, configuration, document, write_comp
 from tests.federation import same
 from tests.forgery import forge
 from tests.machine import CONFIG, Machine
+from tests.observe.report.test_report import Page
 from tests.runtime.grpc.parties import complete
 from tests.test_tables import _simulated
 from tests.waiting import LIMIT
 from vafl.cli import main
 from vafl.config import read_config
 from vafl.federation.prediction import Deployed
-from vafl.models.losses import probabilities
+from vafl.models.probabilities import probabilities
 from vafl.names import LOCAL_CLIENT
 from vafl.privacy.ledger import read_ledger
 from vafl.runtime.grpc.reach import open_channel
@@ -147,6 +148,10 @@ def test_up_ends_where_a_simulation_does_and_predict_answers_from_its_own_table(
     alone = summary["baselines"]["label holder alone"]
     assert alone.keys() == {"validation", "test"}
     assert alone["test"].keys() == summary["kept"]["test"].keys()
+    report = Page((run / "report.html").read_text(encoding="utf-8")).text
+    for party, columns in (("label holder", summary["columns"]["label-holder"]), ("bank", 3), ("shop", 2)):
+        assert f"{party} {columns} " in report  # the clients' models say how many columns they use
+    assert "other parties\N{RIGHT SINGLE QUOTATION MARK} data add" in report
     *models, head = [load_file(run / "models" / name / "model.safetensors") for name in (*CLIENTS, "server")]
     simulated = _simulated(configuration(tmp_path, **sections), 60)
     assert same(models, [dict(model.state_dict()) for model in simulated.models])
@@ -159,6 +164,6 @@ def test_up_ends_where_a_simulation_does_and_predict_answers_from_its_own_table(
     parts = [Deployed.load(config, party, run) for party in CLIENTS]
     said = sum(rebuild(own.model)(own.subjects.features) for own in parts)
     server = Deployed.load(config, "server", run)
-    chances = probabilities(rebuild(server.model)(said), server.loss)[:, 1]
+    chances = probabilities(rebuild(server.model)(said).detach().double().numpy())[:, 1]
     expected = dict(zip(server.subjects.ids.to_list(), chances.tolist(), strict=True))
     assert scores["p(yes)"].to_list() == pytest.approx([expected[each] for each in scores["id"]], abs=1e-5)

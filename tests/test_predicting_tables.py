@@ -5,19 +5,21 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
+import tomli_w
 import torch
 from rich.console import Console
 
-from tests.companies import configuration, write_companies
+from tests.companies import configuration, document, write_companies
+from tests.models.forged import read_document, write_document
 from tests.runtime.grpc.test_prediction import batch_of
-from vafl.config import from_document
+from vafl.config import from_document, read_config
 from vafl.data.aligned import join
-from vafl.errors import DataError, RunFolderError
+from vafl.errors import ConfigError, DataError, RunFolderError
 from vafl.federation.prediction import Deployed
 from vafl.launch import launch
 from vafl.plan import make_plan
 from vafl.subjects import load_subjects
-from vafl.trained import open_model, rebuild
+from vafl.trained import model_folder, open_model, read_deployed, rebuild
 
 
 @pytest.fixture
@@ -66,7 +68,7 @@ def test_people_who_came_later_are_scored_as_the_training_encoded(tmp_path, cons
     assert (joined["prediction"] == joined["repaid"]).mean() > 0.75
 
     own = Deployed.load(config, "bank", tmp_path / "run").subjects.features
-    embeddings = rebuild(open_model(config, tmp_path / "run", "bank"))(own)
+    embeddings = rebuild(open_model(tmp_path / "run", "bank"))(own)
     assert torch.isfinite(embeddings).all()
     lacking = int((own[:, -1] == 1).sum()) if records == "labelled" else 0
     assert lacking == (12 if records == "labelled" else 0), "a fifth of 60 are no customers of the bank"
@@ -79,14 +81,14 @@ def test_what_was_learnt_for_people_it_does_not_know_stands_in_for_a_party(tmp_p
     sections = {"data": {"records": records, "validation_fraction": 0.2}, "stop": {"patience": 3}, **LOOPBACK}
     config = configuration(tmp_path, rule={"name": rule}, **sections)
     launch(config, tmp_path / "run", console)
-    model = rebuild(open_model(config, tmp_path / "run", "bank"))
+    model = rebuild(open_model(tmp_path / "run", "bank"))
     data = make_plan(config).data
     bank = data.parties[0]
     if records == "labelled":
         learnt = model(torch.from_numpy(bank.encoder.absent_row())[None])[0]
     else:
         learnt = model(bank.features[data.rows :]).mean(0)
-    head = open_model(config, tmp_path / "run", "server")
+    head = open_model(tmp_path / "run", "server")
     assert torch.allclose(head.defaults["bank"], learnt, atol=1e-6)
 
     scores = batch_of(impatient(config), tmp_path / "run", tmp_path / "scores.parquet", ["shop"])
@@ -124,7 +126,7 @@ def test_tables_that_changed_are_refused(tmp_path, console):
     before = configuration(tmp_path / "then", **LOOPBACK)
     launch(before, tmp_path / "run", console)
     path = tmp_path / "then" / "bank.csv"
-    bank, stored = pl.read_csv(path), open_model(before, tmp_path / "run", "bank")
+    bank, stored = pl.read_csv(path), open_model(tmp_path / "run", "bank")
     bank.drop("income").write_csv(path)
     with pytest.raises(DataError, match=r"every column the model was trained on\. Missing: income"):
         load_subjects(before, "bank", stored)
@@ -133,9 +135,78 @@ def test_tables_that_changed_are_refused(tmp_path, console):
         DataError, match=r'numbers or dates in "income"\. Found (\d+) of \1 values that are none'
     ):
         load_subjects(before, "bank", stored)
-    other = configuration(tmp_path / "then", data={"records": "labelled"}, **LOOPBACK)
-    with pytest.raises(RunFolderError, match=r"settings\.data\.records: common in the model, labelled here"):
-        open_model(other, tmp_path / "run", "bank")
+
+
+def test_a_model_is_used_as_it_was_trained_whatever_the_configuration_says_now(tmp_path, console, caplog):
+    """The training used --set. Afterwards the file lacks those, and was edited in every section."""
+    write_companies(tmp_path)
+    bank = pl.read_csv(tmp_path / "bank.csv")
+    bank.with_columns(pl.col("job").replace("cook", "unknown")).write_csv(tmp_path / "bank.csv")
+    run, path = tmp_path / "run", tmp_path / "run.toml"
+    base = document(tmp_path, **LOOPBACK)
+    path.write_text(tomli_w.dumps(base))
+    used = [
+        *("model.embedding=mlp", "model.hidden=[5]", "model.head=linear", "model.combine=concat"),
+        *("model.width=3", "seed=7", "data.records=labelled", "network.encoding=float16"),
+        *('tables.bank.missing=["unknown"]', "rule.name=sync", "model.metric=accuracy"),
+    ]
+    trained = read_config(path, used)
+    launch(trained, run, console)
+    before = batch_of(trained, run, tmp_path / "before.parquet", ["bank", "shop"])
+    assert before.height == 400
+
+    edited = document(
+        tmp_path,
+        **LOOPBACK,
+        model={"width": 9, "embedding": "tabular"},
+        partition={"clients": 5},
+        data={"records": "common", "test_fraction": 0.4, "scale": "none"},
+        optimiser={"step_size": 9.0},
+        rule={"delay_bound": 3},
+    )
+    for now in (base, edited):
+        path.write_text(tomli_w.dumps(now))
+        caplog.clear()
+        config = read_deployed(path, [], run, "server")
+        assert ("model.width is 3" in caplog.text) == (now is edited)
+        assert (config.model.metric, config.seed, config.network.encoding) == ("accuracy", 7, "float16")
+        scores = batch_of(config, run, tmp_path / "after.parquet", ["bank", "shop"])
+        assert scores.sort("id").equals(before.sort("id"))
+
+
+def test_a_file_that_is_valid_only_with_the_sets_of_the_training_still_predicts(tmp_path, console):
+    path, run = tmp_path / "run.toml", tmp_path / "run"
+    path.write_text(
+        '[data]\nname = "iris"\n[stop]\nupdates = 5\n[privacy]\nmu_max = 50.0\n[partition]\nclients = 3\n'
+    )
+    with pytest.raises(ConfigError, match=r"makes no use of privacy\.mu_max"):
+        read_config(path)
+    noise = ["privacy.mode=frozen", "privacy.clip=1", "privacy.noise=4", "data.scale=none"]
+    launch(read_config(path, [*noise, "model.head=linear", "privacy.delta=1e-3"]), run, console)
+    config = read_deployed(path, [], run, "client-1")
+    assert (config.privacy.kind, config.privacy.noise, config.privacy.mu_max) == ("frozen", 4.0, 50.0)
+    assert config.privacy.delta == 1e-3
+    assert read_deployed(path, ["privacy.mu_max=60"], run, "client-1").privacy.mu_max == 60
+
+
+def test_privacy_that_the_model_was_trained_without_is_refused_and_a_manifest_chooses_no_files(
+    tmp_path, console
+):
+    path, run = tmp_path / "run.toml", tmp_path / "run"
+    path.write_text('[data]\nname = "iris"\n[stop]\nupdates = 5\n')
+    launch(read_config(path), run, console)
+    for asked in ("mode=frozen", "noise=4.0", "secure_sum=true"):
+        with pytest.raises(RunFolderError, match=rf"privacy\.{asked.partition('=')[0]}"):
+            read_deployed(path, [f"privacy.{asked}"], run, "client-1")
+    folder = model_folder(run, "client-1")
+    forged = read_document(folder)
+    forged["settings"]["privacy"] |= {"ledger": "/elsewhere", "mu_max": "unlimited"}
+    forged["settings"]["data"]["path"] = "/elsewhere"
+    forged["settings"]["network"] = {"encoding": "float32", "address": "elsewhere:1"}
+    write_document(folder, forged)
+    config = read_deployed(path, [], run, "client-1")
+    assert "elsewhere" not in config.to_toml()
+    assert config.privacy.mu_max is None
 
 
 def test_a_model_of_one_csv_scores_new_lines_of_another(tmp_path, console):
@@ -152,12 +223,12 @@ def test_a_model_of_one_csv_scores_new_lines_of_another(tmp_path, console):
     common = {"stop": {"updates": 5, "patience": 0}, "schedule": {"batch_size": 8}, **LOOPBACK}
     config = from_document({"data": data, **common})
     launch(config, tmp_path / "run", console)
-    trained = load_subjects(config, "client-2", open_model(config, tmp_path / "run", "client-2"))
+    trained = load_subjects(config, "client-2", open_model(tmp_path / "run", "client-2"))
     assert len(trained.chosen) == 40
     new = rows.head(5).select(pl.lit("new").alias("extra"), "z", "x")
     new.write_csv(tmp_path / "new.csv")
     later = from_document({"data": {**data, "path": str(tmp_path / "new.csv")}, **common})
-    stored = open_model(later, tmp_path / "run", "client-2")
+    stored = open_model(tmp_path / "run", "client-2")
     found = load_subjects(later, "client-2", stored)
     assert torch.equal(found.features, trained.features[:5])
     assert found.ids.to_list() == ["0", "1", "2", "3", "4"]

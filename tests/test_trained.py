@@ -22,6 +22,7 @@ from vafl.build import build
 from vafl.cli import main
 from vafl.commands.inspect import describe, table_of
 from vafl.errors import RunFolderError
+from vafl.models.decisions import Decision
 from vafl.models.folder import read_model
 from vafl.trained import keep_all, model_folder, rebuild
 
@@ -38,7 +39,7 @@ KINDS = {
 def kept(path, kind):
     shape, model = KINDS[kind]
     run = run_of(vertical_data(shape=shape), model=model)
-    keep_all(run, path)
+    keep_all(run, Decision(), path)
     return run
 
 
@@ -49,7 +50,7 @@ def folders(tmp_path_factory):
     for kind in KINDS:
         kept(root / kind, kind)
     write_companies(root / "companies")
-    keep_all(build(configuration(root / "companies")), root / "tables")
+    keep_all(build(configuration(root / "companies")), Decision(), root / "tables")
     runs = {kind: root / kind for kind in [*KINDS, "tables"]}
     parties = {"tables": ("bank", "shop", "server")}
     return [

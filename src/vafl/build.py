@@ -170,6 +170,7 @@ def make_server(plan: Plan, table: EmbeddingTable | None = None, marks: MarkMemo
         Rule.of(rule, clients),
         DelayBound(rule.delay_bound, rule.when_unanswered) if rule.delay_bound else None,
         GradientMask.of(plan.config.labels),
+        plan.weights,
     )
     if isinstance(table, SumTable):
         server: Server = MaskedServer(table, *others, decode=decode, marks=marks)
@@ -301,6 +302,7 @@ def _centralised(plan: Plan) -> Centralised:
         make_schedule(config, plan.data.rows, 0),
         summed=config.model.combine == "sum",
         l2=config.optimiser.l2,
+        weights=plan.weights,
     )
 
 

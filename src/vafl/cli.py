@@ -8,11 +8,11 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import vafl
 from vafl.commands.configured import (
@@ -39,6 +39,7 @@ _LARGER = {
     "data": "what a run will use of the parties' tables, and how",
     "predict": "score every record of the parties' tables",
     "serve": "answer HTTP requests for predictions, asking clients live",
+    "importance": "measure how much each party's features matter to a trained model",
     "keys": "make, list and remove the API keys of vafl serve",
     "report": "write a run's report again, as a page for people",
     "watch": "look at runs in a browser while they go on",
@@ -187,6 +188,7 @@ def _client(options: argparse.Namespace, console: "Console") -> None:
         overwrite=options.overwrite,
         replace=options.replace,
         accept_ledger=options.accept_ledger,
+        console=console,
     )
     console.print(f"the run is over: {reason}; the model is in {out / 'models'}")
 
@@ -216,12 +218,33 @@ def _report(recorded: "RecordedRun", console: "Console") -> None:
         console.print(f"{early}; `vafl privacy {recorded.path}` says on what", style="yellow")
     else:
         console.print(f"it ended: {recorded.summary['ended']}")
+    if decision := recorded.summary["decision"]:
+        _report_decision(decision, console)
     labels = recorded.summary["labels"]
     if labels["epsilon"] is not None:
         kept = f"each kept with probability {labels['kept_with_probability']:.3f}"
         console.print(f"labels: epsilon {labels['epsilon']:g} by randomised response, {kept}")
     if any(labels["heuristics"].values()):
         console.print("returned gradients are clipped or noised: a heuristic, no guarantee")
+
+
+def _report_decision(decision: Mapping[str, Any], console: "Console") -> None:
+    """Say from which probability on a row is put into the second class, and what that gives."""
+    from vafl.models.metrics import as_text
+
+    measured = next((part for part in ("test", "validation") if decision[part]), "")
+    shown = {name: decision[measured][name] for name in ("precision", "recall", "f1")} if measured else {}
+    where = f"; {measured} rows: {as_text(shown)}" if measured else ""
+    console.print(
+        f"decision: {decision['positive']} from a probability of {decision['threshold']:.4g} on, by the goal "
+        f"{decision['goal']}{where}"
+    )
+    if not decision["reached"]:
+        console.print(
+            "warning: no threshold reaches that goal on the validation rows; the nearest is used "
+            "(`decision` in summary.json)",
+            style="yellow",
+        )
 
 
 def _demo(options: argparse.Namespace, console: "Console") -> None:

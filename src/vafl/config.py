@@ -15,6 +15,7 @@ import tomli_w
 from vafl.conversion import make
 from vafl.data.settings import LABEL_HOLDER, DataSettings, PartitionSettings, TableSettings
 from vafl.errors import ConfigError
+from vafl.models.decisions import DecisionSettings
 from vafl.models.settings import ModelSettings
 from vafl.privacy.settings import LabelSettings, PrivacySettings
 from vafl.protocol.schedule import ScheduleSettings
@@ -61,6 +62,7 @@ class Config:
     tables: dict[str, TableSettings] = field(default_factory=dict)
     partition: PartitionSettings = field(default_factory=PartitionSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
+    decision: DecisionSettings = field(default_factory=DecisionSettings)
     rule: RuleSettings = field(default_factory=RuleSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
@@ -89,6 +91,7 @@ class Config:
             )
         if self.tables:
             self._check_tables()
+        self._check_weights()
         if self.privacy.secure_sum:
             self._check_secure_sum()
 
@@ -110,6 +113,25 @@ class Config:
                     f"the labels are the server's: [tables.{LABEL_HOLDER}] names their column, and no other "
                     f'section does. Found label = "{table.label}" in [tables.{name}].'
                 )
+            if table.weight and name != LABEL_HOLDER:
+                raise ConfigError(
+                    f"the weights of records are the server's: [tables.{LABEL_HOLDER}] names their column. "
+                    f'Found weight = "{table.weight}" in [tables.{name}]. Name it there, or leave it out.'
+                )
+
+    def _check_weights(self) -> None:
+        """Refuse weights of records beside labels that are protected.
+
+        A weight scales the gradient of its record, and it may depend on the record's true label, which
+        randomised response would then not hide.
+        """
+        column = self.tables[LABEL_HOLDER].weight if LABEL_HOLDER in self.tables else ""
+        if column and self.labels.epsilon:
+            raise ConfigError(
+                "labels.epsilon guarantees that gradients say little about a record's label, but a weight "
+                f'scales them by a value that may depend on it. Found the weight column "{column}". Leave it '
+                "out, or use model.class_weight, which follows from the labels that were drawn."
+            )
 
     def _check_secure_sum(self) -> None:
         """Masks cancel in the sum over all clients of one round, and in nothing else."""

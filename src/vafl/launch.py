@@ -4,7 +4,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -13,10 +13,9 @@ from types import FrameType
 from typing import Any
 
 from rich.console import Console
-from torch import Tensor
 
 from vafl.build import Run, build
-from vafl.conclusion import score_table
+from vafl.conclusion import Conclusion, conclude
 from vafl.config import Config
 from vafl.data import leakage
 from vafl.data.partition import Party, VerticalData
@@ -57,11 +56,12 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
         for warning in leakage.warnings(run.data):
             log.warning("%s", warning)
         points, interrupted = _train(run, folder, console)
-        test = run.evaluator.test()  # charged, too
-        keep_all(run, path)
+        run.evaluator.test()  # charged, too
+        conclusion = conclude(config, run.task, run.data, run.evaluator.measured)
+        keep_all(run, conclusion.decision, path)
         for ledger, party in zip(run.ledgers, run.data.parties, strict=False):
             ledger.save_copy(path / SIMULATED_LEDGERS / f"{party.name}.ledger")
-        folder.keep_scores(score_table(run.task, run.data, run.evaluator.measured))
+        folder.keep_scores(conclusion.scores)
         counts = [status.activations for status in _clients(run)]
         summary = summarise(
             config,
@@ -73,8 +73,7 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
             traffic=run.runtime.traffic if isinstance(run.runtime, Simulator) else (),
             simulated=True,
             interrupted=interrupted,
-            test=test,
-            outputs=run.evaluator.measured,
+            conclusion=conclusion,
             best=run.best,
             ended=run.ended,
         )
@@ -102,6 +101,7 @@ def finish(
     folder.finish(summary)
     if summary["interrupted"] or LOCAL_CLIENT not in [party.name for party in data.parties]:
         return
+    console.print("training on the label holder's columns alone, for comparison; Ctrl-C skips it")
     began = time.monotonic()
     try:
         reached = train_alone(config, data)
@@ -109,9 +109,9 @@ def finish(
         console.print(f"the label holder's columns alone could not be trained on: {error}", style="yellow")
         return
     except KeyboardInterrupt:
-        console.print("skipped: training on the label holder's columns alone, for comparison")
+        console.print("skipped")
         return
-    console.print(f"trained on the label holder's columns alone in {time.monotonic() - began:.1f} s")
+    console.print(f"trained on them in {time.monotonic() - began:.1f} s")
     folder.finish({**summary, "baselines": {**summary["baselines"], ALONE: reached}})
 
 
@@ -131,8 +131,9 @@ def train_alone(config: Config, data: VerticalData) -> dict[str, Figures]:
     own = tuple(party for party in data.parties if party.name == LOCAL_CLIENT)
     run = build(alone, replace(data, parties=own))
     run.train()
-    watched, test = run.evaluator(), run.evaluator.test()
-    return {data.parts.watched: watched, **({} if test is None else {"test": test})}
+    run.evaluator()
+    run.evaluator.test()
+    return dict(conclude(alone, run.task, run.data, run.evaluator.measured).figures)
 
 
 def report_run(config: Config, path: Path) -> Path:
@@ -231,8 +232,7 @@ def summarise(
     traffic: Sequence[Traffic],
     simulated: bool,
     interrupted: bool,
-    test: Figures | None,
-    outputs: Mapping[str, Tensor],
+    conclusion: Conclusion,
     best: Best | None = None,
     ended: str,
 ) -> dict[str, Any]:
@@ -241,16 +241,16 @@ def summarise(
     Args:
         data: with the labels that the run was trained on, which give the trivial baseline.
         end: the last evaluation.
+        conclusion: what the kept models give on the held-out rows.
         traffic: what each client sent and received; empty if all data are in one place.
         simulated: whether `end` has the seconds of the simulator's clock.
-        test: the metrics on the test rows, where evaluations use validation rows.
-        outputs: the kept head's outputs by part of the held-out rows, for the metrics of each class.
         best: the best evaluation, if its models are the ones that are kept.
         ended: why.
     """
     kept = end if best is None or best.point is None else best.point
     names, classes = [party.name for party in data.parties], data.classes or ()
-    watched, tests = data.parts.watched, data.labels[data.test]
+    watched = data.parts.watched
+    figures, outputs = {watched: kept.metrics, **conclusion.figures}, conclusion.outputs
     several = task.loss == "softmax" and task.outputs > 2
     return {
         "data": config.data.title,
@@ -268,16 +268,23 @@ def summarise(
             for name, moved in zip(names, traffic, strict=False)
         },
         "simulated": simulated,
-        "metric": {"name": task.metrics.headline.name, "value": kept.metric},
+        "metric": {
+            "name": task.metrics.headline.name,
+            "value": figures[watched].get(task.metrics.headline.name),
+        },
         "unanswered": kept.unanswered,
         "kept": {
             "updates": kept.updates,
             "seconds": kept.seconds,
             "selected_by": None if best is None else task.metrics.select.name,
-            "validation": kept.metrics if watched == "validation" else None,
-            "test": test if watched == "validation" else kept.metrics,
-            "classes": by_class(outputs["test"], tests, classes) if several and "test" in outputs else None,
+            "validation": figures.get("validation"),
+            "test": figures.get("test"),
+            "classes": by_class(outputs["test"], data.labels[data.test], classes)
+            if several and "test" in outputs
+            else None,
         },
+        "calibration": conclusion.calibration,
+        "decision": conclusion.threshold,
         "baselines": baselines(task, data),
         "watched": watched,
         "delays": {name: asdict(delay) for name, delay in zip(names, delays, strict=False)},

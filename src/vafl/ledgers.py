@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import polars as pl
 
@@ -16,7 +16,9 @@ from vafl.privacy.accounts import NOBODY, Numbers
 from vafl.privacy.journal import has_journal
 from vafl.privacy.ledger import Ledger, read_ledger
 from vafl.privacy.spender import Spender
-from vafl.privacy.statement import Statement
+
+if TYPE_CHECKING:
+    from vafl.privacy.statement import Statement
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ def run_ledgers(config: Config, run: Path) -> list[Path]:
     return sorted((run / SIMULATED_LEDGERS).glob("*.ledger")) or find_ledgers(config, run)
 
 
-def read_statements(config: Config, run: Path) -> list[Statement]:
+def read_statements(config: Config, run: Path) -> list["Statement"]:
     """Return the accounts of every ledger of a run that is on this machine; none if it was not private."""
     if config.privacy.kind == "none":
         return []
@@ -53,8 +55,10 @@ def read_statements(config: Config, run: Path) -> list[Statement]:
     return [make_statement(path, ledger, config) for path, ledger in found if ledger.spenders]
 
 
-def make_statement(path: Path, ledger: Ledger, config: Config) -> Statement:
+def make_statement(path: Path, ledger: Ledger, config: Config) -> "Statement":
     """Return the account of a party's ledger by the settings of a run."""
+    from vafl.privacy.statement import Statement  # noqa: PLC0415 - loads scipy, which no client needs
+
     return Statement(path.stem, ledger, config.privacy, config.schedule.batch_size, config.rule.local_steps)
 
 
@@ -126,8 +130,10 @@ def open_ledger(
 
 
 def _identity(config: Config, party: str, source: str, records: int) -> str:
-    """What ids are ids of. People are who they are by the table's id column; numbers mean a record only
-    within one data set, and only as long as none comes or goes."""
+    """Return a text that tells which kind of ids a ledger's accounts have.
+
+    Ids of a table name people in every run. Record numbers name records of one data set of one size.
+    """
     if (owner := table_owner(party)) in config.tables:
         return f'people by "{config.tables[owner].id}"'
     return f"{records} records of {source} at {party}"

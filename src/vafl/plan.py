@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +24,7 @@ from vafl.models.heads import make_head
 from vafl.models.losses import LOSSES, Loss, in_unit
 from vafl.models.metrics import Figures, Metrics
 from vafl.models.tabular import CategoryInput, Input, NumberInput, TabularHead
+from vafl.models.weights import check_class_weight, row_weights
 from vafl.privacy.settings import GUARANTEED
 from vafl.protocol.rules import Rule
 
@@ -62,6 +64,13 @@ class Plan:
         measured = self.task.loss == "squared" and isinstance(self.head, TabularHead)
         return in_unit(loss, float(self.head.unit)) if measured else loss  # type: ignore[arg-type]
 
+    @property
+    def weights(self) -> npt.NDArray[np.float32] | None:
+        """How much each training row counts in the loss, [rows], with mean 1; None if all count the same."""
+        data = self.data
+        own = None if data.weights is None else data.weights[data.train]
+        return row_weights(self.config.model.class_weight, data.labels[data.train], data.classes, own)
+
 
 def make_plan(config: Config, data: VerticalData | None = None, party: str | None = None) -> Plan:
     """Loads and checks. `data` replaces what the config's data section would load.
@@ -80,9 +89,11 @@ def make_plan(config: Config, data: VerticalData | None = None, party: str | Non
     config.delays.check_clients(len(data.parties))
     config.privacy.check_clients(len(data.parties))
     config.labels.check_classes(len(data.classes or ()))
+    check_class_weight(config.model.class_weight, data.classes)
     task = Task.of(config, data)
     if party in (None, LABEL_HOLDER):  # the others have no labels
         _check_measurable(config, task.metrics, data)
+        _check_decidable(config, task, data)
     if config.privacy.kind == "frozen" and config.model.head == "bias":
         raise ConfigError(
             'privacy.mode "frozen" trains the head alone, and model.head = "bias" has next to nothing to '
@@ -137,6 +148,18 @@ def _check_measurable(config: Config, metrics: Metrics, data: VerticalData) -> N
                 f"in the {len(labels):,} {part} rows. Hold out more rows (data.{part}_fraction), or use "
                 f'"loss" there instead of "{metric.name}".'
             )
+
+
+def _check_decidable(config: Config, task: Task, data: VerticalData) -> None:
+    """Check that the validation rows allow the calibration and the threshold that are asked for.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    classes = 0 if task.loss == "squared" else len(data.classes or ())
+    several = len(np.unique(data.labels[data.validation])) > 1
+    config.model.check_calibration(classes, several=several)
+    config.decision.check_rows(classes, both=several)
 
 
 def held_out_labels(data: VerticalData) -> dict[str, Tensor]:

@@ -68,6 +68,25 @@ def load_subjects(config: Config, party: str, model: StoredModel) -> Subjects:
     return Subjects(data.record_digest, data.source, chosen, ids, features)
 
 
+def held_out(config: Config, model: StoredModel) -> tuple[Records, Tensor]:
+    """Return the rows that a model can be measured on, as the server knows them, and their labels.
+
+    These are the test rows of the training. Other tables than those of the training have none: then all their
+    rows are used.
+
+    Raises:
+        ConfigError, DataError: a file or the label is missing.
+        RunFolderError: the labels are of other classes than the model's.
+    """
+    data = load_data(config, SERVER)
+    model.require({"classes": list(data.classes or ())})
+    is_known = data.record_digest == model.manifest.records
+    tested = data.test if is_known else slice(0, data.parts.total)
+    rows = data.record_numbers if config.data.name == "tables" else np.arange(data.parts.total)
+    order = np.argsort(rows[tested])
+    return rows[tested][order], data.labels[tested][torch.from_numpy(order)]
+
+
 def _from_tables(config: Config, party: str, model: StoredModel) -> Subjects:
     settings, tables = tables_of(config, labelled=False)
     owner = table_owner(party)

@@ -13,8 +13,8 @@ CHROMIUM = next(filter(None, map(shutil.which, _NAMES)), None)
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
 
-def rendered(url: str, profile: Path) -> str:
-    """The document, a few seconds of its own time later."""
+def rendered(url: str, profile: Path, *flags: str) -> str:
+    """Return the document after a few seconds of its own time; `flags` are Chromium's."""
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
-    asked = [str(CHROMIUM), *options, "--virtual-time-budget=3000", "--dump-dom", url]
+    asked = [str(CHROMIUM), *options, *flags, "--virtual-time-budget=3000", "--dump-dom", url]
     return subprocess.run(asked, capture_output=True, text=True, timeout=LIMIT, check=True).stdout

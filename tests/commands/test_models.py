@@ -9,13 +9,14 @@ from onnx.reference import ReferenceEvaluator
 from tests.federation import run_of, vertical_data
 
 from vafl.cli import main
+from vafl.models.decisions import Decision
 from vafl.trained import keep_all
 
 
 def kept(path, shape, **model):
     run = run_of(vertical_data(shape=shape), model=model)
     run.train()
-    keep_all(run, path)
+    keep_all(run, Decision(), path)
     return run
 
 

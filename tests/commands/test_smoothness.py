@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -105,14 +106,23 @@ def test_without_delay_all_may_step_alike(config, capsys, rule):
 
 
 @pytest.mark.parametrize(
-    ("data", "options", "l2"), [("diabetes", {}, 0.01), ("iris", {"weight_decay": 0.02}, 0.1)]
+    ("data", "options", "l2", "weighted"),
+    [
+        ("diabetes", {}, 0.01, False),
+        ("diabetes", {}, 0.01, True),
+        ("iris", {"weight_decay": 0.02}, 0.1, False),
+        ("iris", {"weight_decay": 0.02}, 0.1, True),
+    ],
 )
-def test_no_hessian_has_a_smaller_eigenvalue_than_mu(data, options, l2):
+def test_no_hessian_has_a_smaller_eigenvalue_than_mu(data, options, l2, weighted):
     plan = make_plan(
         from_document(
             {"data": {"name": data}, "partition": {"clients": 3}, "optimiser": {"l2": l2, "options": options}}
         )
     )
+    if weighted:
+        weights = torch.linspace(0, 5, plan.data.parts.total)
+        plan = replace(plan, data=replace(plan.data, weights=weights))
     objective = Objective(plan, rows=300, draws=1)
     mu = objective.strong_convexity()
     least = float(
@@ -156,6 +166,18 @@ def test_a_regression_takes_its_slope_from_the_present_errors(config, capsys):
     choices = ("data.name=diabetes", "model.embedding=linear", "privacy.layers=[]")
     found = report(capsys, config, *chosen(*choices))
     assert found["clients"]["client-1"]["layers"][0]["reach"] > 100  # labels are in the hundreds
+
+
+def test_constants_hold_for_the_heaviest_row(config, capsys):
+    """Digit 0 weighs 50 times as much as the others, before all weights are scaled to a mean of 1."""
+    even, weighted = (
+        report(capsys, config),
+        report(capsys, config, *chosen("model.class_weight={ 0 = 50.0 }")),
+    )
+    layers = [found["clients"]["client-1"]["layers"][-1] for found in (even, weighted)]
+    heaviest = layers[1]["reach"] / layers[0]["reach"]
+    assert 50 / 6.5 < heaviest < 50 / 5.4  # a tenth of the digits are 0
+    assert weighted["secant"] <= 2 * weighted["bound"]
 
 
 def test_stochastic_delays_and_a_deep_head(config, capsys):

@@ -181,3 +181,65 @@ def test_regression_labels_are_numbers(folder):
     assert data.classes is None
     assert data.labels[data.train].dtype == torch.float32
     assert float(data.labels[data.train].max()) > 90
+
+
+# --- weights ---
+
+
+def weighted(folder, weights, **sections):
+    """A configuration whose labels have a column of weights, by person."""
+    labels = pl.read_csv(folder / "labels.csv").select("person", "repaid")
+    labels.with_columns(pl.Series("weight", weights)).write_csv(folder / "labels.csv")
+    tables = {name: vars(own) for name, own in configuration(folder).tables.items()}
+    tables["server"] = {**tables["server"], "weight": "weight"}
+    return configuration(folder, tables=tables, **sections)
+
+
+def test_weights_are_those_of_the_same_person_and_no_feature(folder):
+    config = weighted(folder, [number / 7 for number in range(400)])
+    data, found = load(config), join(config.data, config.tables)
+    assert [party.name for party in data.parties] == ["bank", "shop"]
+    by_person = pl.read_csv(folder / "labels.csv").rows_by_key("person", named=True, unique=True)
+    person_of = dict(zip(found["server"].numbers.tolist(), found["server"].ids, strict=True))
+    expected = [by_person[person_of[number]]["weight"] for number in data.record_numbers.tolist()]
+    assert data.weights.tolist() == pytest.approx(expected)
+    assert load(config, "server").weights.tolist() == data.weights.tolist()
+    assert load(config, "bank").weights is None
+    weights = make_plan(config).weights
+    own = torch.tensor(expected)[data.train]
+    assert weights == pytest.approx((own / own.mean()).numpy(), rel=1e-5)
+
+
+def test_the_label_holders_own_client_does_not_use_the_weight(folder):
+    config = weighted(folder, [1.5] * 400)
+    bank = replace(config.tables["bank"], path=config.tables["server"].path)
+    with pytest.raises(DataError, match="weight: ignored"):
+        load(replace(config, tables={**config.tables, "bank": bank}))
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [(None, "None"), ("much", "'much'"), ("-1", "'-1'"), ("inf", "'inf'"), ("NaN", "'NaN'")],
+)
+def test_weights_that_are_no_weights_are_refused(folder, value, found):
+    config = weighted(folder, ["1"] * 399 + [value], data={"records": "labelled"})
+    with pytest.raises(DataError, match=rf'Found 1 .* {found} in "weight"'):
+        load(config)
+
+
+def test_weights_that_cannot_be_used_are_refused(folder):
+    with pytest.raises(DataError, match="only zeros"):
+        load(weighted(folder, [0] * 400))
+    config = weighted(folder, [1] * 400)
+    with pytest.raises(ConfigError, match=r'labels\.epsilon .* Found the weight column "weight"'):
+        replace(config, labels=replace(config.labels, epsilon=1.0))
+    tables = {name: vars(own) for name, own in config.tables.items()}
+    for own, said in (
+        ({"server": {**tables["server"], "weight": "repaid"}}, "the label"),
+        ({"bank": {**tables["bank"], "weight": "age"}}, r"tables\.bank"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            configuration(folder, tables={**tables, **own})
+    missing = {**tables, "server": {**tables["server"], "weight": "wait"}}
+    with pytest.raises(DataError, match=r'"wait".*"weight"'):
+        load(configuration(folder, tables=missing))

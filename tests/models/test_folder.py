@@ -7,8 +7,11 @@ import tomli_w
 import torch
 from torch import nn
 
+from tests.models.forged import read_document, write_document
 from vafl.errors import RunFolderError
+from vafl.models.decisions import Decision
 from vafl.models.folder import FORMAT, MANIFEST, TENSORS, read_model, write_model
+from vafl.models.probabilities import Calibration
 
 FACTS = {
     "party": "server",
@@ -21,6 +24,8 @@ FACTS = {
     "parties": ["bank", "shop"],
     "settings": {"model": {"embedding": "linear", "width": 3, "head": "linear", "loss": "softmax"}},
     "schema": {"columns": ["age", "income", "town"]},
+    "decision": Decision(Calibration("platt", 0.5, (0.0, -1.25)), 0.1),
+    "table": {},
 }
 
 
@@ -79,6 +84,26 @@ def test_a_crash_between_the_two_files_is_noticed(folder):
 def test_a_manifest_that_says_something_else_is_refused(folder, entry, value, message):
     document = tomllib.loads((folder / MANIFEST).read_text())
     (folder / MANIFEST).write_text(tomli_w.dumps({entry: value} | {**document, entry: value}))
+    with pytest.raises(RunFolderError, match=message):
+        read_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("decision", "message"),
+    [
+        ({"threshold": -0.5}, r"threshold .* Found -0\.5"),
+        ({"threshold": "high"}, r"decision\.threshold must be a number"),
+        ({"calibration": {"method": "platt", "shifts": [0.0]}}, "a shift for each output, 2. Found 1"),
+        ({"calibration": {"method": "platt", "shifts": [0.0, float("nan")]}}, "finite"),
+        ({"calibration": {"method": "guess"}}, r"decision\.calibration\.method must be one of"),
+        (
+            {"calibration": {"method": "isotonic", "scores": [0.0, 1.0], "shares": [0.7, 0.2]}},
+            "shares must not fall",
+        ),
+    ],
+)
+def test_a_decision_that_makes_no_sense_is_refused(folder, decision, message):
+    write_document(folder, read_document(folder) | {"decision": decision})
     with pytest.raises(RunFolderError, match=message):
         read_model(folder)
 

@@ -96,3 +96,9 @@ def test_a_module_of_the_users_own_is_tried_before_it_is_used(name, found):
     settings = ModelSettings(embedding=f"tests.models.factories:{name}", head="linear")
     with pytest.raises(ConfigError, match=found):
         make_embedding(settings, (6,), 10)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("inf"), float("nan")])
+def test_weights_of_classes_are_positive(weight):
+    with pytest.raises(ConfigError, match=r"model.class_weight must be above 0 .*yes"):
+        ModelSettings(class_weight={"yes": weight})

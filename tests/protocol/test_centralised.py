@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -6,9 +8,11 @@ from tests.federation import parameters, run_of, vertical_data
 from vafl.errors import Diverged
 
 
-@pytest.mark.parametrize("combine", ["sum", "concat"])
-def test_a_step_is_descent_on_the_joint_loss(combine):
+@pytest.mark.parametrize(("combine", "weighted"), [("sum", False), ("concat", False), ("sum", True)])
+def test_a_step_is_descent_on_the_joint_loss(combine, weighted):
     data = vertical_data(rows=8, clients=2)
+    weights = torch.linspace(0, 2, 8) if weighted else torch.ones(8)
+    data = replace(data, weights=torch.cat([3 * weights, torch.zeros(4)]) if weighted else None)
     run = run_of(
         data,
         rule={"name": "centralised"},
@@ -19,7 +23,8 @@ def test_a_step_is_descent_on_the_joint_loss(combine):
     trainer, before = run.runtime.trainer, parameters(run)
     parts = [model(party.features[data.train]) for model, party in zip(run.models, data.parties, strict=True)]
     inputs = sum(parts) if combine == "sum" else torch.cat(parts, 1)
-    loss = nn.functional.cross_entropy(run.head(inputs), data.labels[data.train])
+    losses = nn.functional.cross_entropy(run.head(inputs), data.labels[data.train], reduction="none")
+    loss = (losses * weights).mean()
     every = [p for module in (*run.models, run.head) for p in module.parameters()]
     gradients = torch.autograd.grad(loss, every)
     trainer.step()

@@ -10,12 +10,12 @@ from vafl.protocol.stepsizes import constant
 from vafl.protocol.table import EmbeddingTable
 
 
-def step_with(labels, loss, width):
+def step_with(labels, loss, width, weights=None):
     """The gradient of a step on all rows but the first, and the step that made it."""
     table, rows = EmbeddingTable(len(labels), [width], summed=True), np.arange(1, len(labels))
     table.store(0, rows, np.random.default_rng(0).standard_normal((len(rows), width), np.float32), 0)
     head = Bias(width)
-    step = HeadStep(labels, head, LOSSES[loss], Descent(head.parameters(), constant(0.1)), None)
+    step = HeadStep(labels, head, LOSSES[loss], Descent(head.parameters(), constant(0.1)), None, weights)
     (gradient,) = step(table, [Turn(0, 0, rows, True, True)], 0, shared=False)
     return gradient, step
 
@@ -40,6 +40,16 @@ def test_measured_labels_stay_as_they_are(loss):
     gradient, step = step_with(labels, loss, 1)
     assert step._labels.dtype == np.float32
     assert gradient.shape == (3, 1)
+
+
+@pytest.mark.parametrize(("loss", "width"), [("softmax", 2), ("binary", 1), ("squared", 1)])
+def test_the_gradient_of_a_row_grows_with_its_weight(loss, width):
+    labels = np.array([0, 1, 0, 1], np.int64 if loss == "softmax" else np.float32)
+    weights = np.array([1, 0, 0.5, 2.5], np.float32)
+    plain, even = step_with(labels, loss, width)
+    weighted, heavy = step_with(labels, loss, width, weights)
+    assert np.allclose(weighted, plain * weights[1:, None], rtol=1e-5)
+    assert even.losses.take_mean() != heavy.losses.take_mean()
 
 
 def test_no_labels_and_whole_numbers_below_zero_are_labels():

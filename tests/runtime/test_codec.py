@@ -36,6 +36,10 @@ from vafl.runtime.settings import ENCODINGS
 
 counts = st.integers(0, 2**40)
 short = st.text(max_size=40)
+names = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=20).filter(
+    lambda name: name != "*"
+)
+groups = st.lists(names, max_size=4, unique=True).map(lambda own: tuple(name.encode() for name in own))
 marks = st.binary(min_size=MARK_BYTES, max_size=MARK_BYTES)
 
 
@@ -72,7 +76,7 @@ def client_messages(draw):
     return draw(
         st.sampled_from(
             [
-                Join(2, activation, activation - behind, draw(st.integers(-1, 2**40))),
+                Join(2, activation, activation - behind, draw(st.integers(-1, 2**40)), draw(groups)),
                 Upload(2, sequence, activation, rows, matrix, draw(st.booleans()), behind),
                 Refresh(2, sequence, rows, matrix, draw(st.none() | counts), behind),
                 Query(2, sequence, activation),
@@ -96,6 +100,7 @@ def server_messages(draw):
                 Gradient(2, draw(counts), draw(counts), draw(matrices()), activations),
                 Skipped(2, draw(counts), draw(counts), activations, draw(short)),
                 Request(2, draw(counts), draw(row_sets()), draw(counts) - 1, draw(st.booleans())),
+                Request(2, draw(counts), draw(row_sets()), permute=draw(names | st.just("*"))),
                 Durable(2, draw(counts)),
                 Rekey(2, draw(counts), draw(short)),
                 Keys(2, draw(counts), tuple(draw(st.lists(offers, max_size=4)))),

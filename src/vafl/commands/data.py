@@ -37,11 +37,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Preview:
-    """What a run will use of one party's table.
+    """The parts of one party's table that a run will use.
 
     Attributes:
         records: lines of the file.
-        aligned: whether the parties are; if not, what is said of training rows is said of all lines.
+        aligned: whether the parties are aligned; if not, figures of training rows are of all lines.
         rows: how many of the records are rows of the run.
         training_rows: and how many of those are trained on.
         features: how many features the columns become.

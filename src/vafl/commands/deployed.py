@@ -8,29 +8,59 @@ from pathlib import Path
 from rich.console import Console
 
 from vafl.commands.configured import add_client_options, add_config_options, log_to_stderr, overrides
-from vafl.config import Config, read_config
+from vafl.config import Config
 from vafl.errors import ConfigError
 from vafl.federation.prediction import answer
 from vafl.runtime.identity import SERVER
+from vafl.trained import read_deployed
 
-_OF_THE_SERVER = ("out", "http", "keys", "tls", "tls_certificate", "tls_key")  # not for clients
+_OF_THE_SERVER = (
+    "out",
+    "http",
+    "keys",
+    "tls",
+    "tls_certificate",
+    "tls_key",
+    "repeats",
+    "rows",
+)  # not for clients
 ServersPart = Callable[[Config, argparse.Namespace, Console], None]
 
 
-def add_model_options(parser: argparse.ArgumentParser, serve: ServersPart) -> None:
-    """The configuration, who this is, and the model; `serve` is what the server does with them."""
+def add_model_options(
+    parser: argparse.ArgumentParser,
+    serve: ServersPart,
+    check: Callable[[argparse.Namespace], None] = lambda options: None,
+    *,
+    may_be_local: bool = False,
+) -> None:
+    """Add the options of a command that uses a trained model.
+
+    Args:
+        serve: the server's part of the command.
+        check: checks the server's options before any file is read.
+        may_be_local: without --party, the command can do the parts of all parties; else it is the server.
+    """
     add_config_options(parser)
-    parser.add_argument("--party", default=SERVER, help="who this is (%(default)s, who asks the others)")
+    if may_be_local:
+        parser.add_argument("--party", help="who this is (default: everyone, if RUN has all their models)")
+    else:
+        parser.add_argument("--party", default=SERVER, help="who this is (%(default)s, who asks the others)")
     parser.add_argument("--model", type=Path, required=True, metavar="RUN", help="where the model is")
     add_client_options(parser)
-    parser.set_defaults(command=partial(_run, serve))
+    parser.set_defaults(command=partial(_run, serve, check))
 
 
-def _run(serve: ServersPart, options: argparse.Namespace, console: Console) -> None:
+def _run(
+    serve: ServersPart,
+    check: Callable[[argparse.Namespace], None],
+    options: argparse.Namespace,
+    console: Console,
+) -> None:
     log_to_stderr()
-    config = read_config(options.config, overrides(options))
-    if options.party == SERVER:
-        serve(config, options, console)
+    if options.party in (None, SERVER):
+        check(options)
+        serve(_config(options, SERVER), options, console)
         return
     for name in _OF_THE_SERVER:
         if getattr(options, name, None) is not None:
@@ -38,7 +68,7 @@ def _run(serve: ServersPart, options: argparse.Namespace, console: Console) -> N
                 f"--{name.replace('_', '-')} is for the server. Found it with --party {options.party}, which "
                 "answers the server only. Leave it out."
             )
-    _require_own_factory(config, options)
+    config = client_config(options, options.party)
     reason = answer(
         config,
         options.party,
@@ -47,6 +77,17 @@ def _run(serve: ServersPart, options: argparse.Namespace, console: Console) -> N
         accept_ledger=options.accept_ledger,
     )
     console.print(f"the server is done: {reason}")
+
+
+def client_config(options: argparse.Namespace, party: str) -> Config:
+    """Return the configuration with which a client uses its trained model."""
+    config = _config(options, party)
+    _require_own_factory(config, options)
+    return config
+
+
+def _config(options: argparse.Namespace, party: str) -> Config:
+    return read_deployed(options.config, overrides(options), options.model, party)
 
 
 def _require_own_factory(config: Config, options: argparse.Namespace) -> None:

@@ -86,6 +86,12 @@ def _lines(model: StoredModel) -> dict[str, str]:
         "config digest": manifest.config_digest,
         "versions": f"vafl {manifest.vafl}, torch {manifest.torch}",
     }
+    decision = manifest.decision
+    if not embedding and manifest.classes:
+        method = decision.calibration.method
+        lines["probabilities"] = "as the head gives them" if method == "none" else f"calibrated by {method}"
+        if len(manifest.classes) == 2:
+            lines["decision"] = f"{manifest.classes[1]} from a probability of {decision.threshold:.4g} on"
     if not embedding:
         lines["stands in for absent"] = ", ".join(model.defaults) or "nobody"
         del lines["raw columns"]

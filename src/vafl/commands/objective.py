@@ -4,6 +4,7 @@ import math
 from copy import deepcopy
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
@@ -29,6 +30,8 @@ class Objective:
         chosen = torch.linspace(0, plan.data.rows - 1, min(rows, plan.data.rows)).long()
         self.features = [party.features[chosen] for party in plan.data.parties]
         self._labels = plan.data.labels[chosen].repeat(draws)
+        self._weights = _weights(plan, chosen)
+        self._draws = draws
         pairs = zip(models, self.features, strict=True)
         self._clients = [FixedNoise(model, plan.config.privacy, own, draws) for model, own in pairs]
         self._regularised = sum(p.numel() for model in models for p in model.parameters())
@@ -65,7 +68,8 @@ class Objective:
         decay, l2 = config.optimiser.decay, config.optimiser.l2
         if not l2 or self._plan.task.loss != "squared" or config.privacy.kind == "release_once":
             return decay
-        size = math.sqrt(sum(1 + float(own.flatten(1).mean(0).square().sum()) for own in self.features))
+        means = [np.average(own.flatten(1), axis=0, weights=self._weights) for own in self.features]
+        size = math.sqrt(sum(1 + float(mean @ mean) for mean in means))
         curvature = torch.tensor([[l2 + 2 * size**2, 2 * size], [2 * size, 2.0]], dtype=torch.float64)
         return decay + float(torch.linalg.eigvalsh(curvature)[0])
 
@@ -77,6 +81,16 @@ class Objective:
         parts = [client() for client in self._clients]
         summed = self._plan.config.model.combine == "sum"
         outputs = self._head(torch.stack(parts).sum(0) if summed else torch.cat(parts, dim=1))
-        each = np.ones(len(self._labels), np.float32)
+        each = np.tile(self._weights, self._draws)
         _, slopes = LOSSES[self._plan.task.loss](outputs.detach().numpy(), self._labels.numpy(), each)
         return outputs, torch.from_numpy(slopes)
+
+
+def _weights(plan: Plan, chosen: Tensor) -> npt.NDArray[np.float32]:
+    """How much each of the chosen rows counts, with mean 1."""
+    weights = plan.weights
+    if weights is None:
+        return np.ones(len(chosen), np.float32)
+    own: npt.NDArray[np.float32] = weights[chosen.numpy()]
+    own /= own.mean()
+    return own

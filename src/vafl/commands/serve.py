@@ -18,7 +18,7 @@ _ADDRESS = "127.0.0.1:8080"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `vafl serve`."""
-    add_model_options(parser, _serve)
+    add_model_options(parser, _serve, _check_tls)
     parser.add_argument("--http", metavar="HOST:PORT", help=f"the server's: where to ask it ({_ADDRESS})")
     parser.add_argument(
         "--keys",
@@ -53,7 +53,7 @@ def _serve(config: Config, options: argparse.Namespace, console: Console) -> Non
     serve(config, options.model, access, listening, accept_ledger=options.accept_ledger)
 
 
-def _https(config: Config, options: argparse.Namespace) -> Https | None:
+def _check_tls(options: argparse.Namespace) -> None:
     given = [path for path in (options.tls_certificate, options.tls_key) if path is not None]
     if len(given) == 1 or (given and options.tls):
         raise ConfigError(
@@ -61,6 +61,9 @@ def _https(config: Config, options: argparse.Namespace) -> Https | None:
             f"Found {'--tls and ' if options.tls else 'only '}{', '.join(map(str, given))}. "
             "Leave out one, or add the other."
         )
-    if given:
-        return Https.load(*given)
+
+
+def _https(config: Config, options: argparse.Namespace) -> Https | None:
+    if options.tls_certificate is not None:
+        return Https.load(options.tls_certificate, options.tls_key)
     return load_https(config, SERVER) if options.tls else None

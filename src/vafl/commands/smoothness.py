@@ -56,10 +56,12 @@ def run(options: argparse.Namespace, console: Console) -> None:
 
 def _report(plan: Plan, delay: int | None) -> dict[str, Any]:
     objective = Objective(plan, _ROWS, _DRAWS)
-    slope = LARGEST_SLOPES.get(plan.task.loss) or objective.largest_slope()
+    heaviest = 1.0 if plan.weights is None else float(plan.weights.max())  # row's weight in the loss
+    bounded = plan.task.loss in LARGEST_SLOPES
+    slope = heaviest * LARGEST_SLOPES[plan.task.loss] if bounded else objective.largest_slope()
     names = [party.name for party in plan.data.parties]
     clients = {
-        name: _constants(plan, model, features, slope)
+        name: _constants(plan, model, features, slope, heaviest)
         for name, model, features in zip(names, plan.models, objective.features, strict=True)
     }
     here = objective.here
@@ -80,7 +82,15 @@ def _report(plan: Plan, delay: int | None) -> dict[str, Any]:
     }
 
 
-def _constants(plan: Plan, model: nn.Module, features: Tensor, slope: float) -> dict[str, Any]:
+def _constants(
+    plan: Plan, model: nn.Module, features: Tensor, slope: float, heaviest: float
+) -> dict[str, Any]:
+    """Return a client's constants.
+
+    Args:
+        slope: the largest slope of a row's loss, its weight included.
+        heaviest: the largest weight of a row.
+    """
     settings = plan.config.privacy
     noised = settings.kind in ("frozen", "dp_train", "embed_only")
     try:
@@ -91,7 +101,7 @@ def _constants(plan: Plan, model: nn.Module, features: Tensor, slope: float) -> 
     except ConfigError as error:
         return {"no_constants": str(error)}
     head = _head_slope(plan.head)
-    curvature = LARGEST_CURVATURES[plan.task.loss] * head**2
+    curvature = heaviest * LARGEST_CURVATURES[plan.task.loss] * head**2
     optimiser = plan.config.optimiser
     found = smoothness(layers, features, slope * head, curvature, optimiser.l2 + optimiser.decay)
     return {

@@ -17,7 +17,7 @@ from vafl.data.alignment import Alignment
 from vafl.data.dataset import Labels
 from vafl.data.encoding import Encoder, Form
 from vafl.data.fitting import ColumnReport, fit
-from vafl.data.labels import label_classes, read_labels
+from vafl.data.labels import label_classes, read_labels, read_weights
 from vafl.data.one_file import number_lines
 from vafl.data.partition import Party, VerticalData
 from vafl.data.settings import LABEL_HOLDER, DataSettings, TableSettings
@@ -68,6 +68,7 @@ def load_tables(
         hashlib.sha256(together.encode()).hexdigest()[:16],
         split.order,
         own.token if settings.name == "csv" else "tables",
+        _weights(tables, alignments, split),
     )
 
 
@@ -158,6 +159,24 @@ def ids_by_position(wanted: pl.DataFrame, rows: int) -> pl.Series:
     """[rows], the `id` at each POSITION; null where there is none."""
     every = pl.DataFrame({POSITION: np.arange(rows)})
     return every.join(wanted, on=POSITION, how="left", maintain_order="left")["id"]
+
+
+def _weights(
+    tables: Mapping[str, TableSettings], alignments: Alignments, split: Split
+) -> torch.Tensor | None:
+    """Return how much each row counts in the training loss; None if all count the same, or at a client."""
+    if LABEL_HOLDER not in alignments:
+        return None
+    table = open_table(tables, LABEL_HOLDER)
+    weights = read_weights(table, positions(split, alignments[LABEL_HOLDER]))
+    if weights is None:
+        return None
+    if not weights[: split.parts.train].any():
+        raise DataError(
+            f'"{table.path}": some training rows must have a weight above 0. Found only zeros in '
+            f'"{table.settings.weight}". Name another column, or none.'
+        )
+    return torch.from_numpy(weights)
 
 
 def _labels(

@@ -346,6 +346,8 @@ def _not_asked_for(table: Table, name: str) -> str:
         return "the id"
     if name == table.settings.label:
         return "the label"
+    if name == table.settings.weight:
+        return "the weight of each record"
     if name not in table.features:
         return "not asked for" if table.settings.features else "ignored"
     return f"{table.schema[name]} is not a type to learn from: write numbers or text"

@@ -1,6 +1,7 @@
-"""The label column of the server's table: its classes, and the labels of the rows that are aligned."""
+"""The label column of the server's table and, if it has one, the column of the records' weights."""
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from vafl.data.dataset import Labels
@@ -63,6 +64,33 @@ def read_labels(table: Table, wanted: pl.DataFrame, classes: tuple[str, ...] | N
         found += batch.height
     table.check_found(found, wanted)
     return labels
+
+
+def read_weights(table: Table, wanted: pl.DataFrame) -> npt.NDArray[np.float64] | None:
+    """Return how much each record counts in the training loss, [rows]; None without a weight column.
+
+    Args:
+        wanted: `id` and POSITION of every row.
+
+    Raises:
+        DataError: a weight is missing, negative or not a finite number.
+    """
+    column = table.settings.weight
+    if not column:
+        return None
+    weights = np.zeros(wanted.height)
+    for batch in table.batches([column], wanted):
+        own = as_numbers(batch.select(table.values(column, table.schema[column])).to_series())
+        wrong = ~(own >= 0)
+        if wrong.any():
+            value = batch[column].filter(pl.Series(wrong))[0]
+            raise DataError(
+                f'"{table.path}": weights must be numbers of 0 or more. Found {int(wrong.sum()):,} that are '
+                f'not, such as {value!r} in "{column}". Correct them, or name another column in '
+                f"tables.{table.party}.weight."
+            )
+        weights[batch[POSITION].to_numpy()] = own
+    return weights
 
 
 def _names(table: Table, batch: pl.DataFrame) -> pl.Series:

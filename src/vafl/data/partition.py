@@ -49,6 +49,8 @@ class VerticalData:
         records: [rows], each row's number among all records of the source; None if they are counted as they
             come.
         source: which records these are a part of, whatever the split.
+        weights: [rows], how much each training row counts in the loss, by a column of the label holder; None
+            if all count the same. Only the label holder's process has them.
     """
 
     parties: tuple[Party, ...]
@@ -58,6 +60,7 @@ class VerticalData:
     record_digest: str = ""
     records: Records | None = None
     source: str = ""
+    weights: Tensor | None = None
 
     @cached_property
     def train(self) -> slice:

@@ -42,7 +42,8 @@ class DataSettings:
         label: its label column.
         ignore: its columns that are neither features nor the label, by name or pattern (`pay_*`).
         task: `classification` or `regression`, for a CSV or tables.
-        parties: for tables: the clients, in the order in which every party names them.
+        parties: for tables: the clients that connect to the server, in the order in which every party names
+            them. The label holder's own features need no name here.
         records: for tables: `common` trains on the records that every party has; `labelled` on all of the
             label holder's, with an embedding that is learnt for those that a client lacks.
         test_fraction: share of rows held out for testing, where the set has no test rows of its own.
@@ -133,24 +134,32 @@ class TableSettings:
         path: the file, CSV or Parquet; a relative path is taken from the config file's folder.
         id: the column that says whose line it is: text or whole numbers, each once.
         label: the column to learn, of the server's table only; predictions can do without.
-        features: columns to use, by name or pattern (`pay_*`); left out: all but id and label.
-        ignore: columns not to use, by name or pattern.
+        weight: how much each record counts in the training loss, a column of the server's table only: numbers
+            of 0 or more. It is never a feature. Metrics and baselines are not weighted. Left out: all
+            records count the same.
+        features: columns to use, by name or pattern (`pay_*`); left out: all but id and label. The server's
+            are used too, by a client inside its process.
+        ignore: columns not to use, by name or pattern; `["*"]` uses none of the server's.
         categories: columns of numbers that are names of categories, by name or pattern.
         most_categories: so many categories of a column get a column each; the rarer ones share one.
         missing: what stands for a missing value in a column of text, beside an empty field.
         separator: between the fields of a CSV.
+        groups: name -> columns, by name or pattern, whose importance the server may measure together; the
+            server learns the names of the groups, and see prediction.importance for what else.
         alignment: the file of `vafl align`; left out: NAME.alignment.parquet beside the config file.
     """
 
     path: str
     id: str
     label: str = ""
+    weight: str = ""
     features: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
     most_categories: int = 32
     missing: tuple[str, ...] = ("NA", "N/A", "NaN", "nan", "null", "NULL", "?")
     separator: str = ","
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
     alignment: str = ""
 
     def __post_init__(self) -> None:
@@ -160,3 +169,5 @@ class TableSettings:
             raise ConfigError(f"most_categories must be 1 or more. Found {self.most_categories}.")
         if self.label and self.label == self.id:
             raise ConfigError(f'the label cannot be the id. Found "{self.label}" for both.')
+        if self.weight and self.weight in (self.id, self.label):
+            raise ConfigError(f'the weight cannot be the id or the label. Found "{self.weight}" for both.')

@@ -50,7 +50,7 @@ class Table:
             self.schema = dict(self._lines.collect_schema())
         if not self.is_parquet:
             check_names(self.schema, self.path, settings.separator)
-        for name in filter(None, (settings.id, settings.label)):
+        for name in filter(None, (settings.id, settings.label, settings.weight)):
             self._check_column(name)
 
     @property
@@ -76,7 +76,8 @@ class Table:
     def features(self) -> list[str]:
         """The columns that the settings ask for; never one without a name, as pandas writes its index."""
         settings = self.settings
-        kept = [name for name in self.schema if name and name not in (settings.id, settings.label)]
+        others = ("", settings.id, settings.label, settings.weight)
+        kept = [name for name in self.schema if name not in others]
         chosen = self.matching(kept, "features") if settings.features else kept
         ignored = set(self.matching(list(self.schema), "ignore"))
         return [name for name in chosen if name not in ignored]
@@ -151,11 +152,12 @@ class Table:
 
 
 def open_table(tables: Mapping[str, TableSettings], name: str) -> Table:
-    """A party's table. Where it is the label holder's own file, the label is no feature of it."""
+    """Open a party's table. If it is the label holder's file, label and weight are no features of it."""
     name = table_owner(name)
     own, labels = tables[name], tables.get(LABEL_HOLDER)
-    if labels is not None and labels.label and name != LABEL_HOLDER and own.path == labels.path:
-        own = replace(own, ignore=(*own.ignore, labels.label))
+    if labels is not None and name != LABEL_HOLDER and own.path == labels.path:
+        unused = [column for column in (labels.label, labels.weight) if column]
+        own = replace(own, ignore=(*own.ignore, *unused))
     return Table(name, own)
 
 

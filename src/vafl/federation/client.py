@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from rich.console import Console
+
 from vafl.build import limited_threads, make_client, make_guard, widths
 from vafl.config import Config
 from vafl.errors import DataError, Diverged, RunFolderError
@@ -17,6 +19,7 @@ from vafl.federation.credentials import load_credentials
 from vafl.federation.terms import STATE, make_terms, over_network, require_same_run, rows_at_once
 from vafl.files import make_private_folder, remove_drafts, write_atomically
 from vafl.names import check_client
+from vafl.observe.client_progress import ClientProgress, ClientView
 from vafl.plan import Plan, make_plan
 from vafl.protocol.client import Client
 from vafl.runtime.checkpoint import (
@@ -121,8 +124,9 @@ def run_client(
     overwrite: bool = False,
     replace: bool = False,
     accept_ledger: bool = False,
+    console: Console | None = None,
 ) -> str:
-    """One client's part of a run; gives the server's reason for ending it.
+    """Take part in a run as one client; return the server's reason for ending it.
 
     Writes path/models/PARTY at the end, path/state/PARTY meanwhile, and path/config.toml unless
     a server on this machine has done so. A client that was refused has begun nothing, and may just try again.
@@ -130,6 +134,7 @@ def run_client(
     Args:
         replace: take the place of another process of this party that takes part already.
         accept_ledger: go on if the ledger lacks the last mark that the server received.
+        console: where to show progress; None shows nothing.
     """
     folder = path / STATE / check_client(party)
     if not (resume or overwrite) and has_checkpoint(folder) and load_facts(folder)["activation"] > 0:
@@ -159,7 +164,8 @@ def run_client(
         )
         if not (path / "config.toml").exists() or not (resume or (path / STATE / SERVER).is_dir()):
             write_atomically(path / "config.toml", plan.config.to_toml().encode())
-        with limited_threads(config.threads), client.saved():
+        progress = ClientProgress(console or Console(quiet=True), folder, client.view)
+        with limited_threads(config.threads), client.saved(), progress:
             return run_until_over(client.federation)
 
 
@@ -212,6 +218,23 @@ class ClientRun:
             takes_over=takes_over,
             connect=connect,
             may_wake=lambda: may_wake(client),
+        )
+
+    def view(self) -> ClientView:
+        """Return what this client can tell of its training. Nothing in it comes from the labels."""
+        client, federation, config = self._client, self.federation, self._plan.config
+        return ClientView(
+            party=federation.party,
+            connected=federation.is_connected,
+            uploads=client.activation,
+            epochs=client.activation * config.schedule.batch_size / self._plan.data.rows,
+            updates=client.latest + 1,
+            most_updates=config.stop.updates,
+            delay_mean=client.staleness.mean,
+            delay_max=client.staleness.largest,
+            bytes_up=federation.bytes_up,
+            bytes_down=federation.bytes_down,
+            finished=client.finished,
         )
 
     @contextmanager

@@ -65,7 +65,7 @@ def local_client(
 
 
 def keeps_pace(client: Client, server: Server, index: int) -> bool:
-    """Whether the client has made no more activations than the fastest of the other clients.
+    """Return whether the client has made no more activations than the fastest of the other clients.
 
     Its messages take no time. Without this rule it would make most updates of an asynchronous run, and the
     run's planned updates would be over before the other clients were trained.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import polars as pl
@@ -15,23 +16,25 @@ from torch import Tensor
 
 from vafl.build import limited_threads
 from vafl.config import Config, read_config
+from vafl.errors import ConfigError
 from vafl.federation.client import run_until_over, witness_of
 from vafl.federation.credentials import load_credentials
 from vafl.federation.local import serve_with
 from vafl.federation.marks import MarkFile, marks_path
 from vafl.federation.terms import rows_at_once
 from vafl.ledgers import is_entered, ledger_path, open_ledger
+from vafl.models.decisions import Decision
 from vafl.models.folder import StoredModel
-from vafl.models.losses import probabilities
-from vafl.names import LOCAL_CLIENT, check_client
+from vafl.names import LOCAL_CLIENT, check_client, table_owner
 from vafl.observe.counting import CountProgress
 from vafl.observe.scores import ScoreFile, missing_column
 from vafl.privacy.fixed_point import decode
 from vafl.privacy.guard import guard
 from vafl.privacy.secure_sum import KeyAgreement, NoWitness, Witness
+from vafl.protocol.importance import ImportanceScorer
 from vafl.protocol.masked_scoring import MaskedRespondent, MaskedScorer
 from vafl.protocol.messages import ServerMessage
-from vafl.protocol.respondent import Respondent
+from vafl.protocol.respondent import Permutations, Respondent
 from vafl.protocol.rows import Rows
 from vafl.protocol.scoring import ANSWERED, STATES, Scorer
 from vafl.runtime.grpc.client import FederationClient
@@ -40,7 +43,9 @@ from vafl.runtime.grpc.server import FederationServer
 from vafl.runtime.grpc.wire import PROTOCOL, Terms, run
 from vafl.runtime.identity import SERVER
 from vafl.subjects import Subjects, load_subjects
-from vafl.trained import open_model, rebuild
+from vafl.trained import as_trained, feature_groups, open_model, rebuild
+
+AnyScorer = TypeVar("AnyScorer", bound=Scorer)
 
 
 @dataclass(frozen=True)
@@ -59,12 +64,15 @@ class Deployed:
 
     @classmethod
     def load(cls, config: Config, party: str, run: Path) -> "Deployed":
-        """Checks the model against the configuration, and the records against the model.
+        """Read the model and the records that it is asked about.
+
+        The model's manifest decides all that changes a prediction; see `as_trained`.
 
         Raises:
             ConfigError, DataError, RunFolderError: before anybody was asked anything.
         """
-        model = open_model(config, run, party)
+        model = open_model(run, party)
+        config = as_trained(config.document(), model, run)
         config.privacy.check_clients(len(model.manifest.parties))
         return cls(config, party, model, load_subjects(config, party, model), run)
 
@@ -80,6 +88,11 @@ class Deployed:
     @property
     def loss(self) -> str:
         return self.config.model.loss_for(len(self.model.manifest.classes))
+
+    @property
+    def decision(self) -> Decision:
+        """How the head's outputs become probabilities and a class."""
+        return self.model.manifest.decision
 
     def terms(self) -> Terms:
         """What the parties must agree on, as this one sees it."""
@@ -109,7 +122,10 @@ class Deployed:
         index = self.parties.index(self.party)
         module = rebuild(self.model, config.model.embedding)
         make: Callable[..., Respondent] = Respondent
-        if config.privacy.secure_sum:
+        if not config.privacy.secure_sum:
+            make = partial(Respondent, permutations=self._permutations())
+        else:
+            # Without permutations: the sums with and without one differ by one client's embeddings alone.
             purpose = f"{config.network.run_id}: prediction"
             keys = KeyAgreement(purpose, self.parties, index, witness or NoWitness())
             make = partial(MaskedRespondent, keys=keys)
@@ -129,7 +145,23 @@ class Deployed:
         )
         steps = config.rule.local_steps
         own = guard(config.privacy, module, subjects.features, ledger, accounts, steps)
+        if own.features.shape[1:] != subjects.features.shape[1:] and not config.privacy.secure_sum:
+            make = partial(Respondent, permutations=self._permutations(columns=False))
         return make(index, own.features, own.model, perturb=own.release, budget=own.budget)
+
+    def _permutations(self, *, columns: bool = True) -> Permutations | None:
+        """Return what the server may ask this client to permute.
+
+        Args:
+            columns: whether the features that are embedded still are those of the columns.
+        """
+        consent = self.config.prediction.importance
+        if consent == "none":
+            return None
+        table = self.config.tables.get(table_owner(self.party))
+        wanted = {} if table is None else table.groups
+        groups = feature_groups(self.model, wanted, each=consent == "columns") if columns else {}
+        return Permutations(np.random.default_rng(), groups)  # seeded by the operating system
 
     def _ledger(self) -> Path:
         """Return the ledger of the training if there is one, else where this configuration keeps it.
@@ -149,16 +181,34 @@ class Deployed:
         then = self.run / "config.toml"
         return self.config if self.config.privacy.ledger or not then.is_file() else read_config(then)
 
+    def importance_scorer(self) -> ImportanceScorer:
+        """Return the server's part of `vafl importance`.
+
+        Raises:
+            ConfigError: the model was trained under a secure sum.
+        """
+        if self.config.privacy.secure_sum:
+            raise ConfigError(
+                "importance cannot be measured under privacy.secure_sum: the sums with and without a "
+                "permutation differ by one client's embeddings, which the secure sum hides. Found a model "
+                "that was trained with it."
+            )
+        return self._plain_scorer(ImportanceScorer)
+
     def scorer(self, *, cached: bool) -> Scorer:
         """The server's part; where the model has no default for a client, zero stands in."""
         width, head = self.config.model.embedding_width(self.model.manifest.outputs), rebuild(self.model)
+        if not self.config.privacy.secure_sum:
+            return self._plain_scorer(Scorer, cached=cached)
         marks = MarkFile(self._marks(), self.parties)
-        if self.config.privacy.secure_sum:
-            return MaskedScorer(self.subjects.rows, head, len(self.parties), width, decode, marks)
+        return MaskedScorer(self.subjects.rows, head, len(self.parties), width, decode, marks)
+
+    def _plain_scorer(self, make: Callable[..., AnyScorer], **settings: bool) -> AnyScorer:
+        width, head = self.config.model.embedding_width(self.model.manifest.outputs), rebuild(self.model)
         known, zero = self.model.defaults, torch.zeros(width)
         defaults = torch.stack([known.get(party, zero) for party in self.parties])
-        summed = self.config.model.combine == "sum"
-        return Scorer(self.subjects.rows, head, defaults, summed=summed, cached=cached, marks=marks)
+        summed, marks = self.config.model.combine == "sum", MarkFile(self._marks(), self.parties)
+        return make(self.subjects.rows, head, defaults, summed=summed, marks=marks, **settings)
 
     def serve(self, scorer: Scorer, drive: Callable[[Served], list[ServerMessage]]) -> Served:
         """The server's end of the network."""
@@ -167,11 +217,13 @@ class Deployed:
         return FederationServer(scorer, self.parties, self.terms(), config.network, credentials, drive)
 
     def table(self, rows: Rows, outputs: Tensor, states: States) -> pl.DataFrame:
-        """One line a record: its id, what the model says, and who did not answer."""
+        """Return a line per record: its id, the prediction, and the clients that did not answer for it."""
         columns: dict[str, pl.Series] = {"id": self.subjects.ids.gather(rows)}
         if self.classes:
-            shares = probabilities(outputs, self.loss).numpy()
-            columns["prediction"] = pl.Series(self.classes, dtype=pl.String).gather(shares.argmax(1))
+            shares = self.decision.probabilities(outputs)
+            columns["prediction"] = pl.Series(self.classes, dtype=pl.String).gather(
+                self.decision.choose(shares)
+            )
             columns |= {f"p({name})": pl.Series(shares[:, m]) for m, name in enumerate(self.classes)}
         else:
             columns["value"] = pl.Series(outputs[:, 0].numpy())
@@ -188,6 +240,7 @@ def answer(
         accept_ledger: go on if the ledger lacks the last mark that the server received.
     """
     deployed = Deployed.load(config, check_client(party), run)
+    config = deployed.config
     credentials = load_credentials(config, party)
     client = deployed.respondent(witness_of(config, credentials), accept_ledger=accept_ledger)
     federation = FederationClient(
@@ -245,6 +298,7 @@ def predict(
         accept_ledger: go on if the ledger of the label holder's own client lacks its last mark.
     """
     deployed = Deployed.load(config, SERVER, run_folder)
+    config = deployed.config
     missing = np.zeros(len(deployed.parties), dtype=np.int64)
     counted = CountProgress(console, "records")
     with ScoreFile(out) as file, limited_threads(config.threads), counted:

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 from vafl.build import limited_threads, make_server, make_table, widths, with_drawn_labels
-from vafl.conclusion import score_table
+from vafl.conclusion import Conclusion, conclude
 from vafl.config import Config
 from vafl.data import leakage
 from vafl.errors import RunError, RunFolderError, VaflError
@@ -231,13 +231,14 @@ class ServerRun:
             ):
                 self._shown = progress
                 beside = None if local is None else local.federation
-                run(_serve(federation, beside, conductor, listening, self.watch))
+                run(_serve(federation, conductor, listening, self.watch, beside))
             require_updates(self.config, conductor.watch.ended, state.server.iteration)
             if conductor.has_result or state.server.iteration:
                 defaults = stand_ins(plan.data, state.server.table, conductor.measured)
-                keep_head(plan, defaults, self.path, run_name(state.server.run))
-                folder.keep_scores(score_table(plan.task, plan.data, state.outputs))
-                summary = self._summary(state.plan, federation, points, conductor)
+                conclusion = conclude(self.config, plan.task, state.plan.data, state.outputs)
+                keep_head(plan, conclusion.decision, defaults, self.path, run_name(state.server.run))
+                folder.keep_scores(conclusion.scores)
+                summary = self._summary(state.plan, federation, points, conductor, conclusion)
                 finish(folder, summary, given, state.plan.data, self.console)
             self._require_result(conductor, state.server.iteration)
         recorded = read_run(self.path)
@@ -325,7 +326,12 @@ class ServerRun:
         )
 
     def _summary(
-        self, plan: Plan, federation: FederationServer[Server], points: list[Point], conductor: Conductor
+        self,
+        plan: Plan,
+        federation: FederationServer[Server],
+        points: list[Point],
+        conductor: Conductor,
+        conclusion: Conclusion,
     ) -> dict[str, Any]:
         server = federation.server
         unmeasured = Point(federation.now, federation.updates, *federation.bytes_moved, None, None)
@@ -339,8 +345,7 @@ class ServerRun:
             traffic=federation.traffic,
             simulated=False,
             interrupted=conductor.interrupted,
-            test=conductor.tested,
-            outputs=conductor.outputs,
+            conclusion=conclusion,
             best=conductor.watch.best,
             ended=conductor.watch.ended,
         )
@@ -371,10 +376,10 @@ class _ToldTwice(Exception):
 
 async def _serve(
     federation: FederationServer[Server],
-    local: FederationClient | None,
     conductor: Conductor,
     listening: Callable[[str], None],
     watch: Callable[[], None],
+    local: FederationClient | None = None,
 ) -> None:
     def interrupt() -> None:
         if conductor.watch.ended:

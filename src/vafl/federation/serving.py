@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from vafl.build import limited_threads
@@ -17,7 +18,6 @@ from vafl.federation.local import serve_with
 from vafl.federation.prediction import Deployed, local_answers
 from vafl.federation.refusal import Refusal
 from vafl.federation.terms import rows_at_once
-from vafl.models.losses import probabilities
 from vafl.observe.prometheus import Sample
 from vafl.protocol.rows import Rows
 from vafl.protocol.scoring import ANSWERED, STATES
@@ -147,15 +147,22 @@ class Service:
         return np.array(found, dtype=np.int64)
 
     def _told(self, outputs: Tensor) -> Tensor:
-        return probabilities(outputs, self._deployed.loss) if self._deployed.classes else outputs
+        """Return what callers are told of each row: the probability of each class, or the number."""
+        if not self._deployed.classes:
+            return outputs
+        return torch.from_numpy(self._deployed.decision.probabilities(outputs))
 
     def _lines(self, ids: Sequence[str], answer: Answer) -> list[dict[str, Any]]:
         classes, parties = self._deployed.classes, self._deployed.parties
+        chosen = self._deployed.decision.choose(np.array(answer.values)).tolist() if classes else []
         lines = []
-        for each, values, states in zip(ids, answer.values, answer.states, strict=True):
+        for place, (each, values, states) in enumerate(zip(ids, answer.values, answer.states, strict=True)):
             said: dict[str, Any] = {"value": values[0]}
             if classes:
-                said = {"probabilities": dict(zip(classes, values, strict=True))}
+                said = {
+                    "prediction": classes[chosen[place]],
+                    "probabilities": dict(zip(classes, values, strict=True)),
+                }
             missing = {parties[m]: STATES[state] for m, state in enumerate(states) if state != ANSWERED}
             lines.append({"id": each, **said, "missing": missing})
         return lines

@@ -11,7 +11,7 @@ from vafl.plan import Plan
 from vafl.runtime.checkpoint import load_facts
 from vafl.runtime.codec import Codec
 from vafl.runtime.grpc.wire import PROTOCOL, Terms, differing, schedule_digest, settled
-from vafl.trained import SPLIT, shared_settings
+from vafl.trained import shared_settings
 
 _TRAINING = ("rule", "schedule", "optimiser")
 _AGREED_ANEW = ("protocol", "encoding", "rule.", "optimiser.", "stop.")
@@ -66,9 +66,8 @@ def make_terms(plan: Plan) -> Terms:
 
 
 def _common(config: Config) -> dict[str, Any]:
-    """The sections that must be the same at all parties, without what in them is each one's own affair: the
-    model's, and what decides who steps when, how, and which model is kept in the end."""
+    """Return the settings that must be the same at all parties: those of the model, and those that decide who
+    steps when and how, and which model is kept in the end."""
     document = config.document()
-    common = shared_settings(config) | {name: document[name] for name in ("seed", *_TRAINING)}
-    split = {name: document["data"][name] for name in SPLIT}
-    return common | {"data": common["data"] | split, "stop": {"patience": config.stop.patience}}
+    training = {name: document[name] for name in _TRAINING}
+    return shared_settings(config) | training | {"stop": {"patience": config.stop.patience}}

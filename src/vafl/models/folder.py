@@ -15,7 +15,7 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -29,10 +29,11 @@ from torch import Tensor, nn
 from vafl.conversion import make
 from vafl.errors import RunFolderError
 from vafl.files import make_private_folder, write_atomically
+from vafl.models.decisions import Decision
 from vafl.models.settings import ModelSettings
 from vafl.names import LOCAL_CLIENT, SERVER, check_client, check_party
 
-FORMAT = 2
+FORMAT = 3
 TENSORS, MANIFEST = "model.safetensors", "manifest.toml"
 _DIGEST = "digest"  # in the manifest: of all its other entries
 DEFAULT = "default."  # before a party's name: what stands in for its embedding while it cannot answer
@@ -63,6 +64,8 @@ class Manifest:
         settings: what all parties share, as sections of a configuration.
         shapes: of the parameters.
         schema: how the party's raw columns become features; empty if they are taken as they are.
+        table: settings of the party's table that decide how its values are read; empty without a table.
+        decision: of a head: how its outputs become probabilities and a class.
     """
 
     party: str
@@ -75,11 +78,13 @@ class Manifest:
     parties: list[str]
     settings: dict[str, Any]
     schema: dict[str, Any]
+    table: dict[str, Any]
     shapes: dict[str, list[int]]
     parameters: str
     format: int
     vafl: str
     torch: str
+    decision: Decision = field(default_factory=Decision)
 
     def __post_init__(self) -> None:
         for name in ("run", "records", "parameters", "vafl", "torch"):
@@ -193,7 +198,9 @@ def write_model(
     )
     make_private_folder(folder)
     write_atomically(folder / TENSORS, content, private=True)
-    entries = {entry.name: getattr(manifest, entry.name) for entry in fields(manifest)}
+    entries = asdict(manifest)
+    if manifest.kind == "embedding":
+        del entries["decision"]
     entries[_DIGEST] = _entries_digest(entries)
     ordered = sorted(entries.items(), key=lambda item: isinstance(item[1], dict))  # TOML: sections last
     write_atomically(folder / MANIFEST, tomli_w.dumps(dict(ordered)).encode(), private=True)
@@ -280,9 +287,13 @@ def _check_model(manifest: Manifest, settings: ModelSettings, tensors: Mapping[s
         raise ValueError(
             f"outputs must be {outputs} for {len(manifest.classes)} classes. Found {manifest.outputs}"
         )
-    width = settings.embedding_width(outputs)
+    width, is_number = (
+        settings.embedding_width(outputs),
+        settings.loss_for(len(manifest.classes)) == "squared",
+    )
     if manifest.kind == "embedding":
         return
+    manifest.decision.check_outputs(outputs, 0 if is_number else len(manifest.classes))
     inputs = [settings.head_inputs(len(manifest.parties), outputs)]
     if manifest.features != inputs:
         raise ValueError(f"features of this head must be {inputs}. Found {_short(manifest.features)}")

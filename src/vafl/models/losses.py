@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from vafl import kernels
 
@@ -62,14 +60,6 @@ LOSSES: dict[str, Loss] = {
 def evenly(rows: int) -> Matrix:
     """The weights of a mean."""
     return np.full(rows, 1 / rows, np.float32)
-
-
-def probabilities(outputs: Tensor, loss: str) -> Tensor:
-    """[rows, classes] of what a head says; only where the loss is one of classes."""
-    if loss == "softmax":
-        return outputs.softmax(1)
-    second = outputs[:, 0].sigmoid()
-    return torch.stack([1 - second, second], 1)
 
 
 LARGEST_SLOPES = {"softmax": 2**0.5, "binary": 1.0}  # of a row; the squared loss has none

@@ -68,23 +68,23 @@ class Metric:
 # --- two classes: outputs are the log-odds of the second class, or one score for each ---
 
 
-def _log_odds(outputs: Floats) -> Floats:
+def log_odds(outputs: Floats) -> Floats:
     """[rows]: the log-odds of the second class."""
     return outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, 1] - outputs[:, 0]
 
 
-def _sigmoid(log_odds: Floats) -> Floats:
-    shrunk = np.exp(-np.abs(log_odds))  # at most 1, so nothing overflows
-    share: Floats = np.where(log_odds < 0, shrunk, 1) / (1 + shrunk)
+def sigmoid(scores: Floats) -> Floats:
+    """Return the probability of the second class by its log-odds."""
+    shrunk = np.exp(-np.abs(scores))  # at most 1, so nothing overflows
+    share: Floats = np.where(scores < 0, shrunk, 1) / (1 + shrunk)
     return share
 
 
-def _counts_by_threshold(outputs: Floats, labels: Floats) -> tuple[Floats, Floats]:
+def counts_by_threshold(scores: Floats, labels: Floats) -> tuple[Floats, Floats]:
     """Return the true and false positives at each distinct threshold, the highest first, from (0, 0) on.
 
     Rows with equal scores share a threshold, so ties count by halves in the area under the ROC curve.
     """
-    scores = _log_odds(outputs)
     order = np.argsort(-scores, kind="stable")
     last_of_score = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
     true = np.append(0.0, np.cumsum(labels[order])[last_of_score])
@@ -92,31 +92,31 @@ def _counts_by_threshold(outputs: Floats, labels: Floats) -> tuple[Floats, Float
 
 
 def _auc(outputs: Floats, labels: Floats) -> float:
-    true, false = _counts_by_threshold(outputs, labels)
+    true, false = counts_by_threshold(log_odds(outputs), labels)
     return float(np.trapezoid(true, false) / (true[-1] * false[-1]))
 
 
 def _average_precision(outputs: Floats, labels: Floats) -> float:
-    true, false = _counts_by_threshold(outputs, labels)
+    true, false = counts_by_threshold(log_odds(outputs), labels)
     precision = true[1:] / (true[1:] + false[1:])
     return float(np.diff(true) @ precision / true[-1])
 
 
 def _binary_log_loss(outputs: Floats, labels: Floats) -> float:
-    log_odds = _log_odds(outputs)
-    return float(np.mean(np.logaddexp(0, log_odds) - log_odds * labels))
+    scores = log_odds(outputs)
+    return float(np.mean(np.logaddexp(0, scores) - scores * labels))
 
 
 def _binary_accuracy(outputs: Floats, labels: Floats) -> float:
-    return float(np.mean((_log_odds(outputs) > 0) == labels))
+    return float(np.mean((log_odds(outputs) > 0) == labels))
 
 
 def _brier(outputs: Floats, labels: Floats) -> float:
-    return float(np.mean((_sigmoid(_log_odds(outputs)) - labels) ** 2))
+    return float(np.mean((sigmoid(log_odds(outputs)) - labels) ** 2))
 
 
 def _f1(outputs: Floats, labels: Floats) -> float:
-    predicted = _log_odds(outputs) > 0
+    predicted = log_odds(outputs) > 0
     both = predicted.sum() + labels.sum()
     return float(2 * labels[predicted].sum() / both)
 

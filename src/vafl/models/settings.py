@@ -1,11 +1,14 @@
 """The [model] section of a configuration; embeddings.py and heads.py make modules from it."""
 
 import keyword
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from vafl.errors import ConfigError
 from vafl.models.metrics import MetricName
+from vafl.models.probabilities import Method
+from vafl.models.weights import ClassWeight
 
 _BUILT_IN = ("tabular", "linear", "mlp", "cnn", "lstm")
 _LARGEST_WIDTH = 2**20  # of any layer
@@ -31,6 +34,15 @@ class ModelSettings:
         metric: the headline metric. Two classes: `auc`, `log_loss`, `accuracy`, `average_precision`, `brier`,
             `f1`. Several: `accuracy`, `log_loss`, `macro_f1`. Numbers: `r2`, `rmse`, `mae`. `auto` is the
             first of these, `loss` the second. All of them are measured at every evaluation.
+        class_weight: how much the rows of each class count in the training loss. `none`: all the same.
+            `balanced`: every class the same in total, so that a rare class is not drowned out. Or a weight by
+            class name, such as `{ yes = 5.0 }`; a class that is left out has weight 1. Only the server needs
+            it. Metrics and baselines are not weighted.
+        calibration: how the probabilities of the kept model are corrected on the validation rows. `platt`:
+            scale and shift of the log-odds of two classes; one scale (a temperature) for several. `isotonic`:
+            any rising curve, for two classes and 1,000 validation rows or more. `none`: not at all. `auto` is
+            `platt` with a class_weight, which distorts probabilities, if there are validation rows; else
+            `none`.
     """
 
     embedding: str = "linear"
@@ -41,6 +53,8 @@ class ModelSettings:
     combine: Literal["sum", "concat"] = "sum"
     loss: Literal["auto", "softmax", "binary", "squared"] = "auto"
     metric: Literal["auto"] | MetricName = "auto"
+    class_weight: ClassWeight = "none"
+    calibration: Literal["auto"] | Method = "auto"
 
     def __post_init__(self) -> None:
         if self.embedding not in _BUILT_IN and not _names_factory(self.embedding):
@@ -53,6 +67,12 @@ class ModelSettings:
                 'model.head = "bias" adds a bias to the sum of the embeddings, so it cannot take '
                 'combine = "concat". Use combine = "sum", or head = "linear".'
             )
+        for name, weight in self.class_weight.items() if isinstance(self.class_weight, dict) else ():
+            if not 0 < weight < math.inf:
+                raise ConfigError(
+                    f"model.class_weight must be above 0 and finite for every class. Found {weight} for "
+                    f'"{name}". To leave a class out, drop its rows.'
+                )
         hidden = (*self.hidden, *self.head_hidden, 1)
         if self.width < 0 or min(hidden) < 1:
             raise ConfigError(
@@ -65,6 +85,37 @@ class ModelSettings:
                 f"model.width, hidden and head_hidden must be at most {_LARGEST_WIDTH:,}, with fewer than "
                 f"{_MOST_LAYERS} hidden layers. Found a width of {max(self.width, *hidden):,} and "
                 f"{len(hidden) - 1:,} hidden layers. Choose a smaller model."
+            )
+
+    @property
+    def calibration_method(self) -> Method:
+        """The calibration, with `auto` resolved."""
+        if self.calibration != "auto":
+            return self.calibration
+        return "none" if self.class_weight == "none" else "platt"
+
+    def check_calibration(self, classes: int, *, several: bool) -> None:
+        """Check that the calibration fits the labels; `auto` always does.
+
+        Args:
+            classes: how many the model tells apart; 0 are numbers.
+            several: whether there are validation rows of more than one class.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        if self.calibration in ("auto", "none"):
+            return
+        if not classes or (self.calibration == "isotonic" and classes != 2):
+            found, instead = (f"{classes} classes", '"platt"') if classes else ("numbers", '"none"')
+            raise ConfigError(
+                f'model.calibration = "{self.calibration}" does not fit labels with {found}. Use {instead}.'
+            )
+        if not several:
+            raise ConfigError(
+                f'model.calibration = "{self.calibration}" is fitted on validation rows of different '
+                "classes. Found none, or rows of one class. Hold out more rows (data.validation_fraction), "
+                'or set model.calibration = "none".'
             )
 
     @property

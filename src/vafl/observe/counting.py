@@ -33,6 +33,7 @@ class CountProgress:
         columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._bars = Bars(*columns, console=console) if console.is_terminal else None
         self._task: TaskID | None = None
+        self._total = self._done = 0
 
     def __enter__(self) -> "CountProgress":
         if self._bars:
@@ -55,6 +56,13 @@ class CountProgress:
             self._task = self._bars.add_task("", total=count)
         elif self._tenths.is_due(0.0):
             self._console.print(f"{count:,} {self._what} to go through")
+
+    def reach(self, done: int, total: int) -> None:
+        """Show how many of all have been dealt with, whichever number was shown before."""
+        if self._task is None and self._total != total:
+            self.begin(total)
+        if done > self._done:
+            self.advance(done - self._done)
 
     def advance(self, count: int) -> None:
         """So many more have been dealt with."""

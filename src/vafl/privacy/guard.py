@@ -63,6 +63,10 @@ class Budget:
             self._repeats.note(rows, allowed, kind)
         return allowed
 
+    def close(self) -> None:
+        """Close the ledger."""
+        self.ledger.close()
+
     def recognise(self, mark: bytes) -> None:
         """Check the last mark that the server received; empty if none.
 

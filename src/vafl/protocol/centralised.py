@@ -10,6 +10,7 @@ from vafl.protocol.descent import Descent
 from vafl.protocol.gradients import pull_back
 from vafl.protocol.head_step import Loss, mean_weights
 from vafl.protocol.losslog import LossLog
+from vafl.protocol.rows import Matrix
 from vafl.protocol.schedule import BatchSchedule
 from vafl.protocol.tensors import as_arrays
 
@@ -24,6 +25,7 @@ class Centralised:
         summed: which of the two.
         descents: of the parties' models, then of the head.
         l2: the parties' regulariser.
+        weights: [rows], of mean 1: how much each row counts in the loss; None if all count the same.
     """
 
     def __init__(
@@ -38,10 +40,12 @@ class Centralised:
         *,
         summed: bool,
         l2: float = 0.0,
+        weights: Matrix | None = None,
     ) -> None:
         self.models, self.head = list(models), head
         self.iteration = 0
         self._features, self._labels, self._loss = list(features), labels, loss
+        self._weights = weights
         self._descents, self._schedule, self._summed, self._l2 = list(descents), schedule, summed, l2
         self.losses = LossLog()
 
@@ -56,6 +60,8 @@ class Centralised:
         inputs = torch.stack(parts).sum(0) if self._summed else torch.cat(parts, dim=1)
         outputs = self.head(inputs)
         labels, weights = self._labels.index_select(0, rows), mean_weights((len(rows),))
+        if self._weights is not None:
+            weights = weights * self._weights[rows.numpy()]
         loss, slopes = self._loss(outputs.detach().numpy(), labels.numpy(), weights)
         self.losses.check(loss, self.iteration)
         self.losses.note(loss)

@@ -51,7 +51,8 @@ class Flight:
     """An upload whose gradient has not come yet.
 
     `pull_back` takes it to theta_m's, and may be valid only while theta_m is unchanged, that is while
-    `version` is the client's. `behind` uploads were in flight already when it was made.
+    `version` is the client's. `behind` uploads were in flight already when it was made, and `latest` was the
+    last iteration of the server that the client knew of.
     """
 
     rows: Rows
@@ -59,6 +60,29 @@ class Flight:
     pull_back: PullBack
     version: int
     behind: int
+    latest: int
+
+
+@dataclass(slots=True)
+class Staleness:
+    """How old a client's uploads were when the server stepped on them, as far as the client can tell.
+
+    The delay of an upload is the number of steps that the server made after the last one that the client knew
+    of, and before the one that used the upload.
+    """
+
+    answers: int = 0
+    total: int = 0
+    largest: int = 0
+
+    def note(self, delay: int) -> None:
+        """Count one more upload."""
+        self.answers, self.total = self.answers + 1, self.total + delay
+        self.largest = max(self.largest, delay)
+
+    @property
+    def mean(self) -> float:
+        return self.total / max(1, self.answers)
 
 
 class Client(Respondent):
@@ -82,6 +106,8 @@ class Client(Respondent):
     Attributes:
         finished: why the client makes no more uploads; empty while it does.
         run: the run's random number, as the server has said it last.
+        latest: the last iteration of the server that it was told; -1 if none.
+        staleness: delays of its uploads since the process began.
         gradient_limit: scales down gradients that no honest server sends, and counts them.
         refresh_rows: so many rows at most are refreshed in one message; None: all of them.
         at_evaluation: called before it answers in a run that ends with its best models, with `best` and
@@ -105,12 +131,13 @@ class Client(Respondent):
     ) -> None:
         super().__init__(index, features, model, perturb=perturb, budget=budget)
         self.activation = 0
-        self.iteration = -1
+        self.iteration = self.latest = -1
         self.run = 0
         self.refresh_rows: int | None = None
         self.at_evaluation: AtEvaluation | None = None
         self.descent = descent
         self.gradient_limit = GradientLimit()
+        self.staleness = Staleness()
         self._schedule, self._refresh, self._rule, self._l2 = schedule, refresh, rule, l2
         self._inputs = self._features.numpy()
         self._embed = (
@@ -178,8 +205,10 @@ class Client(Respondent):
             return []  # said again because it might have been lost; it was not
         self._check_answer(message)
         flight = self._flights.pop(message.activation)
+        self.latest = message.iteration - isinstance(message, Skipped)  # which counts steps from 1
         self._queried = -1
         if isinstance(message, Gradient):
+            self.staleness.note(max(0, message.iteration - flight.latest - 1))
             self._apply(flight, message)
         return self._end_activation(message.activations)
 
@@ -197,7 +226,7 @@ class Client(Respondent):
         """Says again what the server never got; goes on where the server stands if that is further."""
         known = welcome.activations[self.index]
         self._queried = -1
-        self.run = welcome.run
+        self.run, self.latest = welcome.run, welcome.iteration - 1
         self.iteration = min(self.iteration, welcome.iteration)  # what it forgot will be counted again
         if known > self.activation:
             self._flights.clear()
@@ -213,7 +242,8 @@ class Client(Respondent):
             if not len(rows):
                 reason = f"the privacy budget of the rows of activation {self.activation} is spent"
                 return [self._finish(reason)]
-        flight = Flight(rows, *self._embed_batch(rows), self._version, len(self._flights))
+        behind = len(self._flights)
+        flight = Flight(rows, *self._embed_batch(rows), self._version, behind, self.latest)
         self._flights[self.activation] = flight
         self.activation += 1
         return self._say(self.activation - 1, flight)

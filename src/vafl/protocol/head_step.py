@@ -29,6 +29,7 @@ class HeadStep:
             [batch, outputs].
         descent: steps the head's parameters.
         mask: what gradients [batch, width] go through before they leave, or None.
+        weights: [training rows], of mean 1: how much each row counts in the loss; None if all count the same.
 
     Attributes:
         losses: those of the steps made.
@@ -41,16 +42,20 @@ class HeadStep:
         loss: Loss,
         descent: Descent,
         mask: Mask | None,
+        weights: Matrix | None = None,
     ) -> None:
         self.losses = LossLog()
-        self._labels = _compact(labels)
+        self._labels, self._weights = _compact(labels), weights
         self._loss, self._descent, self._mask = loss, descent, mask
         self._through_head = head_with_way_back(head, descent.parameters)
 
     def __call__(
         self, table: EmbeddingTable, group: Sequence[Turn], iteration: int, *, shared: bool
     ) -> list[Matrix]:
-        """Each turn's own gradient of its own mean loss, [its batch, its width]; steps if the turns do.
+        """Return each turn's gradient of the mean loss of its rows, [its batch, its width].
+
+        The head steps if the turns are for a step. Weights are not normalised within a batch: one with many
+        heavy rows counts for more, so the expected gradient is that of the weighted loss of all rows.
 
         Args:
             shared: whether all turns are of the same rows.
@@ -62,6 +67,8 @@ class HeadStep:
         rows = turns[0].rows if len(turns) == 1 else np.concatenate([turn.rows for turn in turns])
         outputs, pull_back = self._through_head(table.read(rows))
         weights = mean_weights(tuple([turn.rows.size for turn in turns]))
+        if self._weights is not None:
+            weights = weights * kernels.gather(self._weights, rows)
         loss, slopes = self._loss(outputs, kernels.gather(self._labels, rows), weights)
         self.losses.check(loss, iteration)
         gradient, steps = pull_back(slopes)

@@ -60,9 +60,11 @@ class Requests:
         """The open requests by number, oldest first."""
         return self._open
 
-    def make(self, client: int, rows: Rows, best: int = -1, *, back: bool = False) -> Request:
+    def make(
+        self, client: int, rows: Rows, best: int = -1, *, back: bool = False, permute: str = ""
+    ) -> Request:
         """Open a new request."""
-        request = Request(client, self.made, rows, best, back)
+        request = Request(client, self.made, rows, best, back, permute)
         self._open[request.number] = request
         self.made += 1
         return request

@@ -3,7 +3,8 @@
 Features and model never leave this object; what leaves are embeddings, perturbed if the client is private.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from vafl import kernels
 from vafl.errors import InvalidMessage
 from vafl.protocol.messages import (
+    EVERYTHING,
     ClientMessage,
     Decline,
     Join,
@@ -42,6 +44,9 @@ class Budget(Protocol):
     def due_mark(self) -> bytes:
         """Return a fresh mark for the server, if one is due; else return nothing."""
 
+    def close(self) -> None:
+        """Close the ledger."""
+
 
 @torch.no_grad()
 def embed(model: nn.Module, features: Tensor, rows: Rows | None = None) -> Tensor:
@@ -55,6 +60,19 @@ def embed(model: nn.Module, features: Tensor, rows: Rows | None = None) -> Tenso
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+@dataclass(frozen=True)
+class Permutations:
+    """The features that the server may ask a client to permute, to measure their importance.
+
+    Attributes:
+        generator: draws the permutations. No other party knows its state.
+        groups: name -> numbers of the features that are permuted together. The names are sent to the server.
+    """
+
+    generator: np.random.Generator
+    groups: Mapping[str, Rows]
+
+
 class Respondent:
     """Holds the features and the trained model of one party, for predictions.
 
@@ -64,6 +82,7 @@ class Respondent:
         model: maps features to embeddings [batch, width].
         perturb: makes embeddings of what the model gives before they leave, or None.
         budget: limits what may be uploaded, or None.
+        permutations: what the server may ask to be permuted; None refuses all of it.
 
     Attributes:
         finished: why the client makes no more uploads; empty while it does.
@@ -80,11 +99,12 @@ class Respondent:
         *,
         perturb: Perturb | None = None,
         budget: Budget | None = None,
+        permutations: Permutations | None = None,
     ) -> None:
         self.index, self.model = index, model
         self.finished = ""
         self._features = features.contiguous()  # or a gather copies all of it
-        self._perturb, self._budget = perturb, budget
+        self._perturb, self._budget, self._permutations = perturb, budget, permutations
         self._sequence = 0
 
     @property
@@ -112,6 +132,11 @@ class Respondent:
         """What the server has sent that no honest server sends; empty if nothing."""
         return ""
 
+    def close(self) -> None:
+        """Let go of the files that the client holds open."""
+        if self._budget is not None:
+            self._budget.close()
+
     def wake(self) -> list[ClientMessage]:
         """Begins an activation. Call it only when not `waiting`."""
         return []
@@ -119,7 +144,8 @@ class Respondent:
     def join(self) -> Join:
         """What the client says first on a connection: where it stands."""
         self._sequence = 0
-        return Join(self.index)
+        groups = () if self._permutations is None else tuple(self._permutations.groups)
+        return Join(self.index, groups=tuple(name.encode() for name in groups))
 
     @np.errstate(all="ignore")  # what is not finite any more is noticed where it is used
     def receive(self, message: ServerMessage) -> list[ClientMessage]:
@@ -145,7 +171,7 @@ class Respondent:
         if not isinstance(message, Request):
             return []
         self._check_rows(message.rows)
-        return self._answer(message)
+        return self._answer_permuted(message) if message.permute else self._answer(message)
 
     def _answer(self, request: Request) -> list[ClientMessage]:
         """Embeddings of the rows that may be uploaded; the others are left out."""
@@ -155,6 +181,29 @@ class Respondent:
             if not len(rows):
                 return [self._decline(request.number)]
         embeddings = self._embedded(self._features, rows, evaluating=True)
+        return self._say_rows(rows, embeddings, request.number)
+
+    def _answer_permuted(self, request: Request) -> list[ClientMessage]:
+        """Answer with embeddings of rows among which this client has permuted some of its features.
+
+        Charge first: the permutation must not move values of records that may not be uploaded any more.
+        """
+        allowed, group, rows = self._permutations, request.permute, request.rows
+        if allowed is None or not (group == EVERYTHING or group in allowed.groups):
+            return [self._decline(request.number, f"{group} is not permuted here: prediction.importance")]
+        # If some features move and others stay, two of the answers depend on each record: two charges.
+        for _ in range(1 if group == EVERYTHING else 2):
+            if self._budget is not None and len(rows):
+                rows = self._budget.spend(rows, "prediction", whole=self.whole)
+        if not len(rows):
+            return [self._decline(request.number)]
+        sources = rows[allowed.generator.permutation(len(rows))]
+        if group == EVERYTHING:
+            embeddings = self._embedded(self._features, sources, evaluating=True)
+        else:
+            features, moved = self._features[rows], torch.from_numpy(allowed.groups[group])
+            features[:, moved] = self._features[sources][:, moved]
+            embeddings = self._embedded(features, None, evaluating=True)
         return self._say_rows(rows, embeddings, request.number)
 
     def _check_rows(self, rows: Rows) -> None:
@@ -172,8 +221,10 @@ class Respondent:
                 embeddings = self._perturb(embeddings)
         return embeddings.float().contiguous().numpy()
 
-    def _decline(self, request: int) -> Decline:
-        return Decline(self.index, self._next(), request, "the privacy budget of rows asked for is spent")
+    def _decline(
+        self, request: int, reason: str = "the privacy budget of rows asked for is spent"
+    ) -> Decline:
+        return Decline(self.index, self._next(), request, reason)
 
     def _say_rows(self, rows: Rows, embeddings: Matrix, request: int | None) -> list[ClientMessage]:
         with made_here():

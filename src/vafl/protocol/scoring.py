@@ -137,10 +137,14 @@ class Scorer:
                 self.overdue.add(client)
                 inquiry.mark(client, ABSENT if client in self.absent else LATE)
 
-    @torch.no_grad()
     def score(self, inquiry: Inquiry) -> Tensor:
         """Closes the inquiry; gives the outputs [rows, outputs], with defaults for what has not come."""
         self.inquiries.remove(inquiry)
+        return self.outputs(inquiry)
+
+    @torch.no_grad()
+    def outputs(self, inquiry: Inquiry) -> Tensor:
+        """Return the head's outputs [rows, outputs], with defaults for what has not come."""
         came = torch.from_numpy(inquiry.states == ANSWERED)[..., None]
         inputs = torch.where(came, torch.from_numpy(inquiry.embeddings), self._defaults)
         outputs: Tensor = self._head(inputs.sum(1) if self._summed else inputs.flatten(1))

@@ -38,7 +38,7 @@ from vafl.protocol.messages import (
     require_growth,
 )
 from vafl.protocol.requests import Poll, Requests
-from vafl.protocol.rows import NO_ROWS, Array, Rows, in_parts
+from vafl.protocol.rows import NO_ROWS, Array, Matrix, Rows, in_parts
 from vafl.protocol.rules import Rule, Turn
 from vafl.protocol.settings import LARGEST_COUNT, LARGEST_WINDOW
 from vafl.protocol.table import FOREVER, EmbeddingTable
@@ -54,7 +54,7 @@ class Server:
     Args:
         table: the last embedding of every row and client.
         labels: [training rows], one label a row; rows of the table beyond are held out: no step uses them.
-        head, loss, descent, mask: as in `HeadStep`.
+        head, loss, descent, mask, weights: as in `HeadStep`.
         rule: when to act.
         bound: the delay bound, if any.
         marks: remembers the marks of the clients' ledgers; by default only while this object lives.
@@ -82,6 +82,7 @@ class Server:
         rule: Rule,
         bound: DelayBound | None = None,
         mask: Mask | None = None,
+        weights: Matrix | None = None,
         *,
         marks: MarkMemory | None = None,
     ) -> None:
@@ -101,7 +102,7 @@ class Server:
         self.run = 0
         self._met: set[int] = set()
         self._forgettable = 0  # uploads of one client that a crash can have made this server forget
-        self._evaluate = HeadStep(labels, head, loss, descent, mask)
+        self._evaluate = HeadStep(labels, head, loss, descent, mask, weights)
         self.losses = self._evaluate.losses
         self._training_rows = len(labels)
         self._sequences = [-1] * table.clients

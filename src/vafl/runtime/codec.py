@@ -95,7 +95,7 @@ class _Layout:
 
 
 _LAYOUTS: dict[type[Message], _Layout] = {
-    Join: _Layout(("activation", "applied", "iteration")),
+    Join: _Layout(("activation", "applied", "iteration"), contents="groups"),
     Upload: _Layout(("sequence", "activation", "in_flight"), flag="answer", rows="rows", matrix="embeddings"),
     Refresh: _Layout(("sequence", "request", "in_flight"), rows="rows", matrix="embeddings"),
     Query: _Layout(("sequence", "activation")),
@@ -104,7 +104,7 @@ _LAYOUTS: dict[type[Message], _Layout] = {
     Welcome: _Layout(("iteration", "durable", "run"), counters="activations", content="mark"),
     Gradient: _Layout(("activation", "iteration"), matrix="gradients", counters="activations"),
     Skipped: _Layout(("activation", "iteration"), counters="activations", text="reason"),
-    Request: _Layout(("number", "best"), flag="back", rows="rows"),
+    Request: _Layout(("number", "best"), flag="back", rows="rows", text="permute"),
     Durable: _Layout(("activation",)),
     Stop: _Layout(flag="failed", text="reason"),
     Refused: _Layout(text="reason"),

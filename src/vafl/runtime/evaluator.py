@@ -24,7 +24,7 @@ class Evaluator:
             party's budget is spent, its last embeddings are used, or zeros.
 
     Attributes:
-        measured: "validation" or "test" -> the head's outputs on these rows when they were last measured.
+        measured: the name of a part -> the head's outputs on these rows when they were last measured.
     """
 
     def __init__(

@@ -133,6 +133,10 @@ class PredictionSettings:
         cache: the live server keeps embeddings and uses them again, which costs a private client nothing;
             false asks each time, for features that change.
         largest_request: ids in one live request.
+        importance: what a client lets the server measure the importance of (`vafl importance`). `party`: the
+            client's features together, and the groups in tables.NAME.groups. `columns`: each column as well;
+            the server learns the columns' names, and each record's values up to a scale if embeddings have no
+            noise. `none`: nothing.
     """
 
     chunk: int = 4096
@@ -141,6 +145,7 @@ class PredictionSettings:
     gather: float = 0.002
     cache: bool = True
     largest_request: int = 1000
+    importance: Literal["none", "party", "columns"] = "party"
 
     def __post_init__(self) -> None:
         for name in ("chunk", "patience", "deadline", "largest_request"):

@@ -1,4 +1,4 @@
-"""The report of a run: RUN/report.html, one self-contained page for readers who are no statisticians.
+"""The report of a run: RUN/report.html, one self-contained page for managers.
 
 statistics.py       curves, intervals and bins, as pure functions of arrays
 figures.py          small SVG charts

@@ -6,13 +6,15 @@ from vafl.observe.report.markup import Content, Markup, element
 
 
 def _prose(content: Iterable[Content]) -> list[Content]:
-    """Return texts with typographic apostrophes, and elements as they are."""
+    """Return texts with typographic apostrophes and `names of settings` as code; elements as they are."""
     return [
-        each.replace("'", "\N{RIGHT SINGLE QUOTATION MARK}")
-        if isinstance(each, str) and not isinstance(each, Markup)
-        else each
-        for each in content
+        _text(each) if isinstance(each, str) and not isinstance(each, Markup) else each for each in content
     ]
+
+
+def _text(words: str) -> list[Content]:
+    parts = words.replace("'", "\N{RIGHT SINGLE QUOTATION MARK}").split("`")
+    return [element("code", part) if number % 2 else part for number, part in enumerate(parts)]
 
 
 def section(title: str, *content: Content) -> Markup:

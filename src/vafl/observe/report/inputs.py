@@ -1,4 +1,4 @@
-"""What a report is made from: the files of a finished run, read and checked."""
+"""Read and check the files of a finished run that a report is made from."""
 
 import hashlib
 import json
@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from vafl.errors import RunFolderError
+from vafl.models.folder import MANIFEST
 from vafl.observe.record import IMPORTANCE, SCORES, SUMMARY, RecordedRun, read_run
 from vafl.observe.report.statistics import Floats
 
@@ -41,7 +42,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Influence:
-    """What permuting a party's data, or one of its columns, does to the model.
+    """The effect of permuting a party's data, or one of its columns, on the model.
 
     Attributes:
         loss: By how much the loss rises.
@@ -62,11 +63,13 @@ class Importance:
         rows: The number of held-out rows it was measured on.
         parties: By party.
         columns: By party and column, where the party allows it.
+        refused: By party, why something was not measured.
     """
 
     rows: int
     parties: Mapping[str, Influence]
     columns: Mapping[str, Mapping[str, Influence]]
+    refused: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class Inputs:
     Attributes:
         settings: config.toml as it is.
         digest: Of config.toml.
+        columns: How many columns each party uses; None if that is not known here.
         ended: When the run ended.
         scores, importance: None if the run folder has no such file.
         accounts: What the privacy ledgers on this machine say, one a party.
@@ -84,6 +88,7 @@ class Inputs:
     run: RecordedRun
     settings: Mapping[str, Any]
     digest: str
+    columns: Mapping[str, int | None]
     ended: datetime
     scores: Scores | None
     importance: Importance | None
@@ -91,7 +96,7 @@ class Inputs:
 
     @property
     def part(self) -> str:
-        """The held-out rows that the report is about: "test", or "validation" if there are no others."""
+        """The held-out rows that the report is about: "test", or "validation" if there are no test rows."""
         if self.scores is not None:
             return self.scores.part
         return "test" if self.run.kept("test") else "validation"
@@ -111,6 +116,7 @@ def read_inputs(folder: Path, accounts: Sequence[Mapping[str, Any]] = ()) -> Inp
             run,
             settings,
             hashlib.sha256(content).hexdigest()[:16],
+            {party: _columns(folder, party, known) for party, known in run.summary["columns"].items()},
             datetime.fromtimestamp((folder / SUMMARY).stat().st_mtime, UTC),
             _read_scores(folder / SCORES, run.summary["classes"]),
             _read_importance(folder / IMPORTANCE),
@@ -123,10 +129,22 @@ def read_inputs(folder: Path, accounts: Sequence[Mapping[str, Any]] = ()) -> Inp
         ) from error
 
 
+def _columns(folder: Path, party: str, known: int | None) -> int | None:
+    """Return how many columns a party uses, by its model if that is in the run folder too.
+
+    A server does not learn how many columns its clients use. If all parties run on one machine, the manifests
+    of their models say it.
+    """
+    manifest = folder / "models" / party / MANIFEST
+    if known is not None or not manifest.is_file():
+        return known
+    return len(tomllib.loads(manifest.read_text(encoding="utf-8"))["schema"]["columns"])
+
+
 def _read_scores(path: Path, classes: Sequence[str]) -> Scores | None:
     if not path.is_file():
         return None
-    table = pl.read_parquet(path)
+    table = pl.read_parquet(path, glob=False)
     part = "test" if (table["part"] == "test").any() else "validation"
     table = table.filter(pl.col("part") == part)
     if table.is_empty():
@@ -139,7 +157,7 @@ def _read_scores(path: Path, classes: Sequence[str]) -> Scores | None:
     columns = ["score"] if len(classes) <= 2 else [f"score_{place}" for place in range(len(classes))]
     scores = table.select(pl.col(columns).cast(pl.Float64)).to_numpy()
     if not np.isfinite(scores).all():
-        raise ValueError(f"{SCORES} has scores that are no finite numbers")
+        raise ValueError(f"{SCORES} has scores that are not finite")
     return Scores(part, scores[:, 0] if len(columns) == 1 else scores, labels.to_numpy(), classes)
 
 
@@ -151,6 +169,7 @@ def _read_importance(path: Path) -> Importance | None:
         int(document["rows"]),
         _influences(document["parties"]),
         {party: _influences(own) for party, own in document.get("features", {}).items()},
+        {party: str(why) for party, why in document.get("refused", {}).items()},
     )
 
 

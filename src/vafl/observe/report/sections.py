@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vafl.names import SERVER
+from vafl.names import LOCAL_CLIENT, SERVER
 from vafl.observe.record import IMPORTANCE, SCORES
 from vafl.observe.report import blocks
 from vafl.observe.report.figures import Line, named_values
@@ -23,13 +23,14 @@ from vafl.observe.report.words import (
     metric_interval,
     metric_name,
     metric_value,
+    party_name,
     quoted,
     rounded,
     share,
     signed,
 )
 
-ALONE, LABEL_HOLDER = "label holder alone", "label-holder"  # a baseline; the client of its own columns
+ALONE = "label holder alone"  # a baseline
 _MOST_COLUMNS = 15
 _GUARANTEES = {
     "release_once": "Each party added noise to its records once and released only the result.",
@@ -54,13 +55,17 @@ def target(inputs: Inputs) -> str:
 def header(inputs: Inputs) -> Markup:
     """Return the title, and in one sentence what was predicted from whose data."""
     summary = inputs.run.summary
-    parties, rows = list(summary["columns"]), summary["rows"]
-    pooled = summary["rule"] == "centralised"
-    known = [number for number in summary["columns"].values() if number is not None]
+    parties, rows = list(map(party_name, inputs.columns)), summary["rows"]
+    where = ", whose tables stayed where they are"
+    if summary["rule"] == "centralised":
+        where = ", pooled in one place"
+    elif summary["simulated"]:
+        where = ", in a simulation of their federation"
+    known = [number for number in inputs.columns.values() if number is not None]
     columns = f"{count(sum(known))} columns of " if len(known) == len(parties) else "columns of "
     lead = (
         f"The model predicts {quoted(target(inputs))} from {columns}{listed(parties)}"
-        f"{', pooled in one place' if pooled else ', whose tables stayed where they are'}. It was trained on "
+        f"{where}. It was trained on "
         f"{count(rows['train'])} rows and is judged here by {count(rows[inputs.part])} others that it was "
         "not trained on."
     )
@@ -80,14 +85,14 @@ def _warnings(inputs: Inputs) -> list[Markup]:
             blocks.notice(
                 "Measured on validation rows.",
                 "The model was selected on the same rows, so its figures are somewhat too good. Hold out "
-                "test rows (data.test_fraction) for figures to rely on.",
+                "test rows (`data.test_fraction`) for figures to rely on.",
             )
         )
     elif inputs.run.watched == "test":
         found.append(
             blocks.notice(
                 "Test rows were watched during training.",
-                "Without validation rows, training may have stopped by them. Set data.validation_fraction "
+                "Without validation rows, training may have stopped by them. Set `data.validation_fraction` "
                 "for an independent test.",
                 kind="plain",
             )
@@ -96,7 +101,9 @@ def _warnings(inputs: Inputs) -> list[Markup]:
         found.append(blocks.notice("Interrupted.", "The run was stopped before its planned end."))
     for party, used in summary["unanswered"].items():
         instead = "its last embeddings were used" if used == "last" else "an average was used for its data"
-        found.append(blocks.notice(f"{party} did not answer", f"when the model was measured; {instead}."))
+        found.append(
+            blocks.notice(f"{party_name(party)} did not answer", f"when the model was measured; {instead}.")
+        )
     return found
 
 
@@ -104,7 +111,8 @@ def result(inputs: Inputs) -> Markup:
     """Return the headline metric beside the baselines, and every metric in a table."""
     run, part = inputs.run, inputs.part
     metric, kept = run.metric, run.kept(inputs.part)
-    value, interval = kept.get(metric), _interval(inputs, metric)
+    intervals = {name: _interval(inputs, name) for name in kept}
+    value, interval = kept.get(metric), intervals.get(metric)
     names = list(run.summary["baselines"])
     figures = {name: run.baseline(name, part) for name in names}
     content: list[Content] = [_headline(inputs, metric, value, interval)]
@@ -125,19 +133,22 @@ def result(inputs: Inputs) -> Markup:
                 element("div", _added(inputs, metric, value), class_="beside"),
             )
         )
-    headings = ["Metric", "This model", "95% interval", *map(baseline_name, names)]
+    headings = ["Metric", "This model, 95% interval", *map(baseline_name, names)]
     ordered = [metric, *(name for name in kept if name != metric)]
     table = [
         [
             [metric_name(name), element("span", MEANINGS.get(name, ""), class_="meaning")],
-            metric_value(name, kept.get(name)),
-            metric_interval(name, _interval(inputs, name)),
+            [metric_value(name, kept.get(name)), element("small", _between(name, intervals.get(name)))],
             *(metric_value(name, figures[baseline].get(name)) for baseline in names),
         ]
         for name in ordered
     ]
     caption = f"Every metric on the {part} rows"
     return blocks.section("How good it is", *content, blocks.table(headings, table, caption))
+
+
+def _between(metric: str, interval: Interval | None) -> str:
+    return metric_interval(metric, interval) if interval else "no interval"
 
 
 def _interval(inputs: Inputs, metric: str) -> Interval | None:
@@ -203,7 +214,7 @@ def _added(inputs: Inputs, metric: str, value: float) -> Markup:
         said.append(
             blocks.text(element("strong", f"{_difference(metric, abs(gained))} {word}"), f" {against}.")
         )
-    if ALONE not in run.summary["baselines"] and LABEL_HOLDER not in run.summary["columns"]:
+    if ALONE not in run.summary["baselines"] and LOCAL_CLIENT not in inputs.columns:
         none = (
             "The label holder has no columns in this run, so there is no model of its own data to "
             "compare with."
@@ -225,13 +236,13 @@ def details(inputs: Inputs) -> list[Markup]:
         says = (
             f"Curves, calibration and the confusion matrix are drawn from {SCORES}, which this run folder "
             "does not have. Run again with this version of vafl, or restore the file, and write the report "
-            "again with vafl report."
+            "again with `vafl report`."
         )
         return [blocks.section("Curves and decisions", blocks.note(says))]
     if not held.classes:
         return number_sections(held)
     if len(held.classes) == 2:
-        return two_class_sections(held, inputs.run.summary.get("decision"))
+        return two_class_sections(held, inputs.run.summary)
     return several_class_sections(held)
 
 
@@ -252,23 +263,22 @@ def parties(inputs: Inputs) -> Markup:
         if (number := rows[part])
     ]
     content: list[Content] = [blocks.text(f"Rows: {listed(sizes)}.")]
-    traffic, activations = summary["traffic"], summary["activations"]
+    traffic = summary["traffic"]
     lines = []
-    for name, columns in summary["columns"].items():
+    for name, columns in inputs.columns.items():
         moved = traffic.get(name, {})
         lines.append(
             [
-                name,
+                party_name(name),
                 "not shared" if columns is None else count(columns),
-                count(activations[name]) if name in activations else "\N{EN DASH}",
                 megabytes(moved["bytes_up"]) if moved else "\N{EN DASH}",
                 megabytes(moved["bytes_down"]) if moved else "\N{EN DASH}",
             ]
         )
     if traffic:
         total = [sum(own[way] for own in traffic.values()) for way in ("bytes_up", "bytes_down")]
-        lines.append([element("b", "together"), "", "", *map(megabytes, total)])
-    headings = ["Party", "Columns", "Uploads", "Sent", "Received"]
+        lines.append([element("b", "together"), "", *map(megabytes, total)])
+    headings = ["Party", "Columns", "Sent", "Received"]
     content.append(blocks.table(headings, lines, "Columns and traffic of each party"))
     took = f"Training took {count(summary['updates'])} updates"
     if summary["rule"] == "centralised":
@@ -294,9 +304,9 @@ def importance(inputs: Inputs) -> Markup:
     found = inputs.importance
     if found is None or not found.parties:
         says = (
-            f"Not measured in this run. The command vafl importance asks every party to shuffle its data, "
+            f"Not measured in this run. The command `vafl importance` asks every party to shuffle its data, "
             f"measures how much worse the model becomes, and writes {IMPORTANCE}; write the report again "
-            "afterwards with vafl report."
+            "afterwards with `vafl report`."
         )
         return blocks.section("What each party adds", blocks.note(says))
     return blocks.section("What each party adds", *_importance(inputs, found))
@@ -308,7 +318,7 @@ def _importance(inputs: Inputs, found: Importance) -> list[Content]:
     drawing = named_values(
         "party-importance",
         "Importance of each party",
-        [_influence(name, own) for name, own in ordered],
+        [_influence(party_name(name), own) for name, own in ordered],
         zero=True,
     )
     most, largest = ordered[0]
@@ -318,7 +328,9 @@ def _importance(inputs: Inputs, found: Importance) -> list[Content]:
     )
     content: list[Content] = [blocks.figure("By party", drawing, says)]
     columns = [
-        (f"{party}: {column}", own) for party, known in found.columns.items() for column, own in known.items()
+        (f"{party_name(party)}: {column}", own)
+        for party, known in found.columns.items()
+        for column, own in known.items()
     ]
     columns.sort(key=lambda own: -own[1].loss)
     if columns:
@@ -331,22 +343,24 @@ def _importance(inputs: Inputs, found: Importance) -> list[Content]:
         content.append(element("div", blocks.note(note)))
     lines = [
         [
-            name,
+            party_name(name),
             "\N{EN DASH}" if own.drop is None else signed(_difference(metric, own.drop)),
             signed(f"{own.loss:.4f}"),
             f"{own.deviation:.4f}",
         ]
         for name, own in ordered
     ]
-    lead = f"The model relies most on {quoted(most)}."
+    lead = f"The model relies most on {quoted(party_name(most))}."
     if largest.drop is not None:
         lead += (
             f" Without the information in its rows, {metric_name(metric)} would be "
             f"{_difference(metric, abs(largest.drop))} {'worse' if largest.drop >= 0 else 'better'}."
         )
     headings = ["Party", f"{metric_name(metric)} lost", "Loss added", "Standard deviation"]
+    refused = "; ".join(f"{party_name(name)}: {why}" for name, why in found.refused.items())
     return [
         blocks.text(lead),
+        blocks.note(f"Not measured: {refused}.") if refused else "",
         blocks.figures(*content),
         blocks.table(headings, lines, "What shuffling each party's data does to the model"),
         blocks.note(
@@ -377,7 +391,7 @@ def privacy(inputs: Inputs) -> Markup:
 def _labels(summary: Mapping[str, Any]) -> Markup:
     epsilon = summary["labels"]["epsilon"]
     if epsilon is None:
-        protect = " For classes, labels.epsilon protects them." if summary["classes"] else ""
+        protect = " For classes, `labels.epsilon` protects them." if summary["classes"] else ""
         return blocks.notice(
             "The training labels were not protected.",
             "The gradients that the parties received reveal the label of every training row to each of them."
@@ -401,19 +415,19 @@ def _records(inputs: Inputs) -> list[Markup]:
             "Uploads were masked: the label holder saw the sum over all parties, and no party's own part of "
             "it. No noise protected single records."
             if masked
-            else "The parties' uploads had no noise (privacy.mode none). They reveal something about the "
+            else "The parties' uploads had no noise (`privacy.mode none`). They reveal something about the "
             "records to the label holder."
         )
         return [blocks.text(says)]
     found = [blocks.text(_GUARANTEES[mode])]
     if not inputs.accounts:
         elsewhere = (
-            "Each party's ledger says what was spent on every record: vafl privacy, on its own machine."
+            "Each party's ledger says what was spent on every record: `vafl privacy`, on its own machine."
         )
         return [*found, blocks.note(elsewhere)]
     lines = [
         [
-            account["party"],
+            party_name(account["party"]),
             count(account["records"]),
             _amount(account["mu_any_record"]),
             _amount(account["epsilon_any_record"]),

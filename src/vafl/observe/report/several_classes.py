@@ -1,5 +1,7 @@
 """The sections about a model of several classes: each class, and which are taken for which."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from vafl.observe.report import blocks
@@ -83,50 +85,44 @@ def _ratio(part: int, whole: int) -> str:
 
 
 def _matrix(held: Scores, counts: Places, largest: Places) -> Markup:
-    names = list(held.classes)
-    if len(names) > _MOST_IN_MATRIX:
-        kept, rest = largest[:_MOST_IN_MATRIX], largest[_MOST_IN_MATRIX:]
-        names = [*(held.classes[place] for place in kept.tolist()), f"{len(rest)} others"]
-        merge = np.zeros((len(held.classes), len(names)), dtype=np.int64)
-        merge[kept, np.arange(len(kept))] = 1
-        merge[rest, -1] = 1
-        inside = counts[np.ix_(rest, rest)]
-        # Rows of one small class that are taken for another are wrong, so they get no place on the diagonal.
-        mixed = int(inside.sum() - np.diag(inside).sum())
-        counts = merge.T @ counts @ merge
-    else:
-        mixed = 0
-    totals = counts.sum(axis=1)
+    right = np.diag(counts).sum() / held.rows
+    rows = f"{count(held.rows)} {held.part} rows"
+    says = f"For {share(right)} of the {rows}, the likeliest class is the right one."
+    wrong = counts - np.diag(np.diag(counts))
+    actual, taken = divmod(int(wrong.argmax()), len(held.classes))
+    if wrong.any():
+        says += (
+            f" The most frequent mistake: {count(wrong[actual, taken])} rows of "
+            f"{quoted(held.classes[actual])} are taken for {quoted(held.classes[taken])}."
+        )
+    names, counts = _merged(held.classes, counts, largest)
     lines = [
         [
             f"actually {name}",
-            *(_cell(counts[line, column], totals[line], line == column) for column in range(len(names))),
+            *(
+                _cell(rows, int(own.sum()), name == other)
+                for other, rows in zip(names, own.tolist(), strict=True)
+            ),
         ]
-        for line, name in enumerate(names)
+        for name, own in zip(names, counts, strict=True)
     ]
-    wrong = counts.astype(np.float64)
-    np.fill_diagonal(wrong, -1)
-    line, column = np.unravel_index(wrong.argmax(), wrong.shape)
-    says = (
-        f"Of the {count(held.rows)} {held.part} rows, "
-        f"{share((np.diag(counts).sum() - mixed) / held.rows)} are on the diagonal: their likeliest class "
-        "is the right one."
-    )
-    if wrong[line, column] > 0:
-        says += (
-            f" The most frequent mistake: {count(wrong[line, column])} rows of {quoted(names[line])} are "
-            f"taken for {quoted(names[column])}."
-        )
+    caption = "Confusion matrix: actual classes in lines, predicted in columns"
     return blocks.section(
         "Which classes are taken for which",
         blocks.text(says),
-        blocks.table(
-            ["", *names],
-            lines,
-            "Confusion matrix: actual classes in lines, predicted in columns",
-            kind="compact",
-        ),
+        blocks.table(["", *names], lines, caption, kind="compact"),
     )
+
+
+def _merged(classes: Sequence[str], counts: Places, largest: Places) -> tuple[list[str], Places]:
+    """Return names and a matrix in which all but the largest classes are one."""
+    kept, rest = largest[:_MOST_IN_MATRIX], largest[_MOST_IN_MATRIX:]
+    if not len(rest):
+        return list(classes), counts
+    into = np.zeros((len(classes), len(kept) + 1), dtype=np.int64)
+    into[kept, np.arange(len(kept))] = 1
+    into[rest, -1] = 1
+    return [*(classes[place] for place in kept.tolist()), f"{len(rest)} others"], into.T @ counts @ into
 
 
 def _cell(rows: int, total: int, right: bool) -> Markup:

@@ -8,7 +8,7 @@ import numpy as np
 from vafl.observe.report import blocks
 from vafl.observe.report.figures import Chart, histogram, percent
 from vafl.observe.report.inputs import Scores
-from vafl.observe.report.markup import Markup, element
+from vafl.observe.report.markup import Markup, element, join
 from vafl.observe.report.statistics import (
     Curve,
     Flags,
@@ -27,20 +27,19 @@ _FEWEST_ROWS = 10
 _MIDDLE = 0.5
 _STRIP_BINS = 25
 _GOALS = {
-    "accuracy": "the most correct decisions",
     "f1": "the best F1, a balance of precision and recall",
-    "precision": "a stated precision",
-    "recall": "a stated recall",
+    "precision": "the best recall with a precision",
+    "recall": "the best precision with a recall",
     "cost": "the lowest cost",
 }
 
 
-def two_class_sections(held: Scores, decision: Mapping[str, Any] | None) -> list[Markup]:
+def two_class_sections(held: Scores, summary: Mapping[str, Any]) -> list[Markup]:
     """Return the sections about scores of two classes.
 
     Args:
         held: The scores.
-        decision: summary.json's entry on the threshold; None decides at probability 0.5.
+        summary: summary.json, which may say how probabilities were calibrated and a threshold was chosen.
     """
     positive = held.labels == 1
     if held.rows < _FEWEST_ROWS or positive.all() or not positive.any():
@@ -52,8 +51,8 @@ def two_class_sections(held: Scores, decision: Mapping[str, Any] | None) -> list
     return [
         _ranking(held, positive),
         _tenths(held, positive),
-        _probabilities(held, positive),
-        _decisions(held, positive, decision or {}),
+        _probabilities(held, positive, summary.get("calibration") or {}),
+        _decisions(held, positive, summary.get("decision") or {}),
     ]
 
 
@@ -146,7 +145,7 @@ def _tenths(held: Scores, positive: Flags) -> Markup:
     )
 
 
-def _probabilities(held: Scores, positive: Flags) -> Markup:
+def _probabilities(held: Scores, positive: Flags, calibration: Mapping[str, Any]) -> Markup:
     bins = reliability(held.scores, positive)
     largest = max(max(own.score, own.interval.high) for own in bins)
     top = min(1.0, np.ceil(20 * largest) / 20)
@@ -161,8 +160,8 @@ def _probabilities(held: Scores, positive: Flags) -> Markup:
         right.bar(low, high, number, says=f"{percent(low)} to {percent(high)}: {count(number)} rows")
     off = sum(own.rows * abs(own.score - own.share) for own in bins) / held.rows
     says = (
-        f"Each dot is about {count(bins[0].rows)} rows with similar probabilities, with a 95% interval. On "
-        "the dashed line, predictions come true as often as they say. On average they are "
+        "Each dot is a group of rows with similar probabilities, with a 95% interval. On the dashed line, "
+        "predictions come true as often as they say. On average they are "
         f"{100 * off:.1f} percentage points off."
     )
     spread = f"How many of the {count(held.rows)} rows have which probability."
@@ -179,6 +178,7 @@ def _probabilities(held: Scores, positive: Flags) -> Markup:
     ]
     return blocks.section(
         "Whether its probabilities can be trusted",
+        _calibrated(calibration),
         blocks.figures(
             blocks.figure("Calibration", left.svg("calibration", "Calibration plot", says), says),
             blocks.figure("Predictions", right.svg("spread", "Predicted probabilities", spread), spread),
@@ -191,6 +191,14 @@ def _probabilities(held: Scores, positive: Flags) -> Markup:
     )
 
 
+def _calibrated(calibration: Mapping[str, Any]) -> Markup:
+    method = calibration.get("method", "none")
+    if method == "none":
+        return join()
+    way = {"platt": "by Platt scaling", "isotonic": "by isotonic regression"}.get(method, f"by {method}")
+    return blocks.text(f"The probabilities were corrected {way} on the validation rows.")
+
+
 def _decisions(held: Scores, positive: Flags, decision: Mapping[str, Any]) -> Markup:
     threshold = float(decision.get("threshold", _MIDDLE))
     flagged = held.scores >= threshold
@@ -198,7 +206,10 @@ def _decisions(held: Scores, positive: Flags, decision: Mapping[str, Any]) -> Ma
     (true_negative, false_positive), (false_negative, true_positive) = counts.tolist()
     no, yes = held.classes
     goal = decision.get("goal")
-    chosen = f", chosen on the validation rows for {_GOALS.get(goal, goal)}" if goal else ""
+    chosen = ""
+    if goal not in (None, "accuracy"):  # which is the middle, and not chosen by rows
+        least = f" of at least {share(decision['at_least'])}" if goal in ("precision", "recall") else ""
+        chosen = f", chosen on the validation rows for {_GOALS.get(goal, goal)}{least}"
     precision = true_positive / max(1, true_positive + false_positive)
     recall = true_positive / max(1, true_positive + false_negative)
     says = (
@@ -213,6 +224,9 @@ def _decisions(held: Scores, positive: Flags, decision: Mapping[str, Any]) -> Ma
     return blocks.section(
         "What it decides",
         blocks.text(says),
+        ""
+        if decision.get("reached", True)
+        else blocks.notice("The goal was not reached", "on the validation rows; this is the nearest to it."),
         blocks.table(["", f"predicted {no}", f"predicted {yes}"], lines, "Confusion matrix", kind="compact"),
     )
 

@@ -1,5 +1,6 @@
-"""Numbers and metrics in words that a reader who is no statistician understands."""
+"""Numbers and metrics in words that a manager understands."""
 
+from vafl.names import LOCAL_CLIENT
 from vafl.observe.report.figures import plain
 from vafl.observe.report.statistics import Interval
 
@@ -44,6 +45,11 @@ def baseline_name(name: str) -> str:
     return BASELINES.get(name, name.replace("_", " ").capitalize())
 
 
+def party_name(name: str) -> str:
+    """Return a party's name as people write it."""
+    return "label holder" if name == LOCAL_CLIENT else name
+
+
 def metric_value(metric: str, value: float | None) -> str:
     """Return a metric's value as text; a dash where it is not defined."""
     if value is None:
@@ -61,7 +67,7 @@ def metric_interval(metric: str, interval: Interval | None) -> str:
 
 
 def rounded(value: float, digits: int = 3) -> str:
-    """Return a number with so many significant digits."""
+    """Return a number rounded to `digits` significant digits."""
     return plain(float(f"{value:.{digits}g}"))
 
 

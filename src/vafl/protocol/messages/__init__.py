@@ -10,7 +10,7 @@ features or model parameters, and none of these types could.
 | `Upload`: embeddings of a minibatch, at one activation | `Gradient` or `Skipped` |
 | `Query`: the gradient for an earlier upload (query-first order) | `Gradient` or `Skipped` |
 | `Refresh`: embeddings of other rows, or of the rows asked for | |
-| `Decline`: cannot give the rows asked for | `Request`: fresh embeddings of these rows, please |
+| `Decline`: cannot give the rows asked for | `Request`: send fresh embeddings of these rows |
 | `Finished`: makes no more uploads | |
 | `LedgerMark`: what the next `Welcome` must show, to prove that the client's ledger is the newest | |
 | `Offer`: a fresh key for an epoch of masks | `Rekey`: a new epoch begins; `Keys`: everybody's keys |
@@ -20,8 +20,10 @@ features or model parameters, and none of these types could.
 """
 
 from vafl.protocol.messages.checks import (
+    EVERYTHING,
     HEADER_BYTES,
     LARGEST_OFFER,
+    LONGEST_GROUP,
     MARK_BYTES,
     ROW_BYTES,
     Words,
@@ -47,6 +49,6 @@ ServerMessage = Welcome | Gradient | Skipped | Request | Rekey | Keys | Durable 
 
 __all__ = ["HEADER_BYTES", "LARGEST_OFFER", "MARK_BYTES", "ROW_BYTES", "Words", "made_here", "require_growth"]
 __all__ += ["ClientMessage", "Durable", "Join", "Leave", "Refused", "ServerMessage", "Stop", "Welcome"]
-__all__ += ["LedgerMark"]
+__all__ += ["EVERYTHING", "LONGEST_GROUP", "LedgerMark"]
 __all__ += ["Decline", "Finished", "Gradient", "Query", "Refresh", "Request", "Skipped", "Upload"]
 __all__ += ["Keys", "MaskedRefresh", "MaskedUpload", "MaskingMessage", "Offer", "Rekey"]

@@ -11,6 +11,9 @@ from vafl.protocol.settings import LARGEST_WINDOW
 HEADER_BYTES = 48  # kind, encoding, sequence, activation, iteration, lengths
 MARK_BYTES = 16  # of a ledger's mark
 LARGEST_OFFER = 4096  # bytes of a key and the proof whose it is
+LONGEST_GROUP = 200  # bytes of the name of a group of features
+MOST_GROUPS = 10_000
+EVERYTHING = "*"  # in place of a group's name: all features of the client
 ROW_BYTES = 4  # a row travels as an unsigned 32-bit number
 Words = npt.NDArray[np.uint64]
 
@@ -79,6 +82,30 @@ def require_growth(client: int, sequence: int, before: int) -> None:
     """Raises InvalidMessage unless a message comes after all others of its client."""
     if sequence <= before:
         raise InvalidMessage(f"sequence of client {client} must grow beyond {before}. Found {sequence}.")
+
+
+def require_group(name: bytes) -> str:
+    """Return the name of a group of features as text; raise InvalidMessage unless it can be shown."""
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        text = ""
+    if not (0 < len(name) <= LONGEST_GROUP and text.isprintable() and text):
+        raise InvalidMessage(
+            f"the name of a group must be printable UTF-8 of 1 to {LONGEST_GROUP} bytes. Found {name[:40]!r}."
+        )
+    return text
+
+
+def require_groups(names: tuple[bytes, ...]) -> None:
+    """Raise InvalidMessage unless these are distinct names of groups."""
+    if len(names) > MOST_GROUPS or len(set(names)) < len(names):
+        raise InvalidMessage(
+            f"a client names at most {MOST_GROUPS:,} groups, each once. Found {len(names):,} names."
+        )
+    for name in names:
+        if require_group(name) == EVERYTHING:
+            raise InvalidMessage(f'"{EVERYTHING}" stands for all features and names no group.')
 
 
 class made_here:  # noqa: N801 - read as: with made_here()

@@ -2,7 +2,13 @@
 
 from dataclasses import dataclass
 
-from vafl.protocol.messages.checks import HEADER_BYTES, Explained, require_counts, require_mark
+from vafl.protocol.messages.checks import (
+    HEADER_BYTES,
+    Explained,
+    require_counts,
+    require_groups,
+    require_mark,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -13,17 +19,24 @@ class Join:
         activation: the number of its next upload.
         applied: how many of its uploads were answered; it still waits for those from here on.
         iteration: the last global iteration its model has learned from; -1 if none.
+        groups: names of feature groups that the server may ask it to permute, in UTF-8.
     """
 
     client: int
     activation: int = 0
     applied: int = 0
     iteration: int = -1
-    nbytes = HEADER_BYTES
+    groups: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
         waiting = self.activation - self.applied
         require_counts(applied=self.applied, activation=waiting, iteration=self.iteration + 1)
+        if self.groups:
+            require_groups(self.groups)
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + sum(8 + len(name) for name in self.groups)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
+from vafl.errors import InvalidMessage
 from vafl.protocol.messages.checks import (
     HEADER_BYTES,
     ROW_BYTES,
     Explained,
     require_counts,
+    require_group,
     require_matrix,
     require_rows,
     require_some,
@@ -150,12 +152,14 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """Fresh embeddings of these rows, please: the delay bound, an evaluation or a recovery needs them.
+    """Ask for fresh embeddings of rows, for the delay bound, an evaluation, a recovery or a prediction.
 
     Attributes:
         best: in evaluations of a run that ends with its best models: how many were the best so far. It has
             grown since the last one if that was, as far as this client took part. -1: nothing is kept.
         back: the run is over: by the model of the best evaluation, please.
+        permute: a group of features that the client named when it joined, or "*" for all its features. The
+            client permutes these features among the rows before it embeds them. Empty permutes nothing.
     """
 
     client: int
@@ -163,11 +167,16 @@ class Request:
     rows: Rows
     best: int = -1
     back: bool = False
+    permute: str = ""
 
     def __post_init__(self) -> None:
         require_counts(number=self.number, best=self.best + 1)
         require_rows(self.rows)
+        if self.permute:
+            require_group(self.permute.encode(errors="replace"))
+            if self.best >= 0 or self.back:
+                raise InvalidMessage("features are permuted for predictions. Found it in an evaluation.")
 
     @property
     def nbytes(self) -> int:
-        return HEADER_BYTES + ROW_BYTES * self.rows.size
+        return HEADER_BYTES + ROW_BYTES * self.rows.size + len(self.permute.encode())

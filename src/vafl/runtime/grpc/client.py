@@ -85,6 +85,8 @@ class FederationClient:
         self._instance, self._takes_over = secrets.token_hex(8), takes_over
         self.durable = 0
         self.reconnects = -1
+        self.bytes_down, self._bytes_up = 0, 0
+        self._current: Session | None = None
         self._terms, self._settings, self._credentials = terms, settings, credentials
         self._sleeper, self._after = sleeper, after
         self._codec = Codec(settings.encoding, settings.largest_message)
@@ -94,6 +96,16 @@ class FederationClient:
         self._pace = Pace(client.rows) if client.noisy else None
         self._server_fault, self._warnings = "", Allowance(rate=0.1)
         self._failure: Exception | None = None
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes sent on all connections of this process."""
+        return self._bytes_up + (0 if self._current is None else self._current.sent)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the server has welcomed this client on a connection that is still open."""
+        return self._current is not None and self._current.welcome
 
     async def run(self) -> str:
         """Works until the run is over; gives the server's reason for ending it.
@@ -135,6 +147,7 @@ class FederationClient:
                 raise
             finally:
                 await self._worker.settle()
+                self._bytes_up, self._current = self.bytes_up, None
                 if self._failure:
                     raise self._failure
 
@@ -154,6 +167,7 @@ class FederationClient:
 
     def _hear(self, session: Session, content: bytes) -> None:
         self._reach.heard = time.monotonic()
+        self.bytes_down += len(content)
         self._worker.do(partial(self._receive, session, content))
 
     def _end_turn(self, session: Session, contents: list[bytes], may_wake: bool, handled: bool) -> None:
@@ -175,7 +189,8 @@ class FederationClient:
 
     def _fail(self, error: Exception) -> None:
         self._failure = error
-        self._current.fail(error)
+        if self._current is not None:
+            self._current.fail(error)
 
     # --- the worker's part ---
 

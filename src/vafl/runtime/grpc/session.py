@@ -26,11 +26,12 @@ class Session:
 
     Attributes:
         welcome: whether the server has said where the run stands: before, there is nothing to do.
+        sent: bytes that were handed to the stream.
         answered: bytes that the worker has made in answer to the server since there was `room` for more.
     """
 
     def __init__(self, stream: ClientStream, largest_unsent: int) -> None:
-        self.welcome, self.answered = False, 0
+        self.welcome, self.answered, self.sent = False, 0, 0
         self._stream = stream
         self._outbox = Outbox()
         self._unsent, self._largest_unsent = 0, largest_unsent
@@ -129,6 +130,7 @@ class Session:
         while (content := await self._outbox.take()) is not None:
             with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
                 await self._stream.write(content)
+                self.sent += len(content)
             self._unsent -= len(content)
             self._give_credit()
 

@@ -1,0 +1,223 @@
+"""Decisions: which of two classes a prediction names, by a threshold that serves a stated goal.
+
+The threshold is chosen on the validation rows of the models that a run keeps, and stored with the head beside
+the calibration of its probabilities. This module needs NumPy only: configurations are read without torch.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from vafl.errors import ConfigError
+from vafl.models.metrics import Figures, counts_by_threshold
+from vafl.models.probabilities import Calibration, probabilities
+
+Floats = npt.NDArray[np.float64]
+Goal = Literal["accuracy", "f1", "precision", "recall", "cost"]
+
+EVEN = 0.5  # the threshold of the likelier class
+
+
+@dataclass(frozen=True)
+class DecisionSettings:
+    """Which of two classes a prediction names; probabilities are given beside it.
+
+    A row is put into the second class if its probability is at least a threshold. The threshold is chosen on
+    the validation rows, and summary.json reports what it gives on the test rows.
+
+    Attributes:
+        goal: `f1`: the highest F1 score. `accuracy`: the likelier class, a threshold of 0.5. `precision`: the
+            highest recall with a precision of `at_least`. `recall`: the highest precision with a recall of
+            `at_least`. `cost`: the lowest cost. `auto` is `f1` if there are validation rows of both classes,
+            else `accuracy`.
+        at_least: for the goals `precision` and `recall`. If no threshold reaches it, the one that comes
+            nearest is used, and summary.json has `reached: false`.
+        cost_false_positive: for the goal `cost`: what a row that is wrongly put into the second class costs.
+        cost_false_negative: for the goal `cost`: what a row of the second class that is missed costs.
+    """
+
+    goal: Literal["auto"] | Goal = "auto"
+    at_least: float | None = None
+    cost_false_positive: float = 1.0
+    cost_false_negative: float = 1.0
+
+    def __post_init__(self) -> None:
+        bounded = self.goal in ("precision", "recall")
+        if bounded and (self.at_least is None or not 0 < self.at_least <= 1):
+            raise ConfigError(
+                f'decision.goal = "{self.goal}" needs decision.at_least, above 0 and at most 1, such as 0.9. '
+                f"Found {'none' if self.at_least is None else self.at_least}."
+            )
+        if self.at_least is not None and not bounded:
+            raise ConfigError(
+                f'decision.at_least is for the goals "precision" and "recall". Found it with goal = '
+                f'"{self.goal}". Leave it out, or choose one of these goals.'
+            )
+        costs = (self.cost_false_positive, self.cost_false_negative)
+        if not all(0 < cost < math.inf for cost in costs):
+            raise ConfigError(
+                "decision.cost_false_positive and cost_false_negative must be above 0. "
+                f"Found {costs[0]} and {costs[1]}."
+            )
+        if costs != (1.0, 1.0) and self.goal != "cost":
+            raise ConfigError(
+                'decision.cost_false_positive and cost_false_negative are for goal = "cost". Found '
+                f'{costs[0]} and {costs[1]} with goal = "{self.goal}". Set goal = "cost", or leave them out.'
+            )
+
+    def resolved(self, *, fitted: bool) -> Goal:
+        """Return the goal to use; without rows to fit a threshold on it is `accuracy`."""
+        if not fitted:
+            return "accuracy"
+        return "f1" if self.goal == "auto" else self.goal
+
+    def check_rows(self, classes: int, *, both: bool) -> None:
+        """Check that the goal fits the labels; `auto` always does.
+
+        Args:
+            classes: how many the model tells apart; 0 are numbers.
+            both: whether there are validation rows of both classes.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        if self.goal != "auto" and classes != 2:
+            found = f"{classes} classes" if classes else "numbers"
+            raise ConfigError(
+                f'decision.goal = "{self.goal}" chooses a threshold for two classes. Found labels with '
+                f"{found}. Leave [decision] out: the likeliest of several classes is named."
+            )
+        if self.goal not in ("auto", "accuracy") and not both:
+            raise ConfigError(
+                f'decision.goal = "{self.goal}" needs validation rows of both classes to choose a threshold '
+                "on. Hold out more rows (data.validation_fraction), or leave it out for a threshold of 0.5."
+            )
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A threshold, and what it reaches on the rows that it was chosen on.
+
+    Attributes:
+        value: the least probability of the second class that puts a row into it. Above 1 puts no row there.
+        reached: whether it meets the goal.
+    """
+
+    value: float = EVEN
+    reached: bool = True
+
+
+def choose_threshold(
+    settings: DecisionSettings, goal: Goal, shares: npt.ArrayLike, labels: npt.ArrayLike
+) -> Threshold:
+    """Return the threshold that serves the goal best on these rows.
+
+    Of equally good thresholds it is the highest, which puts the fewest rows into the second class.
+
+    Args:
+        shares: [rows], the probability of the second class.
+        labels: [rows], 0 or 1; both occur.
+    """
+    if goal == "accuracy":
+        return Threshold()
+    chances, known = np.asarray(shares, np.float64), np.asarray(labels, np.float64)
+    true, false = counts_by_threshold(chances, known)
+    recall = true / true[-1]
+    with np.errstate(invalid="ignore"):
+        precision = np.nan_to_num(true / (true + false))  # none flagged: 0
+    reached = np.ones(len(true), bool)
+    if goal == "f1":
+        merits: tuple[Floats, ...] = (2 * true / (true + false + true[-1]),)
+    elif goal == "cost":
+        missed = true[-1] - true
+        merits = (-settings.cost_false_positive * false - settings.cost_false_negative * missed,)
+    else:
+        aim, other = (precision, recall) if goal == "precision" else (recall, precision)
+        reached = aim >= (settings.at_least or 0.0)
+        merits = (other, aim) if reached.any() else (aim, other)
+    allowed = np.flatnonzero(reached) if reached.any() else np.arange(len(true))
+    # lexsort goes by its last key first and is stable: among equals the first, of the highest threshold.
+    order = np.lexsort([-own[allowed] for own in reversed(merits)])
+    return Threshold(_between(chances, int(allowed[order[0]])), bool(reached.any()))
+
+
+def _between(shares: Floats, place: int) -> float:
+    """Return a threshold that takes the rows of the `place` highest distinct probabilities and no others."""
+    values = np.unique(shares)[::-1]
+    if place == len(values):
+        return 0.0
+    if place == 0:
+        return 1.0 if values[0] < 1 else float(np.nextafter(1.0, 2.0))
+    above, below = float(values[place - 1]), float(values[place])
+    middle = (above + below) / 2
+    return middle if middle > below else above  # neighbouring floats have no middle
+
+
+def decision_figures(
+    settings: DecisionSettings, threshold: float, shares: npt.ArrayLike, labels: npt.ArrayLike
+) -> dict[str, Any]:
+    """Return what a threshold gives on these rows.
+
+    `confusion` is [[true negatives, false positives], [false negatives, true positives]]. A figure that the
+    rows do not define, such as the precision where no row is put into the second class, is None.
+    """
+    chosen, known = np.asarray(shares) >= threshold, np.asarray(labels).astype(bool)
+    negatives, positives = (
+        [int(np.sum(~chosen & (known == label))), int(np.sum(chosen & (known == label)))]
+        for label in (False, True)
+    )
+    (right_no, wrong_yes), (wrong_no, right_yes) = negatives, positives
+    figures: Figures = {
+        "accuracy": _share(right_no + right_yes, len(known)),
+        "precision": _share(right_yes, right_yes + wrong_yes),
+        "recall": _share(right_yes, right_yes + wrong_no),
+        "f1": _share(2 * right_yes, 2 * right_yes + wrong_yes + wrong_no),
+    }
+    if settings.goal == "cost":
+        cost = settings.cost_false_positive * wrong_yes + settings.cost_false_negative * wrong_no
+        figures["cost"] = cost
+    return {"rows": len(known), "confusion": [negatives, positives], **figures}
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How a head's outputs become probabilities and a class; stored with the head.
+
+    Attributes:
+        threshold: of two classes, as in `Threshold`.
+    """
+
+    calibration: Calibration = field(default_factory=Calibration)
+    threshold: float = EVEN
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold < 2:
+            raise ValueError(f"the threshold of a decision must be from 0 to 1. Found {self.threshold}")
+
+    def check_outputs(self, outputs: int, classes: int) -> None:
+        """Raise ValueError unless this fits a head with `outputs` outputs; 0 classes are numbers."""
+        method = self.calibration.method
+        if method == "platt" and len(self.calibration.shifts) != outputs:
+            raise ValueError(
+                f"a calibration must have a shift for each output, {outputs}. Found "
+                f"{len(self.calibration.shifts)}"
+            )
+        if (method != "none" and not classes) or (method == "isotonic" and classes != 2):
+            raise ValueError(f'a calibration by "{method}" does not fit {classes} classes')
+
+    def probabilities(self, outputs: npt.ArrayLike) -> Floats:
+        """Return the calibrated probability of each class, [rows, classes]."""
+        return probabilities(self.calibration(outputs))
+
+    def choose(self, shares: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Return the number of the class, [rows], by probabilities [rows, classes]."""
+        found = np.asarray(shares)
+        chosen = found[:, 1] >= self.threshold if found.shape[1] == 2 else found.argmax(axis=1)
+        return chosen.astype(np.int64)

@@ -1,0 +1,194 @@
+"""Probabilities from a head's outputs, and their calibration.
+
+Outputs are [rows, outputs]: one column is the log-odds of the second of two classes, several columns are one
+score per class. A calibration maps outputs to outputs of the same form, whose probabilities match what was
+observed on the validation rows. So metrics need not know about it.
+
+This module needs NumPy only; isotonic regression loads scikit-learn when it is fitted.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from vafl.models.metrics import log_odds, sigmoid
+
+Floats = npt.NDArray[np.float64]
+Method = Literal["none", "platt", "isotonic"]
+
+_ALMOST_CONVERGED = 1e-12  # a Newton step that would lower the mean loss by less is the last
+_MOST_STEPS = 100
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A map from outputs to outputs; plain numbers, checked when it is made.
+
+    Attributes:
+        method: `none` leaves outputs as they are.
+        scale, shifts: of `platt`: outputs * scale + shifts, with a shift for each output.
+        scores, shares: of `isotonic`: the probability of the second class at these log-odds, ascending.
+            Between two of them it is interpolated, beyond them it is constant.
+    """
+
+    method: Method = "none"
+    scale: float = 1.0
+    shifts: tuple[float, ...] = ()
+    scores: tuple[float, ...] = ()
+    shares: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        numbers = (self.scale, *self.shifts, *self.scores, *self.shares)
+        if not all(map(math.isfinite, numbers)) or self.scale < 0:
+            raise ValueError("a calibration must have finite numbers, and a scale of 0 or more")
+        if (self.method == "platt") != bool(self.shifts):
+            raise ValueError("a calibration must have shifts if, and only if, its method is platt")
+        if (self.method == "isotonic") != bool(self.scores) or len(self.scores) != len(self.shares):
+            raise ValueError(
+                "a calibration must have as many scores as shares, and only if its method is isotonic"
+            )
+        rising = all(low < high for low, high in pairwise(self.scores))
+        if not rising or any(low > high for low, high in pairwise(self.shares)):
+            raise ValueError("the scores of a calibration must rise, and its shares must not fall")
+        if self.shares and not 0 < self.shares[0] <= self.shares[-1] < 1:
+            raise ValueError("the shares of a calibration must be above 0 and below 1")
+
+    def __call__(self, outputs: npt.ArrayLike) -> Floats:
+        """Return the calibrated outputs, of the same shape."""
+        seen = np.asarray(outputs, np.float64)
+        if self.method == "platt":
+            seen = seen * self.scale + np.array(self.shifts)
+        if self.method == "isotonic":
+            share = np.interp(log_odds(seen), self.scores, self.shares)
+            calibrated = np.log(share) - np.log1p(-share)
+            seen = calibrated[:, None] if seen.shape[1] == 1 else np.stack([0 * share, calibrated], 1)
+        return seen
+
+    @classmethod
+    def fit(
+        cls, method: Method, outputs: npt.ArrayLike, labels: npt.ArrayLike, class_weights: Sequence[float]
+    ) -> "Calibration":
+        """Fit on validation rows, which must be of two classes or more.
+
+        `platt` fits scale and shift of the log-odds of two classes. Several classes have one scale (the
+        inverse of a temperature); their shifts undo the class weights that they were trained with, which
+        favour class k by a factor of its weight.
+
+        Args:
+            outputs: [rows, outputs], finite.
+            labels: [rows], class numbers.
+            class_weights: [classes], of the training loss.
+        """
+        seen, known = np.asarray(outputs, np.float64), np.asarray(labels, np.int64)
+        if method == "isotonic":
+            scores, shares = _isotonic(log_odds(seen), known)
+            return cls("isotonic", scores=scores, shares=shares)
+        if method == "none":
+            return cls()
+        if seen.shape[1] <= 2:
+            scale, shift = _platt(log_odds(seen), known)
+            return cls("platt", scale, (shift,) if seen.shape[1] == 1 else (0.0, shift))
+        weights = np.log(np.asarray(class_weights, np.float64))
+        scale = _inverse_temperature(seen - weights, known)
+        return cls("platt", scale, tuple((-scale * weights).tolist()))
+
+
+def probabilities(outputs: Floats) -> Floats:
+    """Return the probability of each class, [rows, classes], by outputs that may be calibrated."""
+    if outputs.shape[1] == 1:
+        second = sigmoid(outputs[:, 0])
+        return np.stack([1 - second, second], 1)
+    shares = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+    result: Floats = shares / shares.sum(axis=1, keepdims=True)
+    return result
+
+
+def _platt(scores: Floats, labels: npt.NDArray[np.int64]) -> tuple[float, float]:
+    """Return scale and shift of the log-odds by maximum likelihood.
+
+    The labels are replaced by Platt's targets, (n + 1) / (n + 2) for n rows of a class, so that the fit is
+    finite where the scores separate the classes. Scores that rank the classes in the wrong order get a scale
+    of 0, as an isotonic fit would give: a calibration never reverses the ranking.
+    """
+    count = int(labels.sum())
+    targets = np.where(labels == 1, (count + 1) / (count + 2), 1 / (len(labels) - count + 2))
+    centre, unit = scores.mean(), scores.std() or 1.0
+    design = np.stack([(scores - centre) / unit, np.ones(len(scores))], 1)
+
+    def evaluate(theta: Floats) -> tuple[float, Floats, Floats]:
+        found = design @ theta
+        share = sigmoid(found)
+        value = np.mean(np.logaddexp(0, found) - targets * found)
+        curvature = (design.T * (share * (1 - share))) @ design / len(design)
+        return float(value), design.T @ (share - targets) / len(design), curvature
+
+    mean = float(targets.mean())
+    constant = math.log(mean / (1 - mean))
+    scale, shift = _newton(evaluate, np.array([0.0, constant])).tolist()
+    return (scale / unit, shift - scale * centre / unit) if scale > 0 else (0.0, constant)
+
+
+def _inverse_temperature(outputs: Floats, labels: npt.NDArray[np.int64]) -> float:
+    """Return the scale of the outputs of several classes by maximum likelihood.
+
+    Labels are smoothed a little. As with Platt's targets, that keeps the scale finite where every row is
+    classified correctly.
+    """
+    rows, classes = outputs.shape
+    centred = outputs - outputs.mean(axis=1, keepdims=True)
+    unit = float(centred.std()) or 1.0
+    centred /= unit
+    smoothing = 2 / (rows + 2)
+    targets = np.full((rows, classes), smoothing / classes)
+    targets[np.arange(rows), labels] += 1 - smoothing
+    aims = (targets * centred).sum(axis=1)
+
+    def evaluate(theta: Floats) -> tuple[float, Floats, Floats]:
+        scaled = theta[0] * centred
+        top = scaled.max(axis=1)
+        value = np.mean(top + np.log(np.exp(scaled - top[:, None]).sum(axis=1)) - theta[0] * aims)
+        shares = probabilities(scaled)
+        means = (shares * centred).sum(axis=1)
+        spread = np.mean((shares * centred**2).sum(axis=1) - means**2)
+        return float(value), np.array([np.mean(means - aims)]), np.array([[spread]])
+
+    return max(0.0, float(_newton(evaluate, np.zeros(1))[0])) / unit
+
+
+def _newton(evaluate: Callable[[Floats], tuple[float, Floats, Floats]], start: Floats) -> Floats:
+    """Minimise a convex function by Newton's method with step halving.
+
+    Args:
+        evaluate: returns value, gradient and Hessian.
+    """
+    theta, (value, gradient, hessian) = start, evaluate(start)
+    for _ in range(_MOST_STEPS):
+        # The ridge bounds the step where the function is almost flat; it does not move the minimum.
+        step = np.linalg.solve(hessian + 1e-12 * np.eye(len(theta)), gradient)
+        gain, size = float(gradient @ step), 1.0
+        if gain < _ALMOST_CONVERGED:
+            break
+        while (found := evaluate(theta - size * step))[0] > value - 1e-4 * size * gain:
+            size /= 2
+            if size < 1e-10:
+                return theta
+        theta, (value, gradient, hessian) = theta - size * step, found
+    return theta
+
+
+def _isotonic(scores: Floats, labels: npt.NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return log-odds and the probabilities there by isotonic regression (pool adjacent violators).
+
+    n rows of one class do not prove a probability of 0 or 1, so it stays 1 / (n + 2) away from both. Without
+    that bound a single wrong row would have an infinite log loss.
+    """
+    from sklearn.isotonic import IsotonicRegression  # noqa: PLC0415 - takes longer to load than all the rest
+
+    bound = 1 / (len(labels) + 2)
+    fitted = IsotonicRegression(y_min=bound, y_max=1 - bound).fit(scores, labels)
+    return tuple(fitted.X_thresholds_.tolist()), tuple(fitted.y_thresholds_.tolist())

@@ -1,0 +1,76 @@
+"""The weight of each training row in the loss: by its class, by a column of its own, or both."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from vafl.errors import ConfigError, DataError
+
+Array = npt.NDArray[Any]
+ClassWeight = Literal["none", "balanced"] | dict[str, float]
+
+
+def check_class_weight(setting: ClassWeight, classes: Sequence[str] | None) -> None:
+    """Raise ConfigError unless `model.class_weight` fits labels of these classes; None are numbers."""
+    if setting == "none":
+        return
+    if classes is None:
+        raise ConfigError(
+            f'model.class_weight is for classes. Found {setting!r} with a regression. Set it to "none", or '
+            "give rows a weight of their own by a column (tables.server.weight, or data.weight of a csv)."
+        )
+    if isinstance(setting, Mapping) and (unknown := [name for name in setting if name not in classes]):
+        raise ConfigError(
+            f"model.class_weight must name classes of the label: {', '.join(classes)}. Found {unknown[0]!r}. "
+            "A class that is left out has weight 1."
+        )
+
+
+def row_weights(
+    setting: ClassWeight,
+    labels: npt.ArrayLike,
+    classes: Sequence[str] | None,
+    sample_weights: npt.ArrayLike | None = None,
+) -> npt.NDArray[np.float32] | None:
+    """Return the weight of each training row, [rows], with mean 1; None if all rows weigh the same.
+
+    A mean of 1 keeps the size of the steps: weights decide between rows, not how fast the model learns.
+
+    Args:
+        setting: `model.class_weight`.
+        labels: [rows], those that the run trains on. Where they are drawn by randomised response, so are the
+            balanced weights that follow from them.
+        sample_weights: [rows], a weight from the table for each row; it multiplies that of the class.
+
+    Raises:
+        DataError: no training row has a weight above 0.
+    """
+    if setting == "none" and sample_weights is None:
+        return None
+    numbers = np.asarray(labels)
+    weights = np.ones(len(numbers)) if sample_weights is None else np.asarray(sample_weights, np.float64)
+    if setting != "none":
+        weights = weights * class_weights(setting, numbers, classes or ())[numbers.astype(np.int64)]
+    if not (mean := weights.mean()) > 0:
+        raise DataError(
+            "training needs rows with a weight above 0. Found only zeros in the weight column of the "
+            f"{len(weights):,} training rows. Name another column, or none."
+        )
+    found: npt.NDArray[np.float32] = (weights / mean).astype(np.float32)
+    return found
+
+
+def class_weights(setting: ClassWeight, labels: Array, classes: Sequence[str]) -> npt.NDArray[np.float64]:
+    """Return the weight of each class, [classes], before normalisation.
+
+    `balanced` gives every class the same total weight, as in scikit-learn: rows / (classes * rows of class).
+    """
+    if isinstance(setting, Mapping):
+        return np.array([setting.get(name, 1.0) for name in classes])
+    if setting == "none":
+        return np.ones(len(classes))
+    counts = np.bincount(labels.astype(np.int64), minlength=len(classes))
+    found: npt.NDArray[np.float64] = len(labels) / (np.count_nonzero(counts) * np.maximum(counts, 1))
+    return found

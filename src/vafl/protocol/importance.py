@@ -1,0 +1,98 @@
+"""The server's part of permutation importance: it asks single clients for embeddings of permuted features.
+
+First every client answers for the unpermuted rows, as in any prediction. Then one client is asked for the
+same rows with some of its features permuted. The embeddings of the other clients stay as they were.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from vafl.protocol.messages import ClientMessage, Decline, Join, Refresh, Request, ServerMessage
+from vafl.protocol.scoring import ANSWERED, AWAITED, DECLINED, Inquiry, Scorer
+
+
+@dataclass(eq=False)
+class Permuted:
+    """An inquiry in which one client permutes a group of its features.
+
+    Attributes:
+        group: its name, or "*" for all features of the client.
+        request: the number of the request under way; -1 if the client has yet to be asked.
+    """
+
+    inquiry: Inquiry
+    client: int
+    group: str
+    request: int = -1
+
+
+class ImportanceScorer(Scorer):
+    """A scorer that also asks for permuted features. It keeps no cache: a permuted answer fits one inquiry.
+
+    Attributes:
+        groups: client -> the names of groups that it lets the server ask for, as of its last join.
+        reasons: client -> why it declined last.
+    """
+
+    def __init__(self, *others: Any, **settings: Any) -> None:
+        super().__init__(*others, cached=False, **settings)
+        self.groups: dict[int, tuple[str, ...]] = {}
+        self.reasons: dict[int, str] = {}
+        self._permuted: list[Permuted] = []
+
+    def ask_permuted(self, base: Inquiry, client: int, group: str) -> tuple[Inquiry, list[Request]]:
+        """Ask one client for the rows of `base` that it answered for, with a group of features permuted.
+
+        Args:
+            base: a closed inquiry. The new one takes the other clients' embeddings from it.
+        """
+        inquiry = Inquiry(base.rows, True, base.embeddings.copy(), base.states.copy())
+        inquiry.states[base.states[:, client] == ANSWERED, client] = AWAITED
+        asked = Permuted(inquiry, client, group)
+        self._permuted.append(asked)
+        return inquiry, self._ask_again(asked)
+
+    def close(self, inquiry: Inquiry) -> None:
+        """Forget an inquiry of `ask_permuted`. An answer that is still under way changes nothing then."""
+        self._permuted = [asked for asked in self._permuted if asked.inquiry is not inquiry]
+
+    def receive(self, message: ClientMessage) -> list[ServerMessage]:
+        """Handle a message; a client that comes back is asked again for what it owes.
+
+        Raises:
+            InvalidMessage: the message broke a rule; nothing has changed.
+        """
+        replies = super().receive(message)
+        if isinstance(message, Join):
+            self.groups[message.client] = tuple(name.decode() for name in message.groups)
+            for asked in self._permuted:
+                if asked.client == message.client:
+                    replies += self._ask_again(asked)
+        return replies
+
+    def _ask_again(self, asked: Permuted) -> list[Request]:
+        rows = asked.inquiry.awaited(asked.client)
+        if asked.client in self.absent or not len(rows):
+            return []
+        request = self._requests.make(asked.client, rows, permute=asked.group)
+        asked.request = request.number
+        return [request]
+
+    def _take_answer(self, message: Refresh | Decline) -> None:
+        request, client = self._requests.find(message.client, message.request), message.client
+        if not request.permute:
+            super()._take_answer(message)
+            return
+        self._check_sequence(client, message.sequence)
+        if isinstance(message, Refresh):
+            self._check_answer(message, request)
+        self._sequences[client] = message.sequence
+        self.overdue.discard(client)
+        self._requests.answered(request)
+        if isinstance(message, Decline):
+            self.reasons[client] = message.reason
+        for asked in self._permuted:
+            if asked.request == request.number:
+                if isinstance(message, Refresh):
+                    asked.inquiry.take(client, message.rows, message.embeddings)
+                asked.inquiry.mark(client, DECLINED, request.rows)

@@ -1,0 +1,164 @@
+"""Permutation importance, measured from the answers to requests. It knows no clock and no network.
+
+The importance of a group of features is how much worse the whole model predicts held-out rows once the client
+has permuted these features among the rows.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from vafl.errors import Stalled
+from vafl.models.metrics import Figures, Metric, Metrics
+from vafl.protocol.importance import ImportanceScorer
+from vafl.protocol.messages import EVERYTHING, Request
+from vafl.protocol.rows import Rows
+from vafl.protocol.scoring import ANSWERED, Inquiry
+
+
+@dataclass
+class Effect:
+    """The effect of permuting a group of features on the predictions, once for each repeat.
+
+    Attributes:
+        loss: increase of the loss.
+        headline: how much worse the headline metric is, positive if it is worse.
+        rows: rows that were measured.
+    """
+
+    loss: list[float] = field(default_factory=list)
+    headline: list[float] = field(default_factory=list)
+    rows: int = 0
+
+
+class Study:
+    """Asks every client to permute its features, group after group, and measures what that does.
+
+    Clients work at the same time, each on one request. Call `advance` whenever answers have come.
+
+    Args:
+        names: of the clients.
+        rows: held-out rows, ascending.
+        labels: [rows]
+        repeats: permutations of each group.
+
+    Attributes:
+        baseline: every metric of the unpermuted rows.
+        effects: (client, group) -> what was measured.
+        refused: (client, group) -> why it could not be measured.
+        waiting: inquiries that are under way.
+        measured, planned: permutations that are done, and all of them as far as they are known.
+    """
+
+    def __init__(
+        self,
+        scorer: ImportanceScorer,
+        names: Sequence[str],
+        rows: Rows,
+        labels: Tensor,
+        metrics: Metrics,
+        repeats: int,
+    ) -> None:
+        self.names = names
+        self._scorer, self._rows, self._labels, self._metrics = scorer, rows, labels.numpy(), metrics
+        self._repeats = repeats
+        self._base: Inquiry | None = None
+        self._answered = False
+        self._queues: list[deque[str]] = [deque() for _ in range(scorer.clients)]
+        self._asked: dict[int, tuple[Inquiry, str]] = {}
+        self.baseline: Figures = {}
+        self.effects: dict[tuple[int, str], Effect] = {}
+        self.refused: dict[tuple[int, str], str] = {}
+        self.measured = self.planned = 0
+
+    @property
+    def loss(self) -> Metric:
+        """The loss that is measured: log loss, or the root mean squared error of numbers."""
+        return self._metrics.each[1]
+
+    @property
+    def headline(self) -> Metric:
+        """The headline metric that is measured."""
+        return self._metrics.headline
+
+    @property
+    def is_done(self) -> bool:
+        return self._answered and not self._asked and not any(self._queues)
+
+    @property
+    def waiting(self) -> Sequence[Inquiry]:
+        """The inquiries that are under way."""
+        if self._base is not None and not self._answered:
+            return [self._base]
+        return [inquiry for inquiry, _ in self._asked.values()]
+
+    @property
+    def rows(self) -> int:
+        """Rows that every client answered for."""
+        return int(self._complete.sum()) if self._answered else 0
+
+    def advance(self) -> list[Request]:
+        """Take what has come, and return what to ask next.
+
+        Raises:
+            Stalled: a client answered for none of the unpermuted rows.
+        """
+        if self._base is None:
+            self._base, requests = self._scorer.ask(self._rows, patient=True)
+            return requests
+        if not self._answered:
+            if self._base.is_open:
+                return []
+            self._begin(self._base)
+        said: list[Request] = []
+        for client, queue in enumerate(self._queues):
+            if client in self._asked and not self._asked[client][0].is_open:
+                self._finish(client, *self._asked.pop(client))
+            if client not in self._asked and queue:
+                group = queue.popleft()
+                inquiry, requests = self._scorer.ask_permuted(self._base, client, group)
+                self._asked[client] = inquiry, group
+                said += requests
+        return said
+
+    def _begin(self, base: Inquiry) -> None:
+        self._answered = True
+        self._complete: npt.NDArray[np.bool_] = (base.states == ANSWERED).all(1)
+        if not self._complete.any():
+            silent = [name for m, name in enumerate(self.names) if (base.states[:, m] != ANSWERED).any()]
+            raise Stalled(
+                "importance needs rows that every client answers for. Found none: no answer for some or all "
+                f"rows from {', '.join(silent)}. Start these clients, or check what is left of their privacy "
+                "budgets (`vafl privacy`)."
+            )
+        self._outputs = self._scorer.score(base).numpy()
+        self.baseline = self._metrics.measure(self._outputs[self._complete], self._labels[self._complete])
+        for client, queue in enumerate(self._queues):
+            groups = (EVERYTHING, *self._scorer.groups.get(client, ()))
+            queue.extend(group for group in groups for _ in range(self._repeats))
+            self.planned += len(queue)
+
+    def _finish(self, client: int, inquiry: Inquiry, group: str) -> None:
+        self._scorer.close(inquiry)
+        kept = self._complete & (inquiry.states == ANSWERED).all(1)
+        if not kept.any():
+            queue = self._queues[client]
+            self.measured += 1 + queue.count(group)
+            kept_groups = [other for other in queue if other != group]
+            queue.clear()
+            queue.extend(kept_groups)
+            if (client, group) not in self.effects:
+                self.refused[client, group] = self._scorer.reasons.get(client, "it did not answer")
+            return
+        self.measured += 1
+        outputs, labels = self._scorer.outputs(inquiry).numpy()[kept], self._labels[kept]
+        effect = self.effects.setdefault((client, group), Effect())
+        effect.rows = int(kept.sum())
+        for metric, into in ((self.loss, effect.loss), (self._metrics.headline, effect.headline)):
+            before, after = metric.measure(self._outputs[kept], labels), metric.measure(outputs, labels)
+            if before is not None and after is not None:
+                into.append(before - after if metric.higher_is_better else after - before)
