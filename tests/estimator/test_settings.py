@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 
 from vafl import ConfigError, VerticalClassifier
+from vafl.config import from_document
 from vafl.estimator.settings import make_config
+from vafl.plan import sized
 
 
 def config(rows=100, clients=4, **parameters):
-    parameters = {**VerticalClassifier().get_params(), **parameters}
-    return make_config(parameters, seed=7, rows=rows, clients=clients)
+    parameters = {**VerticalClassifier(embedding="linear").get_params(), **parameters}
+    return sized(make_config(parameters, seed=7, rows=rows, held_out=False), rows, clients)
 
 
 @pytest.mark.parametrize(
@@ -61,10 +63,22 @@ def test_numbers_of_numpy_are_numbers():
         ({"batch_size": "32"}, r"^schedule\.batch_size must be a whole number"),
         ({"delays": {"knd": "fixed"}}, r'"delays\.knd"\. Did you mean "kind"\?'),
         ({"optimiser": "adam"}, r'Did you mean "Adam"\?'),
-        ({"epochs": 0}, r"^epochs must be a positive number\. Found 0\.$"),
+        ({"epochs": -1}, r"^epochs must be a positive number, or 0 .* Found -1\.$"),
         ({"epochs": "many"}, r"^epochs must be a positive number"),
     ],
 )
 def test_a_wrong_parameter_is_named(parameters, message):
     with pytest.raises(ConfigError, match=message):
         config(**parameters)
+
+
+def test_the_defaults_are_those_of_a_run_on_a_table():
+    made = make_config(VerticalClassifier().get_params(), seed=7, rows=1000, held_out=True)
+    table = from_document({"seed": 7, "data": {"name": "csv", "path": "X", "label": "y"}})
+    assert made == table
+
+
+def test_another_optimiser_takes_none_of_the_options_of_the_default():
+    made = config(embedding="tabular", optimiser="sgd", step_size=0.1)
+    assert (made.optimiser.name, made.optimiser.options) == ("sgd", {})
+    assert made.optimiser.schedule == "cosine"

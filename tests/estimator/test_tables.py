@@ -160,7 +160,7 @@ def test_a_dictionary_leaves_nothing_to_split():
         ({"customs": NUMBERS}, r'Found "customs"\. Leave it out\.$'),
         ({"bank": NUMBERS}, r'^the table of "bank" must have 2 columns, as in fit\. Found 5 columns\.'),
         ({"bank": NUMBERS[:3, :2]}, r'same rows in the same order\. Found 3 of "bank", 12 of "shop"\.'),
-        ({"bank": np.full((ROWS, 2), np.nan)}, r"contains NaN"),
+        ({"bank": np.full((ROWS, 2), np.inf)}, r"contains infinity"),
         ({"bank": NUMBERS[:, 0]}, r'^the table of "bank" must have 2 columns'),
     ],
 )
@@ -212,20 +212,76 @@ def test_y_with_gaps_is_refused_with_a_remedy():
         classifier().fit(NUMBERS, ["no", None, *["no", "yes"] * 5])
 
 
-DATES = [datetime(2026, 1, 1 + day, tzinfo=UTC) for day in range(ROWS)]
+def mixed(library, rows=ROWS):
+    """Text, categories, truth values, dates and gaps."""
+    columns = {
+        "colour": [["red", "green", None][row % 3] for row in range(rows)],
+        "since": [datetime(2026, 1, 1 + row % 28, tzinfo=UTC) for row in range(rows)],
+        "member": [row % 2 == 0 for row in range(rows)],
+        "income": [None if row % 5 == 0 else row % 7 + 0.5 for row in range(rows)],
+        "size": [["s", "m", "l"][row % 3] for row in range(rows)],
+        "empty": [None] * rows,
+    }
+    if library == "polars":
+        return pl.DataFrame(columns).with_columns(pl.col("size").cast(pl.Categorical))
+    return pd.DataFrame(columns).astype({"size": "category", "income": "Float64"})
+
+
+@pytest.mark.parametrize("embedding", ["tabular", "linear"])
+def test_text_categories_dates_and_gaps_are_encoded_alike_in_every_frame(embedding):
+    found = {}
+    for library in ("pandas", "polars"):
+        X = mixed(library)
+        parties = {"bank": ["colour", "since", "empty"], "shop": ["member", "income", "size"]}
+        model = classifier(parties=parties, embedding=embedding).fit(X, LABELS)
+        found[library] = model.decision_function(X)
+        assert [column.name for column in model.encoders_["bank"].columns] == ["colour", "since"]
+        kinds = [column.kind for column in model.encoders_["shop"].columns]
+        assert kinds == ["number", "number", "category"]
+    np.testing.assert_array_equal(found["pandas"], found["polars"])
+
+
+def test_categories_that_fit_never_saw_and_new_gaps_can_be_predicted():
+    X = mixed("polars")
+    model = classifier().fit(X, LABELS)
+    other = X.with_columns(
+        colour=pl.lit("mauve"),
+        income=pl.lit(None),
+        since=pl.lit(None),
+        member=pl.lit(None),
+        size=pl.lit("xl"),
+    )
+    assert np.isfinite(model.predict_proba(other)).all()
+
+
+def test_gaps_of_an_array_are_missing_values():
+    gaps = NUMBERS.copy()
+    gaps[::3, 1] = np.nan
+    model = classifier().fit(gaps, LABELS)
+    assert [column.flags_missing for column in model.encoders_["client-1"].columns] == [False, True, False]
+    assert np.isfinite(model.predict_proba(np.full((2, 5), np.nan))).all()
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
-@pytest.mark.parametrize(
-    ("column", "reason"),
-    [(["word"] * ROWS, "convert string to float: 'word'"), (DATES, "is no number"), ([None, 1.0] * 6, "NaN")],
-)
-def test_a_frame_s_column_that_holds_no_numbers_is_named(library, column, reason):
-    """Dates as well where they are a party's only column, which would pass for nanoseconds."""
+def test_a_column_that_no_model_can_learn_from_is_named(library):
     kind = {"pandas": pd.DataFrame, "polars": pl.DataFrame}[library]
-    for others in ({}, {"age": LABELS}):
-        with pytest.raises(DataError, match=f'of "bank" must hold finite.* Found in "odd": .*{reason}'):
-            classifier().fit({"bank": kind({**others, "odd": column}), "shop": NUMBERS}, LABELS)
+    with pytest.raises(DataError, match=r'Found List.* in "odd" of "bank"'):
+        classifier().fit({"bank": kind({"age": LABELS, "odd": [[1]] * ROWS}), "shop": NUMBERS}, LABELS)
+    names = [f"name {row}" for row in range(60)]
+    with pytest.raises(DataError, match=r"bank needs at least one column.*who: text with 60 different"):
+        classifier().fit({"bank": kind({"who": names}), "shop": np.ones((60, 1))}, np.arange(60) % 2)
+
+
+def test_constants_and_whole_numbers_in_a_row_are_features_if_the_caller_says_so():
+    X = np.stack([np.arange(60), np.ones(60)], axis=1)
+    model = VerticalRegressor(random_state=0).fit(X, 3 * np.arange(60.0))
+    assert [len(own.columns) for own in model.encoders_.values()] == [1, 1]
+    assert model.score(X, 3 * np.arange(60.0)) > 0.9
+
+
+def test_arrays_of_images_or_sequences_need_a_model_of_those():
+    with pytest.raises(ConfigError, match=r'"tabular" takes tables.* Found rows of shape \[4, 2\] of "bank"'):
+        classifier().fit({"bank": np.zeros((ROWS, 4, 2)), "shop": NUMBERS}, LABELS)
 
 
 def test_rows_that_pandas_knows_to_be_in_another_order_are_refused():

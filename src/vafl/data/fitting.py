@@ -159,6 +159,7 @@ def fit(
     scale: bool = True,
     public: bool = False,
     flags_absent: bool = False,
+    chosen: bool = False,
 ) -> tuple[Encoder, list[ColumnReport]]:
     """Return an encoder by the training rows alone, and what became of each column.
 
@@ -168,6 +169,7 @@ def fit(
         scale: whether numbers are scaled.
         public: nothing of the encoder may depend on the records, as where each is guaranteed privacy.
         flags_absent: whether there are records that the party does not have.
+        chosen: whether the caller chose the columns. Numbers that look like ids or are constant then stay.
 
     Raises:
         DataError: No column is left, or the encoder cannot be public.
@@ -178,7 +180,7 @@ def fit(
     columns: list[Column] = []
     reports: list[ColumnReport] = []
     for name in table.schema:
-        decided = _Decision(table, name, profiles.get(name), name in named, form, scale, public)
+        decided = _Decision(table, name, profiles.get(name), name in named, form, scale, public, chosen)
         reports.append(decided.report)
         columns += [] if decided.column is None else [decided.column]
     if not columns:
@@ -190,7 +192,7 @@ def fit(
                 f'To train without features of the label holder, set tables.{LABEL_HOLDER}.ignore = ["*"] '
                 "and align again."
             )
-        elif table.section == "data":
+        elif table.section == "data" and not chosen:
             remedy = "Give it other columns in [partition.groups]."
         raise DataError(
             f'"{table.path}": {table.party} needs at least one column. None is left: {reasons}. {remedy}'
@@ -236,9 +238,10 @@ class _Decision:
         form: Form,
         scale: bool,
         public: bool,
+        chosen: bool,
     ) -> None:
         self._table, self._name, self._named = table, name, named
-        self._form, self._scale = form, scale
+        self._form, self._scale, self._chosen = form, scale, chosen
         self.column: Column | None = None
         if profile is None:
             self.report = self._dropped(_not_asked_for(table, name), 0)
@@ -291,9 +294,7 @@ class _Decision:
         sample = profile.sample()
         if not len(sample):
             return self._dropped("missing in every training row", profile.missing)
-        if sample[0] == sample[-1] and profile.numbers == profile.lines:
-            return self._dropped(f"always {sample[0]:g} in the training rows", profile.missing)
-        if why := self._like_an_id(sample, profile):
+        if why := "" if self._chosen else self._useless(sample, profile):
             return self._dropped(why, profile.missing)
         number = _number(self._name, sample, profile.numbers < profile.lines, scale=self._scale)
         text = f"median {np.median(sample):.4g}, from {sample[0]:g} to {sample[-1]:g}"
@@ -301,8 +302,10 @@ class _Decision:
             text += f'; {odd:,} are not numbers, such as "{profile.odd[:20]}", and count as missing'
         return self._used(number, text, profile)
 
-    def _like_an_id(self, sample: Numbers, profile: Profile) -> str:
-        """Why a column of numbers seems to name the records; empty if it does not."""
+    def _useless(self, sample: Numbers, profile: Profile) -> str:
+        """Why a column of numbers cannot be learnt from: it is constant, or names the records. Else empty."""
+        if sample[0] == sample[-1] and profile.numbers == profile.lines:
+            return f"always {sample[0]:g} in the training rows"
         complete = profile.numbers == profile.lines and len(sample) >= _LEAST_IDS
         if not complete or (np.diff(sample) <= 0).any() or (sample % 1).any():
             return ""

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from copy import deepcopy
 from numbers import Real
 from typing import Any, Self
 
@@ -9,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.base import BaseEstimator
-from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from vafl.build import Run, build
+from vafl.data.dataset import Records
+from vafl.data.encoding import Encoder, Form
 from vafl.data.partition import Party, VerticalData
 from vafl.data.settings import DataSettings
 from vafl.data.split import Parts, Split
@@ -23,10 +25,12 @@ from vafl.estimator.settings import make_config
 from vafl.estimator.tables import (
     DTYPES,
     OwnTables,
+    Rows,
     SharedTable,
-    Table,
     check_form,
     check_in_memory,
+    encode,
+    fit_encoder,
     is_dictionary,
 )
 from vafl.models.metrics import as_text
@@ -34,7 +38,8 @@ from vafl.runtime.evaluator import outputs
 from vafl.runtime.point import Point
 
 Labels = npt.NDArray[Any]
-Rows = npt.NDArray[np.int64]
+_FEW_ROWS = 200  # with fewer, none are held out unless the user says so
+_HELD_OUT = 0.1
 
 
 class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has no types
@@ -52,25 +57,28 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         t: int = 2,
         delay_bound: int = 0,
         refresh: str = "lookahead",
-        embedding: str = "linear",
+        embedding: str = "tabular",
         width: int = 0,
         hidden: tuple[int, ...] = (),
-        head: str = "bias",
+        head: str | None = None,
         head_hidden: tuple[int, ...] = (64,),
-        combine: str = "sum",
-        batch_size: int = 32,
-        epochs: float = 30,
-        optimiser: str = "Adam",
-        step_size: float = 0.01,
-        l2: float = 1e-3,
+        combine: str | None = None,
+        batch_size: int = 0,
+        epochs: float = 0,
+        optimiser: str | None = None,
+        step_size: float | None = None,
+        l2: float | None = None,
         delays: str | dict[str, Any] = "poisson",
         scale: bool = True,
         metric: str = "auto",
-        validation_fraction: float = 0.0,
+        validation_fraction: float | str = "auto",
         random_state: int | np.random.RandomState | None = None,
         verbose: bool = False,
     ) -> None:
-        """The defaults are logistic (or ridge) regression, asynchronous, over two parties.
+        """The defaults are those of `vafl run` on a table: they need no tuning.
+
+        Parameters that are None or 0 follow from the embedding and the number of rows. With another
+        embedding than `tabular` they give logistic (or ridge) regression on the sum of the embeddings.
 
         Args:
             parties: {party: its columns}, each column a name, a pattern such as `pay_*`, or a position;
@@ -83,27 +91,36 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
             delay_bound: no step uses an embedding older than so many updates; 0 means no bound.
             refresh: which rows a client uploads besides its batch: `lookahead` (those the others are
                 about to pick), `none` (Algorithm 1 as written), `all`, or `random:R`.
-            embedding: each party's model: `linear`, `mlp`, `package.module:Factory`; for tables of
-                sequences or images in a dictionary X, `lstm` or `cnn`.
-            width: of an embedding; 0 means as wide as the outputs for a `bias` head, else 16.
+            embedding: each party's model: `tabular`, `linear`, `mlp`, `package.module:Factory`; for arrays
+                of sequences or images in a dictionary X, `lstm` or `cnn`.
+            width: of an embedding; 0 means as wide as the outputs for a `bias` head, else 32 for `tabular`
+                and 16 for others.
             hidden: the embedding's hidden units; () means the default of its kind, (64,) for `mlp`.
-            head: the server's model: `bias` (sums the embeddings), `linear` or `mlp`.
-            head_hidden: hidden units of an `mlp` head.
-            combine: whether the head sees the `sum` of the embeddings or their `concat`enation.
-            batch_size: rows in a minibatch, at most all of them.
-            epochs: passes over the rows, on average over the clients: a slow one makes fewer.
-            optimiser: `sgd` or a class of torch.optim, for every party and the head.
-            step_size: of the optimiser.
-            l2: the coefficient of each party's regulariser l2/2 |theta_m|^2.
+            head: the server's model: `tabular`, `bias` (sums the embeddings), `linear` or `mlp`. None is
+                `tabular` for a tabular embedding, else `bias`.
+            head_hidden: hidden units of a `tabular` or `mlp` head.
+            combine: whether the head sees the `sum` of the embeddings or their `concat`enation. None is
+                `concat` for a tabular embedding, else `sum`.
+            batch_size: rows in a minibatch, at most all of them. 0 is 64 to 1024 for a tabular embedding, by
+                the number of rows, else 32.
+            epochs: passes over the rows, on average over the clients: a slow one makes fewer. 0 is 40 for a
+                tabular embedding, fewer for many rows, else 30.
+            optimiser: `sgd` or a class of torch.optim, for every party and the head. None is `AdamW` with
+                weight decay for a tabular embedding, else `Adam`. A tabular embedding's steps fall to 0 along
+                a cosine, whatever the optimiser.
+            step_size: of the optimiser. None is 0.002 for a tabular embedding, else 0.01.
+            l2: the coefficient of each party's regulariser l2/2 |theta_m|^2. None is 0 for a tabular
+                embedding, else 0.001.
             delays: how long clients sleep in simulated time: `poisson`, `exponential`, `poisson-process`,
                 `fixed` or `none`; or a dictionary with the keys of vafl.runtime.delays.DelaySettings,
                 such as {"kind": "fixed", "seconds": [1.0, 1.0, 10.0]}.
-            scale: whether each party standardises its columns, by its own training rows.
+            scale: whether each party scales its columns, by its own training rows.
             metric: the headline metric of the history, as model.metric of a configuration; `auto` is auc for
                 two classes, accuracy for more, and r2 for numbers. The history has every other metric too.
             validation_fraction: share of rows held out of training for the history. The models with the
-                lowest loss on them are kept. With 0 the history is measured on the training rows, and the
-                last models are kept.
+                lowest loss on them are kept, and a tabular embedding stops when they no longer improve. With
+                0 the history is measured on the training rows, and the last models are kept. `auto` is 0.1,
+                or 0 if there are fewer than 200 rows.
             random_state: fixes models, batches, delays and held-out rows; None draws a fresh seed.
             verbose: whether to print the history as it is made.
         """
@@ -132,7 +149,10 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Trains on X, one table or {party: table} with the same rows in the same order, and on y.
+        """Train on X, one table or {party: table} with the same rows in the same order, and on y.
+
+        A table is a DataFrame of pandas or polars, or an array. Columns of a DataFrame may hold numbers,
+        text, categories, truth values and dates. Gaps are allowed in both.
 
         Raises:
             ValueError: a parameter, or what X and y hold, is wrong: a ConfigError, a DataError, or one of
@@ -141,15 +161,16 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         """
         labels = self._labels(y)
         tables = self._tables(X, fitting=True)
-        check_consistent_length(*tables.values(), labels)
+        check_consistent_length(*(np.empty(len(own)) for own in tables.values()), labels)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         split = self._split(len(labels), seed)
         numbers, classes = self._encode(labels, split.order[: split.parts.train])
+        held_out = split.parts.validation > 0
         config = make_config(
-            self.get_params(deep=False), seed=seed, rows=split.parts.train, clients=len(self._layout.columns)
+            self.get_params(deep=False), seed=seed, rows=split.parts.train, held_out=held_out
         )
         run = build(config, self._share_out(tables, numbers, classes, split))
-        history = run.train(self._report, keep_best=self.validation_fraction > 0)
+        history = run.train(self._report, keep_best=held_out)
         self.history_ = list(map(self._in_units, history))
         best = run.best and run.best.point
         self.best_ = self._in_units(best) if best else None
@@ -170,10 +191,10 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         """y as an array [rows] without gaps."""
 
     @abstractmethod
-    def _encode(self, labels: Labels, train: Rows) -> tuple[Labels, tuple[str, ...] | None]:
+    def _encode(self, labels: Labels, train: Records) -> tuple[Labels, tuple[str, ...] | None]:
         """Labels as the loss takes them, and the class names; scales come from the training rows alone."""
 
-    def _tables(self, X: Any, *, fitting: bool = False) -> dict[str, Table]:
+    def _tables(self, X: Any, *, fitting: bool = False) -> dict[str, Rows]:
         """The checked table of each party, in the order of fit."""
         check_in_memory(X)
         if fitting and is_dictionary(X):
@@ -182,8 +203,14 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
             check_form(self._layout, X)
         if is_dictionary(X):
             return self._layout.read(X)
-        is_frame = hasattr(X, "columns")  # only the columns that somebody claims need to be numbers
-        table = validate_data(self, X, reset=fitting, skip_check_array=is_frame, dtype=DTYPES)
+        table = validate_data(
+            self,
+            X,
+            reset=fitting,
+            skip_check_array=hasattr(X, "columns"),  # columns of a frame may hold anything
+            dtype=DTYPES,
+            ensure_all_finite="allow-nan",
+        )
         if fitting:
             names = getattr(self, "feature_names_in_", None)
             self._layout = SharedTable.of(self.n_features_in_, names, self.parties, self.clients)
@@ -203,8 +230,10 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
     def _split(self, count: int, seed: int) -> Split:
         """The rows to train on, and those to measure the history on, if they are held out."""
         share = self.validation_fraction
+        if share == "auto":
+            share = _HELD_OUT if count >= _FEW_ROWS else 0.0
         if not isinstance(share, Real) or not 0 <= share < 1:
-            raise ConfigError(f"validation_fraction must be in 0..1, below 1. Found {share!r}.")
+            raise ConfigError(f'validation_fraction must be in 0..1, below 1, or "auto". Found {share!r}.')
         held_out = round(count * share)
         if min(count - held_out, held_out if share else count) < 2:
             raise DataError(
@@ -219,26 +248,28 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
 
     def _share_out(
         self,
-        tables: Mapping[str, Table],
+        tables: Mapping[str, Rows],
         numbers: Labels,
         classes: tuple[str, ...] | None,
         split: Split,
     ) -> VerticalData:
         """The data as the federation holds it."""
-        scaled, train = tables if self.scale else {}, split.order[: split.parts.train]
-        self.scalers_ = {party: StandardScaler().fit(_flat(table[train])) for party, table in scaled.items()}
-        parties = [Party(party, own[split.order]) for party, own in self._tensors(tables).items()]
+        form: Form = "codes" if self.embedding == "tabular" else "dense"
+        ordered = {party: own[split.order] for party, own in tables.items()}
+        self.encoders_ = {
+            party: fit_encoder(party, own[: split.parts.train], form, scale=self.scale)
+            for party, own in ordered.items()
+        }
+        parties = [
+            Party(party, own, encoder if isinstance(encoder := self.encoders_[party], Encoder) else None)
+            for party, own in self._features(ordered).items()
+        ]
         labels = torch.from_numpy(numbers[split.order])
         return VerticalData(tuple(parties), labels, split.parts, classes)
 
-    def _tensors(self, tables: Mapping[str, Table]) -> dict[str, Tensor]:
-        """Features [rows, ...] of each party, scaled as in fit."""
-        tensors = {}
-        for party, table in tables.items():
-            scaler = self.scalers_.get(party)
-            scaled = scaler.transform(_flat(table)).reshape(table.shape) if scaler else table
-            tensors[party] = torch.tensor(scaled, dtype=torch.float32)
-        return tensors
+    def _features(self, tables: Mapping[str, Rows]) -> dict[str, Tensor]:
+        """[rows, ...] of each party, encoded as in fit."""
+        return {party: encode(party, own, self.encoders_[party]) for party, own in tables.items()}
 
     def _report(self, point: Point) -> None:
         if self.verbose:
@@ -262,14 +293,20 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
     def _outputs(self, X: Any) -> Tensor:
         """The head's outputs [rows, outputs]."""
         check_is_fitted(self)
-        features = list(self._tensors(self._tables(X)).values())
-        return outputs(list(self.models_.values()), self.head_, features, summed=self._summed)
+        features = list(self._features(self._tables(X)).values())
+        models = list(self.models_.values())
+        if ":" not in self.embedding:  # float64, so that a row's output does not depend on the rows beside it
+            *models, head = (deepcopy(model).double() for model in (*models, self.head_))
+            return outputs(models, head, [own.double() for own in features], summed=self._summed)
+        return outputs(models, self.head_, features, summed=self._summed)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without `run_`: a saved model must not carry the parties' training rows."""
         state: dict[str, Any] = super().__getstate__()
         return {name: value for name, value in state.items() if name != "run_"}
 
-
-def _flat(table: Table) -> Table:
-    return table.reshape(len(table), -1)
+    def __sklearn_tags__(self) -> Any:
+        """Tell scikit-learn what X may hold."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags

@@ -10,8 +10,9 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
+from vafl.data.dataset import Records
 from vafl.errors import DataError
-from vafl.estimator.fitting import Labels, Rows, VerticalEstimator
+from vafl.estimator.fitting import Labels, VerticalEstimator
 from vafl.models.metrics import IN_LABEL_UNITS, Metrics
 from vafl.runtime.point import Point
 
@@ -30,11 +31,12 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
         history_: evaluations (vafl.runtime.point.Point) from the start to the end of training. `metrics` of
             each has every metric.
         best_: the evaluation of the models that were kept, the one with the lowest loss on the held-out rows;
-            None with validation_fraction=0.
+            None if no rows were held out.
         traffic_: party -> bytes it sent and received (vafl.runtime.simulator.Traffic).
         delays_: party -> how stale its embeddings were when used (vafl.protocol.delays.DelaySummary).
         models_, head_: the torch modules of the parties and of the server.
-        scalers_: party -> its StandardScaler; empty with scale=False.
+        encoders_: party -> how its columns become features (vafl.data.encoding.Encoder); of sequences or
+            images, their scale (vafl.data.dataset.Standard) or None.
         run_: the vafl.build.Run underneath, which holds the training rows; copies and pickles of the
             estimator go without it.
     """
@@ -65,7 +67,7 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
         check_classification_targets(labels)
         return labels
 
-    def _encode(self, labels: Labels, train: Rows) -> tuple[Labels, tuple[str, ...] | None]:
+    def _encode(self, labels: Labels, train: Records) -> tuple[Labels, tuple[str, ...] | None]:
         self.classes_, numbers = np.unique(labels, return_inverse=True)
         if len(np.unique(numbers[train])) < 2:
             raise DataError(
@@ -83,7 +85,7 @@ class VerticalRegressor(RegressorMixin, VerticalEstimator):  # type: ignore[misc
     Attributes:
         target_mean_, target_scale_: of the training rows' y.
         parties_, n_features_in_, feature_names_in_, n_iter_, history_, best_, traffic_, delays_, models_,
-            head_, scalers_, run_: as those of VerticalClassifier.
+            head_, encoders_, run_: as those of VerticalClassifier.
     """
 
     def predict(self, X: Any) -> Floats:
@@ -95,7 +97,7 @@ class VerticalRegressor(RegressorMixin, VerticalEstimator):  # type: ignore[misc
         labels: Labels = validate_data(self, y=y, y_numeric=True)
         return labels.astype(np.float64)
 
-    def _encode(self, labels: Labels, train: Rows) -> tuple[Labels, tuple[str, ...] | None]:
+    def _encode(self, labels: Labels, train: Records) -> tuple[Labels, tuple[str, ...] | None]:
         self.target_mean_ = float(labels[train].mean())
         self.target_scale_ = float(labels[train].std()) or 1.0
         return ((labels - self.target_mean_) / self.target_scale_).astype(np.float32), None

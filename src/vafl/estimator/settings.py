@@ -2,53 +2,63 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from vafl.config import Config, from_document
 from vafl.errors import ConfigError
-from vafl.protocol.rules import Rule
 
-_EVALUATIONS = 10  # points of a history; each costs a pass over the rows it is measured on
+# A name of the data makes the defaults of `vafl run` on a table those of the estimator. Nothing is read.
+_TABLE = {"name": "csv", "path": "X", "label": "y"}
+# Of other embeddings than `tabular`: logistic (or ridge) regression, if nothing else is set.
+_OTHER_DEFAULTS: dict[str, dict[str, Any]] = {
+    "model": {"head": "bias", "combine": "sum"},
+    "schedule": {"batch_size": 32, "epochs": 30.0},
+    "optimiser": {"name": "Adam", "step_size": 0.01, "l2": 1e-3},
+}
 _SECTIONS = {
     "model": ("embedding", "width", "hidden", "head", "head_hidden", "combine", "metric"),
     "rule": ("t", "delay_bound"),
-    "schedule": ("batch_size", "refresh"),
+    "schedule": ("batch_size", "epochs", "refresh"),
     "optimiser": ("step_size", "l2"),
 }
+_OPEN = ("batch_size", "epochs")  # 0 leaves them open, as None does the others
 
 
-def make_config(parameters: Mapping[str, Any], *, seed: int, rows: int, clients: int) -> Config:
-    """The configuration of a fit on so many training rows of so many clients.
+def make_config(parameters: Mapping[str, Any], *, seed: int, rows: int, held_out: bool) -> Config:
+    """Return the configuration of a fit on so many training rows.
+
+    Args:
+        held_out: whether there are rows that training can be stopped by.
 
     Raises:
-        ConfigError: a parameter is out of range, of the wrong type, or misspelt.
+        ConfigError: A parameter is out of range, of the wrong type, or misspelt.
     """
     known = {name: _plain(value) for name, value in parameters.items()}
+    if not isinstance(known["epochs"], int | float) or not 0 <= known["epochs"] < math.inf:
+        raise ConfigError(f"epochs must be a positive number, or 0 for automatic. Found {known['epochs']!r}.")
     document: dict[str, Any] = {
-        section: {name: known[name] for name in names} for section, names in _SECTIONS.items()
+        section: {name: known[name] for name in names if not _is_open(name, known[name])}
+        for section, names in _SECTIONS.items()
     }
     document["rule"]["name"] = known["rule"]
-    document["optimiser"]["name"] = known["optimiser"]
+    if known["optimiser"] is not None:
+        document["optimiser"] |= {"name": known["optimiser"], "options": {}}
     document["delays"] = known["delays"] if isinstance(known["delays"], dict) else {"kind": known["delays"]}
-    return _sized(from_document({"seed": seed, **document}), known["epochs"], rows, clients)
+    document["stop"] = {"updates": 0} if held_out else {"updates": 0, "patience": 0}
+    document["evaluation"] = {"every": 0}
+    if known["embedding"] == "tabular":
+        document["data"] = _TABLE
+    else:
+        document |= {name: {**own, **document[name]} for name, own in _OTHER_DEFAULTS.items()}
+    if isinstance(size := document["schedule"].get("batch_size"), int):
+        document["schedule"]["batch_size"] = min(size, rows)
+    return from_document({"seed": seed, **document})
 
 
-def _sized(config: Config, epochs: Any, rows: int, clients: int) -> Config:
-    """Batches no larger than the data, and as many updates as make the epochs, on average over clients."""
-    if not isinstance(epochs, int | float) or not 0 < epochs < math.inf:
-        raise ConfigError(f"epochs must be a positive number. Found {epochs!r}.")
-    batch_size = min(config.schedule.batch_size, rows)
-    activations = epochs * math.ceil(rows / batch_size) * clients
-    updates = math.ceil(activations / Rule.of(config.rule, clients).quorum)
-    return replace(
-        config,
-        schedule=replace(config.schedule, batch_size=batch_size),
-        stop=replace(config.stop, updates=updates),
-        evaluation=replace(config.evaluation, every=math.ceil(updates / _EVALUATIONS)),
-    )
+def _is_open(name: str, value: Any) -> bool:
+    return value is None or (name in _OPEN and value == 0)
 
 
 def _plain(value: Any) -> Any:

@@ -10,13 +10,20 @@ from difflib import get_close_matches
 from typing import Any, TypeGuard
 
 import numpy as np
-import numpy.typing as npt
+import polars as pl
+import torch
 from sklearn.utils import check_array
+from torch import Tensor
 
 from vafl.data.columns import match_columns
+from vafl.data.dataset import Features, Standard
+from vafl.data.encoding import Encoder, Form, is_usable
+from vafl.data.fitting import fit
+from vafl.data.settings import TableSettings
+from vafl.data.tables import POSITION, Table
 from vafl.errors import ConfigError, DataError
 
-Table = npt.NDArray[np.floating[Any]]
+Rows = pl.DataFrame | Features  # one party's: a table, or an array of sequences or images
 Columns = list[str] | list[int]
 DTYPES = (np.float64, np.float32)  # columns are scaled first, and only then rounded to torch's float32
 
@@ -41,10 +48,11 @@ class SharedTable:
         shares = _even_shares(width, clients) if parties is None else _wishes(width, names, parties)
         return cls({party: _named(own, names) for party, own in shares.items()}, shares)
 
-    def read(self, table: Any) -> dict[str, Table]:
-        """Each party's columns, as numbers."""
-        cells = table.iloc if hasattr(table, "iloc") else table
-        return {party: _numbers(cells[:, own], party) for party, own in self.positions.items()}
+    def read(self, table: Any) -> dict[str, Rows]:
+        """Return each party's columns."""
+        return {
+            party: _frame(table, own, self.columns[party], party) for party, own in self.positions.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ class OwnTables:
     def of(cls, tables: Mapping[str, Any]) -> "OwnTables":
         if not tables:
             raise DataError("X must hold a table for at least one party. Found an empty dictionary.")
-        shapes = {party: np.shape(table)[1:] for party, table in tables.items()}
+        shapes = {party: _row_shape(table) for party, table in tables.items()}
         columns = {
             party: _named(range(sum(shape[:1])), _column_names(tables[party]))
             for party, shape in shapes.items()
@@ -75,15 +83,30 @@ class OwnTables:
         """Numbers in a row of all parties together."""
         return sum(int(np.prod(shape)) for shape in self.shapes.values())
 
-    def read(self, tables: Mapping[str, Any]) -> dict[str, Table]:
-        """The tables as numbers, in the order of fit, if they are such as fit has seen."""
+    def read(self, tables: Mapping[str, Any]) -> dict[str, Rows]:
+        """Return the tables in the order of fit, if they have the columns that fit has seen."""
         self._check_parties(tables)
         for party in self.columns:
             self._check_columns(party, tables[party])
-        numbers = {party: _numbers(tables[party], party) for party in self.columns}
-        _check_rows(numbers)
+        read = {party: self._read(party, tables[party]) for party in self.columns}
+        _check_rows(read)
         _check_order({party: tables[party] for party in self.columns})
-        return numbers
+        return read
+
+    def _read(self, party: str, table: Any) -> Rows:
+        names = self.columns[party]
+        if hasattr(table, "columns"):
+            return _frame(table, range(len(names)), names, party)
+        is_table = len(self.shapes[party]) < 2
+        array = check_array(
+            table,
+            dtype=DTYPES,
+            order="C",
+            allow_nd=True,
+            ensure_all_finite="allow-nan" if is_table else True,
+            input_name=f'X of "{party}"',
+        )
+        return _frame(array, range(len(names)), names, party) if is_table else array
 
     def _check_parties(self, tables: Mapping[str, Any]) -> None:
         for party in self.columns:
@@ -98,7 +121,7 @@ class OwnTables:
                 raise DataError(f'X must hold the parties of fit and no other. Found "{party}". {hint}')
 
     def _check_columns(self, party: str, table: Any) -> None:
-        found, expected = np.shape(table)[1:], self.shapes[party]
+        found, expected = _row_shape(table), self.shapes[party]
         if found != expected:
             raise DataError(
                 f'the table of "{party}" must have {_sized(expected)}, as in fit. Found {_sized(found)}. '
@@ -175,6 +198,11 @@ def _name(wish: Any, known: Sequence[str], party: str) -> str:
     return known[int(wish)]
 
 
+def _row_shape(table: Any) -> tuple[int, ...]:
+    shape: tuple[int, ...] = table.shape if hasattr(table, "shape") else np.shape(table)
+    return tuple(shape[1:])
+
+
 def _column_names(table: Any) -> list[str] | None:
     """The names of a data frame's columns; None for an array."""
     return [str(name) for name in table.columns] if hasattr(table, "columns") else None
@@ -184,47 +212,80 @@ def _named(positions: Iterable[int], names: Sequence[str] | None) -> Columns:
     return list(positions) if names is None else [str(names[position]) for position in positions]
 
 
-def _numbers(table: Any, party: str) -> Table:
-    """Finite numbers [rows, ...], in the precision they came with, and laid out alike whatever held them."""
+def _frame(table: Any, positions: Sequence[int], names: Columns, party: str) -> pl.DataFrame:
+    """Some columns of a DataFrame or of a checked array [rows, columns], under these names.
+
+    Raises:
+        DataError: A column holds what no model can learn from.
+    """
+    columns = [
+        _column(table, position).alias(str(name)) for position, name in zip(positions, names, strict=True)
+    ]
+    for column in columns:
+        if not is_usable(column.dtype):
+            raise DataError(
+                f"columns must hold numbers, text, truth values or dates. Found {column.dtype} in "
+                f'"{column.name}" of "{party}". Encode it, or leave it out.'
+            )
     try:
-        _refuse_dates(table)
-        return _checked(table, f'X of "{party}"')
-    except (TypeError, ValueError) as error:
-        if not hasattr(table, "columns"):
-            raise
-        raise DataError(
-            f'every column of "{party}" must hold finite numbers. Found {_culprit(table)}. Encode text and '
-            "dates as numbers, and fill what is missing."
-        ) from error
+        return pl.DataFrame(columns)
+    except pl.exceptions.DuplicateError as error:
+        raise DataError(f'every column of "{party}" needs a different name. {error}.') from error
 
 
-def _checked(table: Any, name: str) -> Table:
-    checked: Table = check_array(table, dtype=DTYPES, order="C", allow_nd=True, input_name=name)
-    return checked
+def _column(table: Any, position: int) -> pl.Series:
+    if isinstance(table, pl.DataFrame):
+        column = table.to_series(position)
+        return column.cast(pl.Float64) if column.dtype == pl.Null else column
+    return _from_pandas(table.iloc[:, position]) if hasattr(table, "iloc") else pl.Series(table[:, position])
 
 
-def _refuse_dates(table: Any) -> None:
-    """Raises TypeError for dates of a data frame, which may pass for nanoseconds since 1970."""
-    for kind in getattr(table, "dtypes", ()):
-        if getattr(kind, "kind", "") in ("m", "M") or getattr(kind, "is_temporal", bool)():
-            raise TypeError(f"{kind} is no number")
+def _from_pandas(column: Any) -> pl.Series:
+    """A pandas column, with nulls where it has gaps. Time zones are dropped."""
+    kind = getattr(column.dtype, "kind", "O")
+    if kind in "biuf":
+        return pl.Series(column.to_numpy(dtype=np.float64, na_value=np.nan))
+    if kind == "M":
+        return pl.Series(column.dt.tz_localize(None).to_numpy())
+    values = [None if gap else value for value, gap in zip(column, column.isna(), strict=True)]
+    try:
+        found = pl.Series(values)
+    except (TypeError, pl.exceptions.PolarsError):  # of several kinds
+        found = pl.Series([None if value is None else str(value) for value in values])
+    return found.cast(pl.Float64) if found.dtype == pl.Null else found
 
 
-def _culprit(table: Any) -> str:
-    """The first column of a data frame that holds something else than finite numbers, and what is wrong."""
-    cells = table.iloc if hasattr(table, "iloc") else table
-    for place, name in enumerate(table.columns):
-        own = cells[:, [place]]
-        try:
-            _refuse_dates(own)
-            _checked(own, "X")
-        except (TypeError, ValueError) as error:
-            first_line = str(error).partition("\n")[0]
-            return f'in "{name}": {first_line.rstrip(".")}'
-    return "columns of kinds that do not go together"
+def fit_encoder(party: str, rows: Rows, form: Form, *, scale: bool) -> Encoder | Standard | None:
+    """Return how a party's features are made, by its training rows; None leaves an array as it is.
+
+    Raises:
+        ConfigError, DataError: The embedding takes tables, or no column is left.
+    """
+    if isinstance(rows, pl.DataFrame):
+        table = _in_memory(party, rows)
+        every = pl.DataFrame({"id": table.ids(), POSITION: np.arange(rows.height)})
+        return fit(table, every, form=form, scale=scale, chosen=True)[0]
+    if form == "codes":
+        raise ConfigError(
+            f'embedding = "tabular" takes tables, [rows, columns]. Found rows of shape '
+            f'{list(rows.shape[1:])} of "{party}". Use "cnn" for images, "lstm" for sequences.'
+        )
+    return Standard.fit(rows) if scale else None
 
 
-def _check_rows(tables: Mapping[str, Table]) -> None:
+def encode(party: str, rows: Rows, encoder: Encoder | Standard | None) -> Tensor:
+    """Return a party's features [rows, ...] as float32."""
+    if isinstance(rows, pl.DataFrame) and isinstance(encoder, Encoder):
+        return torch.from_numpy(encoder.encode(_in_memory(party, rows), rows))
+    array = np.asarray(rows)
+    return torch.tensor(encoder(array) if isinstance(encoder, Standard) else array, dtype=torch.float32)
+
+
+def _in_memory(party: str, frame: pl.DataFrame) -> Table:
+    return Table(party, TableSettings("X", ""), frame)
+
+
+def _check_rows(tables: Mapping[str, Rows]) -> None:
     counts = {party: len(table) for party, table in tables.items()}
     if len(set(counts.values())) > 1:
         found = ", ".join(f'{count} of "{party}"' for party, count in counts.items())
