@@ -16,6 +16,7 @@ name = "csv"
 path = "people.csv"
 label = "outcome"
 task = "{task}"
+test_fraction = 0.25
 validation_fraction = 0.2
 [partition.groups]
 bank = ["bank_*"]
