@@ -124,7 +124,8 @@ def _check_predictions_need_no_set_of_the_training(companies):
         ids = own.ids
     with torch.no_grad():
         outputs = rebuild(head)(torch.cat(expected, 1))
-    chances = dict(zip(ids, outputs[:, 0].sigmoid().tolist(), strict=True))
+    shares = head.manifest.decision.probabilities(outputs)[:, 1]
+    chances = dict(zip(ids, shares.tolist(), strict=True))
     assert scores["p(yes)"].to_list() == pytest.approx([chances[each] for each in scores["id"]], abs=1e-5)
 
 

@@ -70,7 +70,7 @@ def _run(
                 f"--{name.replace('_', '-')} is for the server. Found it with --party {options.party}, which "
                 "answers the server only. Leave it out."
             )
-    config = client_config(options, options.party)
+    config = client_config(options, check_client(options.party))
     reason = answer(
         config,
         options.party,
