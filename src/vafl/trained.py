@@ -29,7 +29,7 @@ from vafl.protocol.table import FOREVER, EmbeddingTable
 
 MODELS = "models"  # in a run folder: one folder for each party's model
 _OWN: dict[str, tuple[str, ...]] = {  # settings that each party chooses by itself, before and after training
-    "data": ("path", "folder"),
+    "data": ("path", "folder", "weight"),
     "partition": (),
     "model": ("metric", "class_weight", "calibration"),
     "privacy": ("ledger", "mu_max", "delta"),
