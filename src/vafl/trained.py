@@ -35,7 +35,7 @@ _OWN: dict[str, tuple[str, ...]] = {  # settings that each party chooses by itse
     "privacy": ("ledger", "mu_max", "delta"),
 }
 _NEVER_FROM_THE_RUN = ("ledger",)  # a run folder may come from someone else: it chooses no new files
-_FOR_TRAINING = ("rule", "schedule", "optimiser", "labels", "delays", "stop", "evaluation")
+_FOR_TRAINING = ("rule", "schedule", "optimiser", "labels", "delays", "stop", "evaluation", "decision")
 _SHOWN = 10  # differences in one log line
 
 log = logging.getLogger("vafl.model")
