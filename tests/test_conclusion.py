@@ -19,6 +19,7 @@ from vafl.errors import ConfigError
 from vafl.launch import launch
 from vafl.models.decisions import DecisionSettings
 from vafl.models.folder import read_model
+from vafl.plan import load_data
 
 LOOPBACK = {"address": "127.0.0.1:0", "security": "plaintext", "join_timeout": 20.0}
 
@@ -96,9 +97,8 @@ def rare(folder, **sections):
             "validation_fraction": 0.3,
         },
         "schedule": {"batch_size": 64},
-        "optimiser": {"step_size": 0.1},
-        "stop": {"updates": 400, "patience": 50},
-        "evaluation": {"every": 100},
+        "stop": {"updates": 300, "patience": 50},
+        "evaluation": {"every": 50},
         "network": LOOPBACK,
     }
     for name, values in sections.items():
@@ -151,9 +151,11 @@ def test_the_decision_is_reported_as_it_turns_out(balanced):
 
 
 def test_predictions_are_calibrated_and_by_the_threshold(balanced, tmp_path):
-    """The test rows of a CSV are scored again, over the network, from the model folders alone."""
+    """The test rows are scored again, over the network, from the model folders alone."""
     config, run, summary = balanced
-    found = batch_of(config, run, tmp_path / "again.parquet")
+    found, data = batch_of(config, run, tmp_path / "again.parquet"), load_data(config)
+    records = pl.DataFrame({"id": data.record_numbers[data.test]}).cast(pl.String)
+    found = records.join(found, on="id", how="left", maintain_order="left")
     scores = pl.read_parquet(run / "scores.parquet").filter(pl.col("part") == "test")
     assert found["p(fraud)"].to_list() == pytest.approx(scores["score"].to_list(), abs=1e-6)
     flagged = found["p(fraud)"] >= summary["decision"]["threshold"]

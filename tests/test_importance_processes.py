@@ -11,7 +11,6 @@ import torch
 from tests.companies import add_own_columns, write_companies
 from tests.machine import Machine
 from vafl.config import read_config
-from vafl.models.losses import probabilities
 from vafl.names import LOCAL_CLIENT
 from vafl.plan import make_plan
 from vafl.protocol.respondent import embed
@@ -125,7 +124,8 @@ def _check_predictions_need_no_set_of_the_training(companies):
         ids = own.ids
     with torch.no_grad():
         outputs = rebuild(head)(torch.cat(expected, 1))
-    chances = dict(zip(ids, probabilities(outputs, "binary")[:, 1].tolist(), strict=True))
+    shares = head.manifest.decision.probabilities(outputs)[:, 1]
+    chances = dict(zip(ids, shares.tolist(), strict=True))
     assert scores["p(yes)"].to_list() == pytest.approx([chances[each] for each in scores["id"]], abs=1e-5)
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import polars as pl
 import pytest
 import tomli_w
@@ -18,8 +19,10 @@ from tests.federation import same
 from tests.waiting import LIMIT
 from vafl.build import build
 from vafl.cli import main
+from vafl.config import from_document
 from vafl.data.aligned import join
 from vafl.errors import ConfigError
+from vafl.plan import load_data
 from vafl.runtime.identity import issue, make_authority
 from vafl.runtime.settings import StopSettings
 
@@ -97,6 +100,37 @@ def test_patience_ends_a_simulated_run_and_the_test_rows_are_measured_once(folde
     assert summary["metric"] == {"name": "auc", "value": best["metric"]}
     assert kept["test"]["auc"] > 0.7
     assert_scores_of_kept_models(tmp_path / "run", kept)
+
+
+def test_one_extreme_label_does_not_spoil_a_regression(tmp_path):
+    """Labels with a heavy tail, one of them a million times too large, under the defaults for tables."""
+    generator, rows = np.random.default_rng(0), 1500
+    columns = generator.normal(size=(rows, 4))
+    cost = np.exp(columns @ [0.6, -0.5, 0.4, 0.0] + 0.3 * generator.normal(size=rows))
+    tables = {"server": {"cost": cost}, "bank": {"a": columns[:, 0], "b": columns[:, 1]}}
+    tables["shop"] = {"c": columns[:, 2], "d": columns[:, 3]}
+    sections = {}
+    for name, own in tables.items():
+        pl.DataFrame({"id": np.arange(rows), **own}).write_csv(tmp_path / f"{name}.csv")
+        sections[name] = {
+            "path": str(tmp_path / f"{name}.csv"),
+            "id": "id",
+            "alignment": str(tmp_path / name),
+        }
+    sections["server"]["label"] = "cost"
+    data = {"name": "tables", "parties": ["bank", "shop"], "task": "regression"}
+    config = from_document({"data": data, "tables": sections})
+    whole = load_data(config)
+    labels = whole.labels.clone()
+    labels[17] = 1e6
+    run = build(config, replace(whole, labels=labels))
+    run.train()
+    figures, trivial = (
+        run.evaluator.test(),
+        run.task.metrics.trivial(whole.labels[whole.train], whole.labels[whole.test]),
+    )
+    assert figures["r2"] > 0.6
+    assert figures["mae"] < 0.6 * trivial["mae"]
 
 
 def test_companies_that_share_no_folder_end_where_a_simulation_does(folder, tmp_path):

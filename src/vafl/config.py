@@ -125,7 +125,7 @@ class Config:
         A weight scales the gradient of its record, and it may depend on the record's true label, which
         randomised response would then not hide.
         """
-        column = self.tables[LABEL_HOLDER].weight if LABEL_HOLDER in self.tables else ""
+        column = self.tables[LABEL_HOLDER].weight if LABEL_HOLDER in self.tables else self.data.weight
         if column and self.labels.epsilon:
             raise ConfigError(
                 "labels.epsilon guarantees that gradients say little about a record's label, but a weight "

@@ -21,7 +21,7 @@ from vafl.errors import ConfigError, DataError, RunFolderError
 from vafl.models.embeddings import make_embedding
 from vafl.models.folder import StoredModel
 from vafl.models.heads import make_head
-from vafl.models.losses import LOSSES, Loss, in_unit
+from vafl.models.losses import LOSSES, Loss, squared_in_unit
 from vafl.models.metrics import Figures, Metrics
 from vafl.models.tabular import CategoryInput, Input, NumberInput, TabularHead
 from vafl.models.weights import check_class_weight, row_weights
@@ -60,9 +60,9 @@ class Plan:
     @property
     def loss(self) -> Loss:
         """What the training minimises."""
-        loss = LOSSES[self.task.loss]
-        measured = self.task.loss == "squared" and isinstance(self.head, TabularHead)
-        return in_unit(loss, float(self.head.unit)) if measured else loss  # type: ignore[arg-type]
+        if self.task.loss == "squared" and isinstance(self.head, TabularHead):
+            return squared_in_unit(float(self.head.unit))
+        return LOSSES[self.task.loss]
 
     @property
     def weights(self) -> npt.NDArray[np.float32] | None:

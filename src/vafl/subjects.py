@@ -82,7 +82,7 @@ def held_out(config: Config, model: StoredModel) -> tuple[Records, Tensor]:
     model.require({"classes": list(data.classes or ())})
     is_known = data.record_digest == model.manifest.records
     tested = data.test if is_known else slice(0, data.parts.total)
-    rows = data.record_numbers if config.data.name == "tables" else np.arange(data.parts.total)
+    rows = data.record_numbers if config.data.is_tabular else np.arange(data.parts.total)
     order = np.argsort(rows[tested])
     return rows[tested][order], data.labels[tested][torch.from_numpy(order)]
 

@@ -29,13 +29,13 @@ from vafl.protocol.table import FOREVER, EmbeddingTable
 
 MODELS = "models"  # in a run folder: one folder for each party's model
 _OWN: dict[str, tuple[str, ...]] = {  # settings that each party chooses by itself, before and after training
-    "data": ("path", "folder"),
+    "data": ("path", "folder", "weight"),
     "partition": (),
     "model": ("metric", "class_weight", "calibration"),
     "privacy": ("ledger", "mu_max", "delta"),
 }
 _NEVER_FROM_THE_RUN = ("ledger",)  # a run folder may come from someone else: it chooses no new files
-_FOR_TRAINING = ("rule", "schedule", "optimiser", "labels", "delays", "stop", "evaluation")
+_FOR_TRAINING = ("rule", "schedule", "optimiser", "labels", "delays", "stop", "evaluation", "decision")
 _SHOWN = 10  # differences in one log line
 
 log = logging.getLogger("vafl.model")

@@ -16,6 +16,7 @@ name = "csv"
 path = "people.csv"
 label = "outcome"
 task = "{task}"
+test_fraction = 0.25
 validation_fraction = 0.2
 [partition.groups]
 bank = ["bank_*"]
@@ -62,7 +63,7 @@ def test_every_run_ends_in_a_report_of_its_test_rows(tmp_path, capsys, kind, dra
     page = page_of(run)
     assert {f"{name}-title" for name in drawn} <= set(page.ids)
     summary = json.loads((run / "summary.json").read_text())
-    assert summary["rows"] == {"train": 220, "validation": 80, "test": 100}
+    assert summary["rows"] == {"train": 240, "validation": 80, "test": 80}
     assert summary["columns"] == {"bank": 2, "shop": 2}
     sent = sum(own["bytes_up"] for own in summary["traffic"].values())
     assert sent == summary["bytes_up"]
@@ -79,16 +80,20 @@ def test_a_report_is_written_again_with_what_has_come_since(tmp_path, capsys):
     make_table(tmp_path, "two")
     for name in ("one", "other"):
         assert main(["run", str(tmp_path / "run.toml"), "--out", str(tmp_path / name)]) == 0
-    influence = {"loss_increase": 0.1, "sd": 0.0, "headline_drop": 0.0777}
-    importance = {"metric": "auc", "rows": 100, "parties": {"bank": influence}}
-    (tmp_path / "one" / "importance.json").write_text(json.dumps(importance))
+    one = str(tmp_path / "one")
+    assert main(["importance", str(tmp_path / "run.toml"), "--model", one]) == 0
+    found = json.loads((tmp_path / "one" / "importance.json").read_text())
+    reached = json.loads((tmp_path / "one" / "summary.json").read_text())["kept"]["test"]
+    assert found["baseline"]["auc"] == pytest.approx(reached["auc"], abs=1e-3)  # the same rows and labels
     (tmp_path / "other" / "scores.parquet").unlink()
     capsys.readouterr()
     assert main(["report", str(tmp_path / "one"), str(tmp_path / "other")]) == 0
     assert capsys.readouterr().out.count("report.html") == 2
-    assert "0.078 worse" in page_of(tmp_path / "one").text
+    page = page_of(tmp_path / "one")
+    assert {"party-importance-title", "column-importance-title"} <= set(page.ids)
+    assert f"{max(own['headline_drop'] for own in found['parties'].values()):.3f} worse" in page.text
     assert "scores.parquet" in page_of(tmp_path / "other").text
-    assert main(["run", str(tmp_path / "run.toml"), "--out", str(tmp_path / "one"), "--overwrite"]) == 0
+    assert main(["run", str(tmp_path / "run.toml"), "--out", one, "--overwrite"]) == 0
 
 
 def test_a_folder_of_no_finished_run_is_refused(tmp_path, capsys):

@@ -163,3 +163,21 @@ def test_a_file_that_cannot_be_used_says_why(tmp_path, text, settings, said):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(DataError, match=r'data.path must be a CSV or Parquet file. Found nothing at ".*none'):
         load(tmp_path / "none.csv")
+
+
+def test_a_weight_is_no_feature_and_nobody_elses_business(people, tmp_path):
+    path = tmp_path / "weighted.csv"
+    table().with_columns(weight=pl.col("visits") + 0.5).write_csv(path)
+    plain, data = load(people, {}), load(path, {}, weight="weight")
+    assert [party.encoder.names for party in data.parties] == [party.encoder.names for party in plain.parties]
+    assert data.record_digest == plain.record_digest, "others see the digest"
+    assert data.weights.tolist() == pytest.approx((table()["visits"] + 0.5)[data.record_numbers].to_list())
+    assert load_data(config(path, weight="weight"), "client-1").weights is None
+    with pytest.raises(DataError, match='"wait"'):
+        load(path, {}, weight="wait")
+    with pytest.raises(ConfigError, match=r"labels\.epsilon"):
+        config(path, {"labels": {"epsilon": 1.0}}, weight="weight")
+    with pytest.raises(ConfigError, match=r"data\.weight .* tables\.server\.weight"):
+        from_document({"data": {"name": "tables", "parties": ["bank"], "weight": "weight"}})
+    with pytest.raises(ConfigError, match="the weight cannot be"):
+        load(path, {}, weight="bought")

@@ -8,6 +8,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import log_loss, recall_score
 from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -24,7 +25,12 @@ def wine(**parameters):
 
 
 @pytest.mark.no_cover  # some hundred fits
-@parametrize_with_checks([VerticalClassifier(**BRIEF), VerticalRegressor(**BRIEF)])
+@parametrize_with_checks(
+    [VerticalClassifier(**BRIEF), VerticalRegressor(**BRIEF)],
+    expected_failed_checks=lambda estimator: {
+        "check_sample_weight_equivalence_on_dense_data": "other rows make other minibatches"
+    },
+)
 def test_scikit_learn_accepts_the_estimators(estimator, check):
     check(estimator)
 
@@ -225,3 +231,67 @@ def test_verbose_prints_the_history(capsys):
     assert lines[-1].startswith(f"{model.n_iter_} updates, ")
     wine()
     assert capsys.readouterr().out == ""
+
+
+# --- weights ---
+
+
+def rare(rows=2000, seed=0):
+    """Rows of which 5 % are of class 7, the others of class 3; half of the rows are for testing."""
+    generator = np.random.default_rng(seed)
+    X = generator.normal(size=(rows, 4))
+    chances = 1 / (1 + np.exp(4.2 - X @ [1.5, 1.0, -1.0, 0.5]))
+    return train_test_split(
+        X, np.where(generator.random(rows) < chances, 7, 3), test_size=0.5, random_state=0
+    )
+
+
+@pytest.mark.no_cover
+def test_class_weights_shift_predictions_and_probabilities_stay_right():
+    train, test, y_train, y_test = rare()
+    model = {"embedding": "linear", "random_state": 0, "validation_fraction": 0.3}
+    plain = VerticalClassifier(**model).fit(train, y_train)
+    balanced = VerticalClassifier(**model, class_weight="balanced").fit(train, y_train)
+    given = VerticalClassifier(**model, class_weight={7.0: np.int64(20)}).fit(train, y_train)
+    found = [recall_score(y_test == 7, each.predict(test) == 7) for each in (plain, balanced, given)]
+    assert found[0] + 0.2 < min(found[1:])
+    assert (plain.calibration_.method, balanced.calibration_.method) == ("none", "platt")
+    losses = [log_loss(y_test, each.predict_proba(test)) for each in (plain, balanced, given)]
+    assert max(losses) < 1.15 * losses[0]
+    copied = pickle.loads(pickle.dumps(balanced))
+    np.testing.assert_array_equal(copied.predict_proba(test), balanced.predict_proba(test))
+
+
+def test_rows_without_weight_teach_nothing():
+    X, y = WINE
+    wrong = np.random.default_rng(0).random(len(y)) < 0.5
+    labels = np.where(wrong, (y + 1) % 3, y)
+    model = VerticalClassifier(epochs=30, random_state=0, embedding="linear")
+    assert model.fit(X, labels, sample_weight=~wrong).score(X, y) > 0.9
+    assert model.fit(X, labels).score(X, y) < 0.9
+    single = model.fit(X, y, sample_weight=2.5).predict_proba(X)
+    np.testing.assert_allclose(single, model.fit(X, y).predict_proba(X), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        ([1.0] * 5, r"178 rows. Found the shape \(5,\)"),
+        ([1.0] * 177 + [-1], "Found 1 .*-1"),
+        ([np.nan] + [1.0] * 177, "Found 1 .*nan"),
+        (["heavy"] * 178, "numbers"),
+        ([0.0] * 178, "above 0"),
+    ],
+)
+def test_weights_that_are_no_weights_are_refused(weights, said):
+    with pytest.raises(DataError, match=said):
+        VerticalClassifier(epochs=3).fit(*WINE, sample_weight=weights)
+
+
+def test_weights_of_unknown_classes_are_refused():
+    with pytest.raises(ConfigError, match=r"0, 1, 2.*'9'"):
+        wine(class_weight={9: 2.0})
+    with pytest.raises(ConfigError, match="class_weight"):
+        wine(class_weight="balanced_subsample")
+    with pytest.raises(ConfigError, match="class_weight is for classes"):
+        VerticalRegressor(epochs=3, class_weight="balanced").fit(*WINE)

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from vafl.models.losses import LOSSES
+from vafl.models.losses import FAR, LOSSES, squared_in_unit
 
 
 def loss_of_each(name, outputs, labels):
@@ -64,3 +64,24 @@ def test_huge_outputs_keep_a_finite_loss():
     losses, slopes = loss_of_each("softmax", outputs, labels)
     assert losses == [0.0, pytest.approx(1e30)]
     assert slopes.tolist() == [[0.0, 0.0], [-1.0, 1.0]]
+
+
+@pytest.mark.parametrize("unit", [0.01, 1.0, 250.0])
+def test_the_squared_error_in_a_unit_is_hubers_loss(unit):
+    random = np.random.default_rng(0)
+    labels = (unit * random.standard_normal(50) * 20).astype(np.float32)
+    outputs, weights = np.zeros((50, 1), np.float32), random.random(50, np.float32)
+    given = torch.zeros(50, requires_grad=True)
+    each = F.huber_loss(given / unit, torch.from_numpy(labels) / unit, reduction="none", delta=FAR)
+    expected = 2 * each @ torch.from_numpy(weights)
+    loss, slopes = squared_in_unit(unit)(outputs, labels, weights)
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+    torch.testing.assert_close(slopes[:, 0], torch.autograd.grad(expected, given)[0].numpy())
+    assert np.abs(slopes[:, 0] / weights).max() == pytest.approx(2 * FAR / unit, rel=1e-5)
+
+
+def test_an_error_that_is_not_finite_stays_so():
+    outputs = np.array([[np.nan], [np.inf]], np.float32)
+    loss, slopes = squared_in_unit(1.0)(outputs, np.zeros(2, np.float32), np.ones(2, np.float32))
+    assert not np.isfinite(loss)
+    assert not np.isfinite(slopes[0, 0])

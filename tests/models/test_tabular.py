@@ -1,5 +1,7 @@
 """The tabular embedding: how codes become inputs, and that it trains."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -87,3 +89,33 @@ def test_it_learns_an_interaction_of_a_number_and_a_category():
         optimiser.step()
     error = nn.functional.mse_loss(model.eval()(codes)[:, 0], target).item()
     assert error < 0.05 * target.var().item()
+
+
+def head_of(labels):
+    head = TabularHead(4, 1, [8])
+    head.measure(torch.tensor(labels))
+    return head
+
+
+@pytest.mark.parametrize("rows", [3, 20, 1000])
+def test_one_extreme_label_does_not_set_the_unit_of_all_others(rows):
+    """By mean and deviation the unit would be 10^7 or more, and all other labels the same."""
+    labels = torch.linspace(1, 2, rows).tolist()
+    head = head_of([*labels, 1e9])
+    assert 0.05 < float(head.unit) < 0.5
+    assert 1 < float(head.centre) < 2
+
+
+@pytest.mark.parametrize(
+    ("labels", "unit"),
+    [([5.0] * 10, 1.0), ([3.0], 1.0), ([0.0, 8.0], 4.0), ([0.0] * 999 + [10.0], 10 * math.sqrt(0.000999))],
+)
+def test_labels_that_hardly_differ_have_a_unit_too(labels, unit):
+    assert float(head_of(labels).unit) == pytest.approx(unit, rel=1e-3)
+
+
+def test_ordinary_labels_have_their_own_mean_and_deviation():
+    labels = torch.randn(5000, generator=torch.Generator().manual_seed(0)) * 30 + 100
+    head = head_of(labels.tolist())
+    assert float(head.unit) == pytest.approx(float(labels.std()), rel=0.02)
+    assert float(head.centre) == pytest.approx(float(labels.mean()), abs=0.2)

@@ -11,6 +11,7 @@ from vafl.commands.configured import add_client_options, add_config_options, log
 from vafl.config import Config
 from vafl.errors import ConfigError
 from vafl.federation.prediction import answer
+from vafl.names import check_client
 from vafl.runtime.identity import SERVER
 from vafl.trained import read_deployed
 
@@ -62,13 +63,14 @@ def _run(
         check(options)
         serve(_config(options, SERVER), options, console)
         return
+    check_client(options.party)
     for name in _OF_THE_SERVER:
         if getattr(options, name, None) is not None:
             raise ConfigError(
                 f"--{name.replace('_', '-')} is for the server. Found it with --party {options.party}, which "
                 "answers the server only. Leave it out."
             )
-    config = client_config(options, options.party)
+    config = client_config(options, check_client(options.party))
     reason = answer(
         config,
         options.party,

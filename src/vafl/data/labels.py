@@ -86,8 +86,7 @@ def read_weights(table: Table, wanted: pl.DataFrame) -> npt.NDArray[np.float64] 
             value = batch[column].filter(pl.Series(wrong))[0]
             raise DataError(
                 f'"{table.path}": weights must be numbers of 0 or more. Found {int(wrong.sum()):,} that are '
-                f'not, such as {value!r} in "{column}". Correct them, or name another column in '
-                f"tables.{table.party}.weight."
+                f'not, such as {value!r} in "{column}". Correct them, or name another column.'
             )
         weights[batch[POSITION].to_numpy()] = own
     return weights

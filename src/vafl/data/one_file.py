@@ -36,15 +36,17 @@ def deal(
     if not path.is_file():
         raise DataError(f'data.path must be a CSV or Parquet file. Found nothing at "{path}".')
     separator, columns = header_of(path)
-    if labelled and settings.label not in columns:
-        raise no_column(path, settings.label, columns)
-    kept = [name for name in columns if name and name != settings.label]
+    for needed in (settings.label, settings.weight) if labelled else ():
+        if needed and needed not in columns:
+            raise no_column(path, needed, columns)
+    kept = [name for name in columns if name not in ("", settings.label, settings.weight)]
     ignored = match_columns(kept, {"ignore": settings.ignore}, "data")["ignore"] if settings.ignore else []
     kept = [name for place, name in enumerate(kept) if place not in set(ignored)]
     table = TableSettings(str(path), "", separator=separator)
     clients = {name: replace(table, features=tuple(own)) for name, own in _shares(kept, partition).items()}
-    label = settings.label if settings.label in columns else ""
-    holder = replace(table, label=label, ignore=("*",))  # it has no features: all are the clients'
+    label, weight = (name if name in columns else "" for name in (settings.label, settings.weight))
+    # It has no features: all are the clients'.
+    holder = replace(table, label=label, weight=weight, ignore=("*",))
     return replace(settings, parties=tuple(clients)), {LABEL_HOLDER: holder, **clients}
 
 
@@ -67,17 +69,17 @@ def _shares(columns: list[str], partition: PartitionSettings) -> dict[str, list[
 def number_lines(table: Table, task: str, *, labelled: bool) -> Alignment:
     """Return the records of the file as rows: line n is row n, at every party.
 
-    The token is a digest of all columns but the label: it tells files apart, and others see it.
+    The token is a digest of all columns but label and weight: it tells files apart, and others see it.
 
     Args:
         table: the label holder's.
         labelled: whether the labels are needed, and so their classes.
     """
-    label = table.settings.label
+    label, secret = table.settings.label, (table.settings.label, table.settings.weight)
     columns = [name for name, kind in table.schema.items() if is_usable(kind)]
-    digest, rows = hashlib.sha256(repr([name for name in columns if name != label]).encode()), 0
+    digest, rows = hashlib.sha256(repr([name for name in columns if name not in secret]).encode()), 0
     for batch in table.all_batches(columns):  # of all columns: only then are lines with other fields noticed
-        digest.update(batch.drop(label, strict=False).write_csv(include_header=False).encode())
+        digest.update(batch.drop(secret, strict=False).write_csv(include_header=False).encode())
         rows += batch.height
     if not rows:
         raise DataError(f'"{table.path}": a table needs records. Found none.')

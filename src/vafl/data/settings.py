@@ -40,6 +40,8 @@ class DataSettings:
             [partition] deals to the parties, or `tables` for one file a party, as [tables.NAME] says.
         path: the CSV or Parquet file; a relative path is taken from the config file's folder.
         label: its label column.
+        weight: its column that says how much each row counts in the training loss, numbers of 0 or more; of
+            tables, tables.server.weight does. It is never a feature. Metrics and baselines are not weighted.
         ignore: its columns that are neither features nor the label, by name or pattern (`pay_*`).
         task: `classification` or `regression`, for a CSV or tables.
         parties: for tables: the clients that connect to the server, in the order in which every party names
@@ -57,6 +59,7 @@ class DataSettings:
     name: str = "digits"
     path: str = ""
     label: str = ""
+    weight: str = ""
     ignore: tuple[str, ...] = ()
     task: Literal["classification", "regression"] = "classification"
     parties: tuple[str, ...] = ()
@@ -83,6 +86,13 @@ class DataSettings:
             raise ConfigError(
                 'data.name = "csv" needs data.path (the file) and data.label (its label column). '
                 f'Found path "{self.path}", label "{self.label}".'
+            )
+
+        if self.weight and self.name != "csv":
+            instead = "Name it in tables.server.weight." if self.name == "tables" else "Leave it out."
+            raise ConfigError(
+                f'data.weight is a column of data.path, for data.name = "csv". Found "{self.weight}" with '
+                f'data.name = "{self.name}". {instead}'
             )
 
     def _check_parties(self) -> None:

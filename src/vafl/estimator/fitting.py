@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import replace
 from numbers import Real
 from typing import Any, Self
 
@@ -15,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from vafl.build import Run, build
+from vafl.conclusion import conclude
 from vafl.data.dataset import Records
 from vafl.data.encoding import Encoder, Form
 from vafl.data.partition import Party, VerticalData
@@ -71,6 +73,7 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         delays: str | dict[str, Any] = "poisson",
         scale: bool = True,
         metric: str = "auto",
+        class_weight: str | Mapping[Any, float] | None = None,
         validation_fraction: float | str = "auto",
         random_state: int | np.random.RandomState | None = None,
         verbose: bool = False,
@@ -117,6 +120,10 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
             scale: whether each party scales its columns, by its own training rows.
             metric: the headline metric of the history, as model.metric of a configuration; `auto` is auc for
                 two classes, accuracy for more, and r2 for numbers. The history has every other metric too.
+            class_weight: of a classifier: how much the rows of each class count in the training loss.
+                `balanced` lets every class count the same in total; a dictionary {class: weight} leaves
+                other classes at 1; None weighs all the same. `predict` follows the weighted loss;
+                `predict_proba` is calibrated on the held-out rows, if there are any of two classes.
             validation_fraction: share of rows held out of training for the history. The models with the
                 lowest loss on them are kept, and a tabular embedding stops when they no longer improve. With
                 0 the history is measured on the training rows, and the last models are kept. `auto` is 0.1,
@@ -144,15 +151,20 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         self.delays = delays
         self.scale = scale
         self.metric = metric
+        self.class_weight = class_weight
         self.validation_fraction = validation_fraction
         self.random_state = random_state
         self.verbose = verbose
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on X, one table or {party: table} with the same rows in the same order, and on y.
 
         A table is a DataFrame of pandas or polars, or an array. Columns of a DataFrame may hold numbers,
         text, categories, truth values and dates. Gaps are allowed in both.
+
+        Args:
+            sample_weight: [rows], how much each row counts in the training loss, 0 or more; None lets all
+                count the same. The history is not weighted.
 
         Raises:
             ValueError: a parameter, or what X and y hold, is wrong: a ConfigError, a DataError, or one of
@@ -162,14 +174,17 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         labels = self._labels(y)
         tables = self._tables(X, fitting=True)
         check_consistent_length(*(np.empty(len(own)) for own in tables.values()), labels)
+        weights = _weights(sample_weight, len(labels))
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         split = self._split(len(labels), seed)
         numbers, classes = self._encode(labels, split.order[: split.parts.train])
         held_out = split.parts.validation > 0
-        config = make_config(
-            self.get_params(deep=False), seed=seed, rows=split.parts.train, held_out=held_out
-        )
-        run = build(config, self._share_out(tables, numbers, classes, split))
+        parameters = {**self.get_params(deep=False), "class_weight": self._class_weight()}
+        config = make_config(parameters, seed=seed, rows=split.parts.train, held_out=held_out)
+        data = self._share_out(tables, numbers, classes, split)
+        if weights is not None:
+            data = replace(data, weights=torch.from_numpy(weights[split.order]))
+        run = build(config, data)
         history = run.train(self._report, keep_best=held_out)
         self.history_ = list(map(self._in_units, history))
         best = run.best and run.best.point
@@ -193,6 +208,10 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
     @abstractmethod
     def _encode(self, labels: Labels, train: Records) -> tuple[Labels, tuple[str, ...] | None]:
         """Labels as the loss takes them, and the class names; scales come from the training rows alone."""
+
+    def _class_weight(self) -> Any:
+        """`class_weight` as model.class_weight of a configuration has it."""
+        return "none" if self.class_weight is None else self.class_weight
 
     def _tables(self, X: Any, *, fitting: bool = False) -> dict[str, Rows]:
         """The checked table of each party, in the order of fit."""
@@ -285,6 +304,8 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         names = list(self._layout.columns)
         self.run_, self.head_, self.models_ = run, run.head, dict(zip(names, run.models, strict=True))
         self._summed = run.config.model.combine == "sum"
+        concluded = conclude(run.config, run.task, run.data, run.evaluator.measured)
+        self.calibration_ = concluded.decision.calibration
         self.parties_ = self._layout.columns
         self.n_iter_ = run.runtime.updates
         self.traffic_ = dict(zip(names, run.runtime.traffic, strict=False))  # none if centralised
@@ -310,3 +331,25 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
+
+
+def _weights(given: Any, rows: int) -> npt.NDArray[np.float64] | None:
+    """Return `sample_weight` as [rows]; a single number stands for all rows."""
+    if given is None:
+        return None
+    try:
+        weights = np.asarray(given, np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"sample_weight must be numbers. Found: {error}.") from error
+    weights = np.full(rows, weights) if weights.ndim == 0 else weights
+    if weights.shape != (rows,):
+        raise DataError(
+            f"sample_weight must be one number for each of the {rows} rows. Found the shape {weights.shape}."
+        )
+    if not (np.isfinite(weights) & (weights >= 0)).all():
+        wrong = weights[~(np.isfinite(weights) & (weights >= 0))]
+        raise DataError(
+            f"sample_weight must be 0 or more, and finite. Found {len(wrong)} that are not, such as "
+            f"{wrong[0]:g}. Correct them, or leave those rows out."
+        )
+    return weights

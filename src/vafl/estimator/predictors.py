@@ -1,11 +1,11 @@
 """The two estimators: what y means to them, and what they make of the head's outputs."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
@@ -14,6 +14,7 @@ from vafl.data.dataset import Records
 from vafl.errors import DataError
 from vafl.estimator.fitting import Labels, VerticalEstimator
 from vafl.models.metrics import IN_LABEL_UNITS, Metrics
+from vafl.models.probabilities import probabilities
 from vafl.runtime.point import Point
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -34,6 +35,7 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
             None if no rows were held out.
         traffic_: party -> bytes it sent and received (vafl.runtime.simulator.Traffic).
         delays_: party -> how stale its embeddings were when used (vafl.protocol.delays.DelaySummary).
+        calibration_: how outputs become those of `predict_proba` (vafl.models.probabilities.Calibration).
         models_, head_: the torch modules of the parties and of the server.
         encoders_: party -> how its columns become features (vafl.data.encoding.Encoder); of sequences or
             images, their scale (vafl.data.dataset.Standard) or None.
@@ -44,21 +46,19 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
     classes_: Labels
 
     def predict(self, X: Any) -> Labels:
-        """The most likely class of each row."""
+        """Return the class of each row that the weighted loss favours; without weights the likeliest."""
         decisions = self.decision_function(X)
         best = (decisions > 0).astype(np.int64) if decisions.ndim == 1 else decisions.argmax(axis=1)
         labels: Labels = self.classes_[best]
         return labels
 
     def predict_proba(self, X: Any) -> Floats:
-        """[rows, classes]: the probability of each class."""
+        """Return the probability of each class, [rows, classes], calibrated if a class_weight is set."""
         outputs = self._outputs(X)
-        if outputs.shape[1] == 1:  # one output is the log-odds of the second class
-            outputs = torch.cat([torch.zeros_like(outputs), outputs], dim=1)
-        return outputs.softmax(dim=1).numpy()
+        return probabilities(self.calibration_(outputs))
 
     def decision_function(self, X: Any) -> Floats:
-        """The log-odds of the second class, [rows], or one score a class, [rows, classes]."""
+        """The log-odds of the second class, [rows], or one score a class, [rows, classes]; not calibrated."""
         outputs = self._outputs(X)
         return (outputs[:, 0] if outputs.shape[1] == 1 else outputs).numpy()
 
@@ -66,6 +66,16 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
         labels: Labels = validate_data(self, y=y)
         check_classification_targets(labels)
         return labels
+
+    def _class_weight(self) -> Any:
+        """A class is the same whatever its type: 1, 1.0 and True are one."""
+        if not isinstance(self.class_weight, Mapping):
+            return super()._class_weight()
+        names = {label: str(label) for label in self.classes_.tolist()}
+        return {
+            names.get(label, str(label)): weight.item() if isinstance(weight, np.generic) else weight
+            for label, weight in self.class_weight.items()
+        }
 
     def _encode(self, labels: Labels, train: Records) -> tuple[Labels, tuple[str, ...] | None]:
         self.classes_, numbers = np.unique(labels, return_inverse=True)

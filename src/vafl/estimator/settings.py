@@ -18,7 +18,7 @@ _OTHER_DEFAULTS: dict[str, dict[str, Any]] = {
     "optimiser": {"name": "Adam", "step_size": 0.01, "l2": 1e-3},
 }
 _SECTIONS = {
-    "model": ("embedding", "width", "hidden", "head", "head_hidden", "combine", "metric"),
+    "model": ("embedding", "width", "hidden", "head", "head_hidden", "combine", "metric", "class_weight"),
     "rule": ("t", "delay_bound"),
     "schedule": ("batch_size", "epochs", "refresh"),
     "optimiser": ("step_size", "l2"),

@@ -144,7 +144,7 @@ def _study(deployed: Deployed, scorer: ImportanceScorer, repeats: int, rows: int
     metrics = Metrics.of(deployed.loss, manifest.outputs, config.model.metric)
     if deployed.loss != "softmax":
         labels = labels.float()
-    return Study(scorer, deployed.parties, tested, labels, metrics, repeats)
+    return Study(scorer, deployed.parties, tested, labels, metrics, repeats, deployed.decision.calibration)
 
 
 def _sample(rows: Records, labels: Tensor, most: int, seed: int) -> tuple[Records, Tensor]:

@@ -40,15 +40,25 @@ def squared(outputs: Matrix, labels: Array, weights: Matrix) -> tuple[float, Mat
     return float(errors @ weighted), 2 * weighted[:, None]
 
 
-def in_unit(loss: Loss, unit: float) -> Loss:
-    """The squared error of labels in another unit, so that gradients are of the same size for all labels."""
+def squared_in_unit(unit: float) -> Loss:
+    """Return the squared error of labels in another unit, so that gradients are of the same size for any.
 
+    Beyond `FAR` units it grows in proportion to the error (Huber's loss). So one label that is far off, such
+    as a wrong number in a table, cannot pull the model away from all others.
+    """
+
+    @np.errstate(all="ignore")
     def scaled(outputs: Matrix, labels: Array, weights: Matrix) -> tuple[float, Matrix]:
-        value, slopes = loss(outputs, labels, weights)
-        return value / unit**2, slopes / np.float32(unit**2)
+        errors = (outputs[:, 0] - labels) / np.float32(unit)
+        # Not clip: it would turn an error that is not a number into one.
+        near = np.where(np.abs(errors) > FAR, np.copysign(np.float32(FAR), errors), errors)
+        weighted = near * weights
+        return float((2 * errors - near) @ weighted), (2 * weighted / np.float32(unit))[:, None]
 
     return scaled
 
+
+FAR = 10.0  # units of the labels; their standard deviation, more or less
 
 LOSSES: dict[str, Loss] = {
     "softmax": softmax,

@@ -10,6 +10,7 @@ Gorishniy et al. (2022) call the first piecewise-linear encoding. Learned scales
 come from RealMLP (Holzmüller et al., 2024).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 _FEW_LEVELS = 32  # that have a column each
 _VECTOR = 8  # width of a learned vector
 _DROPPED = 0.1
+_EXTREME = 0.005  # share of the labels, at either end, that do not set the unit of a regression
 
 
 @dataclass(frozen=True)
@@ -157,10 +159,20 @@ class TabularHead(nn.Module):
         return self.centre + self.unit * outputs  # type: ignore[no-any-return]
 
     def measure(self, labels: Tensor) -> None:
-        """Take the unit of a regression's outputs from its training labels."""
-        deviation = float(labels.double().std(correction=0))
-        self.centre.fill_(float(labels.double().mean()))
-        self.unit.fill_(deviation if deviation > 0 else 1.0)
+        """Take the unit of a regression's outputs from its training labels.
+
+        It is their standard deviation after the highest and the lowest 0.5 % are drawn in, at least one label
+        at either end. A single wrong label of 10^9 would otherwise set the unit, and all others would look
+        the same.
+        """
+        ordered = labels.double().sort().values
+        cut = math.ceil(_EXTREME * len(ordered))
+        inner = ordered[cut : len(ordered) - cut]
+        drawn_in = ordered.clamp(inner[0], inner[-1]) if len(inner) else ordered
+        # Labels that are the same but for the extremes, such as rare payments, have no other unit.
+        unit = float(drawn_in.std(correction=0)) or float(ordered.std(correction=0)) or 1.0
+        self.centre.fill_(float(drawn_in.mean()))
+        self.unit.fill_(unit)
 
 
 def network(sizes: Sequence[int], width: int) -> nn.Sequential:

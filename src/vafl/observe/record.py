@@ -47,7 +47,7 @@ _NAME = "[^/]+"
 _WRITTEN = re.compile(  # every file that a run leaves, those of crashes included
     rf"""{re.escape(LOCK)} | config\.toml | {re.escape(HISTORY)} | {re.escape(SUMMARY)} | {re.escape(STATUS)}
     | {re.escape(REPORT)} | {re.escape(SCORES)} | {re.escape(IMPORTANCE)}
-    | (progress|privacy-spent)\.(png|svg)
+    | (progress|privacy-spent|importance)\.(png|svg)
     | models/{_NAME}/(model\.safetensors|manifest\.toml)
     | logs/{_NAME}\.log
     | state/server\.marks

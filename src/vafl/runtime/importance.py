@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vafl.errors import Stalled
 from vafl.models.metrics import Figures, Metric, Metrics
+from vafl.models.probabilities import Calibration
 from vafl.protocol.importance import ImportanceScorer
 from vafl.protocol.messages import EVERYTHING, Request
 from vafl.protocol.rows import Rows
@@ -45,6 +46,7 @@ class Study:
         rows: held-out rows, ascending.
         labels: [rows]
         repeats: permutations of each group.
+        calibration: of the model; None uses the head's outputs as they are.
 
     Attributes:
         baseline: every metric of the unpermuted rows.
@@ -62,7 +64,9 @@ class Study:
         labels: Tensor,
         metrics: Metrics,
         repeats: int,
+        calibration: Calibration | None = None,
     ) -> None:
+        self._calibrate = calibration or Calibration()
         self.names = names
         self._scorer, self._rows, self._labels, self._metrics = scorer, rows, labels.numpy(), metrics
         self._repeats = repeats
@@ -135,7 +139,7 @@ class Study:
                 f"rows from {', '.join(silent)}. Start these clients, or check what is left of their privacy "
                 "budgets (`vafl privacy`)."
             )
-        self._outputs = self._scorer.score(base).numpy()
+        self._outputs = self._calibrate(self._scorer.score(base).double().numpy())
         self.baseline = self._metrics.measure(self._outputs[self._complete], self._labels[self._complete])
         for client, queue in enumerate(self._queues):
             groups = (EVERYTHING, *self._scorer.groups.get(client, ()))
@@ -155,7 +159,8 @@ class Study:
                 self.refused[client, group] = self._scorer.reasons.get(client, "it did not answer")
             return
         self.measured += 1
-        outputs, labels = self._scorer.outputs(inquiry).numpy()[kept], self._labels[kept]
+        outputs = self._calibrate(self._scorer.outputs(inquiry).double().numpy()[kept])
+        labels = self._labels[kept]
         effect = self.effects.setdefault((client, group), Effect())
         effect.rows = int(kept.sum())
         for metric, into in ((self.loss, effect.loss), (self._metrics.headline, effect.headline)):

@@ -39,6 +39,8 @@ def test_figures_have_units():
     assert duration(600) == "10 min"
     assert metric_value("accuracy", 0.8312) == "83.1%"
     assert metric_value("rmse", 12345.6) == "12.3k"
+    assert metric_value("r2", -0.0001) == "0.000"
+    assert metric_value("r2", -0.01) == "\N{MINUS SIGN}0.010"
     assert metric_value("auc", None) == "\N{EN DASH}"
 
 

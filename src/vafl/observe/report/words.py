@@ -72,7 +72,9 @@ def rounded(value: float, digits: int = 3) -> str:
 
 
 def signed(text: str) -> str:
-    """Return a number's text with a minus sign instead of a hyphen."""
+    """Return a number's text with a minus sign instead of a hyphen, and none before zeros only."""
+    if not text.strip("-0."):
+        return text.removeprefix("-")
     return text.replace("-", "\N{MINUS SIGN}")
 
 
