@@ -80,8 +80,8 @@ class Standard:
     """Zero mean and unit deviation for each column of an array; of series, over all steps.
 
     Attributes:
-        mean, deviation: of the training rows, in float64. A constant column has deviation 1: rounding is no
-            deviation.
+        mean, deviation: of the training rows, in float64. A constant column has deviation 1, so
+            that rounding errors are not magnified.
     """
 
     mean: npt.NDArray[np.float64]
