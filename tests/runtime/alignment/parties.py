@@ -100,12 +100,18 @@ class Alignments:
         return await asyncio.wait_for(asyncio.gather(*work, return_exceptions=True), LIMIT)
 
 
+class Unhurried(Alignments):
+    """One that nothing disturbs: a busy machine may be slow, and nobody is given up."""
+
+    patience, heartbeat, answer_timeout = LIMIT, 30.0, LIMIT
+
+
 def align(**arguments):
     """A whole alignment: (what was kept, by party; everybody's result, by party)."""
     made = []
 
     async def story():
-        made.append(Alignments(**arguments))
+        made.append(Unhurried(**arguments))
         return await made[0].all()
 
     results = asyncio.run(story())
