@@ -63,7 +63,7 @@ def test_every_run_ends_in_a_report_of_its_test_rows(tmp_path, capsys, kind, dra
     page = page_of(run)
     assert {f"{name}-title" for name in drawn} <= set(page.ids)
     summary = json.loads((run / "summary.json").read_text())
-    assert summary["rows"] == {"train": 240, "validation": 80, "test": 80}
+    assert summary["rows"] == {"train": 220, "validation": 80, "test": 100}
     assert summary["columns"] == {"bank": 2, "shop": 2}
     sent = sum(own["bytes_up"] for own in summary["traffic"].values())
     assert sent == summary["bytes_up"]
