@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What the kept models give on the held-out rows, and how their outputs are used from then on.
+    """The results of the kept models on the held-out rows, and how their outputs become predictions.
 
     Parts that were not measured are missing everywhere.
 
