@@ -244,6 +244,7 @@ def test_balanced_weights_come_from_the_labels_that_were_drawn():
     labels = drawn.data.labels[:400].long()
     expected = 0.5 / (torch.bincount(labels) / 400)[labels]
     assert drawn.weights == pytest.approx(expected.numpy())
+    assert abs(drawn.undo.shifts[0]) < 1 < abs(plan.undo.shifts[0]), "evaluations undo the drawn ones"
     assert drawn.weights.max() < 2
 
 

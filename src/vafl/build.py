@@ -125,6 +125,7 @@ def build(config: Config, data: VerticalData | None = None) -> Run:
         plan.task.metrics,
         plan.data.parts,
         summed=config.model.combine == "sum",
+        undo=plan.undo,
         budgets=[own.budget for own in guards if own is not None],
     )
     runtime = CentralisedRuntime(_centralised(plan)) if centralised else _simulator(plan, guards)

@@ -21,15 +21,14 @@ from vafl.models.decisions import (
 )
 from vafl.models.metrics import Figures, Metrics
 from vafl.models.probabilities import Calibration, probabilities
-from vafl.models.weights import class_weights
-from vafl.plan import Task, held_out_labels
+from vafl.plan import Task, held_out_labels, loss_weights
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What the kept models give on the held-out rows, and how their outputs are used from then on.
+    """The results of the kept models on the held-out rows, and how their outputs become predictions.
 
     Parts that were not measured are missing everywhere.
 
@@ -53,8 +52,9 @@ class Conclusion:
 def conclude(config: Config, task: Task, data: VerticalData, measured: Mapping[str, Tensor]) -> Conclusion:
     """Fit calibration and threshold, and measure what they give.
 
-    A fit needs validation rows of two classes with finite outputs. `make_plan` has checked that the rows are
-    there. If nobody answered for them, probabilities stay as they are and the threshold is 0.5.
+    A fit needs validation rows of two classes with finite outputs. Where model.calibration or decision.goal
+    ask for one, `make_plan` has checked that the rows are there. Without a fit, for instance if nobody
+    answered for these rows, class weights are undone by their known effect and the threshold is 0.5.
 
     Args:
         data: with the labels that the run was trained on.
@@ -64,14 +64,13 @@ def conclude(config: Config, task: Task, data: VerticalData, measured: Mapping[s
     raw = {part: measured[part].double().numpy() for part in labels}
     classes = () if task.loss == "squared" else data.classes or ()
     fitted = bool(classes) and "validation" in raw and _allows_fit(raw["validation"], labels["validation"])
+    weights = loss_weights(config, data)
     calibration = Calibration()
-    if fitted:
-        known = data.labels[data.train].numpy()
-        calibration = Calibration.fit(
-            config.model.calibration_method,
-            raw["validation"],
-            labels["validation"],
-            class_weights(config.model.class_weight, known, classes).tolist(),
+    if classes and config.model.calibration != "none":
+        calibration = (
+            Calibration.fit(config.model.calibration_method, raw["validation"], labels["validation"], weights)
+            if fitted
+            else Calibration.undoing(weights, task.outputs)
         )
     outputs = {part: calibration(own) for part, own in raw.items()}
     shares = {part: probabilities(own) for part, own in outputs.items()} if classes else {}

@@ -23,8 +23,9 @@ from vafl.models.folder import StoredModel
 from vafl.models.heads import make_head
 from vafl.models.losses import LOSSES, Loss, squared_in_unit
 from vafl.models.metrics import Figures, Metrics
+from vafl.models.probabilities import Calibration
 from vafl.models.tabular import CategoryInput, Input, NumberInput, TabularHead
-from vafl.models.weights import check_class_weight, row_weights
+from vafl.models.weights import check_class_weight, class_weights, row_weights
 from vafl.privacy.settings import GUARANTEED
 from vafl.protocol.rules import Rule
 
@@ -70,6 +71,20 @@ class Plan:
         data = self.data
         own = None if data.weights is None else data.weights[data.train]
         return row_weights(self.config.model.class_weight, data.labels[data.train], data.classes, own)
+
+    @property
+    def undo(self) -> Calibration:
+        """Undoes the effect of class weights on outputs, for evaluations: they are not weighted."""
+        if self.task.loss == "squared":
+            return Calibration()
+        return Calibration.undoing(loss_weights(self.config, self.data), self.task.outputs)
+
+
+def loss_weights(config: Config, data: VerticalData) -> list[float]:
+    """Return the weight of each class in the training loss, by the labels that the run trains on."""
+    known = data.labels[data.train].numpy()
+    weights: list[float] = class_weights(config.model.class_weight, known, data.classes or ()).tolist()
+    return weights
 
 
 def make_plan(config: Config, data: VerticalData | None = None, party: str | None = None) -> Plan:

@@ -125,6 +125,19 @@ def test_the_weights_of_several_classes_are_undone():
     assert losses[0] < 0.8 * losses[1]
 
 
+@pytest.mark.parametrize("outputs", [1, 2, 3])
+def test_class_weights_are_undone_by_their_known_effect(outputs):
+    """The minimum of the weighted log loss has odds that are too high by the ratio of the weights."""
+    weights = np.array([1.0, 5.0, 30.0][: max(2, outputs)])
+    shares = np.random.default_rng(0).dirichlet(np.ones(len(weights)), 20)
+    favoured = np.log(shares * weights)
+    seen = favoured[:, 1:] - favoured[:, :1] if outputs == 1 else favoured
+    found = Calibration.undoing(weights.tolist(), outputs)
+    assert found.method == "shift"
+    assert probabilities(found(seen)) == pytest.approx(shares)
+    assert Calibration.undoing([2.0, 2.0], 1) == Calibration.undoing([], 1) == Calibration()
+
+
 @pytest.mark.parametrize("classes", [2, 3])
 def test_rows_that_are_all_correct_have_a_finite_fit(classes):
     labels = np.arange(30) % classes
@@ -151,6 +164,7 @@ def test_without_a_method_outputs_stay_as_they_are():
     "numbers",
     [
         {"method": "platt"},
+        {"method": "shift"},
         {"method": "platt", "scale": -1.0, "shifts": (0.0,)},
         {"method": "platt", "scale": float("nan"), "shifts": (0.0,)},
         {"method": "platt", "shifts": (float("inf"),)},

@@ -123,7 +123,8 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
             class_weight: of a classifier: how much the rows of each class count in the training loss.
                 `balanced` lets every class count the same in total; a dictionary {class: weight} leaves
                 other classes at 1; None weighs all the same. `predict` follows the weighted loss;
-                `predict_proba` is calibrated on the held-out rows, if there are any of two classes.
+                `predict_proba` gives the probabilities that rows have without weights, calibrated on the
+                held-out rows if there are any of two classes.
             validation_fraction: share of rows held out of training for the history. The models with the
                 lowest loss on them are kept, and a tabular embedding stops when they no longer improve. With
                 0 the history is measured on the training rows, and the last models are kept. `auto` is 0.1,

@@ -285,6 +285,7 @@ class ServerRun:
             answer_timeout=config.network.answer_timeout,
             most_rows=self._fitting,
             has_result=bool(points),
+            undo=state.plan.undo,
             outputs=state.outputs,
         )
         names = [party.name for party in plan.data.parties]

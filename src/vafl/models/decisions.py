@@ -204,7 +204,7 @@ class Decision:
     def check_outputs(self, outputs: int, classes: int) -> None:
         """Raise ValueError unless this fits a head with `outputs` outputs; 0 classes are numbers."""
         method = self.calibration.method
-        if method == "platt" and len(self.calibration.shifts) != outputs:
+        if method in ("shift", "platt") and len(self.calibration.shifts) != outputs:
             raise ValueError(
                 f"a calibration must have a shift for each output, {outputs}. Found "
                 f"{len(self.calibration.shifts)}"

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from vafl.models.metrics import log_odds, sigmoid
 
 Floats = npt.NDArray[np.float64]
-Method = Literal["none", "platt", "isotonic"]
+Method = Literal["none", "shift", "platt", "isotonic"]
 
 _ALMOST_CONVERGED = 1e-12  # a Newton step that would lower the mean loss by less is the last
 _MOST_STEPS = 100
@@ -30,8 +30,8 @@ class Calibration:
     """A map from outputs to outputs; plain numbers, checked when it is made.
 
     Attributes:
-        method: `none` leaves outputs as they are.
-        scale, shifts: of `platt`: outputs * scale + shifts, with a shift for each output.
+        method: `none` leaves outputs as they are; `shift` undoes class weights without a fit.
+        scale, shifts: of `shift` and `platt`: outputs * scale + shifts, with a shift for each output.
         scores, shares: of `isotonic`: the probability of the second class at these log-odds, ascending.
             Between two of them it is interpolated, beyond them it is constant.
     """
@@ -46,8 +46,8 @@ class Calibration:
         numbers = (self.scale, *self.shifts, *self.scores, *self.shares)
         if not all(map(math.isfinite, numbers)) or self.scale < 0:
             raise ValueError("a calibration must have finite numbers, and a scale of 0 or more")
-        if (self.method == "platt") != bool(self.shifts):
-            raise ValueError("a calibration must have shifts if, and only if, its method is platt")
+        if (self.method in ("shift", "platt")) != bool(self.shifts):
+            raise ValueError("a calibration must have shifts if, and only if, its method is shift or platt")
         if (self.method == "isotonic") != bool(self.scores) or len(self.scores) != len(self.shares):
             raise ValueError(
                 "a calibration must have as many scores as shares, and only if its method is isotonic"
@@ -61,13 +61,29 @@ class Calibration:
     def __call__(self, outputs: npt.ArrayLike) -> Floats:
         """Return the calibrated outputs, of the same shape."""
         seen = np.asarray(outputs, np.float64)
-        if self.method == "platt":
+        if self.shifts:
             seen = seen * self.scale + np.array(self.shifts)
         if self.method == "isotonic":
             share = np.interp(log_odds(seen), self.scores, self.shares)
             calibrated = np.log(share) - np.log1p(-share)
             seen = calibrated[:, None] if seen.shape[1] == 1 else np.stack([0 * share, calibrated], 1)
         return seen
+
+    @classmethod
+    def undoing(cls, class_weights: Sequence[float], outputs: int) -> "Calibration":
+        """Return the shift that undoes the class weights of the training loss.
+
+        A model that minimises the weighted log loss gives class k the probability that it has, times the
+        weight of the class, up to normalisation. So its score is too high by the logarithm of the weight.
+
+        Args:
+            outputs: of the head.
+        """
+        if len(set(class_weights)) < 2:
+            return cls()
+        shifts = -np.log(np.asarray(class_weights, np.float64))
+        shifts = shifts[1:] - shifts[:1] if outputs == 1 else shifts
+        return cls("shift", shifts=tuple(shifts.tolist()))
 
     @classmethod
     def fit(

@@ -41,8 +41,8 @@ class ModelSettings:
         calibration: how the probabilities of the kept model are corrected on the validation rows. `platt`:
             scale and shift of the log-odds of two classes; one scale (a temperature) for several. `isotonic`:
             any rising curve, for two classes and 1,000 validation rows or more. `none`: not at all. `auto` is
-            `platt` with a class_weight, which distorts probabilities, if there are validation rows; else
-            `none`.
+            `platt` with a class_weight, which distorts probabilities, and `none` without. Where there are no
+            validation rows of two classes, `auto` undoes the weights by their known effect.
     """
 
     embedding: str = "linear"
@@ -54,7 +54,7 @@ class ModelSettings:
     loss: Literal["auto", "softmax", "binary", "squared"] = "auto"
     metric: Literal["auto"] | MetricName = "auto"
     class_weight: ClassWeight = "none"
-    calibration: Literal["auto"] | Method = "auto"
+    calibration: Literal["auto", "none", "platt", "isotonic"] = "auto"
 
     def __post_init__(self) -> None:
         if self.embedding not in _BUILT_IN and not _names_factory(self.embedding):

@@ -3,7 +3,8 @@
 A server can send any finite gradient. One of norm 1e30 would destroy the client's model in a single step,
 whatever the step size. So a client compares each gradient with those it has received before, and scales down
 one that is far larger than all of them. Honest gradients vary by small factors between two messages, so the
-limit leaves them alone.
+limit leaves them alone. Weights of rows are an exception: if one row in 10,000 weighs as much as all others
+together, some gradients of batches with such a row exceed the limit and are scaled down to it.
 """
 
 import math

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vafl.data.split import Parts
 from vafl.models.metrics import Figures, Metrics
+from vafl.models.probabilities import Calibration
 from vafl.protocol.respondent import Budget, embed
 
 
@@ -20,6 +21,7 @@ class Evaluator:
         labels: [rows].
         parts: which rows are for validation and for testing.
         summed: whether the head sees the sum or the concatenation of the embeddings.
+        undo: undoes the effect of class weights on the outputs before they are measured.
         budgets: one for each party, if they are private. Evaluations are charged as in a federation. If a
             party's budget is spent, its last embeddings are used, or zeros.
 
@@ -37,11 +39,12 @@ class Evaluator:
         parts: Parts,
         *,
         summed: bool,
+        undo: Calibration | None = None,
         budgets: Sequence[Budget] = (),
     ) -> None:
         self._models, self._features = list(models), list(features)
         self._head, self._labels, self._metrics, self._summed = head, labels, metrics, summed
-        self._parts, self._budgets = parts, budgets
+        self._parts, self._budgets, self._undo = parts, budgets, undo or Calibration()
         self._said: dict[tuple[int, str], Tensor] = {}  # by party and part
         self.measured: dict[str, Tensor] = {}
 
@@ -62,7 +65,7 @@ class Evaluator:
                 self._said[place] = parts[party]
             parts[party] = self._said.get(place, torch.zeros_like(parts[party]))
         self.measured[part] = _outputs(self._head, parts, summed=self._summed)
-        return self._metrics.measure(self.measured[part], self._labels[rows])
+        return self._metrics.measure(self._undo(self.measured[part]), self._labels[rows])
 
     def outputs(self, features: Sequence[Tensor]) -> Tensor:
         """The head's outputs [rows, outputs] for one feature tensor a party."""

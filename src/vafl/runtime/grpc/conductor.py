@@ -26,6 +26,7 @@ from torch import Tensor
 
 from vafl.models.losses import Loss, evenly
 from vafl.models.metrics import Figures, Metrics, as_text
+from vafl.models.probabilities import Calibration
 from vafl.protocol.messages import ServerMessage
 from vafl.protocol.requests import Poll
 from vafl.protocol.rows import NO_ROWS, Matrix, Rows, in_parts
@@ -61,6 +62,7 @@ class Conductor:
         test_labels: their labels.
         most_rows: rows to ask clients for at a time: answers must fit into messages.
         has_result: whether there is an evaluation.
+        undo: undoes the effect of class weights on the outputs before they are measured.
 
     Attributes:
         outputs: "validation" or "test" -> the head's outputs on these rows when they were last measured.
@@ -84,6 +86,7 @@ class Conductor:
     test_labels: Tensor = field(default_factory=lambda: torch.empty(0))
     most_rows: int = 1 << 30
     has_result: bool = False
+    undo: Calibration = field(default_factory=Calibration)
     outputs: dict[str, Tensor] = field(default_factory=dict)
     tested: Figures | None = None
     waiting: str = ""
@@ -277,7 +280,7 @@ class Conductor:
             self._judge_clients(federation, rows[:_JUDGED_ROWS], inputs[:_JUDGED_ROWS], labels[:_JUDGED_ROWS])
         outputs = server.head(torch.from_numpy(inputs))
         self.outputs["validation" if len(self.tests) and not self._testing else "test"] = outputs
-        return self.metrics.measure(outputs, labels), unanswered
+        return self.metrics.measure(self.undo(outputs), labels), unanswered
 
     def _judge_clients(
         self, federation: FederationServer[Server], rows: Rows, inputs: Matrix, labels: Tensor
