@@ -251,3 +251,20 @@ def test_balanced_weights_come_from_the_labels_that_were_drawn():
 def test_weights_of_unknown_classes_are_refused_before_anything_is_trained():
     with pytest.raises(ConfigError, match=r"0, 1, 2.*'maybe'"):
         run_of(model={"class_weight": {"maybe": 2.0}})
+
+
+@pytest.mark.parametrize("rule", ["async", "sync", "centralised"])
+def test_an_averaging_run_trains_the_same_and_ends_with_averages(rule):
+    sections = {"rule": {"name": rule}, "stop": {"updates": 20}, "evaluation": {"every": 20}}
+    sections |= {"schedule": {"batch_size": 5}}
+    plain, averaging = (
+        build(config(**sections, optimiser={"average": average}), vertical_data(classes=2))
+        for average in (False, True)
+    )
+    before = parameters(averaging)
+    points = [run.train() for run in (plain, averaging)]
+    assert points[0][-1].train_loss == pytest.approx(points[1][-1].train_loss)
+    assert points[0][-1].metrics["log_loss"] != points[1][-1].metrics["log_loss"]
+    ends, means = parameters(plain), parameters(averaging)
+    assert not any(map(torch.equal, means, ends))
+    assert not any(map(torch.equal, means, before))

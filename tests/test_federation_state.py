@@ -310,3 +310,18 @@ def test_a_server_without_its_table_is_not_resumed(tmp_path):
     (tmp_path / "table.records").rename(tmp_path / "cells.f32")
     with pytest.raises(RunFolderError, match=r'table\.records" must hold [0-9,]+ bytes, as the run had'):
         ServerState(make_plan(CONFIG), tmp_path, resume=True)
+
+
+def test_a_client_that_averages_resumes_with_its_average_and_with_what_it_trains(tmp_path):
+    config = from_document({**DOCUMENT, "optimiser": {"average": True}})
+    terms = make_terms(make_plan(config))
+    client = make_client(make_plan(config), 0)
+    gradients = [np.ones(tuple(own.shape), np.float32) for own in client.descent.parameters]
+    for step in range(3):
+        client.descent.step(gradients, step)
+    ClientState(client, tmp_path, 100, terms, resume=False)
+    again = make_client(make_plan(config), 0)
+    ClientState(again, tmp_path, 100, terms, resume=True)
+    assert same(again.model.state_dict(), client.model.state_dict())
+    assert all(map(torch.equal, again.descent.parameters, client.descent.parameters))
+    assert not all(map(torch.equal, client.model.parameters(), client.descent.parameters))

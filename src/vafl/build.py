@@ -161,23 +161,23 @@ def make_server(plan: Plan, table: EmbeddingTable | None = None, marks: MarkMemo
 
     `marks` remembers the marks of the clients' ledgers, by default only while the server lives.
     """
-    rule, clients = plan.config.rule, len(plan.data.parties)
-    table = table or make_table(plan, plan.data.rows)
+    config, clients = plan.config, len(plan.data.parties)
+    rule, table = config.rule, table or make_table(plan, plan.data.rows)
     others = (
         plan.data.labels[plan.data.train].numpy(),
         plan.head,
         plan.loss,
-        Descent.of(plan.config.optimiser, plan.head.parameters(), server=True),
+        _descent(config, plan.head, server=True),
         Rule.of(rule, clients),
         DelayBound(rule.delay_bound, rule.when_unanswered) if rule.delay_bound else None,
-        GradientMask.of(plan.config.labels),
+        GradientMask.of(config.labels),
         plan.weights,
     )
     if isinstance(table, SumTable):
         server: Server = MaskedServer(table, *others, decode=decode, marks=marks)
     else:
         server = Server(table, *others, marks=marks)
-    server.last_iteration = plan.config.stop.updates
+    server.last_iteration = config.stop.updates
     return server
 
 
@@ -253,7 +253,7 @@ def make_client(
         index,
         features if own is None else own.features,
         model,
-        Descent.of(config.optimiser, model.parameters()),
+        _descent(config, model, average=own is None or own.updates is None),
         schedules[index],
         make_refresh(config, index, schedules),
         config.rule,
@@ -262,6 +262,12 @@ def make_client(
         perturb=own.release if own else None,
         budget=own.budget if own else None,
     )
+
+
+def _descent(config: Config, model: nn.Module, *, server: bool = False, average: bool = True) -> Descent:
+    if average and config.optimiser.average:
+        return Descent.averaging(config.optimiser, model, server=server)
+    return Descent.of(config.optimiser, model.parameters(), server=server)
 
 
 def make_schedule(config: Config, rows: int, index: int, own_seed: int | None = None) -> BatchSchedule:
@@ -291,13 +297,14 @@ def make_refresh(config: Config, index: int, schedules: Sequence[BatchSchedule])
 
 def _centralised(plan: Plan) -> Centralised:
     config = plan.config
-    descents = [Descent.of(config.optimiser, model.parameters()) for model in plan.models]
-    descents.append(Descent.of(config.optimiser, plan.head.parameters(), server=True))
+    modules = [*plan.models, plan.head]
+    descents = [_descent(config, module, server=module is plan.head) for module in modules]
+    *models, head = (descent.trains(module) for descent, module in zip(descents, modules, strict=True))
     return Centralised(
         [party.features[plan.data.train] for party in plan.data.parties],
         plan.data.labels[plan.data.train],
-        plan.models,
-        plan.head,
+        models,
+        head,
         plan.loss,
         descents,
         make_schedule(config, plan.data.rows, 0),

@@ -40,6 +40,7 @@ TABLE_DEFAULTS: dict[str, dict[str, Any]] = {
         "step_size": 0.002,
         "schedule": "cosine",
         "options": {"betas": [0.9, 0.95], "weight_decay": 0.01},
+        "average": True,
     },
     "stop": {"updates": 0, "patience": 12},
     "evaluation": {"every": 0},

@@ -224,3 +224,45 @@ HARMONIC = {"numerator": 1.0, "offset": 1.0}
 def test_settings_that_cannot_be_are_refused(settings, said):
     with pytest.raises(ConfigError, match=said):
         OptimiserSettings(**settings)
+
+
+def averaged(settings, weights):
+    """A model that becomes the average of what is trained, and the descent that trains it."""
+    model = torch.nn.Linear(2, 1, bias=False)
+    model.weight.data.copy_(torch.tensor([weights]))
+    return model, Descent.averaging(settings, model)
+
+
+def test_a_model_becomes_the_average_of_the_recent_steps():
+    model, descent = averaged(OptimiserSettings(step_size=0.5), [1.0, 2.0])
+    trained, mean = np.array([[1.0, 2.0]]), np.zeros((1, 2))
+    for step in range(40):
+        gradient = np.array([[step % 3, 1.0]], np.float32)
+        descent.step([gradient], step)
+        trained = trained - 0.5 * gradient
+        mean += (trained - mean) * 10 / (10 + step)
+    assert torch.allclose(descent.trains(model).weight, torch.tensor(trained, dtype=torch.float32))
+    assert torch.allclose(model.weight, torch.tensor(mean, dtype=torch.float32), atol=1e-5)
+
+
+def test_an_average_goes_on_from_its_state_as_if_nothing_had_happened():
+    settings = OptimiserSettings(name="AdamW", step_size=0.1)
+    model, descent = averaged(settings, [1.0, 2.0])
+    again, resumed = averaged(settings, [7.0, 7.0])
+    gradients = np.random.default_rng(0).normal(size=(9, 1, 2)).astype(np.float32)
+    for step in range(5):
+        descent.step([gradients[step]], step)
+    again.load_state_dict(model.state_dict())
+    resumed.restore(deepcopy(descent.state()))
+    for step in range(5, 9):
+        descent.step([gradients[step]], step)
+        resumed.step([gradients[step]], step)
+    assert torch.equal(again.weight, model.weight)
+    assert torch.equal(resumed.parameters[0], descent.parameters[0])
+
+
+def test_an_averaged_model_knows_what_its_layers_counted_in_training():
+    model = torch.nn.BatchNorm1d(2)
+    trained = Descent.averaging(OptimiserSettings(), model).trains(model)
+    trained(torch.tensor([[4.0, 0.0], [6.0, 0.0]]))
+    assert model.running_mean[0] == pytest.approx(0.5)  # a tenth of the way to 5

@@ -92,7 +92,7 @@ class Client(Respondent):
         index: which column of the server's table is this client's.
         features: [rows, ...], the party's own features, one line a record: the rows the schedule deals
             out, and after them any that are held out for evaluation and only sent when asked for.
-        model: maps features to embeddings [batch, width].
+        model: maps features to embeddings [batch, width]. It answers evaluations, and is kept at the end.
         descent: steps the model's parameters.
         schedule: which rows to pick at which activation.
         refresh: which other rows to upload.
@@ -136,12 +136,13 @@ class Client(Respondent):
         self.refresh_rows: int | None = None
         self.at_evaluation: AtEvaluation | None = None
         self.descent = descent
+        self._trained = descent.trains(model)
         self.gradient_limit = GradientLimit()
         self.staleness = Staleness()
         self._schedule, self._refresh, self._rule, self._l2 = schedule, refresh, rule, l2
         self._inputs = self._features.numpy()
         self._embed = (
-            by_tensors(embed_batch) if embed_batch else model_with_way_back(model, descent.parameters)
+            by_tensors(embed_batch) if embed_batch else model_with_way_back(self._trained, descent.parameters)
         )
         self._version = 0
         self._flights: dict[int, Flight] = {}
@@ -312,7 +313,8 @@ class Client(Respondent):
             if not len(rows):
                 return []
         features = self._features[:training] if rows is None else self._features
-        embeddings = self._embedded(features, rows, evaluating=evaluating)
+        model = self.model if evaluating else self._trained
+        embeddings = self._embedded(model, features, rows, evaluating=evaluating)
         return self._say_rows(np.arange(training) if rows is None else rows, embeddings, request)
 
     def _say_rows(self, rows: Rows, embeddings: Matrix, request: int | None) -> list[ClientMessage]:

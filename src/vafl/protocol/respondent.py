@@ -180,7 +180,7 @@ class Respondent:
             rows = self._budget.spend(rows, "prediction", whole=self.whole)
             if not len(rows):
                 return [self._decline(request.number)]
-        embeddings = self._embedded(self._features, rows, evaluating=True)
+        embeddings = self._embedded(self.model, self._features, rows, evaluating=True)
         return self._say_rows(rows, embeddings, request.number)
 
     def _answer_permuted(self, request: Request) -> list[ClientMessage]:
@@ -199,23 +199,23 @@ class Respondent:
             return [self._decline(request.number)]
         sources = rows[allowed.generator.permutation(len(rows))]
         if group == EVERYTHING:
-            embeddings = self._embedded(self._features, sources, evaluating=True)
+            embeddings = self._embedded(self.model, self._features, sources, evaluating=True)
         else:
             features, moved = self._features[rows], torch.from_numpy(allowed.groups[group])
             features[:, moved] = self._features[sources][:, moved]
-            embeddings = self._embedded(features, None, evaluating=True)
+            embeddings = self._embedded(self.model, features, None, evaluating=True)
         return self._say_rows(rows, embeddings, request.number)
 
     def _check_rows(self, rows: Rows) -> None:
         """One charge buys one embedding of a record, never several copies with noise of their own."""
         check_rows(rows, len(self._features))
 
-    def _embedded(self, features: Tensor, rows: Rows | None, *, evaluating: bool) -> Matrix:
+    def _embedded(self, model: nn.Module, features: Tensor, rows: Rows | None, *, evaluating: bool) -> Matrix:
         if evaluating:
-            self.model.eval()
-        embeddings = embed(self.model, features, rows)
+            model.eval()
+        embeddings = embed(model, features, rows)
         if evaluating:
-            self.model.train()
+            model.train()
         if self._perturb is not None:
             with torch.no_grad():
                 embeddings = self._perturb(embeddings)

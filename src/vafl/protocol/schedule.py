@@ -18,7 +18,7 @@ from vafl.errors import ConfigError
 from vafl.protocol.rows import Rows
 
 ScheduleKind = Literal["epochs", "iid"]
-_BATCHES = 64  # of an epoch, where the size is left open
+_BATCHES = 128  # of an epoch, where the size is left open
 _SMALLEST_BATCH, _LARGEST_BATCH = 64, 1024
 _EPOCHS, _LEAST_EPOCHS, _MANY_ROWS = 40.0, 4.0, 100_000
 

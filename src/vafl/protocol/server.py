@@ -102,7 +102,7 @@ class Server:
         self.run = 0
         self._met: set[int] = set()
         self._forgettable = 0  # uploads of one client that a crash can have made this server forget
-        self._evaluate = HeadStep(labels, head, loss, descent, mask, weights)
+        self._evaluate = HeadStep(labels, descent.trains(head), loss, descent, mask, weights)
         self.losses = self._evaluate.losses
         self._training_rows = len(labels)
         self._sequences = [-1] * table.clients

@@ -101,6 +101,9 @@ class OptimiserSettings:
             planned update, and vafl sets it.
         options: more arguments for the optimiser, e.g. { momentum = 0.9 }.
         l2: the clients' regulariser r(theta_m) = l2/2 |theta_m|^2.
+        average: whether every party evaluates and keeps the average of its model over the recent steps,
+            instead of the model after the last step. A client that trains with differential privacy does not
+            average.
     """
 
     name: str = "sgd"
@@ -110,6 +113,7 @@ class OptimiserSettings:
     constants: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     l2: float = 0.0
+    average: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.step_size < math.inf:
