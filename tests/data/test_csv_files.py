@@ -2,8 +2,11 @@
 
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from vafl.data.csv_files import header_of
+from vafl.data import csv_files
+from vafl.data.csv_files import header_of, read_blocks
 from vafl.data.settings import TableSettings
 from vafl.data.tables import Table
 from vafl.errors import DataError
@@ -36,3 +39,24 @@ def test_what_is_no_csv_is_told_in_words_of_the_user_s(tmp_path):
         header_of(path)
     pl.DataFrame({"a": [1]}).write_parquet(path)
     assert header_of(path) == (",", ["a"])
+
+
+CELLS = st.sampled_from(["", "a", "1.5", '"x,y"', '"two\nlines"', '"two\r\nlines"', '"say ""hi"""', "é", " "])
+
+
+@given(
+    lines=st.lists(st.lists(CELLS, min_size=2, max_size=3), max_size=20),
+    end=st.sampled_from(["\n", "\r\n"]),
+    last=st.booleans(),
+    mark=st.booleans(),
+    size=st.integers(1, 60),
+)
+def test_a_file_read_in_blocks_is_what_polars_reads_at_once(tmp_path_factory, lines, end, last, mark, size):
+    path = tmp_path_factory.mktemp("csv") / "a.csv"
+    text = end.join(",".join(line) for line in [["a", "b", "c"], *lines]) + (end if last else "")
+    path.write_bytes((("\ufeff" if mark else "") + text).encode())
+    whole = pl.scan_csv(path, infer_schema=False).collect()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(csv_files, "_BLOCK", size)
+        read = pl.concat(read_blocks(path, dict(whole.schema), ["c", "a"], ","))
+    assert read.equals(whole.select("c", "a"))

@@ -12,7 +12,7 @@ from pathlib import Path
 import polars as pl
 
 from vafl.data.columns import match_columns, no_column
-from vafl.data.csv_files import SEPARATORS, check_names, is_parquet, not_utf_8
+from vafl.data.csv_files import SEPARATORS, check_names, is_packed, is_parquet, not_utf_8, read_blocks
 from vafl.data.ids import canonical_ids
 from vafl.data.settings import LABEL_HOLDER, TableSettings
 from vafl.errors import DataError
@@ -21,7 +21,7 @@ from vafl.names import table_owner
 POSITION = "vafl position"  # beside a batch's columns: where each of its lines belongs
 _ID = "vafl id"
 _BATCH = 65_536  # lines in memory at once, fewer where there are many columns
-_CELLS = 4_000_000
+_CELLS = 1_000_000
 
 
 class Table:
@@ -39,6 +39,7 @@ class Table:
         self.party, self.settings, self.path = party, settings, Path(settings.path)
         if frame is not None:
             self._lines, self.schema = frame.lazy(), dict(frame.schema)
+            self._is_plain = False
             return
         if not self.path.is_file():
             raise DataError(
@@ -48,6 +49,7 @@ class Table:
             self.is_parquet = is_parquet(self.path)
             self._lines = self._scan()
             self.schema = dict(self._lines.collect_schema())
+            self._is_plain = not self.is_parquet and not is_packed(self.path)
         if not self.is_parquet:
             check_names(self.schema, self.path, settings.separator)
         for name in filter(None, (settings.id, settings.label, settings.weight)):
@@ -95,7 +97,7 @@ class Table:
         with self._reading():
             if not self.settings.id:
                 return _line_numbers(0, self._lines.select(pl.len()).collect(engine="streaming").item())
-            found = self._lines.select(self.settings.id).collect(engine="streaming").to_series()
+            found = pl.concat(self._batches([self.settings.id])).to_series()
         return canonical_ids(found, str(self.path))
 
     def batches(self, columns: Sequence[str], wanted: pl.DataFrame) -> Iterator[pl.DataFrame]:
@@ -106,19 +108,27 @@ class Table:
         Args:
             wanted: `id` and POSITION of each line; a batch has POSITION beside its columns.
         """
-        named = [pl.col(self.settings.id).cast(pl.String).alias(_ID)] if self.settings.id else []
+        named = self.settings.id
         lines = 0
         with self._reading():
-            for batch in _in_batches(self._lines.select(*named, *map(pl.col, columns)), len(columns)):
-                numbers = [] if named else [_line_numbers(lines, batch.height).alias(_ID)]
+            for batch in self._batches(list(dict.fromkeys([named, *columns] if named else columns))):
+                ids = batch[named].cast(pl.String) if named else _line_numbers(lines, batch.height)
                 lines += batch.height
-                with_ids = batch.with_columns(numbers)
-                yield with_ids.join(wanted, left_on=_ID, right_on="id", how="inner").drop(_ID)
+                found = batch.with_columns(ids.alias(_ID))
+                found = found.join(wanted, left_on=_ID, right_on="id", how="inner")
+                yield found.select(*columns, POSITION)
 
     def all_batches(self, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
         """These columns of every line, some lines at a time."""
         with self._reading():
-            yield from _in_batches(self._lines.select(columns), len(columns))
+            yield from self._batches(columns)
+
+    def _batches(self, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+        if self._is_plain and columns:
+            return read_blocks(self.path, self.schema, columns, self.settings.separator)
+        size = max(1024, min(_BATCH, _CELLS // (len(columns) + 1)))
+        lines = self._lines.select(columns)
+        return lines.collect_batches(chunk_size=size, maintain_order=True, engine="streaming")
 
     def check_found(self, lines: int, wanted: pl.DataFrame) -> None:
         """Raises DataError unless as many lines were read as are wanted."""
@@ -164,8 +174,3 @@ def open_table(tables: Mapping[str, TableSettings], name: str) -> Table:
 def _line_numbers(first: int, count: int) -> pl.Series:
     """The ids of lines that have no others."""
     return pl.int_range(first, first + count, eager=True).cast(pl.String).alias("id")
-
-
-def _in_batches(lines: pl.LazyFrame, columns: int) -> Iterator[pl.DataFrame]:
-    size = max(1024, min(_BATCH, _CELLS // (columns + 1)))
-    yield from lines.collect_batches(chunk_size=size, maintain_order=True, engine="streaming")
