@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from vafl.models import tabular
 from vafl.models.tabular import CategoryInput, Expansion, NumberInput, Tabular, TabularHead, network
 
 NUMBER = NumberInput((-2.0, 0.0, 1.0), 0.5, flags_missing=True)
@@ -119,3 +120,34 @@ def test_ordinary_labels_have_their_own_mean_and_deviation():
     head = head_of(labels.tolist())
     assert float(head.unit) == pytest.approx(float(labels.std()), rel=0.02)
     assert float(head.centre) == pytest.approx(float(labels.mean()), abs=0.2)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        [CategoryInput(2), NUMBER, CategoryInput(40), NumberInput((0.0,), 0.5, flags_missing=False), NUMBER],
+        [NumberInput((1.0,), 0.5, flags_missing=True)],
+        [CategoryInput(3), CategoryInput(2)],
+        [CategoryInput(99)],
+    ],
+    ids=["mixed", "one edge", "few levels", "many levels"],
+)
+def test_large_batches_give_what_small_ones_do_and_so_do_their_gradients(inputs, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    module = Tabular(inputs, 4, [8, 8]).eval()
+    for parameter in module.parameters():
+        parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
+    sizes = [own.levels if isinstance(own, CategoryInput) else len(own.values) for own in inputs]
+    codes = torch.rand(300, len(inputs), generator=generator) * (torch.tensor(sizes) - 1)
+    is_category = torch.tensor([isinstance(own, CategoryInput) for own in inputs])
+    may_lack = torch.tensor([getattr(own, "flags_missing", False) for own in inputs])
+    codes = torch.where(is_category, codes.round(), codes)
+    codes = torch.where(may_lack & (torch.rand(codes.shape, generator=generator) < 0.3), -1, codes)
+    slopes = torch.randn(300, 4, generator=generator)
+
+    def found(small_batch):
+        monkeypatch.setattr(tabular, "_SMALL_BATCH", small_batch)
+        outputs = module(codes)
+        return outputs, torch.autograd.grad((outputs * slopes).sum(), list(module.parameters()))
+
+    torch.testing.assert_close(found(1), found(1000), rtol=1e-4, atol=1e-4)

@@ -6,6 +6,10 @@ It takes one code per column (vafl.data.encoding, form `codes`) and expands them
   and a flag if it may be missing;
 - a category of few levels becomes one column per level, one of many levels a learned vector.
 
+These inputs are hundreds for each column of the table, and nearly all are 0 or 1. So a large batch is not
+multiplied with the first layer. What that layer gives for a number lies between what it gives for the two
+edges beside it. It is computed once for every edge and level, as a table, and each row sums a few lines.
+
 Gorishniy et al. (2022) call the first piecewise-linear encoding. Learned scales of inputs and a linear path
 come from RealMLP (Holzmüller et al., 2024).
 """
@@ -14,13 +18,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 _FEW_LEVELS = 32  # that have a column each
 _VECTOR = 8  # width of a learned vector
 _DROPPED = 0.1
+_SMALL_BATCH = 128  # rows; below, a product with all inputs is faster than the way around it
 _EXTREME = 0.005  # share of the labels, at either end, that do not set the unit of a regression
 
 
@@ -64,6 +71,12 @@ class Expansion(nn.Module):
     levels: Tensor
     vector_columns: Tensor
     vector_starts: Tensor
+    few_columns: Tensor
+    few_starts: Tensor
+    step_grid: Tensor
+    value_grid: Tensor
+    flag_grid: Tensor
+    grid_starts: Tensor
 
     def __init__(self, inputs: Sequence[Input]) -> None:
         super().__init__()
@@ -91,6 +104,35 @@ class Expansion(nn.Module):
         flags = sum(own.flags_missing for _, own in numbers)
         self.width = len(steps) + len(numbers) + flags + sum(n for _, n in few) + _VECTOR * len(many)
         self.scale = nn.Parameter(torch.ones(self.width))
+        self._sizes = [len(steps), len(numbers), flags, sum(n for _, n in few), _VECTOR * len(many)]
+        self._lay_out([own for _, own in numbers])
+        self.register_buffer("few_columns", _indices([at for at, _ in few]), persistent=False)
+        self.register_buffer("few_starts", _indices(_starts([levels for _, levels in few])), persistent=False)
+
+    def _lay_out(self, numbers: Sequence[NumberInput]) -> None:
+        """Say where the parts of each line of `_table` are: a block of lines for every number.
+
+        The blocks are equally long, one line per edge and a last one for missing values. The indices are of
+        steps and flags; the one after the last is of a zero.
+        """
+        steps, flags, *_ = self._sizes[0], self._sizes[2]
+        edges = max((len(own.values) for own in numbers), default=0)
+        step_grid, value_grid, flag_grid = [], [], []
+        step = flag = 0
+        for own in numbers:
+            count = len(own.values)
+            unused = edges - count
+            step_grid.append([steps, *range(step, step + count - 1), *[steps] * unused])
+            value_grid.append([*own.values, *[0.0] * unused])
+            flag_grid.append(flag if own.flags_missing else flags)
+            step, flag = step + count - 1, flag + own.flags_missing
+        shape = (len(numbers), edges)
+        self.register_buffer("step_grid", _indices(step_grid).reshape(shape), persistent=False)
+        grid = torch.tensor(value_grid, dtype=torch.float32).reshape(shape)
+        self.register_buffer("value_grid", grid, persistent=False)
+        self.register_buffer("flag_grid", _indices(flag_grid), persistent=False)
+        starts = torch.arange(len(numbers)) * (edges + 1)
+        self.register_buffer("grid_starts", starts, persistent=False)
 
     def _keep(self, name: str, values: list[int] | list[float], dtype: torch.dtype | None = None) -> None:
         kind = dtype or (torch.float32 if values and isinstance(values[0], float) else torch.int64)
@@ -105,9 +147,44 @@ class Expansion(nn.Module):
             (codes[:, self.level_columns] == self.levels).float(),
         ]
         if self.vectors is not None:
-            places = codes[:, self.vector_columns].long() + self.vector_starts
-            parts.append(self.vectors(places).flatten(1))
+            parts.append(self.vectors(self._vector_places(codes)).flatten(1))
         return torch.cat(parts, 1) * self.scale
+
+    def _vector_places(self, codes: Tensor) -> Tensor:
+        return codes[:, self.vector_columns].long() + self.vector_starts
+
+    def times(self, codes: Tensor, weight: Tensor) -> Tensor:
+        """Return `forward(codes) @ weight.T`, [batch, outputs], without forming the inputs."""
+        parts = torch.split((weight * self.scale).T, self._sizes)
+        lines, shares = self._lines(codes)
+        found: list[Tensor] = []
+        if self.vectors is not None:
+            found.append(self.vectors(self._vector_places(codes)).flatten(1) @ parts[4])
+        if lines.shape[1]:
+            table = self._table(*parts[:4])
+            found.append(functional.embedding_bag(lines, table, mode="sum", per_sample_weights=shares))
+        return found[0] if len(found) == 1 else found[0] + found[1]
+
+    def _table(self, steps: Tensor, values: Tensor, flags: Tensor, levels: Tensor) -> Tensor:
+        """What the weights make of each edge of each number, of a missing one, and of each level."""
+        zero = steps.new_zeros(1, steps.shape[1])
+        at_edges = torch.cat([steps, zero])[self.step_grid].cumsum(1)
+        at_edges = at_edges + self.value_grid[..., None] * values[:, None]
+        missing = self.fills[:, None] * values + torch.cat([flags, zero])[self.flag_grid]
+        return torch.cat([torch.cat([at_edges, missing[:, None]], 1).flatten(0, 1), levels])
+
+    def _lines(self, codes: Tensor) -> tuple[Tensor, Tensor]:
+        """The lines of `_table` that each row sums, and their shares, both [batch, lines of a row]."""
+        places = codes[:, self.number_columns]
+        is_missing = places < 0
+        below = torch.minimum(places.clamp(min=0).floor(), (self.value_lasts - 1).clamp(min=0))
+        share = torch.where(is_missing, 0, (places - below).clamp(0, 1))
+        edges = self.step_grid.shape[1]
+        line = torch.where(is_missing, edges, below).long() + self.grid_starts
+        above = torch.where(is_missing, line, line + 1)
+        level = codes[:, self.few_columns].long() + (self.few_starts + len(self.grid_starts) * (edges + 1))
+        lines = torch.cat([line, above, level], 1)
+        return lines, torch.cat([1 - share, share, torch.ones_like(level, dtype=share.dtype)], 1)
 
     def _scaled(self, places: Tensor) -> Tensor:
         """Scaled values, between those at the two edges beside each place."""
@@ -133,8 +210,18 @@ class Tabular(nn.Module):
 
     def forward(self, codes: Tensor) -> Tensor:
         """[batch, columns] -> [batch, width]."""
-        expanded = self.expansion(codes)
-        return self.network(expanded) + self.linear(expanded)  # type: ignore[no-any-return]
+        if len(codes) < _SMALL_BATCH or _is_traced(codes):
+            expanded = self.expansion(codes)
+            return self.network(expanded) + self.linear(expanded)  # type: ignore[no-any-return]
+        first, linear = cast("nn.Linear", self.network[0]), self.linear
+        both = self.expansion.times(codes, torch.cat([first.weight, linear.weight]))
+        hidden, straight = torch.split(both, [first.out_features, linear.out_features], 1)
+        return self.network[1:](hidden + first.bias) + straight  # type: ignore[no-any-return]
+
+
+def _is_traced(codes: Tensor) -> bool:
+    """Whether a model is exported, or the gradient of each record taken: neither knows embedding_bag."""
+    return torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(codes)
 
 
 class TabularHead(nn.Module):
@@ -208,6 +295,10 @@ class Dropout(nn.Module):
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._generator = torch.Generator().manual_seed(self._seed)
+
+
+def _indices(values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:
