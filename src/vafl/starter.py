@@ -139,6 +139,7 @@ name = "AdamW"
 step_size = 0.002
 schedule = "cosine"        # warms up, then falls to 0 at the last planned update
 options = {{ betas = [0.9, 0.95], weight_decay = 0.01 }}
+average = true             # keep the mean of each model over its recent steps
 {labels}
 # [privacy]                # noise on what leaves a client; `vafl calibrate FILE --epsilon 8` prints a section
 # mode = "dp_train"        # release_once, frozen, dp_train; each needs a budget, mu_max
