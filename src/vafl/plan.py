@@ -160,8 +160,8 @@ def _check_measurable(config: Config, metrics: Metrics, data: VerticalData) -> N
         if labels is not None and not metric.is_defined_on(labels):
             raise DataError(
                 f"{setting} needs labels of two different values to measure {metric.name}. Found one value "
-                f"in the {len(labels):,} {part} rows. Hold out more rows (data.{part}_fraction), or use "
-                f'"loss" there instead of "{metric.name}".'
+                f"in the {len(labels):,} {part} rows. Hold out more rows (data.{part}_fraction), or set "
+                f'{"stop.select" if setting == "stop.select" else "model.metric"} = "loss".'
             )
 
 

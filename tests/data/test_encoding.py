@@ -102,6 +102,16 @@ def test_in_a_large_table_categories_of_a_few_rows_are_rare(tmp_path):
     assert encoder.read(own, lines(0, 999), 2).ravel().tolist() == [1, 0]
 
 
+def test_of_100_000_categories_the_frequent_ones_have_a_code(tmp_path):
+    count = 250_000
+    names = [f"s{n % 100_000 if n >= 50_000 else n % 4000}" for n in range(count)]
+    own = table(tmp_path, "id,street\n" + "".join(f"{n},{name}\n" for n, name in enumerate(names)))
+    encoder, reports = fit(own, lines(*range(count)), form="codes")
+    assert len(encoder.columns[0].categories) == 4000  # the others have fewer than 5 rows
+    assert "100,000 categories" in reports[1].why
+    assert encoder.read(own, lines(0, 99_999), 2)[1, 0] == 0  # rare
+
+
 def test_a_few_words_among_numbers_count_as_missing_and_are_shown(tmp_path):
     content = "id,pay\n" + "".join(f"{n},{n / 7}\n" for n in range(39)) + "39,unknown\n"
     encoder, reports = fit(table(tmp_path, content), lines(*range(40)))
