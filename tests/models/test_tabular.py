@@ -151,3 +151,14 @@ def test_large_batches_give_what_small_ones_do_and_so_do_their_gradients(inputs,
         return outputs, torch.autograd.grad((outputs * slopes).sum(), list(module.parameters()))
 
     torch.testing.assert_close(found(1), found(1000), rtol=1e-4, atol=1e-4)
+
+
+def test_everything_that_a_large_batch_needs_is_saved_with_the_model():
+    inputs = [CategoryInput(2), NUMBER, CategoryInput(40)]
+    module = Tabular(inputs, 4, [8]).eval()
+    with torch.device("meta"):
+        again = Tabular(inputs, 4, [8])
+    again = again.to_empty(device="cpu").eval()
+    again.load_state_dict(module.state_dict())
+    codes = torch.tensor([[1.0, 1.5, 39.0]]).repeat(200, 1)
+    assert torch.equal(again(codes), module(codes))

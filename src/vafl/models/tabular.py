@@ -106,8 +106,8 @@ class Expansion(nn.Module):
         self.scale = nn.Parameter(torch.ones(self.width))
         self._sizes = [len(steps), len(numbers), flags, sum(n for _, n in few), _VECTOR * len(many)]
         self._lay_out([own for _, own in numbers])
-        self.register_buffer("few_columns", _indices([at for at, _ in few]), persistent=False)
-        self.register_buffer("few_starts", _indices(_starts([levels for _, levels in few])), persistent=False)
+        self.register_buffer("few_columns", _indices([at for at, _ in few]))
+        self.register_buffer("few_starts", _indices(_starts([levels for _, levels in few])))
 
     def _lay_out(self, numbers: Sequence[NumberInput]) -> None:
         """Say where the parts of each line of `_table` are: a block of lines for every number.
@@ -127,12 +127,12 @@ class Expansion(nn.Module):
             flag_grid.append(flag if own.flags_missing else flags)
             step, flag = step + count - 1, flag + own.flags_missing
         shape = (len(numbers), edges)
-        self.register_buffer("step_grid", _indices(step_grid).reshape(shape), persistent=False)
+        self.register_buffer("step_grid", _indices(step_grid).reshape(shape))
         grid = torch.tensor(value_grid, dtype=torch.float32).reshape(shape)
-        self.register_buffer("value_grid", grid, persistent=False)
-        self.register_buffer("flag_grid", _indices(flag_grid), persistent=False)
+        self.register_buffer("value_grid", grid)
+        self.register_buffer("flag_grid", _indices(flag_grid))
         starts = torch.arange(len(numbers)) * (edges + 1)
-        self.register_buffer("grid_starts", starts, persistent=False)
+        self.register_buffer("grid_starts", starts)
 
     def _keep(self, name: str, values: list[int] | list[float], dtype: torch.dtype | None = None) -> None:
         kind = dtype or (torch.float32 if values and isinstance(values[0], float) else torch.int64)
