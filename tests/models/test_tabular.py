@@ -134,6 +134,7 @@ def test_ordinary_labels_have_their_own_mean_and_deviation():
 )
 def test_large_batches_give_what_small_ones_do_and_so_do_their_gradients(inputs, monkeypatch):
     generator = torch.Generator().manual_seed(0)
+    monkeypatch.setattr(tabular, "_INPUTS_PER_LINE", 0)
     module = Tabular(inputs, 4, [8, 8]).eval()
     for parameter in module.parameters():
         parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
@@ -153,7 +154,8 @@ def test_large_batches_give_what_small_ones_do_and_so_do_their_gradients(inputs,
     torch.testing.assert_close(found(1), found(1000), rtol=1e-4, atol=1e-4)
 
 
-def test_everything_that_a_large_batch_needs_is_saved_with_the_model():
+def test_everything_that_a_large_batch_needs_is_saved_with_the_model(monkeypatch):
+    monkeypatch.setattr(tabular, "_INPUTS_PER_LINE", 0)
     inputs = [CategoryInput(2), NUMBER, CategoryInput(40)]
     module = Tabular(inputs, 4, [8]).eval()
     with torch.device("meta"):
