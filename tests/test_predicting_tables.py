@@ -1,6 +1,8 @@
 """A model trained on companies' tables, used on tables that came later: no labels, other people."""
 
 import io
+import subprocess
+import sys
 from dataclasses import replace
 
 import polars as pl
@@ -9,9 +11,10 @@ import tomli_w
 import torch
 from rich.console import Console
 
-from tests.companies import configuration, document, write_companies
+from tests.companies import add_own_columns, configuration, document, write_companies
 from tests.models.forged import read_document, write_document
 from tests.runtime.grpc.test_prediction import batch_of
+from tests.waiting import LIMIT
 from vafl.config import from_document, read_config
 from vafl.data.aligned import join
 from vafl.errors import ConfigError, DataError, RunFolderError
@@ -100,6 +103,44 @@ def test_what_was_learnt_for_people_it_does_not_know_stands_in_for_a_party(tmp_p
     assert scores["p(yes)"].to_list() == pytest.approx(
         [number_of[person] for person in scores["id"]], abs=1e-5
     )
+
+
+@pytest.mark.parametrize("records", ["common", "labelled"])
+def test_the_server_counts_its_records_without_a_score(tmp_path, console, records):
+    write_companies(tmp_path)
+    config = configuration(tmp_path, data={"records": records}, **LOOPBACK)
+    launch(config, tmp_path / "run", console)
+    subjects = Deployed.load(config, "server", tmp_path / "run").subjects
+    assert subjects.unscored == 400 - subjects.rows
+    assert (subjects.unscored > 0) == (records == "common")
+    assert Deployed.load(config, "bank", tmp_path / "run").subjects.unscored == 0
+
+
+def test_predict_says_how_many_records_have_no_score_and_what_to_do(tmp_path, console):
+    done = predict_alone(tmp_path, console, "common")
+    assert done.returncode == 0, done.stderr
+    rows = len(_everyone(read_config(tmp_path / "run.toml")))
+    assert f"{rows:,} records are scored" in done.stdout
+    assert f"{400 - rows:,} of the 400 records in your table have no score" in done.stdout
+    assert 'data.records = "labelled"' in done.stdout
+    assert pl.read_csv(tmp_path / "scores.csv").height == rows
+
+
+def predict_alone(folder, console, records):
+    """Train, then run `vafl predict` at a label holder with features: its own client is the only one."""
+    write_companies(folder)
+    add_own_columns(folder)
+    network = {**LOOPBACK["network"], "join_timeout": 1.0}
+    path = folder / "run.toml"
+    path.write_text(tomli_w.dumps(document(folder, data={"records": records}, network=network)))
+    launch(read_config(path), folder / "run", console)
+    return predict_again(folder)
+
+
+def predict_again(folder):
+    command = [sys.executable, "-m", "vafl.cli", "predict", str(folder / "run.toml")]
+    options = ["--model", str(folder / "run"), "--out", str(folder / "scores.csv")]
+    return subprocess.run([*command, *options], capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
 def impatient(config):
