@@ -4,6 +4,7 @@ import io
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -126,6 +127,41 @@ def test_predict_says_how_many_records_have_no_score_and_what_to_do(tmp_path, co
     assert pl.read_csv(tmp_path / "scores.csv").height == rows
 
 
+def test_a_model_of_common_records_refuses_an_alignment_of_all_labelled_ones(tmp_path, console):
+    """The server refuses before it listens. Otherwise its own client would score everyone alone."""
+    assert predict_alone(tmp_path, console, "common").returncode == 0
+    (tmp_path / "scores.csv").unlink()
+    path = tmp_path / "run.toml"
+    align(read_config(path, ["data.records=labelled"]))
+    done = predict_again(tmp_path, "--set", "data.records=labelled")
+    assert done.returncode == 3
+    assert "listening" not in done.stdout
+    said = " ".join(done.stderr.split())
+    assert "bank has 320 of 400; shop has 320 of 400" in said
+    assert 'trained with data.records = "common"' in said
+    assert not (tmp_path / "scores.csv").exists()
+    with pytest.raises(DataError, match=r'trained with data\.records = "common".*bank has 320 of 400'):
+        Deployed.load(read_config(path), "bank", tmp_path / "run")
+
+
+def test_a_model_of_labelled_records_scores_an_alignment_of_common_ones(tmp_path, console):
+    write_companies(tmp_path)
+    config = configuration(tmp_path, data={"records": "labelled"}, **LOOPBACK)
+    launch(config, tmp_path / "run", console)
+    common = configuration(tmp_path, data={"records": "common"}, **LOOPBACK)
+    align(common)
+    scores = batch_of(common, tmp_path / "run", tmp_path / "scores.parquet", ["bank", "shop"])
+    assert scores["id"].sort().to_list() == _everyone(common).sort().to_list()
+    assert scores["missing"].eq("").all()
+    assert Deployed.load(common, "server", tmp_path / "run").subjects.unscored == 400 - scores.height
+
+
+def align(config):
+    """Write the files that `vafl align` would write."""
+    for name, own in join(config.data, config.tables).items():
+        own.write(Path(config.tables[name].alignment))
+
+
 def predict_alone(folder, console, records):
     """Train, then run `vafl predict` at a label holder with features: its own client is the only one."""
     write_companies(folder)
@@ -137,10 +173,12 @@ def predict_alone(folder, console, records):
     return predict_again(folder)
 
 
-def predict_again(folder):
+def predict_again(folder, *more):
     command = [sys.executable, "-m", "vafl.cli", "predict", str(folder / "run.toml")]
     options = ["--model", str(folder / "run"), "--out", str(folder / "scores.csv")]
-    return subprocess.run([*command, *options], capture_output=True, text=True, timeout=LIMIT, check=False)
+    return subprocess.run(
+        [*command, *options, *more], capture_output=True, text=True, timeout=LIMIT, check=False
+    )
 
 
 def impatient(config):
