@@ -46,10 +46,12 @@ def _count(scored: Scored) -> str:
 
 def _remedy(scored: Scored) -> str:
     """Say why people have no score, and what gives them one."""
-    align = 'align these tables with data.records = "labelled"'
     if scored.model_records == "labelled":
-        return f" they are not in the alignment. To score everyone, {align}, then predict again."
+        return (
+            " they are not in the alignment. To score everyone, align these tables again with "
+            'data.records = "labelled".'
+        )
     return (
-        " not every party has them, or they were added after the alignment. To score everyone, train a model "
-        f'with data.records = "labelled" and {align}.'
+        " not every party has them, or they were added after the alignment. To score everyone, train with "
+        'data.records = "labelled", and align these tables with it too.'
     )
