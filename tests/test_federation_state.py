@@ -27,7 +27,7 @@ from vafl.models.folder import read_model
 from vafl.observe.record import RunFolder
 from vafl.plan import make_plan
 from vafl.protocol.messages import Request, Welcome
-from vafl.runtime.checkpoint import load_checkpoint
+from vafl.runtime.checkpoint import has_checkpoint, load_checkpoint
 from vafl.runtime.folders import HeldFolder
 from vafl.runtime.grpc.worker import Worker
 from vafl.runtime.point import Point
@@ -139,6 +139,43 @@ def test_a_client_that_was_refused_may_try_again_with_another_configuration(tmp_
     monkeypatch.setattr("vafl.federation.client.run_until_over", over)
     assert run_client(CONFIG, "client-1", tmp_path) == "over"
     assert read_config(tmp_path / "config.toml").optimiser == CONFIG.optimiser
+
+
+def refuse(federation):
+    raise RemoteFault("the server refused client-1: the terms differ")
+
+
+def refuse_later(federation):
+    federation.welcomed = True
+    refuse(federation)
+
+
+def test_a_client_that_is_refused_leaves_nothing_new_and_shows_no_progress(tmp_path, monkeypatch):
+    monkeypatch.setattr("vafl.federation.client.run_until_over", refuse)
+    shown = io.StringIO()
+    with pytest.raises(RemoteFault):
+        run_client(CONFIG, "client-1", tmp_path / "runs" / "bank", console=Console(file=shown))
+    assert list(tmp_path.iterdir()) == []
+    assert shown.getvalue() == ""
+
+
+@pytest.mark.parametrize("kept", [kept_by_a_server, kept_by_a_client])
+def test_a_client_that_is_refused_leaves_what_was_there(tmp_path, monkeypatch, kept):
+    kept(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    before = contents(tmp_path)
+    monkeypatch.setattr("vafl.federation.client.run_until_over", refuse)
+    with pytest.raises(RemoteFault):
+        run_client(CONFIG, "client-2", tmp_path)
+    assert contents(tmp_path).keys() - before.keys() <= {tmp_path / "config.toml"}
+    assert before.items() <= contents(tmp_path).items()
+
+
+def test_a_client_that_is_refused_after_it_was_admitted_keeps_its_state(tmp_path, monkeypatch):
+    monkeypatch.setattr("vafl.federation.client.run_until_over", refuse_later)
+    with pytest.raises(RemoteFault):
+        run_client(CONFIG, "client-1", tmp_path)
+    assert has_checkpoint(tmp_path / "state" / "client-1")
 
 
 def over(federation):

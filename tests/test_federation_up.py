@@ -9,13 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import tomli_w
 from rich.console import Console
 
-from tests.companies import write_companies
+from tests.companies import document, write_companies
 from tests.waiting import LIMIT, until
 from vafl.cli import main
 from vafl.config import from_document
-from vafl.errors import RunError, RunFolderError, VaflError
+from vafl.errors import ConfigError, RunError, RunFolderError, VaflError
+from vafl.federation.credentials import load_credentials
 from vafl.federation.processes import Clients
 from vafl.federation.up import up
 from vafl.runtime.folders import HeldFolder
@@ -36,7 +38,8 @@ def quiet():
     return Console(file=io.StringIO())
 
 
-def test_a_client_that_cannot_begin_ends_the_run_at_once(tmp_path):
+def test_a_client_that_cannot_begin_ends_the_run_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("vafl.federation.up.check_certificates", lambda *_: None)
     make_authority(tmp_path / "certs")
     for party in (SERVER, "client-1"):
         issue(tmp_path / "certs", party)
@@ -108,6 +111,35 @@ def test_the_trial_on_one_machine_needs_no_certificates_that_are_configured_but_
     assert main(["up", str(tmp_path / "vafl.toml"), "--out", str(tmp_path / "run"), *chosen]) == 0
     assert (tmp_path / "run" / "certs" / "ca.pem").is_file()
     assert "reveal the training labels" in caplog.text
+
+
+@pytest.mark.parametrize("command", ["up", "align"])
+def test_a_clients_missing_certificate_is_a_wrong_configuration_wherever_it_is_found(
+    tmp_path, capsys, command
+):
+    """The exit code is that of `vafl client`."""
+    write_companies(tmp_path)
+    path = tmp_path / "run.toml"
+    network = {"address": "127.0.0.1:0", "certificates": "certs"}
+    path.write_text(tomli_w.dumps(document(tmp_path, network=network)))
+    make_authority(tmp_path / "certs")
+    for party in (SERVER, "bank"):
+        issue(tmp_path / "certs", party)
+    before = set(tmp_path.iterdir())
+    options = {"up": ["--out", str(tmp_path / "run")], "align": ["--all"]}[command]
+    assert main([command, str(path), *options]) == 2
+    assert "shop.pem" in capsys.readouterr().err
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_a_folder_of_certificates_that_may_not_be_read_is_a_wrong_configuration(tmp_path, monkeypatch):
+    def forbidden(path, *_, **__):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", forbidden)
+    monkeypatch.setattr(Path, "open", forbidden)
+    with pytest.raises(ConfigError, match="Permission denied"):
+        load_credentials(configuration(certificates=str(tmp_path)), SERVER)
 
 
 def test_certificates_that_cannot_be_used_are_named_before_the_folder_is_made(tmp_path):

@@ -1,7 +1,10 @@
 """A model trained on companies' tables, used on tables that came later: no labels, other people."""
 
 import io
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -9,9 +12,10 @@ import tomli_w
 import torch
 from rich.console import Console
 
-from tests.companies import configuration, document, write_companies
+from tests.companies import add_own_columns, configuration, document, write_companies
 from tests.models.forged import read_document, write_document
 from tests.runtime.grpc.test_prediction import batch_of
+from tests.waiting import LIMIT
 from vafl.config import from_document, read_config
 from vafl.data.aligned import join
 from vafl.errors import ConfigError, DataError, RunFolderError
@@ -99,6 +103,81 @@ def test_what_was_learnt_for_people_it_does_not_know_stands_in_for_a_party(tmp_p
     number_of = dict(zip(_everyone(config), chances.tolist(), strict=True))
     assert scores["p(yes)"].to_list() == pytest.approx(
         [number_of[person] for person in scores["id"]], abs=1e-5
+    )
+
+
+@pytest.mark.parametrize("records", ["common", "labelled"])
+def test_the_server_counts_its_records_without_a_score(tmp_path, console, records):
+    write_companies(tmp_path)
+    config = configuration(tmp_path, data={"records": records}, **LOOPBACK)
+    launch(config, tmp_path / "run", console)
+    subjects = Deployed.load(config, "server", tmp_path / "run").subjects
+    assert subjects.unscored == 400 - subjects.rows
+    assert (subjects.unscored > 0) == (records == "common")
+    assert Deployed.load(config, "bank", tmp_path / "run").subjects.unscored == 0
+
+
+def test_predict_says_how_many_records_have_no_score_and_what_to_do(tmp_path, console):
+    done = predict_alone(tmp_path, console, "common")
+    assert done.returncode == 0, done.stderr
+    rows = len(_everyone(read_config(tmp_path / "run.toml")))
+    assert f"{rows:,} records are scored" in done.stdout
+    assert f"{400 - rows:,} of the 400 records in your table have no score" in done.stdout
+    assert 'data.records = "labelled"' in done.stdout
+    assert pl.read_csv(tmp_path / "scores.csv").height == rows
+
+
+def test_a_model_of_common_records_refuses_an_alignment_of_all_labelled_ones(tmp_path, console):
+    """The server refuses before it listens. Otherwise its own client would score everyone alone."""
+    assert predict_alone(tmp_path, console, "common").returncode == 0
+    (tmp_path / "scores.csv").unlink()
+    path = tmp_path / "run.toml"
+    align(read_config(path, ["data.records=labelled"]))
+    done = predict_again(tmp_path, "--set", "data.records=labelled")
+    assert done.returncode == 3
+    assert "listening" not in done.stdout
+    said = " ".join(done.stderr.split())
+    assert "bank has 320 of 400; shop has 320 of 400" in said
+    assert 'trained with data.records = "common"' in said
+    assert not (tmp_path / "scores.csv").exists()
+    with pytest.raises(DataError, match=r'trained with data\.records = "common".*bank has 320 of 400'):
+        Deployed.load(read_config(path), "bank", tmp_path / "run")
+
+
+def test_a_model_of_labelled_records_scores_an_alignment_of_common_ones(tmp_path, console):
+    write_companies(tmp_path)
+    config = configuration(tmp_path, data={"records": "labelled"}, **LOOPBACK)
+    launch(config, tmp_path / "run", console)
+    common = configuration(tmp_path, data={"records": "common"}, **LOOPBACK)
+    align(common)
+    scores = batch_of(common, tmp_path / "run", tmp_path / "scores.parquet", ["bank", "shop"])
+    assert scores["id"].sort().to_list() == _everyone(common).sort().to_list()
+    assert scores["missing"].eq("").all()
+    assert Deployed.load(common, "server", tmp_path / "run").subjects.unscored == 400 - scores.height
+
+
+def align(config):
+    """Write the files that `vafl align` would write."""
+    for name, own in join(config.data, config.tables).items():
+        own.write(Path(config.tables[name].alignment))
+
+
+def predict_alone(folder, console, records):
+    """Train, then run `vafl predict` at a label holder with features: its own client is the only one."""
+    write_companies(folder)
+    add_own_columns(folder)
+    network = {**LOOPBACK["network"], "join_timeout": 1.0}
+    path = folder / "run.toml"
+    path.write_text(tomli_w.dumps(document(folder, data={"records": records}, network=network)))
+    launch(read_config(path), folder / "run", console)
+    return predict_again(folder)
+
+
+def predict_again(folder, *more):
+    command = [sys.executable, "-m", "vafl.cli", "predict", str(folder / "run.toml")]
+    options = ["--model", str(folder / "run"), "--out", str(folder / "scores.csv")]
+    return subprocess.run(
+        [*command, *options, *more], capture_output=True, text=True, timeout=LIMIT, check=False
     )
 
 

@@ -1,5 +1,6 @@
 """`vafl serve` on a network, as real processes: what strangers and callers with a key can do."""
 
+import asyncio
 import http.client
 import json
 import os
@@ -11,13 +12,16 @@ import sys
 from contextlib import ExitStack, closing
 
 import pytest
+from aiohttp import web
 
 from tests.machine import PARTIES, Machine
 from tests.prometheus import parse
 from tests.waiting import LIMIT, until
 from vafl.cli import main
-from vafl.federation.http import MOST_CONNECTIONS
-from vafl.runtime.identity import SERVER_NAME, make_authority
+from vafl.errors import ConfigError
+from vafl.federation.access import Access
+from vafl.federation.http import MOST_CONNECTIONS, HttpServer
+from vafl.runtime.identity import SERVER_NAME, HttpAddress, Https, make_authority
 
 CONFIG = """
 [data]
@@ -224,6 +228,21 @@ def test_nobody_binds_beyond_this_machine_without_keys_and_tls(serving, capsys):
             assert ("vafl keys add" in said) == ("--keys" not in options)
             assert ("--tls" in said) == ("--tls" not in options)
             assert "127.0.0.1" in said
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_an_address_that_is_taken_is_named_as_callers_would_type_it(scheme):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls = Https(context, frozenset()) if scheme == "https" else None
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        access = Access(HttpAddress("127.0.0.1", port), tls=tls)
+
+        async def start():
+            await HttpServer(web.Application(), access).start()
+
+        with pytest.raises(ConfigError, match=rf" {scheme}://127\.0\.0\.1:{port}: "):
+            asyncio.run(start())
 
 
 # --- beyond loopback, with keys, over TLS ---

@@ -27,6 +27,7 @@ class Subjects:
         chosen: the rows that a batch is about, ascending: all, or those held out of training.
         ids: [rows], what each record is called at this party; null where it has none.
         features: [rows, ...], the party's own; the server has none.
+        unscored: lines of the server's table that are no rows of the alignment; 0 at clients.
     """
 
     digest: str
@@ -34,6 +35,7 @@ class Subjects:
     chosen: Records
     ids: pl.Series
     features: Tensor
+    unscored: int = 0
 
     @property
     def rows(self) -> int:
@@ -92,8 +94,10 @@ def _from_tables(config: Config, party: str, model: StoredModel) -> Subjects:
     owner = table_owner(party)
     alignment = find_alignments(settings, tables, owner, labelled=False)[owner]
     wanted = pl.DataFrame({"id": alignment.ids, POSITION: alignment.numbers})
-    features = torch.empty(alignment.rows, 0)
-    if party != SERVER:
+    features, unscored = torch.empty(alignment.rows, 0), 0
+    if party == SERVER:
+        unscored = int((~open_table(tables, party).ids().is_in(alignment.ids.implode())).sum())
+    else:
         encoder = encoder_of(model)
         if encoder is None:
             raise RunFolderError(
@@ -103,4 +107,4 @@ def _from_tables(config: Config, party: str, model: StoredModel) -> Subjects:
         features = torch.from_numpy(encoder.read(open_table(tables, party), wanted, alignment.rows))
     ids = ids_by_position(wanted, alignment.rows)
     source = alignment.token if settings.name == "csv" else "tables"
-    return Subjects(alignment.token, source, np.arange(alignment.rows), ids, features)
+    return Subjects(alignment.token, source, np.arange(alignment.rows), ids, features, unscored)

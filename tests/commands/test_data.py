@@ -170,3 +170,39 @@ def test_one_csv_is_explained_party_by_party(tmp_path, capsys):
     assert main(["data", str(toml), "--party", "client-2"]) == 0
     assert "since" in (shown := capsys.readouterr().out)
     assert "colour" not in shown
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_the_type_of_text_is_what_its_values_are_and_parquet_types_stay(tmp_path, capsys, ending):
+    rows = range(80)
+    people = pl.DataFrame(
+        {
+            "person": [f"P{n}" for n in rows],
+            "visits": [n % 7 for n in rows],
+            "spent": [n * 7 % 31 / 4 for n in rows],
+            "since": [f"2024-01-{1 + n % 28:02}" for n in rows],
+            "colour": ["rgb"[n % 3] for n in rows],
+            "name": [f"name {n}" for n in rows],
+            "one": [1 for _ in rows],
+            "empty": [None for _ in rows],
+        },
+        schema_overrides={"empty": pl.String},
+    )
+    path, toml = tmp_path / f"bank.{ending}", tmp_path / "run.toml"
+    (people.write_csv if ending == "csv" else people.write_parquet)(path)
+    assert main(["init", "--parties", "bank", "--table", f"bank={path}", "--out", str(toml)]) == 0
+    capsys.readouterr()
+    assert main(["data", str(toml), "--json"]) == 0
+    (bank,) = json.loads(capsys.readouterr().out)["parties"]
+    types = {column["name"]: column["type"] for column in bank["columns"]}
+    is_csv = ending == "csv"
+    assert types == {
+        "person": "",  # not read: it is the id
+        "visits": "number" if is_csv else "Int64",
+        "spent": "number" if is_csv else "Float64",
+        "since": "date",
+        "colour": "category",
+        "name": "text",
+        "one": "number" if is_csv else "Int64",
+        "empty": "",
+    }

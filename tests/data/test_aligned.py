@@ -154,6 +154,12 @@ def test_what_does_not_fit_together_is_said(folder):
         load(labelled)
 
 
+def test_the_server_refuses_rows_that_a_client_lacks_before_any_client_does(folder):
+    align(configuration(folder, data={"records": "labelled"}))
+    with pytest.raises(DataError, match=r'"common" .* bank has 320 of 400; shop has 320 of 400'):
+        load(configuration(folder, data={"records": "common"}), "server")
+
+
 def test_labels_that_cannot_be_learnt_are_refused(folder):
     text = (folder / "labels.csv").read_text()
     cases = [

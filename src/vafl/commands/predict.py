@@ -8,7 +8,7 @@ from rich.text import Text
 
 from vafl.commands.deployed import add_model_options
 from vafl.config import Config
-from vafl.federation.prediction import predict
+from vafl.federation.prediction import Scored, predict
 
 _SCORES = "scores.csv"
 
@@ -35,3 +35,23 @@ def _predict(config: Config, options: argparse.Namespace, console: Console) -> N
                 (f"{party} did not answer for {count:,} of them:", "yellow"), " its default stands in"
             )
         )
+    if scored.unscored:
+        console.print(Text.assemble((_count(scored), "yellow"), _remedy(scored)))
+
+
+def _count(scored: Scored) -> str:
+    total = scored.records + scored.unscored
+    return f"{scored.unscored:,} of the {total:,} records in your table have no score:"
+
+
+def _remedy(scored: Scored) -> str:
+    """Say why people have no score, and what gives them one."""
+    if scored.model_records == "labelled":
+        return (
+            " they are not in the alignment. To score everyone, align these tables again with "
+            'data.records = "labelled".'
+        )
+    return (
+        " not every party has them, or they were added after the alignment. To score everyone, train with "
+        'data.records = "labelled", and align these tables with it too.'
+    )

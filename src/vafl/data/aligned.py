@@ -223,7 +223,8 @@ def find_alignments(
         return {name: joined[name] for name in asked}
     found = {name: Alignment.read(Path(tables[name].alignment)) for name in asked}
     for name, own in found.items():
-        _check(settings, tables[name].alignment, name, own, found[asked[0]])
+        _check_token(tables[name].alignment, own, found[asked[0]])
+        _check_records(settings, tables[name].alignment, name, own, labelled=labelled)
         if labelled and (own.classes is None) != (settings.task == "regression"):
             raise DataError(
                 f'data.task = "{settings.task}" is not what "{tables[name].alignment}" was made for. Set '
@@ -232,17 +233,49 @@ def find_alignments(
     return found
 
 
-def _check(settings: DataSettings, path: str, name: str, own: Alignment, first: Alignment) -> None:
+def _check_token(path: str, own: Alignment, first: Alignment) -> None:
     if own.token != first.token:
         raise DataError(
             f'the parties\' alignments must be of one run of `vafl align`. "{path}" is of another. Run it '
             "again at every party."
         )
-    if len(own.ids) < own.rows and (settings.records == "common" or name == LABEL_HOLDER):
+
+
+def _check_records(settings: DataSettings, path: str, name: str, own: Alignment, *, labelled: bool) -> None:
+    """Check that the label holder has every row, and so has every client if data.records = "common".
+
+    The label holder's alignment tells which rows each client has, so the server fails before it listens.
+
+    Args:
+        labelled: whether a model is trained; else one is used, and its training decided data.records.
+
+    Raises:
+        DataError: a party lacks rows.
+    """
+    if name == LABEL_HOLDER and len(own.ids) < own.rows:
         raise DataError(
-            f'data.records = "common" needs rows that every party has. By "{path}", {name} has '
-            f'{len(own.ids):,} of {own.rows:,}. Set data.records = "labelled", or align again.'
+            f'the label holder must have every row. By "{path}", it has {len(own.ids):,} of {own.rows:,}. '
+            "Run `vafl align` again at every party."
         )
+    if settings.records == "labelled":
+        return
+    counts = {name: len(own.ids)} | {client: int(held.sum()) for client, held in own.holders.items()}
+    lacking = [
+        f"{party} has {count:,} of {own.rows:,}" for party, count in counts.items() if count < own.rows
+    ]
+    if not lacking:
+        return
+    found = f'By "{path}", {"; ".join(lacking)}.'
+    if labelled:
+        raise DataError(
+            f'data.records = "common" needs rows that every party has. {found} Set data.records = "labelled" '
+            "at every party, or align again."
+        )
+    raise DataError(
+        f'this model was trained with data.records = "common": it scores only records that every party has. '
+        f'{found} Set data.records = "common" at every party and run `vafl align` again. To score everyone '
+        'the label holder has, train a model with data.records = "labelled".'
+    )
 
 
 def join(settings: DataSettings, tables: Mapping[str, TableSettings]) -> Alignments:

@@ -52,6 +52,8 @@ class ColumnReport:
     """What became of one column, and what it held in the training rows.
 
     Attributes:
+        type: the type in a Parquet file. Text, as all columns of a CSV are, has instead what its values are:
+            `number`, `category`, `date`, or `text` if it is dropped and none of these. Empty if unknown.
         use: `number`, `category`, `date` or `dropped`.
         why: the reason if it was dropped, else what is worth knowing.
         features: how many features it became.
@@ -242,6 +244,7 @@ class _Decision:
     ) -> None:
         self._table, self._name, self._named = table, name, named
         self._form, self._scale, self._chosen = form, scale, chosen
+        self._profile = profile
         self.column: Column | None = None
         if profile is None:
             self.report = self._dropped(_not_asked_for(table, name), 0)
@@ -251,17 +254,26 @@ class _Decision:
             self.report = self._decide(profile)
 
     def _dropped(self, why: str, missing: int) -> ColumnReport:
-        return ColumnReport(self._name, self._type, "dropped", why, missing, 0)
+        return ColumnReport(self._name, self._type(self._seen()), "dropped", why, missing, 0)
 
     def _used(self, column: Column, why: str, profile: Profile) -> ColumnReport:
         self.column = column
         features = len(column.names(self._form))
-        return ColumnReport(self._name, self._type, column.kind, why, profile.missing, features)
+        return ColumnReport(self._name, self._type(column.kind), column.kind, why, profile.missing, features)
 
-    @property
-    def _type(self) -> str:
+    def _type(self, seen: str) -> str:
+        """Return the file's type; of text, which says nothing, what its values are."""
         kind = self._table.schema[self._name]
-        return "text" if is_text(kind) else str(kind)
+        return seen if is_text(kind) else str(kind)
+
+    def _seen(self) -> str:
+        """Return what the values of a column that is dropped are; empty if none were read."""
+        profile = self._profile
+        if profile is None or not profile.present:
+            return ""
+        if self._named:
+            return "category"
+        return "date" if profile.is_dated else "number" if profile.is_numeric else "text"
 
     def _publicly(self, profile: Profile) -> ColumnReport:
         if not profile.is_numeric or profile.is_dated or self._named:

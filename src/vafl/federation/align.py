@@ -12,7 +12,7 @@ from vafl.data.alignment import Alignment, check_writable
 from vafl.data.labels import label_classes
 from vafl.data.tables import Table, open_table
 from vafl.errors import ConfigError
-from vafl.federation.credentials import certified, load_credentials
+from vafl.federation.credentials import certified, check_certificates, load_credentials
 from vafl.federation.processes import Clients
 from vafl.files import write_atomically
 from vafl.observe.counting import CountProgress
@@ -73,6 +73,7 @@ def align_all(config: Config, console: Console, workers: int = 0) -> None:
     """
     for party in (SERVER, *config.data.parties):
         _table(config, party)  # fails before anything is started
+    check_certificates(config, config.data.parties)
     with TemporaryDirectory(prefix="vafl-align-") as temporary:
         folder = Path(temporary)
         config = certified(config, list(config.data.parties), folder)

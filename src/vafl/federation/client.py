@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from vafl.build import limited_threads, make_client, make_guard, widths
 from vafl.config import Config
-from vafl.errors import DataError, Diverged, RunFolderError
+from vafl.errors import DataError, Diverged, RemoteFault, RunFolderError
 from vafl.federation.best import BestEmbedding
 from vafl.federation.credentials import load_credentials
 from vafl.federation.terms import STATE, make_terms, over_network, require_same_run, rows_at_once
@@ -129,7 +130,8 @@ def run_client(
     """Take part in a run as one client; return the server's reason for ending it.
 
     Writes path/models/PARTY at the end, path/state/PARTY meanwhile, and path/config.toml unless
-    a server on this machine has done so. A client that was refused has begun nothing, and may just try again.
+    a server on this machine has done so. A client that the server refuses removes what it has written, except
+    its privacy ledger. It can try again without an option.
 
     Args:
         replace: take the place of another process of this party that takes part already.
@@ -150,6 +152,7 @@ def run_client(
     credentials, terms = load_credentials(config, party), make_terms(plan)
     if resume:
         require_same_run(folder, terms)
+    written = _Written(path, folder)
     make_private_folder(path / STATE)
     with HeldFolder(folder):
         client = ClientRun(
@@ -165,8 +168,51 @@ def run_client(
         if not (path / "config.toml").exists() or not (resume or (path / STATE / SERVER).is_dir()):
             write_atomically(path / "config.toml", plan.config.to_toml().encode())
         progress = ClientProgress(console or Console(quiet=True), folder, client.view)
-        with limited_threads(config.threads), client.saved(), progress:
-            return run_until_over(client.federation)
+        try:
+            with limited_threads(config.threads), client.saved(), progress:
+                return run_until_over(client.federation)
+        except RemoteFault:
+            if not client.federation.welcomed:
+                written.remove(plan.config.to_toml().encode())
+            raise
+
+
+class _Written:
+    """The files and folders that a client makes before the server admits it.
+
+    Make it before the first of them is written: what exists by then is never removed.
+
+    Args:
+        path: the run folder.
+        folder: the client's state folder in it.
+    """
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        self._folder, self._config = folder, path / "config.toml"
+        self._made_state, self._made_config = not folder.exists(), not self._config.exists()
+        self._parents = [parent for parent in (folder.parent, path, *path.parents) if not parent.exists()]
+
+    def remove(self, config: bytes) -> None:
+        """Remove what was not there before.
+
+        Another party may use the same run folder. Its files stay, and so does every folder that has some.
+
+        Args:
+            config: the content of config.toml, if this client wrote it.
+        """
+        if self._made_state:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        with suppress(OSError):
+            if self._made_config and self._config.read_bytes() == config and not self._is_shared():
+                self._config.unlink()
+        for parent in self._parents:
+            with suppress(OSError):  # it is not empty
+                parent.rmdir()
+
+    def _is_shared(self) -> bool:
+        """Return whether another party has its state in this run folder."""
+        state = self._folder.parent
+        return any(entry != self._folder for entry in state.iterdir()) if state.is_dir() else False
 
 
 class ClientRun:

@@ -1,6 +1,7 @@
 """A party's certificate: read from its folder, or made for processes on one machine."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,19 +35,30 @@ def _folder(config: Config, party: str) -> Path:
         )
     folder = Path(config.network.certificates)
     own = folder / party
-    return own if own.is_dir() else folder
+    try:
+        return own if own.is_dir() else folder
+    except OSError:  # this user may not look into the folder: reading the files reports that as a ConfigError
+        return own
 
 
-def check_certificates(config: Config) -> None:
-    """Raises ConfigError where processes on one machine could not use the certificates configured."""
+def check_certificates(config: Config, clients: Sequence[str]) -> None:
+    """Check the certificates of every party, for a federation on one machine.
+
+    Raises:
+        ConfigError: a party's files are missing or cannot be used.
+    """
     if config.network.security != "plaintext" and not _lacks_certificates(config):
-        load_credentials(config, SERVER)
+        for party in (SERVER, *clients):
+            load_credentials(config, party)
 
 
 def _lacks_certificates(config: Config) -> bool:
     """Whether there are none yet; those of a federation of many machines must be there."""
     folder = config.network.certificates
-    return not folder or (is_loopback(config.network.address) and not Path(folder).exists())
+    try:
+        return not folder or (is_loopback(config.network.address) and not Path(folder).exists())
+    except OSError:  # it is there, and this user may not look into it: reading the files reports that
+        return False
 
 
 def certified(config: Config, names: list[str], path: Path) -> Config:

@@ -210,9 +210,10 @@ class HttpServer:
                 listener.setblocking(False)
         except OSError as error:
             await self.close()
+            url = address.url(port, self._access.scheme)
             raise ConfigError(
-                f"--http: cannot listen on {address.url(port)}: {error.strerror}. Choose an address of this "
-                "machine and a free port."
+                f"--http: cannot listen on {url}: {error.strerror}. Choose an address of this machine and a "
+                "free port."
             ) from error
         for listener in self._listeners:
             self._start(self._accept(listener))

@@ -276,11 +276,15 @@ class Scored:
 
     Attributes:
         missing: party -> how many records its default stood in for.
+        unscored: lines of the server's table that have no score, because they are not in the alignment.
+        model_records: data.records of the training, which decides how they can get one.
     """
 
     path: Path
     records: int
     missing: dict[str, int]
+    unscored: int = 0
+    model_records: str = "common"
 
 
 def predict(
@@ -317,7 +321,13 @@ def predict(
         if batch.interrupted:
             raise KeyboardInterrupt
     counts = dict(zip(deployed.parties, missing.tolist(), strict=True))
-    return Scored(out, batch.done, {party: count for party, count in counts.items() if count})
+    return Scored(
+        out,
+        batch.done,
+        {party: count for party, count in counts.items() if count},
+        deployed.subjects.unscored,
+        config.data.records,
+    )
 
 
 async def _until_scored(

@@ -7,7 +7,7 @@ from typing import Any
 from vafl.build import make_schedule, widths
 from vafl.config import Config
 from vafl.errors import RunFolderError
-from vafl.plan import Plan
+from vafl.plan import Plan, sized
 from vafl.runtime.checkpoint import load_facts
 from vafl.runtime.codec import Codec
 from vafl.runtime.grpc.wire import PROTOCOL, Terms, differing, schedule_digest, settled
@@ -61,13 +61,23 @@ def make_terms(plan: Plan) -> Terms:
         clients=clients,
         schedule_digest=schedule_digest(schedules) if config.schedule.seed == "shared" else "private",
         encoding=config.network.encoding,
-        settings=settled(_common(config)),
+        settings=settled(_common(config, plan.data.rows, clients)),
     )
 
 
-def _common(config: Config) -> dict[str, Any]:
+def _common(config: Config, rows: int, clients: int) -> dict[str, Any]:
     """Return the settings that must be the same at all parties: those of the model, and those that decide who
-    steps when and how, and which model is kept in the end."""
+    steps when and how, and which model is kept in the end.
+
+    A cosine schedule falls to 0 at the planned update K, which vafl derives from `stop` and `schedule`. A
+    refusal must name settings that users can find in their files. So K is left out, and stop.updates is
+    compared in its place: 0 if schedule.epochs decides, which is compared anyway.
+    """
     document = config.document()
     training = {name: document[name] for name in _TRAINING}
-    return shared_settings(config) | training | {"stop": {"patience": config.stop.patience}}
+    stop = {"patience": config.stop.patience}
+    if config.optimiser.schedule == "cosine" and config.optimiser.constants == {"K": config.stop.updates}:
+        training["optimiser"] = document["optimiser"] | {"constants": {}}
+        by_epochs = sized(replace(config, stop=replace(config.stop, updates=0)), rows, clients).stop.updates
+        stop["updates"] = 0 if config.stop.updates == by_epochs else config.stop.updates
+    return shared_settings(config) | training | {"stop": stop}

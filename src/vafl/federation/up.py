@@ -21,8 +21,8 @@ def up(config: Config, path: Path, console: Console, *, overwrite: bool = False)
     Without network.certificates, or where that folder is not there, an authority and a certificate for each
     party are made in path/certs: for loopback only.
     """
-    check_certificates(config)
     names = _client_names(config)
+    check_certificates(config, names)
     clients = Clients(names, path, ["client", "--out", str(path)])
     served = ServerRun(
         config,

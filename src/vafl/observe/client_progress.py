@@ -115,9 +115,12 @@ class ClientProgress:
     ) -> None:
         self._over.set()
         self._thread.join()
+        # Nothing was trained: the error is all there is to show.
+        shown = error is None or self._seen.uploads > 0
         if self.console.is_terminal:
+            self._live.transient = not shown
             self._live.stop()
-        else:
+        elif shown:
             self.console.print(f"  {self._seen.line(over=True)}")
 
     def _watch(self) -> None:

@@ -114,6 +114,37 @@ def test_a_client_that_is_configured_otherwise_is_told_what_to_change(other, sai
     assert "digest" not in found
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        (
+            {"stop": {"updates": 0}},
+            {"stop": {"updates": 0}, "schedule": {"epochs": 7.0, "batch_size": 16}},
+            "schedule.epochs 40.0 at the server, 7.0 at the client",
+        ),
+        (
+            {"stop": {"updates": 0}},
+            {"stop": {"updates": 0}, "schedule": {"batch_size": 7}},
+            "schedule.batch_size 16 at the server, 7 at the client",
+        ),
+        (
+            {"stop": {"updates": 0}},
+            {"stop": {"updates": 9}},
+            "stop.updates 0 at the server, 9 at the client",
+        ),
+        ({"stop": {"updates": 8}}, {"stop": {"updates": 9}}, "stop.updates 8 at the server, 9 at the client"),
+        ({"stop": {"updates": 8}}, {"stop": {"updates": 8}}, ""),
+    ],
+)
+def test_planned_updates_that_differ_are_told_by_the_settings_that_decide_them(ours, theirs, said):
+    """A cosine schedule ends at the last planned update. No user wrote that number."""
+
+    def terms(changes):
+        return make_terms(make_plan(configuration(optimiser={"schedule": "cosine"}, **changes)))
+
+    assert terms(ours).difference(terms(theirs)) == said
+
+
 def test_what_is_a_partys_own_affair_may_differ():
     own = {
         "threads": 2,

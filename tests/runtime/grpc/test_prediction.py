@@ -236,3 +236,35 @@ def test_models_of_another_run_are_refused(tmp_path):
 
     with pytest.raises(RemoteFault, match=r"Different: model '.* of run .*' at the server"):
         complete(join())
+
+
+def test_a_second_process_of_a_party_is_told_of_options_that_its_command_has(tmp_path):
+    """`vafl serve` and `vafl predict` have --replace, and no --resume."""
+    config = trained(tmp_path / "run")
+    server, own = (Deployed.load(config, party, tmp_path / "run") for party in ("server", "client-1"))
+    end = server.serve(server.scorer(cached=False), Batch(server.subjects.chosen, config.prediction, print))
+
+    async def join_twice():
+        listening = asyncio.Future()
+        serving = asyncio.create_task(end.serve(listening.set_result))
+        network = configuration(network={"address": await listening}).network
+
+        def client(**options):
+            return FederationClient(own.respondent(), "client-1", own.terms(), network, None, **options).run()
+
+        first = asyncio.create_task(client())
+        while not end.connections:
+            await asyncio.sleep(0.01)
+        with pytest.raises(RemoteFault) as refused:
+            await client()
+        newer = asyncio.create_task(client(takes_over=True))
+        with pytest.raises(RemoteFault) as replaced:
+            await first
+        end.finish("the test is over")
+        await newer
+        await serving
+        return str(refused.value), str(replaced.value)
+
+    refused, replaced = complete(join_twice())
+    assert "--replace" in refused
+    assert "--resume" not in refused + replaced

@@ -64,6 +64,7 @@ class FederationClient:
 
     Attributes:
         ended: the server's reason for ending the run, once it has ended in order.
+        welcomed: whether the server has ever admitted this process.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class FederationClient:
         connect: Callable[[Metadata], LocalCall] | None = None,
         may_wake: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.client, self.party, self.ended = client, party, ""
+        self.client, self.party, self.ended, self.welcomed = client, party, "", False
         self._connect, self._may_wake = connect, may_wake
         self._instance, self._takes_over = secrets.token_hex(8), takes_over
         self.durable = 0
@@ -247,7 +248,8 @@ class FederationClient:
         elif isinstance(message, Welcome):
             if session.welcome:
                 raise InvalidMessage("a stream has one welcome. Found another one from the server.")
-            session.welcome, self.durable = True, message.durable
+            session.welcome = self.welcomed = True
+            self.durable = message.durable
             log.info("%s joined the run at %s", self.party, self._settings.address)
         elif isinstance(message, Durable):
             self.durable = message.activation

@@ -49,7 +49,14 @@ _STRANGER = "(unadmitted)"  # whose refusals are counted together, whatever they
 _SILENCE = 15.0  # seconds the server may wait for clients to join without saying so again
 _REPLACED = (
     "another process has taken this party's place. A party is one process at a time: end the other, then "
-    "start this one again with --resume."
+)
+_RESUME = (  # of training, which has checkpoints: remedies for a process that was replaced, and for a new one
+    "start this one again with --resume.",
+    "Add --resume to go on from its last checkpoint, or --replace to take its place without one.",
+)
+_REPLACE = (  # likewise, where a trained model is used
+    "start this one again.",
+    "End the other process, or add --replace to take its place.",
 )
 _LOGGED = 1.0  # refusals of one party that are logged a second, after the first ten
 
@@ -115,6 +122,8 @@ class FederationServer(Generic[Served]):
         self._dismissed: set[int] = set()
         self._reason, self._failed = "", False
         self._failure: Exception | None = None
+        remedies = _REPLACE if terms.model else _RESUME
+        self._replaced_reason, self._taken_remedy = _REPLACED + remedies[0], remedies[1]
         self._away = 3 * settings.heartbeat  # seconds in which a client without a stream may hear the end
 
     @property
@@ -276,7 +285,7 @@ class FederationServer(Generic[Served]):
         if older := self.connections.get(connection.client):
             log.warning("%s is here again: its older stream ends, and whoever is on it", connection.party)
             older.outbox.clear()  # nothing in it is worth its memory any more
-            older.outbox.put(self._codec.encode(Refused(connection.client, _REPLACED)))
+            older.outbox.put(self._codec.encode(Refused(connection.client, self._replaced_reason)))
             older.end()
         self.connections[connection.client] = connection
 
@@ -295,7 +304,7 @@ class FederationServer(Generic[Served]):
                 raise InvalidMessage(f"the parties must agree on the run's terms. Different: {difference}.")
             instance, takes_over = arrival(context)
             if instance in self._replaced:
-                raise InvalidMessage(_REPLACED)
+                raise InvalidMessage(self._replaced_reason)
             if not takes_over and not self._over.is_set():
                 self._require_free_place(party, instance)
         except RemoteFault as fault:
@@ -313,8 +322,7 @@ class FederationServer(Generic[Served]):
             return
         found = "another process that is connected" if here else "uploads of an earlier process"
         raise InvalidMessage(
-            f"a party is one process at a time. Found {found} in the place of {party}. Add --resume to go on "
-            "from its last checkpoint, or --replace to take its place without one."
+            f"a party is one process at a time. Found {found} in the place of {party}. {self._taken_remedy}"
         )
 
     async def _read(self, connection: Connection, context: ServerStream) -> None:

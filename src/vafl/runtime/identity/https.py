@@ -46,7 +46,7 @@ class Https:
         context.set_alpn_protocols(["http/1.1"])
         try:
             context.load_cert_chain(certificate, key, password=_refuse_password)
-        except (ssl.SSLError, ValueError) as error:
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             raise ConfigError(
                 f'"{key}" must be the private key of "{certificate}", in PEM form and without a password. '
                 f"Found: {error}. Give the two files that were made together."
