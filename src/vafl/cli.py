@@ -213,6 +213,7 @@ def _report(recorded: "RecordedRun", console: "Console") -> None:
         f"kept: the models of update {kept['updates']:,} of {made:,}{chosen}; the run is in {recorded.path}"
     )
     console.print(f"report: {recorded.path / REPORT}")
+    _report_absences(recorded, console)
     if recorded.summary["ended"] == BUDGETS_SPENT:
         early = f"warning: it ended early, after {made:,} updates: {BUDGETS_SPENT}"
         console.print(f"{early}; `vafl privacy {recorded.path}` says on what", style="yellow")
@@ -226,6 +227,22 @@ def _report(recorded: "RecordedRun", console: "Console") -> None:
         console.print(f"labels: epsilon {labels['epsilon']:g} by randomised response, {kept}")
     if any(labels["heuristics"].values()):
         console.print("returned gradients are clipped or noised: a heuristic, no guarantee")
+
+
+def _report_absences(recorded: "RecordedRun", console: "Console") -> None:
+    """Name the clients that took no part in the training, and those that came after it began."""
+    never = recorded.never_uploaded
+    if never:
+        console.print(
+            f"warning: {', '.join(never)} never uploaded: the model has learnt nothing from their data",
+            style="bold red",
+        )
+    late = [name for name in recorded.summary.get("missing_at_start", []) if name not in never]
+    if late:
+        console.print(
+            f"warning: training began without {', '.join(late)}, who connected after network.join_timeout",
+            style="yellow",
+        )
 
 
 def _report_decision(decision: Mapping[str, Any], console: "Console") -> None:

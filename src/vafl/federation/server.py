@@ -352,6 +352,7 @@ class ServerRun:
         )
         return {
             **summary,
+            "missing_at_start": federation.missing_at_start,
             "violations": federation.violations,
             "clients_seen": federation.vitals.report(),
             "durable": list(server.durable),

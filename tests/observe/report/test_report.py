@@ -204,3 +204,20 @@ def test_labels_of_no_class_and_damaged_importance_are_refused(tmp_path):
     (folder / "importance.json").write_text('{"rows": 3}')
     with pytest.raises(RunFolderError, match="damaged"):
         write_report(folder)
+
+
+def test_only_parties_that_uploaded_are_credited_and_the_others_are_named(tmp_path):
+    columns = {"bank": 5, "shop": 4}
+    folder = written(tmp_path / "run", columns=columns, activations={"bank": 300, "shop": 0})
+    text = read(folder).text
+    assert "from 5 columns of bank, " in text
+    assert "Never uploaded: shop." in text
+    assert 'class="notice bad"' in (folder / "report.html").read_text(encoding="utf-8")
+    assert "Never uploaded" not in read(written(tmp_path / "all", columns=columns)).text
+    nobody = read(written(tmp_path / "none", columns=columns, activations={"bank": 0, "shop": 0})).text
+    assert "Never uploaded: bank and shop." in nobody
+
+
+def test_a_party_that_came_after_the_start_is_named(tmp_path):
+    text = read(written(tmp_path / "run", missing_at_start=["shop"])).text
+    assert "Training began without shop." in text

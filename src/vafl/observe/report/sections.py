@@ -55,13 +55,16 @@ def target(inputs: Inputs) -> str:
 def header(inputs: Inputs) -> Markup:
     """Return the title, and in one sentence what was predicted from whose data."""
     summary = inputs.run.summary
-    parties, rows = list(map(party_name, inputs.columns)), summary["rows"]
+    rows, silent = summary["rows"], inputs.run.never_uploaded
+    # If nobody uploaded, the model is the one it began with, and the warning below says so.
+    used = {name: number for name, number in inputs.columns.items() if name not in silent} or inputs.columns
+    parties = list(map(party_name, used))
     where = ", whose tables stayed where they are"
     if summary["rule"] == "centralised":
         where = ", pooled in one place"
     elif summary["simulated"]:
         where = ", in a simulation of their federation"
-    known = [number for number in inputs.columns.values() if number is not None]
+    known = [number for number in used.values() if number is not None]
     columns = f"{count(sum(known))} columns of " if len(known) == len(parties) else "columns of "
     lead = (
         f"The model predicts {quoted(target(inputs))} from {columns}{listed(parties)}"
@@ -79,7 +82,7 @@ def header(inputs: Inputs) -> Markup:
 
 
 def _warnings(inputs: Inputs) -> list[Markup]:
-    summary, found = inputs.run.summary, []
+    summary, found = inputs.run.summary, _absences(inputs)
     if inputs.part == "validation":
         found.append(
             blocks.notice(
@@ -103,6 +106,28 @@ def _warnings(inputs: Inputs) -> list[Markup]:
         instead = "its last embeddings were used" if used == "last" else "an average was used for its data"
         found.append(
             blocks.notice(f"{party_name(party)} did not answer", f"when the model was measured; {instead}.")
+        )
+    return found
+
+
+def _absences(inputs: Inputs) -> list[Markup]:
+    """Return warnings about parties that took no part in the training, or came late."""
+    found, never = [], inputs.run.never_uploaded
+    if never:
+        found.append(
+            blocks.notice(
+                f"Never uploaded: {listed(list(map(party_name, never)))}.",
+                "The model has learnt nothing from the data of these parties, though they belong to the run.",
+                kind="bad",
+            )
+        )
+    late = [name for name in inputs.run.summary.get("missing_at_start", []) if name not in never]
+    if late:
+        found.append(
+            blocks.notice(
+                f"Training began without {listed(list(map(party_name, late)))}.",
+                "They connected after `network.join_timeout` and took part from then on.",
+            )
         )
     return found
 
@@ -263,13 +288,13 @@ def parties(inputs: Inputs) -> Markup:
         if (number := rows[part])
     ]
     content: list[Content] = [blocks.text(f"Rows: {listed(sizes)}.")]
-    traffic = summary["traffic"]
-    lines = []
+    traffic, never = summary["traffic"], inputs.run.never_uploaded
+    lines: list[list[Content]] = []
     for name, columns in inputs.columns.items():
         moved = traffic.get(name, {})
         lines.append(
             [
-                party_name(name),
+                f"{party_name(name)} (never uploaded)" if name in never else party_name(name),
                 "not shared" if columns is None else count(columns),
                 megabytes(moved["bytes_up"]) if moved else "\N{EN DASH}",
                 megabytes(moved["bytes_down"]) if moved else "\N{EN DASH}",

@@ -103,6 +103,7 @@ class FederationServer(Generic[Served]):
         self._instances: dict[int, str] = {}  # the process that each client was last
         self._replaced: deque[str] = deque(maxlen=1000)  # processes whose place another one has taken
         self.seen: set[int] = set()
+        self.missing_at_start: list[str] = []  # clients that had not connected when the run began
         self.began: float | None = None
         self._earlier = 0.0
         self._terms, self._settings, self._credentials, self._after = terms, settings, credentials, after
@@ -203,12 +204,22 @@ class FederationServer(Generic[Served]):
         while not self._everybody.is_set():
             left = deadline - time.monotonic()
             if left <= 0:
-                log.warning("beginning without %s, who did not join in time", self.to_come)
+                self._start_without(sorted(set(range(len(self.parties))) - self.seen))
                 self._everybody.set()
                 break
             log.info("waiting for %s, %.0f s at most", self.to_come, left)
             await _wait(self._everybody, min(left, _SILENCE))
         self.began = time.monotonic()
+
+    def _start_without(self, clients: Sequence[int]) -> None:
+        self.missing_at_start = [self.parties[client] for client in clients]
+        log.warning(
+            "starting without %s: no connection within %g s (network.join_timeout). Nothing is learnt from a "
+            "missing party's data. It is taken in if it connects later: start it now, or stop this run and "
+            "raise network.join_timeout",
+            ", ".join(self.missing_at_start),
+            self._settings.join_timeout,
+        )
 
     async def _tick(self) -> None:
         """Lets the worker look at the clock now and then, whether messages come or not."""
