@@ -5,6 +5,7 @@ import re
 import stat
 from html.parser import HTMLParser
 
+import numpy as np
 import polars as pl
 import pytest
 from sklearn.metrics import roc_auc_score
@@ -185,6 +186,31 @@ def test_baselines_are_compared_by_name(tmp_path):
     text = read(written(tmp_path / "run", baselines=baselines)).text
     assert "0.300 better" in text
     assert "0.080 better" in text
+
+
+@pytest.mark.parametrize("kind", ["two", "several", "numbers"])
+def test_the_gain_over_the_label_holder_alone_has_an_interval(tmp_path, kind):
+    baselines = {"label holder alone": {"test": {"auc": 0.7, "accuracy": 0.5, "r2": 0.2}}}
+    folder = written(tmp_path / "run", kind, baselines=baselines)
+    assert "95% interval of this gain" not in read(folder).text
+    scores = pl.read_parquet(folder / "scores.parquet")
+    names = [name for name in scores.columns if name.startswith("score")]
+    beside = scores.with_columns(pl.col(name).shuffle(seed=1).alias(f"alone_{name}") for name in names)
+    beside.write_parquet(folder / "scores.parquet")
+    text = read(folder).text
+    assert re.search(r"95% interval of this gain is [\d.]+( percentage points)? to [\d.]+", text)
+    assert "may be chance" not in text
+    nothing = scores.with_columns(pl.lit(None, pl.Float64).alias(f"alone_{name}") for name in names)
+    nothing.write_parquet(folder / "scores.parquet")
+    assert "95% interval of this gain" not in read(folder).text
+
+
+def test_a_gain_whose_interval_includes_0_is_said_to_be_uncertain(tmp_path):
+    folder = written(tmp_path / "run", baselines={"label holder alone": {"test": {"auc": 0.8}}})
+    scores = pl.read_parquet(folder / "scores.parquet")
+    noise = pl.Series(np.random.default_rng(0).normal(scale=0.05, size=scores.height))
+    scores.with_columns(alone_score=pl.col("score") + noise).write_parquet(folder / "scores.parquet")
+    assert "It includes 0" in read(folder).text
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 no"])

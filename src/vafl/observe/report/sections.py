@@ -11,7 +11,7 @@ from vafl.observe.report.inputs import Importance, Influence, Inputs
 from vafl.observe.report.markup import Content, Markup, element
 from vafl.observe.report.numbers import number_sections
 from vafl.observe.report.several_classes import several_class_sections
-from vafl.observe.report.statistics import Interval, interval_of
+from vafl.observe.report.statistics import Interval, difference_interval, interval_of
 from vafl.observe.report.two_classes import two_class_sections
 from vafl.observe.report.words import (
     MEANINGS,
@@ -236,8 +236,11 @@ def _added(inputs: Inputs, metric: str, value: float) -> Markup:
             )
         elif name == ALONE:
             against = "than the label holder's own columns alone: this is what the other parties' data add"
+        certain = _certainty(inputs, metric) if name == ALONE else ""
         said.append(
-            blocks.text(element("strong", f"{_difference(metric, abs(gained))} {word}"), f" {against}.")
+            blocks.text(
+                element("strong", f"{_difference(metric, abs(gained))} {word}"), f" {against}.{certain}"
+            )
         )
     if ALONE not in run.summary["baselines"] and LOCAL_CLIENT not in inputs.columns:
         none = (
@@ -246,6 +249,23 @@ def _added(inputs: Inputs, metric: str, value: float) -> Markup:
         )
         said.append(blocks.note(none))
     return element("div", said)
+
+
+def _certainty(inputs: Inputs, metric: str) -> str:
+    """Return sentences on the interval of the gain over the label holder alone; empty if it is not known."""
+    held = inputs.scores
+    if held is None or held.alone is None:
+        return ""
+    interval = difference_interval(metric, held.scores, held.alone, held.labels)
+    if interval is None:
+        return ""
+    # Of a metric that is better if lower, the gain is the decrease.
+    ends = (interval.low, interval.high) if inputs.run.higher_is_better else (-interval.high, -interval.low)
+    low, high = (signed(_difference(metric, end)) for end in ends)
+    said = f" The 95% interval of this gain is {low} to {high}; both models were measured on the same rows."
+    if ends[0] <= 0 <= ends[1]:
+        said += " It includes 0, so the difference may be chance."
+    return said
 
 
 def _difference(metric: str, value: float) -> str:
