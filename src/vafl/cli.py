@@ -250,7 +250,9 @@ def _report_decision(decision: Mapping[str, Any], console: "Console") -> None:
     from vafl.models.metrics import as_text
 
     measured = next((part for part in ("test", "validation") if decision[part]), "")
-    shown = {name: decision[measured][name] for name in ("precision", "recall", "f1")} if measured else {}
+    at = f"f1 (at {decision['threshold']:.4g})"  # the metric f1 is at 0.5
+    names = {"precision": "precision", "recall": "recall", at: "f1"}
+    shown = {said: decision[measured][name] for said, name in names.items()} if measured else {}
     where = f"; {measured} rows: {as_text(shown)}" if measured else ""
     console.print(
         f"decision: {decision['positive']} from a probability of {decision['threshold']:.4g} on, by the goal "

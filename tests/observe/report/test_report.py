@@ -12,6 +12,8 @@ from sklearn.metrics import roc_auc_score
 
 from tests.observe.report.folders import EVIL, IMPORTANCE, written
 from vafl.errors import RunFolderError
+from vafl.observe.compare import figures_table
+from vafl.observe.record import read_run
 from vafl.observe.report import write_report
 from vafl.observe.report.words import share
 
@@ -102,6 +104,13 @@ def test_two_classes_the_figures_are_those_of_the_test_rows(tmp_path):
     assert re.search(r"95% interval 0\.\d{3} to 0\.\d{3}", text)
     for words in ("3,000", "100", "300", "not shared", "1.5 MB", "2 MB", "12.5 s", "0.123", "income"):
         assert words in text, words
+
+
+def test_the_metric_f1_is_told_from_the_f1_of_the_decision(tmp_path):
+    folder = written(tmp_path / "run")
+    assert "F1 (at 0.5)" in read(folder).text
+    shown = figures_table(read_run(folder))
+    assert "f1 (at 0.5)" in list(shown.columns[0].cells)
 
 
 def test_the_threshold_is_the_one_that_the_run_chose(tmp_path):
