@@ -278,7 +278,11 @@ def test_patience_ends_a_run_and_only_then_are_the_test_rows_asked_for_by_the_be
     assert federation.server.last_iteration == 30
     assert conduct.tested["accuracy"] == 1.0
     assert federation.reason == "accuracy has not been better for 2 evaluations"
-    assert "accuracy 0.0000" in caplog.text
+    (end,) = [each.getMessage() for each in caplog.records if "the run ends" in each.getMessage()]
+    assert "update 10 of 30" in end
+    assert "validation" in end
+    assert "accuracy 1.0000" in end
+    assert "0.0000" not in end  # the accuracy of the last models, which are not kept
 
 
 def test_clients_are_told_no_figure_of_the_held_out_labels(caplog):
@@ -288,5 +292,6 @@ def test_clients_are_told_no_figure_of_the_held_out_labels(caplog):
     for _ in range(3):
         conduct(federation)
     assert points[-1].metric == 1.0
+    assert "update 0 of 0" in caplog.text
     assert federation.reason == "accuracy is what stop.metric asks for"
     assert "accuracy 1.0000" in caplog.text

@@ -249,9 +249,20 @@ class Conductor:
             unanswered=unanswered,
         )
         if (reason := self.watch.sees(point)) and not self._ending:
-            log.info("the run ends with %s: %s", as_text(measured), reason)
+            self._log_end(point, reason)
         self._ending, self.has_result = self._ending or reason, True
         self.observe(point)
+
+    def _log_end(self, last: Point, reason: str) -> None:
+        """Log why the run ends, and the figures of the models that are kept, which may not be the last."""
+        best = self.watch.best
+        kept = last if best is None or best.point is None else best.point
+        rows = "validation" if len(self.tests) else "test"
+        figures = as_text(kept.metrics)
+        log.info(
+            "the run ends: %s. It keeps the models of update %d of %d: %s %s",
+            *(reason, kept.updates, last.updates, rows, figures),
+        )
 
     @torch.no_grad()
     def _measure(
