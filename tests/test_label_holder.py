@@ -28,6 +28,7 @@ from vafl.launch import launch, train_alone
 from vafl.names import LOCAL_CLIENT
 from vafl.runtime.grpc.connection import identify
 from vafl.runtime.grpc.wire import CLAIM
+from vafl.runtime.simulator import Traffic
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,9 @@ def test_a_simulation_is_that_of_an_explicit_third_client(folder, records):
     assert torch.equal(own.data.parties[2].features, other.data.parties[2].features)
     assert own.data.parties[2].features.shape[1] >= 3, "rating, and a branch of two"
     assert own.train()[-1].metrics == other.train()[-1].metrics
+    *network, local = own.runtime.traffic
+    assert network == other.runtime.traffic[:2]
+    assert local == Traffic()  # messages inside a process are no traffic
     assert same(parameters(own), parameters(other))
 
 

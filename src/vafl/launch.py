@@ -248,7 +248,8 @@ def summarise(
         data: with the labels that the run was trained on, which give the trivial baseline.
         end: the last evaluation.
         conclusion: what the kept models give on the held-out rows.
-        traffic: what each client sent and received; empty if all data are in one place.
+        traffic: what each client sent and received over the network by now; empty if all data are in one
+            place.
         simulated: whether `end` has the seconds of the simulator's clock.
         best: the best evaluation, if its models are the ones that are kept.
         ended: why.
@@ -267,8 +268,9 @@ def summarise(
         "clients": len(names),
         "updates": end.updates,
         "seconds": end.seconds,
-        "bytes_up": end.bytes_up,
-        "bytes_down": end.bytes_down,
+        # `end` was measured before the test rows were asked for.
+        "bytes_up": sum(moved.bytes_up for moved in traffic),
+        "bytes_down": sum(moved.bytes_down for moved in traffic),
         "traffic": {
             name: {"bytes_up": moved.bytes_up, "bytes_down": moved.bytes_down}
             for name, moved in zip(names, traffic, strict=False)

@@ -32,6 +32,7 @@ from vafl.observe.report.words import (
 
 ALONE = "label holder alone"  # a baseline
 _MOST_COLUMNS = 15
+_NO_NETWORK = " The label holder's own columns used no network: its client runs inside the server."
 _GUARANTEES = {
     "release_once": "Each party added noise to its records once and released only the result.",
     "frozen": "Every upload was noised; the embeddings were not trained.",
@@ -311,7 +312,7 @@ def parties(inputs: Inputs) -> Markup:
     traffic, never = summary["traffic"], inputs.run.never_uploaded
     lines: list[list[Content]] = []
     for name, columns in inputs.columns.items():
-        moved = traffic.get(name, {})
+        moved = {} if name == LOCAL_CLIENT else traffic.get(name, {})
         lines.append(
             [
                 f"{party_name(name)} (never uploaded)" if name in never else party_name(name),
@@ -339,6 +340,7 @@ def parties(inputs: Inputs) -> Markup:
         content.append(
             blocks.note(
                 "The parties sent embeddings of their rows and received gradients, never table values."
+                + (_NO_NETWORK if LOCAL_CLIENT in inputs.columns else "")
             )
         )
     return blocks.section("Whose data, and what moved", *content)

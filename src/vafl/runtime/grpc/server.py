@@ -20,6 +20,7 @@ import grpc.aio
 import numpy as np
 
 from vafl.errors import InvalidMessage, RemoteFault
+from vafl.names import LOCAL_CLIENT
 from vafl.protocol.messages import (
     ClientMessage,
     Join,
@@ -134,7 +135,10 @@ class FederationServer(Generic[Served]):
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
-        """Bytes that clients have sent, and that were sent to them."""
+        """Bytes that clients have sent, and that were sent to them, over the network.
+
+        The label holder's own client runs inside this process, so its messages are not counted.
+        """
         return (
             sum(traffic.bytes_up for traffic in self.traffic),
             sum(traffic.bytes_down for traffic in self.traffic),
@@ -425,7 +429,8 @@ class FederationServer(Generic[Served]):
             for content in self._codec.contents(own)
         ]
         for connection, content in contents:
-            self.traffic[connection.client].bytes_down += len(content)
+            if connection.party != LOCAL_CLIENT:
+                self.traffic[connection.client].bytes_down += len(content)
         ends = [each for each in set(handled) if each.violations >= MANY_VIOLATIONS]
         if contents or handled:
             self._worker.tell(self._deliver, contents, handled, ends)
@@ -444,9 +449,9 @@ class FederationServer(Generic[Served]):
         client = connection.client
         if self.connections.get(client) is not connection:
             return []  # left over from a stream that a newer one has replaced
-        traffic = self.traffic[client]
-        traffic.bytes_up += len(frame)
-        traffic.messages_up += 1
+        if connection.party != LOCAL_CLIENT:
+            self.traffic[client].bytes_up += len(frame)
+            self.traffic[client].messages_up += 1
         try:
             if self._settings.messages_per_second:
                 self._check_rate(connection)
