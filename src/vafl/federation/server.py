@@ -297,8 +297,8 @@ class ServerRun:
 
     def _progress(self, plan: Plan, federation: FederationServer[Server], conductor: Conductor) -> Progress:
         def clients() -> list[ClientStatus]:
-            here, vitals = federation.connections, federation.vitals
-            rows = zip(federation.parties, federation.server.activations, federation.traffic, strict=True)
+            here, vitals, server = federation.connections, federation.vitals, federation.server
+            rows = zip(federation.parties, server.activations, federation.traffic, strict=True)
             return [
                 ClientStatus(
                     name,
@@ -306,6 +306,9 @@ class ServerRun:
                     traffic.bytes_up,
                     traffic.bytes_down,
                     index not in here,
+                    silent=0.0
+                    if index in server.finished or server.owes_reply(index)
+                    else federation.silence(index),
                     alarms=tuple(f"{alarm.kind}: {alarm.text}" for alarm in vitals.alarms(index)),
                 )
                 for index, (name, count, traffic) in enumerate(rows)

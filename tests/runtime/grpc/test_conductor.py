@@ -111,6 +111,7 @@ def test_without_new_updates_evaluations_keep_their_distance():
 
 def test_a_client_that_does_not_answer_holds_up_no_evaluation(caplog):
     """Its request expires; what it sent last stands in, or its default, and the evaluation says so."""
+    caplog.set_level("INFO")
     points, federation = [], Federation([1.0] * 10)
     conduct = conductor(points, StopSettings(updates=100), EvaluationSettings(every=10))
     moment, federation.answering, federation.unsent = [0.0], {0}, {1}
@@ -134,6 +135,8 @@ def test_a_client_that_does_not_answer_holds_up_no_evaluation(caplog):
         conduct(federation)
     assert points[-1].unanswered == {}
     assert [point.updates for point in points] == [0, 10, 20]
+    assert "every client answers evaluations again from update 20 on" in caplog.text
+    assert "nobody" not in caplog.text
 
 
 def test_evaluations_measure_the_loss_with_and_without_each_client():

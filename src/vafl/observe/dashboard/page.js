@@ -107,6 +107,7 @@ function clients(all, active) {
     cells[0].prepend(element("span", "", "dot"));
     const missed = active && client.gone;
     if (missed) cells[0].append(" (not here)");
+    else if (active && client.silent) cells[0].append(` (silent for ${Math.round(client.silent)} s)`);
     return element("tr", cells, missed ? "gone" : "");
   });
   return element("div", [element("table", [element("thead", [heads]), element("tbody", lines)])], "wide");

@@ -17,7 +17,7 @@ Invariants:
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -285,13 +285,20 @@ class Conductor:
         }
         if unanswered.keys() != self._reported:  # once, not at every evaluation while a client is gone
             self._reported = set(unanswered)
-            used = ", ".join(f"{name} ({what})" for name, what in unanswered.items()) or "nobody missing"
-            log.warning("evaluations from update %d on lack an answer from: %s", federation.updates, used)
+            self._log_unanswered(federation.updates, unanswered)
         if server.may_stand_in and not self._testing:
             self._judge_clients(federation, rows[:_JUDGED_ROWS], inputs[:_JUDGED_ROWS], labels[:_JUDGED_ROWS])
         outputs = server.head(torch.from_numpy(inputs))
         self.outputs["validation" if len(self.tests) and not self._testing else "test"] = outputs
         return self.metrics.measure(self.undo(outputs), labels), unanswered
+
+    def _log_unanswered(self, updates: int, unanswered: Mapping[str, Literal["last", "default"]]) -> None:
+        if not unanswered:
+            log.info("every client answers evaluations again from update %d on", updates)
+            return
+        instead = {"last": "its last embeddings are used", "default": "its mean embedding is used"}
+        used = ", ".join(f"{name} ({instead[what]})" for name, what in unanswered.items())
+        log.warning("evaluations from update %d on lack an answer from: %s", updates, used)
 
     def _judge_clients(
         self, federation: FederationServer[Server], rows: Rows, inputs: Matrix, labels: Tensor

@@ -150,6 +150,18 @@ class FederationServer(Generic[Served]):
         missing = (name for index, name in enumerate(self.parties) if index not in self.seen)
         return ", ".join(missing) if self.began is None else ""
 
+    def silence(self, client: int) -> float:
+        """Seconds for which a connected client has been silent; 0 up to a heartbeat, and outside the run.
+
+        gRPC does not tell when a ping goes unanswered: it ends the connection after three heartbeats. So this
+        counts messages of the run. A client that computes for long is silent, too.
+        """
+        connection = self.connections.get(client)
+        if connection is None or self.began is None or self.is_over:
+            return 0.0
+        seconds = min(connection.silence, time.monotonic() - self.began)
+        return seconds if seconds > self._settings.heartbeat else 0.0
+
     def account(self) -> dict[str, Any]:
         """What the run has taken so far, in plain values, for a checkpoint."""
         traffic = [asdict(each) for each in self.traffic]
@@ -348,6 +360,7 @@ class FederationServer(Generic[Served]):
             return
         while content:
             await connection.credit.take()  # given back when the worker has handled it
+            connection.note_heard()
             self._inbox.append((connection, content))
             if len(self._inbox) == 1:  # else the worker has yet to take the others, and takes this with them
                 self._worker.do(self._handle)
@@ -367,9 +380,11 @@ class FederationServer(Generic[Served]):
         ends: Sequence[Connection],
     ) -> None:
         for connection, content in contents:
+            connection.note_sent()
             connection.outbox.put(content)
         for connection in handled:
             connection.handled += 1
+            connection.unhandled -= 1
             connection.give_credit()
         for connection in ends:
             connection.end()
