@@ -357,6 +357,7 @@ class ServerRun:
             "missing_at_start": federation.missing_at_start,
             "violations": federation.violations,
             "clients_seen": federation.vitals.report(),
+            "model_alarms": federation.vitals.model_report(),
             "durable": list(server.durable),
         }
 
