@@ -243,8 +243,11 @@ def test_labels_of_no_class_and_damaged_importance_are_refused(tmp_path):
 
 def test_only_parties_that_uploaded_are_credited_and_the_others_are_named(tmp_path):
     columns = {"bank": 5, "shop": 4}
-    folder = written(tmp_path / "run", columns=columns, activations={"bank": 300, "shop": 0})
+    absent = {"activations": {"bank": 300, "shop": 0}, "unanswered": {"shop": "default", "bank": "last"}}
+    folder = written(tmp_path / "run", columns=columns, **absent)
     text = read(folder).text
+    assert "bank did not answer" in text
+    assert "shop did not answer" not in text  # one warning is enough
     assert "from 5 columns of bank, " in text
     assert "Never uploaded: shop." in text
     assert 'class="notice bad"' in (folder / "report.html").read_text(encoding="utf-8")

@@ -104,6 +104,8 @@ def _warnings(inputs: Inputs) -> list[Markup]:
     if summary["interrupted"]:
         found.append(blocks.notice("Interrupted.", "The run was stopped before its planned end."))
     for party, used in summary["unanswered"].items():
+        if party in inputs.run.never_uploaded:
+            continue  # named already
         instead = "its last embeddings were used" if used == "last" else "an average was used for its data"
         found.append(
             blocks.notice(f"{party_name(party)} did not answer", f"when the model was measured; {instead}.")

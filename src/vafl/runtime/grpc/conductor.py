@@ -296,7 +296,10 @@ class Conductor:
         if not unanswered:
             log.info("every client answers evaluations again from update %d on", updates)
             return
-        instead = {"last": "its last embeddings are used", "default": "its mean embedding is used"}
+        instead = {
+            "last": "its last embeddings are used",
+            "default": "the mean of its embeddings is used, or zeros if it has sent none",
+        }
         used = ", ".join(f"{name} ({instead[what]})" for name, what in unanswered.items())
         log.warning("evaluations from update %d on lack an answer from: %s", updates, used)
 

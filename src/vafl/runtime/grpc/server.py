@@ -154,10 +154,11 @@ class FederationServer(Generic[Served]):
         """Seconds for which a connected client has been silent; 0 up to a heartbeat, and outside the run.
 
         gRPC does not tell when a ping goes unanswered: it ends the connection after three heartbeats. So this
-        counts messages of the run. A client that computes for long is silent, too.
+        counts messages of the run. A client that computes for long is silent, too. The client inside this
+        process is never silent: it only keeps the pace of the others.
         """
         connection = self.connections.get(client)
-        if connection is None or self.began is None or self.is_over:
+        if connection is None or self.began is None or self.is_over or connection.party == LOCAL_CLIENT:
             return 0.0
         seconds = min(connection.silence, time.monotonic() - self.began)
         return seconds if seconds > self._settings.heartbeat else 0.0
