@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from sklearn.metrics import roc_auc_score
 
 import vafl.launch
 from tests.companies import add_own_columns, configuration, document, write_companies
@@ -27,6 +28,7 @@ from vafl.launch import launch, train_alone
 from vafl.names import LOCAL_CLIENT
 from vafl.runtime.grpc.connection import identify
 from vafl.runtime.grpc.wire import CLAIM
+from vafl.runtime.simulator import Traffic
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,9 @@ def test_a_simulation_is_that_of_an_explicit_third_client(folder, records):
     assert torch.equal(own.data.parties[2].features, other.data.parties[2].features)
     assert own.data.parties[2].features.shape[1] >= 3, "rating, and a branch of two"
     assert own.train()[-1].metrics == other.train()[-1].metrics
+    *network, local = own.runtime.traffic
+    assert network == other.runtime.traffic[:2]
+    assert local == Traffic()  # messages inside a process are no traffic
     assert same(parameters(own), parameters(other))
 
 
@@ -101,7 +106,16 @@ def test_the_label_holder_alone_is_a_baseline_of_every_metric(folder, tmp_path):
     config, console = configuration(folder, **sections), Console(file=io.StringIO())
     recorded = launch(config, tmp_path / "run", console)
     alone = recorded.summary["baselines"]["label holder alone"]
-    assert alone == train_alone(config, build(config).data)
+    again = train_alone(config, build(config).data)
+    assert alone == again.figures
+    scores = pl.read_parquet(tmp_path / "run" / "scores.parquet")
+    assert scores["alone_score"].to_list() == again.scores["score"].to_list()
+    for part in ("validation", "test"):
+        own = scores.filter(pl.col("part") == part)
+        for column, reached in (("score", recorded.kept(part)), ("alone_score", alone[part])):
+            assert roc_auc_score(own["label"] == "yes", own[column]) == pytest.approx(reached["auc"])
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "The 95% interval of this gain is" in page
     for part in ("validation", "test"):
         assert alone[part].keys() == recorded.summary["kept"][part].keys()
     assert 0.5 < alone["test"]["auc"] < recorded.kept("test")["auc"]
@@ -126,7 +140,12 @@ def test_ctrl_c_skips_the_baseline_and_the_run_is_whole(folder, tmp_path, monkey
 def test_the_baseline_is_trained_on_the_labels_that_were_drawn(folder, tmp_path, monkeypatch):
     """True training labels must not reach the run folder."""
     seen = []
-    monkeypatch.setattr(vafl.launch, "train_alone", lambda config, data: seen.append(data) or {})
+
+    def record_and_skip(config, data):
+        seen.append(data)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(vafl.launch, "train_alone", record_and_skip)
     config = configuration(folder, labels={"epsilon": 0.1})
     launch(config, tmp_path / "run", Console(file=io.StringIO()))
     true, drawn = build(configuration(folder)).data, seen[0]

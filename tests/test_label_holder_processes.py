@@ -145,12 +145,17 @@ def test_up_ends_where_a_simulation_does_and_predict_answers_from_its_own_table(
     run = tmp_path / "run"
     assert main(["up", str(path), "--out", str(run)]) == 0
     summary = json.loads((run / "summary.json").read_text())
+    traffic = summary["traffic"]
+    assert traffic[LOCAL_CLIENT] == {"bytes_up": 0, "bytes_down": 0}  # it does not use the network
+    for way in ("bytes_up", "bytes_down"):
+        assert summary[way] == sum(own[way] for own in traffic.values()) > 0
     alone = summary["baselines"]["label holder alone"]
     assert alone.keys() == {"validation", "test"}
     assert alone["test"].keys() == summary["kept"]["test"].keys()
     report = Page((run / "report.html").read_text(encoding="utf-8")).text
     for party, columns in (("label holder", summary["columns"]["label-holder"]), ("bank", 3), ("shop", 2)):
         assert f"{party} {columns} " in report  # the clients' models say how many columns they use
+    assert "used no network" in report
     assert "other parties\N{RIGHT SINGLE QUOTATION MARK} data add" in report
     *models, head = [load_file(run / "models" / name / "model.safetensors") for name in (*CLIENTS, "server")]
     simulated = _simulated(configuration(tmp_path, **sections), 60)

@@ -15,6 +15,7 @@ from vafl.config import Config
 from vafl.data.partition import VerticalData
 from vafl.data.settings import LABEL_HOLDER
 from vafl.ledgers import is_entered, ledger_path, open_ledger
+from vafl.names import LOCAL_CLIENT
 from vafl.plan import Plan, Task, make_plan
 from vafl.privacy.fixed_point import decode
 from vafl.privacy.guard import Guard, guard
@@ -137,7 +138,9 @@ def _simulator(plan: Plan, guards: Sequence[Guard | None]) -> Simulator:
     config, parties = plan.config, range(len(plan.models))
     schedules = [make_schedule(config, plan.data.rows, index) for index in parties]
     clients = [make_client(plan, index, schedules, own) for index, own in enumerate(guards)]
-    return Simulator(make_server(plan), clients, config.delays, config.seed, Codec(config.network.encoding))
+    names, codec = [party.name for party in plan.data.parties], Codec(config.network.encoding)
+    local = names.index(LOCAL_CLIENT) if LOCAL_CLIENT in names else None
+    return Simulator(make_server(plan), clients, config.delays, config.seed, codec, local)
 
 
 def with_drawn_labels(plan: Plan, path: Path | None = None) -> Plan:

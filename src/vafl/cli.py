@@ -213,6 +213,7 @@ def _report(recorded: "RecordedRun", console: "Console") -> None:
         f"kept: the models of update {kept['updates']:,} of {made:,}{chosen}; the run is in {recorded.path}"
     )
     console.print(f"report: {recorded.path / REPORT}")
+    _report_absences(recorded, console)
     if recorded.summary["ended"] == BUDGETS_SPENT:
         early = f"warning: it ended early, after {made:,} updates: {BUDGETS_SPENT}"
         console.print(f"{early}; `vafl privacy {recorded.path}` says on what", style="yellow")
@@ -228,12 +229,30 @@ def _report(recorded: "RecordedRun", console: "Console") -> None:
         console.print("returned gradients are clipped or noised: a heuristic, no guarantee")
 
 
+def _report_absences(recorded: "RecordedRun", console: "Console") -> None:
+    """Name the clients that took no part in the training, and those that came after it began."""
+    never = recorded.never_uploaded
+    if never:
+        console.print(
+            f"warning: {', '.join(never)} never uploaded: the model has learnt nothing from their data",
+            style="bold red",
+        )
+    late = [name for name in recorded.summary.get("missing_at_start", []) if name not in never]
+    if late:
+        console.print(
+            f"warning: training began without {', '.join(late)}, who connected after network.join_timeout",
+            style="yellow",
+        )
+
+
 def _report_decision(decision: Mapping[str, Any], console: "Console") -> None:
     """Say from which probability on a row is put into the second class, and what that gives."""
     from vafl.models.metrics import as_text
 
     measured = next((part for part in ("test", "validation") if decision[part]), "")
-    shown = {name: decision[measured][name] for name in ("precision", "recall", "f1")} if measured else {}
+    at = f"f1 (at {decision['threshold']:.4g})"  # the metric f1 is at 0.5
+    names = {"precision": "precision", "recall": "recall", at: "f1"}
+    shown = {said: decision[measured][name] for said, name in names.items()} if measured else {}
     where = f"; {measured} rows: {as_text(shown)}" if measured else ""
     console.print(
         f"decision: {decision['positive']} from a probability of {decision['threshold']:.4g} on, by the goal "

@@ -166,6 +166,24 @@ def _scores(
     )
 
 
+def beside_alone(scores: pl.DataFrame, alone: pl.DataFrame) -> pl.DataFrame:
+    """Return scores.parquet with the scores of the baseline "label holder alone" beside the run's.
+
+    Args:
+        scores, alone: `Conclusion.scores` of the run and of the baseline, on the same held-out rows.
+
+    Returns:
+        `scores` with a column `alone_score` (`alone_score_0` and so on) for each of its score columns. It is
+        null in parts that were not measured for the baseline.
+    """
+    names = [name for name in alone.columns if name.startswith("score")]
+    row = pl.int_range(pl.len()).over("part").alias("row")
+    own = alone.select("part", row, pl.col(names).name.prefix("alone_"))
+    return (
+        scores.with_columns(row).join(own, on=["part", "row"], how="left", maintain_order="left").drop("row")
+    )
+
+
 def _part_scores(
     classes: tuple[str, ...], part: str, labels: npt.NDArray[Any], values: Floats
 ) -> pl.DataFrame:

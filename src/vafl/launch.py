@@ -15,13 +15,13 @@ from typing import Any
 from rich.console import Console
 
 from vafl.build import Run, build
-from vafl.conclusion import Conclusion, conclude
+from vafl.conclusion import Conclusion, beside_alone, conclude
 from vafl.config import Config
 from vafl.data import leakage
 from vafl.data.partition import Party, VerticalData
 from vafl.errors import BudgetExhausted, VaflError
 from vafl.ledgers import read_statements
-from vafl.models.metrics import Figures, by_class
+from vafl.models.metrics import by_class
 from vafl.names import LOCAL_CLIENT
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import Progress, ShownFigures
@@ -61,7 +61,6 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
         keep_all(run, conclusion.decision, path)
         for ledger, party in zip(run.ledgers, run.data.parties, strict=False):
             ledger.save_copy(path / SIMULATED_LEDGERS / f"{party.name}.ledger")
-        folder.keep_scores(conclusion.scores)
         counts = [status.activations for status in _clients(run)]
         summary = summarise(
             config,
@@ -77,7 +76,7 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
             best=run.best,
             ended=run.ended,
         )
-        finish(folder, summary, config, run.data, console)
+        finish(folder, summary, conclusion, config, run.data, console)
     recorded = read_run(path)
     plot_runs([recorded], path / "progress")
     report_run(config, path)
@@ -88,9 +87,14 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
 
 
 def finish(
-    folder: RunFolder, summary: dict[str, Any], config: Config, data: VerticalData, console: Console
+    folder: RunFolder,
+    summary: dict[str, Any],
+    conclusion: Conclusion,
+    config: Config,
+    data: VerticalData,
+    console: Console,
 ) -> None:
-    """Write the summary; then add what the label holder's features reach alone, if it has any.
+    """Write the scores and the summary; then add what the label holder's features reach alone, if it has any.
 
     The run is over by then and its clients have gone, so nobody waits for this baseline. Ctrl-C skips it.
 
@@ -98,6 +102,7 @@ def finish(
         config: as the run was started with, before its sizes were set for all clients.
         data: with the labels that the run was trained on.
     """
+    folder.keep_scores(conclusion.scores)
     folder.finish(summary)
     if summary["interrupted"] or LOCAL_CLIENT not in [party.name for party in data.parties]:
         return
@@ -112,14 +117,15 @@ def finish(
         console.print("skipped")
         return
     console.print(f"trained on them in {time.monotonic() - began:.1f} s")
-    folder.finish({**summary, "baselines": {**summary["baselines"], ALONE: reached}})
+    folder.keep_scores(beside_alone(conclusion.scores, reached.scores))
+    folder.finish({**summary, "baselines": {**summary["baselines"], ALONE: dict(reached.figures)}})
 
 
-def train_alone(config: Config, data: VerticalData) -> dict[str, Figures]:
+def train_alone(config: Config, data: VerticalData) -> Conclusion:
     """Train the same model on the label holder's features alone; nothing is sent to anyone.
 
     Returns:
-        Its metrics by part of the held-out rows, "validation" and "test".
+        Its metrics and scores on the held-out rows, "validation" and "test".
     """
     alone = replace(
         config,
@@ -133,7 +139,7 @@ def train_alone(config: Config, data: VerticalData) -> dict[str, Figures]:
     run.train()
     run.evaluator()
     run.evaluator.test()
-    return dict(conclude(alone, run.task, run.data, run.evaluator.measured).figures)
+    return conclude(alone, run.task, run.data, run.evaluator.measured)
 
 
 def report_run(config: Config, path: Path) -> Path:
@@ -242,7 +248,8 @@ def summarise(
         data: with the labels that the run was trained on, which give the trivial baseline.
         end: the last evaluation.
         conclusion: what the kept models give on the held-out rows.
-        traffic: what each client sent and received; empty if all data are in one place.
+        traffic: what each client sent and received over the network by now; empty if all data are in one
+            place.
         simulated: whether `end` has the seconds of the simulator's clock.
         best: the best evaluation, if its models are the ones that are kept.
         ended: why.
@@ -261,8 +268,9 @@ def summarise(
         "clients": len(names),
         "updates": end.updates,
         "seconds": end.seconds,
-        "bytes_up": end.bytes_up,
-        "bytes_down": end.bytes_down,
+        # `end` was measured before the test rows were asked for.
+        "bytes_up": sum(moved.bytes_up for moved in traffic),
+        "bytes_down": sum(moved.bytes_down for moved in traffic),
         "traffic": {
             name: {"bytes_up": moved.bytes_up, "bytes_down": moved.bytes_down}
             for name, moved in zip(names, traffic, strict=False)

@@ -58,6 +58,17 @@ def test_a_terminal_shows_the_run_and_each_client(tmp_path):
         assert word in text
 
 
+def test_a_client_that_is_here_and_silent_is_shown_so(tmp_path):
+    progress, output = made(tmp_path), io.StringIO()
+    progress.clients = lambda: [ClientStatus("bank", 7, 0, 0, silent=12.3)]
+    progress.console = Console(file=output, force_terminal=True, width=100)
+    with progress:
+        pass
+    assert "bank (silent for 12 s)" in output.getvalue()
+    status = Status.of(json.loads((tmp_path / "status.json").read_bytes()))
+    assert status.clients[0].silent == 12.3
+
+
 def test_a_log_file_gets_a_line_now_and_then(tmp_path):
     text = shown(tmp_path, terminal=False, points=50)
     assert text.count("40 updates") == 1

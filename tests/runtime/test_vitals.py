@@ -88,13 +88,61 @@ def test_an_alarm_goes_off_after_a_while_and_is_reported_when_it_goes_on_again()
 
 
 def test_a_client_that_makes_evaluations_worse_is_reported_after_three_in_a_row():
-    seen = Observed()
+    seen, without = Observed(), {0: 0.8, 1: 0.6, 2: 1.2}
     for loss in (0.9, 0.9, 0.5, 0.9, 0.9):
-        seen.vitals.evaluated(loss, {0: 0.8, 1: 0.6})
+        seen.vitals.evaluated(loss, without)
     assert seen.reported == []
-    seen.vitals.evaluated(0.9, {0: 0.8, 1: 0.6})
+    seen.vitals.evaluated(0.9, without)
     assert seen.reported == [("a", "loss"), ("b", "loss")]
     assert seen.vitals.report()["b"]["loss_without"] == 0.6
+
+
+def test_a_model_that_overfits_is_reported_and_no_client_is_blamed():
+    seen = Observed()
+    for _ in range(3):
+        assert seen.reported == []
+        seen.vitals.evaluated(0.9, {0: 0.8, 1: 0.6, 2: 0.7})
+    assert seen.reported == [("the model", "overfit")]
+    assert seen.vitals.alarms(0) == seen.vitals.alarms(1) == []
+    (alarm,) = seen.vitals.model_alarms()
+    assert "0.6 to 0.8" in alarm.text
+    assert seen.vitals.model_report()["overfit"]["count"] == 1
+    seen.now += 61.0
+    assert seen.vitals.model_alarms() == []
+
+
+def test_clients_that_make_no_difference_do_not_hide_that_a_model_overfits():
+    """One that never came is such a client."""
+    seen = Observed()
+    for _ in range(3):
+        seen.vitals.evaluated(0.9, {0: 0.8, 1: 0.6, 2: 0.9})
+    assert seen.reported == [("the model", "overfit")]
+
+
+def test_one_client_that_does_harm_among_others_that_do_nothing_is_blamed():
+    seen = Observed()
+    for _ in range(3):
+        seen.vitals.evaluated(5.0, {0: 0.6, 1: 5.0, 2: 4.999})
+    assert seen.reported == [("a", "loss")]
+
+
+def test_looks_at_an_overfitting_model_do_not_count_against_a_client():
+    seen = Observed()
+    for _ in range(2):
+        seen.vitals.evaluated(0.9, {0: 0.8, 1: 0.6, 2: 0.7})
+    for _ in range(2):
+        seen.vitals.evaluated(0.9, {0: 0.8, 1: 0.95, 2: 0.95})
+    assert seen.reported == []
+    seen.vitals.evaluated(0.9, {0: 0.8, 1: 0.95, 2: 0.95})
+    assert seen.reported == [("a", "loss")]
+
+
+def test_clients_that_are_judged_in_turns_are_compared_with_all_others():
+    seen = Observed()
+    for _ in range(3):
+        seen.vitals.evaluated(0.9, {2: 1.2})
+        seen.vitals.evaluated(0.9, {0: 0.8, 1: 0.6})
+    assert seen.reported == [("a", "loss"), ("b", "loss")]
 
 
 def flood(seen, client, rate, seconds=60):

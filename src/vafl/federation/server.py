@@ -237,9 +237,8 @@ class ServerRun:
                 defaults = stand_ins(plan.data, state.server.table, conductor.measured)
                 conclusion = conclude(self.config, plan.task, state.plan.data, state.outputs)
                 keep_head(plan, conclusion.decision, defaults, self.path, run_name(state.server.run))
-                folder.keep_scores(conclusion.scores)
                 summary = self._summary(state.plan, federation, points, conductor, conclusion)
-                finish(folder, summary, given, state.plan.data, self.console)
+                finish(folder, summary, conclusion, given, state.plan.data, self.console)
             self._require_result(conductor, state.server.iteration)
         recorded = read_run(self.path)
         plot_runs([recorded], self.path / "progress")
@@ -298,8 +297,8 @@ class ServerRun:
 
     def _progress(self, plan: Plan, federation: FederationServer[Server], conductor: Conductor) -> Progress:
         def clients() -> list[ClientStatus]:
-            here, vitals = federation.connections, federation.vitals
-            rows = zip(federation.parties, federation.server.activations, federation.traffic, strict=True)
+            here, vitals, server = federation.connections, federation.vitals, federation.server
+            rows = zip(federation.parties, server.activations, federation.traffic, strict=True)
             return [
                 ClientStatus(
                     name,
@@ -307,6 +306,9 @@ class ServerRun:
                     traffic.bytes_up,
                     traffic.bytes_down,
                     index not in here,
+                    silent=0.0
+                    if index in server.finished or server.owes_reply(index)
+                    else federation.silence(index),
                     alarms=tuple(f"{alarm.kind}: {alarm.text}" for alarm in vitals.alarms(index)),
                 )
                 for index, (name, count, traffic) in enumerate(rows)
@@ -352,8 +354,10 @@ class ServerRun:
         )
         return {
             **summary,
+            "missing_at_start": federation.missing_at_start,
             "violations": federation.violations,
             "clients_seen": federation.vitals.report(),
+            "model_alarms": federation.vitals.model_report(),
             "durable": list(server.durable),
         }
 

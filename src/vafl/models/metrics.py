@@ -193,9 +193,18 @@ def _mae(outputs: Floats, labels: Floats) -> float:
 # --- families ---
 
 
+def shown_name(metric: str) -> str:
+    """Return a metric's name for people.
+
+    `f1` is measured at a probability of 0.5. A run also reports the F1 at the threshold that it chose, so the
+    name says which of the two it is.
+    """
+    return "f1 (at 0.5)" if metric == "f1" else metric
+
+
 def as_text(figures: Mapping[str, float | None]) -> str:
     """Return the metrics as words, such as "auc 0.9132, log_loss 0.2871"."""
-    return ", ".join(f"{name} {figure(value)}" for name, value in figures.items())
+    return ", ".join(f"{shown_name(name)} {figure(value)}" for name, value in figures.items())
 
 
 def figure(value: float | None) -> str:

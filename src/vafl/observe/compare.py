@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from vafl.errors import ConfigError
-from vafl.models.metrics import figure
+from vafl.models.metrics import figure, shown_name
 from vafl.observe.record import RecordedRun
 from vafl.observe.status import Baselines
 
@@ -113,7 +113,7 @@ def _compared(run: RecordedRun, target: float) -> Comparison:
 
 def headings(metric: str, target: float, *, validated: bool = False) -> list[str]:
     """The columns of the table, on a terminal and on a page; `validated` has one more, of validation rows."""
-    goal = f"to {target:.4g}"
+    goal, metric = f"to {target:.4g}", shown_name(metric)
     return [
         "run",
         f"test {metric}",
@@ -151,7 +151,7 @@ def baseline_lines(lines: Sequence[Comparison], metric: str) -> list[str]:
             value = figure(by_rows.get("test", {}).get(metric))
             reached.setdefault((name, value), []).append(line.run)
     return [
-        f"{name} baseline, test {metric}: {value}"
+        f"{name} baseline, test {shown_name(metric)}: {value}"
         + ("" if len(runs) == len(lines) else f" ({', '.join(runs)})")
         for (name, value), runs in reached.items()
     ]
@@ -165,7 +165,7 @@ def table(lines: Sequence[Comparison], metric: str, target: float) -> Table:
     """The comparison for a terminal."""
     validated = any(line.validation is not None for line in lines)
     on = " (validation, where there are such rows)" if validated else ""
-    title = f"what each run reached, and what it took to reach {metric} {target:.4g}{on}"
+    title = f"what each run reached, and what it took to reach {shown_name(metric)} {target:.4g}{on}"
     shown = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 0 if validated else 1, 0, 0), pad_edge=False)
     for number, heading in enumerate(headings(metric, target, validated=validated)):
         longest = max(map(len, heading.split()))
@@ -190,5 +190,5 @@ def figures_table(run: RecordedRun) -> Table:
         shown.add_column(heading, justify="right")
     names = [run.metric, *(name for name in run.points[-1].metrics if name != run.metric)]
     for name in names:
-        shown.add_row(name, *(figure(figures.get(name)) for _, figures in columns))
+        shown.add_row(shown_name(name), *(figure(figures.get(name)) for _, figures in columns))
     return shown

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vafl.models.metrics import shown_name
 from vafl.observe.record import RecordedRun
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def plot_runs(runs: Sequence[RecordedRun], stem: Path) -> list[Path]:
             for number, run in enumerate(runs):
                 _draw_metric(axis, run, COLOURS[number % len(COLOURS)], reading)
             axis.set_xlabel(label)
-            axis.set_ylabel(f"{' or '.join(sorted(watched))} {runs[0].metric}")
+            axis.set_ylabel(f"{' or '.join(sorted(watched))} {shown_name(runs[0].metric)}")
             _focus(axis, runs)
         for number, run in enumerate(runs):
             _draw_loss(axes[3], run, COLOURS[number % len(COLOURS)])

@@ -156,13 +156,19 @@ class Progress:
         return Group(lines, _client_table(seen.clients)) if seen.clients else lines
 
 
+def _name(client: ClientStatus) -> str:
+    if client.gone:
+        return f"{client.name} (gone)"
+    return f"{client.name} (silent for {client.silent:.0f} s)" if client.silent else client.name
+
+
 def _client_table(clients: Sequence[ClientStatus]) -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in ("client", "uploads", "delay mean", "delay max", "MB up", "MB down"):
         table.add_column(heading, justify="left" if heading == "client" else "right")
     for client in clients:
         table.add_row(
-            f"{client.name} (gone)" if client.gone else client.name,
+            _name(client),
             f"{client.activations:,}",
             f"{client.delay_mean:.1f}",
             f"{client.delay_max:,}",

@@ -251,6 +251,11 @@ class RecordedRun:
         """The headline metric of the models kept on the test rows; None if it is not known."""
         return self.kept("test").get(self.metric)
 
+    @property
+    def never_uploaded(self) -> list[str]:
+        """The parties that uploaded nothing, so that nothing was learnt from their data."""
+        return [name for name, count in self.summary.get("activations", {}).items() if not count]
+
     def by(self, metric: str) -> "RecordedRun":
         """Return the run with another of its metrics as the headline."""
         points = [replace(point, metric=point.metrics.get(metric)) for point in self.points]

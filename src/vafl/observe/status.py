@@ -29,6 +29,8 @@ class ClientStatus:
         gone: whether it is not here.
         delay_mean, delay_max: of its cells when they were used, as of the last evaluation.
         alarms: what is not normal about it now, as `vafl.runtime.vitals` has it.
+        silent: seconds without a message from it, though it is connected and it is its turn; 0 up to
+            network.heartbeat.
     """
 
     name: str
@@ -39,6 +41,7 @@ class ClientStatus:
     delay_mean: float = 0.0
     delay_max: int = 0
     alarms: Sequence[str] = ()
+    silent: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -217,6 +217,10 @@ class Server:
         """Whether all uploads have been skipped for so long that, unless a client comes back, all will be."""
         return self.bound is not None and self.bound.skipped_rows >= _FRUITLESS * self.table.stored_at.size
 
+    def owes_reply(self, client: int) -> bool:
+        """Whether an upload of a client waits for a step: the client may have nothing to say until then."""
+        return any(turn.client == client for turn in self._waiting)
+
     def waiting_for(self, names: Sequence[str] = ()) -> str:
         """What the server is waiting for, in words, for whoever watches.
 

@@ -26,7 +26,8 @@ class NetworkSettings:
             1000 times larger than the client's recent ones are refused.
         messages_per_second: more than that from one client, on average, are refused. 0 derives a limit from
             the run: a client that sends 50 times as many as any other is slowed down.
-        heartbeat: seconds between signs of life; a peer silent for three of them is gone.
+        heartbeat: seconds between signs of life. A client that sends nothing for one of them, though it is
+            its turn, is shown as silent; a peer that answers no ping for three of them is gone.
         join_timeout: at the start the server waits this long for every client, then goes on without.
         patience: seconds a client tries to reach the server before it gives up.
         answer_timeout: seconds a client has to answer a request of the server. After that the server goes on

@@ -63,6 +63,8 @@ class Simulator:
         seed: of the sleep times.
         codec: how messages travel; with other encodings than float32 they lose what they would lose on
             the wire, and are as short.
+        local: the client that runs inside the server's process. Its messages use no network, so they are not
+            counted as traffic.
     """
 
     def __init__(
@@ -72,8 +74,9 @@ class Simulator:
         delays: DelaySettings,
         seed: int,
         codec: Codec | None = None,
+        local: int | None = None,
     ) -> None:
-        self._codec = codec or Codec()
+        self._codec, self._local = codec or Codec(), local
         self.server, self.clients = server, list(clients)
         self.now = 0.0
         self.traffic = [Traffic() for _ in clients]
@@ -160,8 +163,9 @@ class Simulator:
         traffic, link = self.traffic[index], self._up[index]
         for message in messages:
             nbytes = self._codec.size(message)
-            traffic.bytes_up += nbytes
-            traffic.messages_up += 1
+            if index != self._local:
+                traffic.bytes_up += nbytes
+                traffic.messages_up += 1
             received = self._codec.as_received_by_server(message)
             arrival = link.arrival(self.now, nbytes)
             self._at(arrival, partial(self._at_server, received, self._lives[index]))
@@ -173,7 +177,8 @@ class Simulator:
             if reply.client in self.server.absent:
                 continue  # nobody to send it to: the server keeps it for when the client is back
             index, nbytes = reply.client, self._codec.size(reply)
-            self.traffic[index].bytes_down += nbytes
+            if index != self._local:
+                self.traffic[index].bytes_down += nbytes
             received = self._codec.as_received_by_client(reply)
             arrival = self._down[index].arrival(self.now, nbytes)
             self._at(arrival, partial(self._at_client, received, self._lives[index]))

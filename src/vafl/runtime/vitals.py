@@ -7,7 +7,9 @@ from honest ones, so the server keeps simple statistics and reports what stands 
 |------------|--------------------------------------------------------------------------------------|
 | `jump`     | a message's embeddings are 20 times larger than any recent ones of this client       |
 | `size`     | the client's embeddings are 100 times larger than every other client's               |
-| `loss`     | evaluations are clearly better with the client's mean in place of its embeddings     |
+| `loss`     | evaluations are clearly better with the client's mean in place of its embeddings,    |
+|            | and not better without each of the other clients, too                                |
+| `overfit`  | of the model: evaluations are clearly better without any one of the clients          |
 | `rate`     | the client sends 50 times as many messages per second as any other                   |
 | `refused`  | messages of the client broke a rule and were refused                                 |
 | `silent`   | the client does not answer requests                                                  |
@@ -26,7 +28,8 @@ import numpy as np
 from vafl.errors import InvalidMessage
 from vafl.protocol.rows import Matrix
 
-AlarmKind = Literal["jump", "size", "loss", "rate", "refused", "silent"]
+AlarmKind = Literal["jump", "size", "loss", "overfit", "rate", "refused", "silent"]
+MODEL = "the model"  # in the place of a client's name: no client is to blame
 
 _JUMP, _APART, _LIMIT = 20.0, 100.0, 1000.0
 _SMALL = (
@@ -35,6 +38,7 @@ _SMALL = (
 _FIRST = 1e8  # the largest size that is taken when there is no history to compare with
 _MEMORY = 0.995  # how much of the largest size is remembered from one message to the next
 _WORSE = 1.1  # times the loss without the client
+_NO_DIFFERENCE = 1e-3  # of the loss: less than that says nothing about a client
 _LOOKS = 3  # evaluations in a row before the loss counts
 _FAST, _BRISK = 50.0, 200.0  # times the others' rate; messages per second that are never too many
 _RATE_SECONDS = 10.0  # that a rate is averaged over
@@ -43,7 +47,7 @@ _LASTING = 60.0  # seconds an alarm stays on after its cause was last seen
 
 @dataclass
 class Alarm:
-    """Something about a client that is not normal for the run.
+    """Something about a client, or about the model, that is not normal for the run.
 
     Attributes:
         text: what was found, for people.
@@ -62,9 +66,22 @@ class _Client:
     size: float = 0.0  # the largest recent root mean square of an embedding's values
     rate: float = 0.0  # messages per second
     heard: float = 0.0
-    worse: int = 0  # evaluations in a row that were better without it
+    worse: int = 0  # evaluations in a row that were better without it, and not without all others
+    loss_with: float = 0.0  # when it was last judged
     loss_without: float | None = None
     alarms: dict[AlarmKind, Alarm] = field(default_factory=dict)
+
+    @property
+    def does_harm(self) -> bool:
+        """Whether the loss was clearly lower without the client."""
+        return self.loss_without is not None and self.loss_with > _WORSE * self.loss_without
+
+    @property
+    def makes_a_difference(self) -> bool:
+        return (
+            self.loss_without is not None
+            and abs(self.loss_with - self.loss_without) > _NO_DIFFERENCE * self.loss_with
+        )
 
 
 class Vitals:
@@ -72,7 +89,7 @@ class Vitals:
 
     Args:
         parties: the clients' names.
-        report: takes each new alarm: the client's name and the alarm.
+        report: takes each new alarm: the client's name, or `MODEL`, and the alarm.
         clock: seconds; only differences matter.
     """
 
@@ -81,6 +98,8 @@ class Vitals:
     ) -> None:
         self._parties, self._report, self._clock = list(parties), report, clock
         self._clients = [_Client() for _ in parties]
+        self._model: dict[AlarmKind, Alarm] = {}
+        self._overfits = 0  # evaluations in a row
 
     def check(self, client: int, embeddings: Matrix) -> None:
         """Compare a message with the client's recent ones, before it is taken.
@@ -132,18 +151,48 @@ class Vitals:
         self._raise(client, "silent", f"a request was not answered within {seconds:g} s")
 
     def evaluated(self, loss: float, without: Mapping[int, float]) -> None:
-        """Compare an evaluation's loss with the loss when a client's mean stands in for its embeddings."""
+        """Compare an evaluation's loss with the loss when a client's mean stands in for its embeddings.
+
+        A model that overfits is too sure of itself. Any mean makes it less sure, so the loss falls whichever
+        client is left out, and no client is to blame. Clients that make no difference, such as one that never
+        came, are no evidence for either.
+
+        Args:
+            loss: with every client.
+            without: client -> the loss without it, for the clients that are judged at this evaluation.
+        """
+        for client, other in without.items():
+            self._clients[client].loss_with, self._clients[client].loss_without = loss, other
+        weighty = [own for own in self._clients if own.makes_a_difference]
+        overfits = len(weighty) > 1 and all(own.does_harm for own in weighty)
         for client, other in without.items():
             own = self._clients[client]
-            own.loss_without = other
-            own.worse = own.worse + 1 if loss > _WORSE * other else 0
+            own.worse = own.worse + 1 if own.does_harm and not overfits else 0
             if own.worse >= _LOOKS:
                 self._raise(client, "loss", f"the loss is {loss:.4g} with it, and {other:.4g} without")
+        self._overfits = self._overfits + 1 if overfits else 0
+        if self._overfits >= _LOOKS:
+            self._raise_overfit(loss, [own.loss_without for own in weighty if own.loss_without is not None])
+
+    def _raise_overfit(self, loss: float, without: Sequence[float]) -> None:
+        text = (
+            f"the loss is {loss:.4g} with all clients, and {min(without):.4g} to {max(without):.4g} without "
+            "any one of them: the model overfits. Set stop.patience to keep the best evaluation, or train "
+            "for fewer epochs"
+        )
+        self._turn_on(MODEL, self._model, "overfit", text)
 
     def alarms(self, client: int) -> list[Alarm]:
-        """The alarms that are on now."""
+        """The alarms about a client that are on now."""
+        return self._on(self._clients[client].alarms)
+
+    def model_alarms(self) -> list[Alarm]:
+        """The alarms about the model that are on now."""
+        return self._on(self._model)
+
+    def _on(self, alarms: Mapping[AlarmKind, Alarm]) -> list[Alarm]:
         oldest = self._clock() - _LASTING
-        return [alarm for alarm in self._clients[client].alarms.values() if alarm.last >= oldest]
+        return [alarm for alarm in list(alarms.values()) if alarm.last >= oldest]
 
     def report(self) -> dict[str, dict[str, object]]:
         """What a run's summary says of its clients: statistics, and every alarm there was."""
@@ -151,12 +200,14 @@ class Vitals:
             name: {
                 "embedding_size": own.size,
                 "loss_without": own.loss_without,
-                "alarms": {
-                    alarm.kind: {"count": alarm.count, "last": alarm.text} for alarm in own.alarms.values()
-                },
+                "alarms": _reported(own.alarms),
             }
             for name, own in zip(self._parties, self._clients, strict=True)
         }
+
+    def model_report(self) -> dict[str, dict[str, object]]:
+        """Return every alarm about the model that there was, for a run's summary."""
+        return _reported(self._model)
 
     def _largest_of_others(self, client: int) -> float:
         return max((own.size for m, own in enumerate(self._clients) if m != client), default=0.0)
@@ -167,11 +218,18 @@ class Vitals:
 
     def _raise(self, client: int, kind: AlarmKind, text: str) -> None:
         """Turn an alarm on, or note that its cause is still there; each time it goes on it is reported."""
-        alarm, now = self._clients[client].alarms.setdefault(kind, Alarm(kind)), self._clock()
+        self._turn_on(self._parties[client], self._clients[client].alarms, kind, text)
+
+    def _turn_on(self, name: str, alarms: dict[AlarmKind, Alarm], kind: AlarmKind, text: str) -> None:
+        alarm, now = alarms.setdefault(kind, Alarm(kind)), self._clock()
         was_on = alarm.last >= now - _LASTING
         alarm.text, alarm.count, alarm.last = text, alarm.count + 1, now
         if not was_on:
-            self._report(self._parties[client], alarm)
+            self._report(name, alarm)
+
+
+def _reported(alarms: Mapping[AlarmKind, Alarm]) -> dict[str, dict[str, object]]:
+    return {alarm.kind: {"count": alarm.count, "last": alarm.text} for alarm in alarms.values()}
 
 
 def _root_mean_square(matrix: Matrix) -> float:

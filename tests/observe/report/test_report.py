@@ -5,12 +5,15 @@ import re
 import stat
 from html.parser import HTMLParser
 
+import numpy as np
 import polars as pl
 import pytest
 from sklearn.metrics import roc_auc_score
 
 from tests.observe.report.folders import EVIL, IMPORTANCE, written
 from vafl.errors import RunFolderError
+from vafl.observe.compare import figures_table
+from vafl.observe.record import read_run
 from vafl.observe.report import write_report
 from vafl.observe.report.words import share
 
@@ -103,6 +106,13 @@ def test_two_classes_the_figures_are_those_of_the_test_rows(tmp_path):
         assert words in text, words
 
 
+def test_the_metric_f1_is_told_from_the_f1_of_the_decision(tmp_path):
+    folder = written(tmp_path / "run")
+    assert "F1 (at 0.5)" in read(folder).text
+    shown = figures_table(read_run(folder))
+    assert "f1 (at 0.5)" in list(shown.columns[0].cells)
+
+
 def test_the_threshold_is_the_one_that_the_run_chose(tmp_path):
     decision = {"threshold": 0.31, "goal": "precision", "at_least": 0.925, "reached": False}
     folder = written(tmp_path / "run", decision=decision, calibration={"method": "platt"})
@@ -187,6 +197,31 @@ def test_baselines_are_compared_by_name(tmp_path):
     assert "0.080 better" in text
 
 
+@pytest.mark.parametrize("kind", ["two", "several", "numbers"])
+def test_the_gain_over_the_label_holder_alone_has_an_interval(tmp_path, kind):
+    baselines = {"label holder alone": {"test": {"auc": 0.7, "accuracy": 0.5, "r2": 0.2}}}
+    folder = written(tmp_path / "run", kind, baselines=baselines)
+    assert "95% interval of this gain" not in read(folder).text
+    scores = pl.read_parquet(folder / "scores.parquet")
+    names = [name for name in scores.columns if name.startswith("score")]
+    beside = scores.with_columns(pl.col(name).shuffle(seed=1).alias(f"alone_{name}") for name in names)
+    beside.write_parquet(folder / "scores.parquet")
+    text = read(folder).text
+    assert re.search(r"95% interval of this gain is [\d.]+( percentage points)? to [\d.]+", text)
+    assert "may be chance" not in text
+    nothing = scores.with_columns(pl.lit(None, pl.Float64).alias(f"alone_{name}") for name in names)
+    nothing.write_parquet(folder / "scores.parquet")
+    assert "95% interval of this gain" not in read(folder).text
+
+
+def test_a_gain_whose_interval_includes_0_is_said_to_be_uncertain(tmp_path):
+    folder = written(tmp_path / "run", baselines={"label holder alone": {"test": {"auc": 0.8}}})
+    scores = pl.read_parquet(folder / "scores.parquet")
+    noise = pl.Series(np.random.default_rng(0).normal(scale=0.05, size=scores.height))
+    scores.with_columns(alone_score=pl.col("score") + noise).write_parquet(folder / "scores.parquet")
+    assert "It includes 0" in read(folder).text
+
+
 @pytest.mark.parametrize("content", [b"", b"PAR1 no"])
 def test_damaged_scores_are_refused_by_name_and_the_old_report_stays(tmp_path, content):
     folder = written(tmp_path / "run")
@@ -204,3 +239,23 @@ def test_labels_of_no_class_and_damaged_importance_are_refused(tmp_path):
     (folder / "importance.json").write_text('{"rows": 3}')
     with pytest.raises(RunFolderError, match="damaged"):
         write_report(folder)
+
+
+def test_only_parties_that_uploaded_are_credited_and_the_others_are_named(tmp_path):
+    columns = {"bank": 5, "shop": 4}
+    absent = {"activations": {"bank": 300, "shop": 0}, "unanswered": {"shop": "default", "bank": "last"}}
+    folder = written(tmp_path / "run", columns=columns, **absent)
+    text = read(folder).text
+    assert "bank did not answer" in text
+    assert "shop did not answer" not in text  # one warning is enough
+    assert "from 5 columns of bank, " in text
+    assert "Never uploaded: shop." in text
+    assert 'class="notice bad"' in (folder / "report.html").read_text(encoding="utf-8")
+    assert "Never uploaded" not in read(written(tmp_path / "all", columns=columns)).text
+    nobody = read(written(tmp_path / "none", columns=columns, activations={"bank": 0, "shop": 0})).text
+    assert "Never uploaded: bank and shop." in nobody
+
+
+def test_a_party_that_came_after_the_start_is_named(tmp_path):
+    text = read(written(tmp_path / "run", missing_at_start=["shop"])).text
+    assert "Training began without shop." in text

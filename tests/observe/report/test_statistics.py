@@ -76,6 +76,85 @@ def test_a_perfect_ranking_has_no_interval_rather_than_one_of_no_width():
     assert statistics.auc(np.array([0.9, 0.1, 0.2]), np.array([False, False, True])) == (0.5, None)
 
 
+def two_models(rows=400, seed=0):
+    """Scores of two models with ties that make similar mistakes, and labels."""
+    generator = np.random.default_rng(seed)
+    positive = generator.random(rows) < 0.3
+    common = generator.normal(size=rows) + positive
+    good = np.round(common + 0.4 * generator.normal(size=rows) + 0.5 * positive, 1)
+    return good, np.round(common + 0.4 * generator.normal(size=rows), 1), positive
+
+
+def slow_paired_bootstrap(measure, rows, replicates=2000):
+    """The differences of `measure` between two models when the rows are drawn again."""
+    generator = np.random.default_rng(8)
+    draws = (generator.integers(0, rows, rows) for _ in range(replicates))
+    return np.quantile([measure(draw) for draw in draws], (0.025, 0.975))
+
+
+def test_the_paired_interval_of_two_aucs_is_that_of_a_bootstrap_and_narrower_than_unpaired():
+    good, poor, positive = two_models()
+    interval = statistics.auc_difference(good, poor, positive)
+    expected = slow_paired_bootstrap(
+        lambda draw: (
+            statistics.auc(good[draw], positive[draw])[0] - statistics.auc(poor[draw], positive[draw])[0]
+        ),
+        len(positive),
+    )
+    assert (interval.low, interval.high) == pytest.approx(expected, abs=0.005)
+    middle = metrics.roc_auc_score(positive, good) - metrics.roc_auc_score(positive, poor)
+    assert (interval.low + interval.high) / 2 == pytest.approx(middle)
+    single = [statistics.auc(scores, positive)[1] for scores in (good, poor)]
+    unpaired = np.hypot(*(own.high - own.low for own in single))
+    assert interval.high - interval.low < 0.8 * unpaired
+
+
+def test_delongs_paired_interval_covers_no_difference_19_times_of_20():
+    generator, covered = np.random.default_rng(9), 0
+    positive = np.arange(300) < 100
+    for _ in range(400):
+        common = generator.normal(size=300) + positive
+        one, other = (common + 0.5 * generator.normal(size=300) for _ in range(2))
+        interval = statistics.auc_difference(one, other, positive)
+        covered += interval.low <= 0 <= interval.high
+    assert 0.92 <= covered / 400 <= 0.98
+
+
+def test_equal_models_have_no_interval_of_their_difference():
+    scores, positive = two_classes(100)
+    for metric in ("auc", "log_loss", "accuracy"):
+        assert statistics.difference_interval(metric, scores, scores, positive.astype(float)) is None
+
+
+@pytest.mark.parametrize(
+    ("metric", "measure"),
+    [
+        ("log_loss", lambda labels, scores: metrics.log_loss(labels, scores, labels=[0, 1])),
+        ("accuracy", lambda labels, scores: metrics.accuracy_score(labels, scores > 0.5)),
+        ("rmse", metrics.root_mean_squared_error),
+        ("r2", metrics.r2_score),
+    ],
+)
+def test_paired_intervals_of_other_metrics_are_those_of_a_bootstrap(metric, measure):
+    good, poor, positive = two_models(300, seed=3)
+    one, other = 1 / (1 + np.exp(1.5 - good)), 1 / (1 + np.exp(1.5 - poor))
+    labels = positive.astype(float)
+    interval = statistics.difference_interval(metric, one, other, labels)
+    low, high = slow_paired_bootstrap(
+        lambda draw: measure(labels[draw], one[draw]) - measure(labels[draw], other[draw]), 300, 1000
+    )
+    assert (interval.low, interval.high) == pytest.approx((low, high), abs=0.15 * (high - low))
+
+
+def test_several_classes_have_paired_intervals_too():
+    generator = np.random.default_rng(11)
+    labels = generator.integers(0, 4, 500)
+    good, poor = (generator.normal(size=(500, 4)) + gap * np.eye(4)[labels] for gap in (2.0, 0.5))
+    for metric in ("accuracy", "macro_f1"):
+        interval = statistics.difference_interval(metric, good, poor, labels.astype(float))
+        assert 0.1 < interval.low < interval.high < 0.7
+
+
 def test_the_bootstrap_of_a_mean_is_as_wide_as_its_standard_error_says():
     for rows in (1500, 40_000):  # each row for itself, and in groups
         values = np.random.default_rng(2).exponential(size=rows)

@@ -111,6 +111,7 @@ def test_without_new_updates_evaluations_keep_their_distance():
 
 def test_a_client_that_does_not_answer_holds_up_no_evaluation(caplog):
     """Its request expires; what it sent last stands in, or its default, and the evaluation says so."""
+    caplog.set_level("INFO")
     points, federation = [], Federation([1.0] * 10)
     conduct = conductor(points, StopSettings(updates=100), EvaluationSettings(every=10))
     moment, federation.answering, federation.unsent = [0.0], {0}, {1}
@@ -134,6 +135,8 @@ def test_a_client_that_does_not_answer_holds_up_no_evaluation(caplog):
         conduct(federation)
     assert points[-1].unanswered == {}
     assert [point.updates for point in points] == [0, 10, 20]
+    assert "every client answers evaluations again from update 20 on" in caplog.text
+    assert "nobody" not in caplog.text
 
 
 def test_evaluations_measure_the_loss_with_and_without_each_client():
@@ -278,7 +281,11 @@ def test_patience_ends_a_run_and_only_then_are_the_test_rows_asked_for_by_the_be
     assert federation.server.last_iteration == 30
     assert conduct.tested["accuracy"] == 1.0
     assert federation.reason == "accuracy has not been better for 2 evaluations"
-    assert "accuracy 0.0000" in caplog.text
+    (end,) = [each.getMessage() for each in caplog.records if "the run ends" in each.getMessage()]
+    assert "update 10 of 30" in end
+    assert "validation" in end
+    assert "accuracy 1.0000" in end
+    assert "0.0000" not in end  # the accuracy of the last models, which are not kept
 
 
 def test_clients_are_told_no_figure_of_the_held_out_labels(caplog):
@@ -288,5 +295,6 @@ def test_clients_are_told_no_figure_of_the_held_out_labels(caplog):
     for _ in range(3):
         conduct(federation)
     assert points[-1].metric == 1.0
+    assert "update 0 of 0" in caplog.text
     assert federation.reason == "accuracy is what stop.metric asks for"
     assert "accuracy 1.0000" in caplog.text

@@ -6,7 +6,7 @@ import pytest
 
 from vafl.cli import main
 from vafl.errors import ConfigError
-from vafl.runtime.grpc.connection import require_free
+from vafl.runtime.grpc.connection import Connection, require_free
 
 TABLES = """
 [data]
@@ -59,3 +59,21 @@ def test_an_address_that_is_not_of_this_machine_is_named_with_the_remedy(address
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0", "0.0.0.0:0"])
 def test_what_is_free_is_let_pass(address):
     require_free(address)
+
+
+def test_silence_counts_from_when_it_was_the_clients_turn(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("vafl.runtime.grpc.connection.time.monotonic", lambda: now[0])
+    connection = Connection(0, "bank")
+    connection.note_sent()
+    now[0] = 3.0
+    assert connection.silence == 3.0
+    connection.note_heard()
+    now[0] = 20.0
+    assert connection.silence == 0.0  # the server is busy
+    connection.unhandled -= 1
+    connection.note_sent()
+    now[0] = 25.0
+    connection.note_sent()  # gives the client no more time
+    now[0] = 31.0
+    assert connection.silence == 11.0

@@ -72,6 +72,19 @@ def test_the_server_says_for_whom_it_waits_at_the_start(caplog):
     assert "waiting for client-1, client-2, 20 s at most" in caplog.text
 
 
+def test_a_server_that_starts_without_a_client_names_it_and_what_to_do(caplog):
+    async def story():
+        async with served(network={"join_timeout": 0.2}) as federation, dialled(federation, 1):
+            await until(lambda: federation.end.began is not None)
+            return federation.end.missing_at_start
+
+    assert complete(story()) == ["client-1"]
+    (warning,) = [each.getMessage() for each in caplog.records if "starting without" in each.getMessage()]
+    assert "client-1" in warning
+    assert "client-2" not in warning
+    assert "network.join_timeout" in warning
+
+
 def test_a_client_says_when_it_has_joined(caplog):
     """Else the last that its log says of a server that came late is that it is out of reach."""
 

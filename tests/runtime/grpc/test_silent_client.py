@@ -3,6 +3,7 @@
 import asyncio
 
 from tests.runtime.grpc.parties import complete, dialled, served, until
+from vafl.names import LOCAL_CLIENT
 from vafl.protocol.messages import Join, Refresh, Request, Skipped, Welcome
 
 QUICK = {"answer_timeout": 0.3}
@@ -100,3 +101,39 @@ def test_a_stream_on_which_nobody_joins_is_closed():
             await until(lambda: not federation.end.connections)
 
     complete(story())
+
+
+def test_a_client_is_silent_once_its_turn_has_lasted_a_heartbeat():
+    async def story():
+        async with (
+            served(network={"heartbeat": 1.0}, stop={"updates": 1_000_000}) as federation,
+            dialled(federation, 0) as silent,
+            dialled(federation, 1) as other,
+        ):
+            await joined(silent, 0)
+            await joined(other, 1)
+            at_first = federation.end.silence(0)
+            await until(lambda: federation.end.silence(0) > 1.0)
+            federation.end.connections[1].party = LOCAL_CLIENT  # it runs in the server's process
+            assert federation.end.silence(1) == 0.0
+            await silent.say(*federation.client(0).client.wake())
+            await until(lambda: federation.server.activations[0] == 1)
+            return at_first, federation.end.silence(0)
+
+    assert complete(story()) == (0.0, 0.0)
+
+
+def test_a_client_whose_upload_waits_for_others_owes_nothing():
+    async def story():
+        async with (
+            served(rule={"name": "sync"}) as federation,
+            dialled(federation, 0) as waiting,
+            dialled(federation, 1) as slow,
+        ):
+            await joined(waiting, 0)
+            await joined(slow, 1)
+            await waiting.say(*federation.client(0).client.wake())
+            await until(lambda: federation.server.activations[0] == 1)
+            return [federation.server.owes_reply(client) for client in (0, 1)]
+
+    assert complete(story()) == [True, False]

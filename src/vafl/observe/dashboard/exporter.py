@@ -16,6 +16,7 @@ _FAMILIES = {
     "vafl_baseline_metric": ("gauge", "What the run has to beat, every metric by name"),
     "vafl_train_loss": ("gauge", "The mean loss of the minibatches before the last evaluation"),
     "vafl_client_here": ("gauge", "1 while the client is connected"),
+    "vafl_client_silent_seconds": ("gauge", "Seconds of silence of a connected client; 0 up to a heartbeat"),
     "vafl_client_uploads_total": ("counter", "Minibatches the client has uploaded"),
     "vafl_client_bytes_total": ("counter", "What the client has sent (up) and received (down)"),
     "vafl_client_alarms": ("gauge", "Alarms about the client that are on now"),
@@ -40,6 +41,7 @@ def _of_run(view: View) -> Iterator[Sample]:
         for client in status.clients:
             own = {**run, "client": client.name}
             yield "vafl_client_here", own, float(not client.gone)
+            yield "vafl_client_silent_seconds", own, client.silent
             yield "vafl_client_alarms", own, len(client.alarms)
             yield "vafl_client_uploads_total", own, client.activations
             yield "vafl_client_bytes_total", {**own, "direction": "up"}, client.bytes_up

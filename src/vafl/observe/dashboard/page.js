@@ -94,7 +94,7 @@ function metrics(run) {
   const heads = ["metric", ...columns.map(([heading]) => heading)].map((heading) => element("th", heading));
   const lines = names.map((name) => {
     const values = columns.map(([, figures]) => figure(figures[name]));
-    return element("tr", [name, ...values].map((cell) => element("td", cell)));
+    return element("tr", [shownName(name), ...values].map((cell) => element("td", cell)));
   });
   const head = element("thead", [element("tr", heads)]);
   return element("div", [element("table", [head, element("tbody", lines)])], "wide");
@@ -107,6 +107,7 @@ function clients(all, active) {
     cells[0].prepend(element("span", "", "dot"));
     const missed = active && client.gone;
     if (missed) cells[0].append(" (not here)");
+    else if (active && client.silent) cells[0].append(` (silent for ${Math.round(client.silent)} s)`);
     return element("tr", cells, missed ? "gone" : "");
   });
   return element("div", [element("table", [element("thead", [heads]), element("tbody", lines)])], "wide");
@@ -121,6 +122,8 @@ function colourOf(name) {
   return colours.get(name);
 }
 
+// F1 is measured at a probability of 0.5; a run also reports the F1 at the threshold that it chose.
+const shownName = (metric) => (metric === "f1" ? "f1 (at 0.5)" : metric);
 const isActive = (run) => run.state === "running" || run.state === "waiting";
 const figure = (value) => (typeof value !== "number" ? "–" : Math.abs(value) < 1e4 ? value.toFixed(4) : brief(value));
 
@@ -234,7 +237,7 @@ function read(shown, farthest, metric) {
   const missing = runs.length - shown.length;
   const without = missing ? `; runs that have not measured it: ${missing}` : "";
   if (hand === null) {
-    find("reading").textContent = `${rows} ${metric}${without}`;
+    find("reading").textContent = `${rows} ${shownName(metric)}${without}`;
     return;
   }
   const at = hand * farthest;
@@ -242,7 +245,7 @@ function read(shown, farthest, metric) {
     const before = line.points.filter((point) => point.x <= at);
     return `${line.run.name} ${before.length ? before[before.length - 1].y.toFixed(4) : "–"}`;
   });
-  find("reading").textContent = `${rows} ${metric} at ${brief(at)} ${across}: ${told.join(", ")}`;
+  find("reading").textContent = `${rows} ${shownName(metric)} at ${brief(at)} ${across}: ${told.join(", ")}`;
 }
 
 function choose(which) {

@@ -28,12 +28,14 @@ class Scores:
             [rows, classes].
         labels: [rows], the places of the classes in `classes`, or numbers.
         classes: Names; empty for numbers.
+        alone: The scores of the baseline "label holder alone" on the same rows; None if there is none.
     """
 
     part: str
     scores: Floats
     labels: Floats
     classes: Sequence[str]
+    alone: Floats | None = None
 
     @property
     def rows(self) -> int:
@@ -155,10 +157,20 @@ def _read_scores(path: Path, classes: Sequence[str]) -> Scores | None:
     else:
         labels = table["label"].cast(pl.Float64)
     columns = ["score"] if len(classes) <= 2 else [f"score_{place}" for place in range(len(classes))]
+    own = _score_columns(table, columns)
+    if own is None:
+        raise ValueError(f"{SCORES} has scores that are not finite")
+    beside = [f"alone_{name}" for name in columns]
+    alone = _score_columns(table, beside) if set(beside) <= set(table.columns) else None
+    return Scores(part, own, labels.to_numpy(), classes, alone)
+
+
+def _score_columns(table: pl.DataFrame, columns: Sequence[str]) -> Floats | None:
+    """Return scores [rows], or [rows, classes] of several classes; None if any is missing or not finite."""
     scores = table.select(pl.col(columns).cast(pl.Float64)).to_numpy()
     if not np.isfinite(scores).all():
-        raise ValueError(f"{SCORES} has scores that are not finite")
-    return Scores(part, scores[:, 0] if len(columns) == 1 else scores, labels.to_numpy(), classes)
+        return None
+    return scores[:, 0] if len(columns) == 1 else scores
 
 
 def _read_importance(path: Path) -> Importance | None:

@@ -11,7 +11,7 @@ from vafl.observe.report.inputs import Importance, Influence, Inputs
 from vafl.observe.report.markup import Content, Markup, element
 from vafl.observe.report.numbers import number_sections
 from vafl.observe.report.several_classes import several_class_sections
-from vafl.observe.report.statistics import Interval, interval_of
+from vafl.observe.report.statistics import Interval, difference_interval, interval_of
 from vafl.observe.report.two_classes import two_class_sections
 from vafl.observe.report.words import (
     MEANINGS,
@@ -32,6 +32,7 @@ from vafl.observe.report.words import (
 
 ALONE = "label holder alone"  # a baseline
 _MOST_COLUMNS = 15
+_NO_NETWORK = " The label holder's own columns used no network: its client runs inside the server."
 _GUARANTEES = {
     "release_once": "Each party added noise to its records once and released only the result.",
     "frozen": "Every upload was noised; the embeddings were not trained.",
@@ -55,13 +56,16 @@ def target(inputs: Inputs) -> str:
 def header(inputs: Inputs) -> Markup:
     """Return the title, and in one sentence what was predicted from whose data."""
     summary = inputs.run.summary
-    parties, rows = list(map(party_name, inputs.columns)), summary["rows"]
+    rows, silent = summary["rows"], inputs.run.never_uploaded
+    # If nobody uploaded, the model is the one it began with, and the warning below says so.
+    used = {name: number for name, number in inputs.columns.items() if name not in silent} or inputs.columns
+    parties = list(map(party_name, used))
     where = ", whose tables stayed where they are"
     if summary["rule"] == "centralised":
         where = ", pooled in one place"
     elif summary["simulated"]:
         where = ", in a simulation of their federation"
-    known = [number for number in inputs.columns.values() if number is not None]
+    known = [number for number in used.values() if number is not None]
     columns = f"{count(sum(known))} columns of " if len(known) == len(parties) else "columns of "
     lead = (
         f"The model predicts {quoted(target(inputs))} from {columns}{listed(parties)}"
@@ -79,7 +83,7 @@ def header(inputs: Inputs) -> Markup:
 
 
 def _warnings(inputs: Inputs) -> list[Markup]:
-    summary, found = inputs.run.summary, []
+    summary, found = inputs.run.summary, _absences(inputs)
     if inputs.part == "validation":
         found.append(
             blocks.notice(
@@ -100,9 +104,33 @@ def _warnings(inputs: Inputs) -> list[Markup]:
     if summary["interrupted"]:
         found.append(blocks.notice("Interrupted.", "The run was stopped before its planned end."))
     for party, used in summary["unanswered"].items():
+        if party in inputs.run.never_uploaded:
+            continue  # named already
         instead = "its last embeddings were used" if used == "last" else "an average was used for its data"
         found.append(
             blocks.notice(f"{party_name(party)} did not answer", f"when the model was measured; {instead}.")
+        )
+    return found
+
+
+def _absences(inputs: Inputs) -> list[Markup]:
+    """Return warnings about parties that took no part in the training, or came late."""
+    found, never = [], inputs.run.never_uploaded
+    if never:
+        found.append(
+            blocks.notice(
+                f"Never uploaded: {listed(list(map(party_name, never)))}.",
+                "The model has learnt nothing from the data of these parties, though they belong to the run.",
+                kind="bad",
+            )
+        )
+    late = [name for name in inputs.run.summary.get("missing_at_start", []) if name not in never]
+    if late:
+        found.append(
+            blocks.notice(
+                f"Training began without {listed(list(map(party_name, late)))}.",
+                "They connected after `network.join_timeout` and took part from then on.",
+            )
         )
     return found
 
@@ -211,8 +239,11 @@ def _added(inputs: Inputs, metric: str, value: float) -> Markup:
             )
         elif name == ALONE:
             against = "than the label holder's own columns alone: this is what the other parties' data add"
+        certain = _certainty(inputs, metric) if name == ALONE else ""
         said.append(
-            blocks.text(element("strong", f"{_difference(metric, abs(gained))} {word}"), f" {against}.")
+            blocks.text(
+                element("strong", f"{_difference(metric, abs(gained))} {word}"), f" {against}.{certain}"
+            )
         )
     if ALONE not in run.summary["baselines"] and LOCAL_CLIENT not in inputs.columns:
         none = (
@@ -221,6 +252,23 @@ def _added(inputs: Inputs, metric: str, value: float) -> Markup:
         )
         said.append(blocks.note(none))
     return element("div", said)
+
+
+def _certainty(inputs: Inputs, metric: str) -> str:
+    """Return sentences on the interval of the gain over the label holder alone; empty if it is not known."""
+    held = inputs.scores
+    if held is None or held.alone is None:
+        return ""
+    interval = difference_interval(metric, held.scores, held.alone, held.labels)
+    if interval is None:
+        return ""
+    # Of a metric that is better if lower, the gain is the decrease.
+    ends = (interval.low, interval.high) if inputs.run.higher_is_better else (-interval.high, -interval.low)
+    low, high = (signed(_difference(metric, end)) for end in ends)
+    said = f" The 95% interval of this gain is {low} to {high}; both models were measured on the same rows."
+    if ends[0] <= 0 <= ends[1]:
+        said += " It includes 0, so the difference may be chance."
+    return said
 
 
 def _difference(metric: str, value: float) -> str:
@@ -263,13 +311,13 @@ def parties(inputs: Inputs) -> Markup:
         if (number := rows[part])
     ]
     content: list[Content] = [blocks.text(f"Rows: {listed(sizes)}.")]
-    traffic = summary["traffic"]
-    lines = []
+    traffic, never = summary["traffic"], inputs.run.never_uploaded
+    lines: list[list[Content]] = []
     for name, columns in inputs.columns.items():
-        moved = traffic.get(name, {})
+        moved = {} if name == LOCAL_CLIENT else traffic.get(name, {})
         lines.append(
             [
-                party_name(name),
+                f"{party_name(name)} (never uploaded)" if name in never else party_name(name),
                 "not shared" if columns is None else count(columns),
                 megabytes(moved["bytes_up"]) if moved else "\N{EN DASH}",
                 megabytes(moved["bytes_down"]) if moved else "\N{EN DASH}",
@@ -294,6 +342,7 @@ def parties(inputs: Inputs) -> Markup:
         content.append(
             blocks.note(
                 "The parties sent embeddings of their rows and received gradients, never table values."
+                + (_NO_NETWORK if LOCAL_CLIENT in inputs.columns else "")
             )
         )
     return blocks.section("Whose data, and what moved", *content)

@@ -85,20 +85,44 @@ def auc(scores: Floats, positive: Flags) -> tuple[float, Interval | None]:
     (2014) do. The interval is None with a single row of a class, and if every pair is ranked right or every
     pair wrong: the estimated variance is then 0, which would claim certainty.
     """
+    won, lost = _placements(scores, positive)
+    area = float(won.mean())
+    reach = _delong_reach(won, lost)
+    return area, None if reach is None else Interval(max(0.0, area - reach), min(1.0, area + reach))
+
+
+def auc_difference(scores: Floats, others: Floats, positive: Flags) -> Interval | None:
+    """Return DeLong's interval of the AUC of `scores` minus the AUC of `others`, on the same rows.
+
+    Two models that are measured on the same rows make similar mistakes. The paired variance takes the
+    covariance of both into account, so the interval is usually much narrower than the two single ones
+    suggest. Needs rows of both classes. None as in `auc`: equal rankings have an estimated variance of 0.
+    """
+    won, lost = (
+        one - other
+        for one, other in zip(_placements(scores, positive), _placements(others, positive), strict=True)
+    )
+    difference, reach = float(won.mean()), _delong_reach(won, lost)
+    return None if reach is None else Interval(max(-1.0, difference - reach), min(1.0, difference + reach))
+
+
+def _placements(scores: Floats, positive: Flags) -> tuple[Floats, Floats]:
+    """Return of each positive row the share of negative rows below it, and of each negative row the share of
+    positive rows above it. The mean of either is the AUC."""
     above, below = scores[positive], scores[~positive]
     everywhere = _midranks(np.concatenate((above, below)))
-    # won: of each positive row, the share of negative rows below it. lost: of each negative row, the share of
-    # positive rows above it.
     won = (everywhere[: len(above)] - _midranks(above)) / len(below)
     lost = 1 - (everywhere[len(above) :] - _midranks(below)) / len(above)
-    area = float(won.mean())
-    if min(len(above), len(below)) < 2:
-        return area, None
-    variance = won.var(ddof=1) / len(above) + lost.var(ddof=1) / len(below)
-    if variance == 0:
-        return area, None
-    reach = Z95 * float(np.sqrt(variance))
-    return area, Interval(max(0.0, area - reach), min(1.0, area + reach))
+    return won, lost
+
+
+def _delong_reach(won: Floats, lost: Floats) -> float | None:
+    """Return half the width of the interval from placements, or differences of placements; None if the
+    variance cannot be estimated or is 0."""
+    if min(len(won), len(lost)) < 2:
+        return None
+    variance = won.var(ddof=1) / len(won) + lost.var(ddof=1) / len(lost)
+    return Z95 * float(np.sqrt(variance)) if variance > 0 else None
 
 
 def _midranks(values: Floats) -> Floats:
@@ -156,6 +180,32 @@ def interval_of(metric: str, scores: Floats, labels: Floats) -> Interval | None:
         return None
     terms = [np.ones(len(labels)), *_TERMS[metric](scores, labels)]
     return bootstrap(np.stack(terms, axis=1), _STATISTICS.get(metric, _mean))
+
+
+def difference_interval(metric: str, scores: Floats, others: Floats, labels: Floats) -> Interval | None:
+    """Return the interval of a metric of `scores` minus the same metric of `others`, on the same rows.
+
+    It is paired: DeLong's for the AUC; for other metrics each replicate of the bootstrap measures both models
+    on the same drawn rows. None as in `interval_of`, and if the models do not differ.
+
+    Args:
+        scores, others: of two models, each as in `interval_of`.
+        labels: [rows], as in `interval_of`.
+    """
+    if metric == "auc":
+        positive = labels == 1
+        return auc_difference(scores, others, positive) if positive.any() and not positive.all() else None
+    if metric not in _TERMS or np.array_equal(scores, others):
+        return None
+    one, other = _TERMS[metric](scores, labels), _TERMS[metric](others, labels)
+    statistic = _STATISTICS.get(metric, _mean)
+
+    def difference(sums: Floats) -> Floats:
+        rows, own, theirs = np.split(sums, (1, 1 + len(one)), axis=1)
+        found: Floats = statistic(np.hstack((rows, own))) - statistic(np.hstack((rows, theirs)))
+        return found
+
+    return bootstrap(np.stack([np.ones(len(labels)), *one, *other], axis=1), difference)
 
 
 # What each row adds to the sums that a metric is a function of, beside 1 for the row itself:

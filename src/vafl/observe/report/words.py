@@ -11,7 +11,7 @@ NAMES = {
     "accuracy": "Accuracy",
     "average_precision": "Average precision",
     "brier": "Brier score",
-    "f1": "F1",
+    "f1": "F1 (at 0.5)",
     "macro_f1": "Macro F1",
     "r2": "R\N{SUPERSCRIPT TWO}",
     "rmse": "RMSE",

@@ -17,7 +17,7 @@ Invariants:
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -249,9 +249,20 @@ class Conductor:
             unanswered=unanswered,
         )
         if (reason := self.watch.sees(point)) and not self._ending:
-            log.info("the run ends with %s: %s", as_text(measured), reason)
+            self._log_end(point, reason)
         self._ending, self.has_result = self._ending or reason, True
         self.observe(point)
+
+    def _log_end(self, last: Point, reason: str) -> None:
+        """Log why the run ends, and the figures of the models that are kept, which may not be the last."""
+        best = self.watch.best
+        kept = last if best is None or best.point is None else best.point
+        rows = "validation" if len(self.tests) else "test"
+        figures = as_text(kept.metrics)
+        log.info(
+            "the run ends: %s. It keeps the models of update %d of %d: %s %s",
+            *(reason, kept.updates, last.updates, rows, figures),
+        )
 
     @torch.no_grad()
     def _measure(
@@ -274,13 +285,23 @@ class Conductor:
         }
         if unanswered.keys() != self._reported:  # once, not at every evaluation while a client is gone
             self._reported = set(unanswered)
-            used = ", ".join(f"{name} ({what})" for name, what in unanswered.items()) or "nobody missing"
-            log.warning("evaluations from update %d on lack an answer from: %s", federation.updates, used)
+            self._log_unanswered(federation.updates, unanswered)
         if server.may_stand_in and not self._testing:
             self._judge_clients(federation, rows[:_JUDGED_ROWS], inputs[:_JUDGED_ROWS], labels[:_JUDGED_ROWS])
         outputs = server.head(torch.from_numpy(inputs))
         self.outputs["validation" if len(self.tests) and not self._testing else "test"] = outputs
         return self.metrics.measure(self.undo(outputs), labels), unanswered
+
+    def _log_unanswered(self, updates: int, unanswered: Mapping[str, Literal["last", "default"]]) -> None:
+        if not unanswered:
+            log.info("every client answers evaluations again from update %d on", updates)
+            return
+        instead = {
+            "last": "its last embeddings are used",
+            "default": "the mean of its embeddings is used, or zeros if it has sent none",
+        }
+        used = ", ".join(f"{name} ({instead[what]})" for name, what in unanswered.items())
+        log.warning("evaluations from update %d on lack an answer from: %s", updates, used)
 
     def _judge_clients(
         self, federation: FederationServer[Server], rows: Rows, inputs: Matrix, labels: Tensor

@@ -37,6 +37,7 @@ class Connection:
         handled: messages the worker has handled and no credit was given back for yet.
         joined: whether the client has said where it stands: before, nothing else is said or heard.
         ending: whether the stream is to end.
+        unhandled: messages that wait for the worker.
     """
 
     client: int
@@ -48,6 +49,24 @@ class Connection:
     violations: int = 0
     joined: bool = False
     ending: asyncio.Event = field(default_factory=asyncio.Event)
+    unhandled: int = 0
+    _turn_since: float = field(default_factory=time.monotonic)  # it has been the client's turn to speak
+    _addressed: bool = False  # something was sent to the client since it was last heard
+
+    def note_heard(self) -> None:
+        """Note that a message of the client has arrived."""
+        self.unhandled += 1
+        self._turn_since, self._addressed = time.monotonic(), False
+
+    def note_sent(self) -> None:
+        """Note that a message goes to the client. Further ones give it no more time to answer the first."""
+        if not self._addressed:
+            self._turn_since, self._addressed = time.monotonic(), True
+
+    @property
+    def silence(self) -> float:
+        """Seconds for which the client could have spoken and did not; 0 while its messages are handled."""
+        return 0.0 if self.unhandled else time.monotonic() - self._turn_since
 
     def give_credit(self) -> None:
         """For what was handled, unless the client lets too many answers lie."""

@@ -20,6 +20,7 @@ import grpc.aio
 import numpy as np
 
 from vafl.errors import InvalidMessage, RemoteFault
+from vafl.names import LOCAL_CLIENT
 from vafl.protocol.messages import (
     ClientMessage,
     Join,
@@ -110,6 +111,7 @@ class FederationServer(Generic[Served]):
         self._instances: dict[int, str] = {}  # the process that each client was last
         self._replaced: deque[str] = deque(maxlen=1000)  # processes whose place another one has taken
         self.seen: set[int] = set()
+        self.missing_at_start: list[str] = []  # clients that had not connected when the run began
         self.began: float | None = None
         self._earlier = 0.0
         self._terms, self._settings, self._credentials, self._after = terms, settings, credentials, after
@@ -142,7 +144,10 @@ class FederationServer(Generic[Served]):
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
-        """Bytes that clients have sent, and that were sent to them."""
+        """Bytes that clients have sent, and that were sent to them, over the network.
+
+        The label holder's own client runs inside this process, so its messages are not counted.
+        """
         return (
             sum(traffic.bytes_up for traffic in self.traffic),
             sum(traffic.bytes_down for traffic in self.traffic),
@@ -153,6 +158,19 @@ class FederationServer(Generic[Served]):
         """The clients that the run has yet to begin with, in words; nobody once it has."""
         missing = (name for index, name in enumerate(self.parties) if index not in self.seen)
         return ", ".join(missing) if self.began is None else ""
+
+    def silence(self, client: int) -> float:
+        """Seconds for which a connected client has been silent; 0 up to a heartbeat, and outside the run.
+
+        gRPC does not tell when a ping goes unanswered: it ends the connection after three heartbeats. So this
+        counts messages of the run. A client that computes for long is silent, too. The client inside this
+        process is never silent: it only keeps the pace of the others.
+        """
+        connection = self.connections.get(client)
+        if connection is None or self.began is None or self.is_over or connection.party == LOCAL_CLIENT:
+            return 0.0
+        seconds = min(connection.silence, time.monotonic() - self.began)
+        return seconds if seconds > self._settings.heartbeat else 0.0
 
     def account(self) -> dict[str, Any]:
         """What the run has taken so far, in plain values, for a checkpoint."""
@@ -212,12 +230,22 @@ class FederationServer(Generic[Served]):
         while not self._everybody.is_set():
             left = deadline - time.monotonic()
             if left <= 0:
-                log.warning("beginning without %s, who did not join in time", self.to_come)
+                self._start_without(sorted(set(range(len(self.parties))) - self.seen))
                 self._everybody.set()
                 break
             log.info("waiting for %s, %.0f s at most", self.to_come, left)
             await _wait(self._everybody, min(left, _SILENCE))
         self.began = time.monotonic()
+
+    def _start_without(self, clients: Sequence[int]) -> None:
+        self.missing_at_start = [self.parties[client] for client in clients]
+        log.warning(
+            "starting without %s: no connection within %g s (network.join_timeout). Nothing is learnt from a "
+            "missing party's data. It is taken in if it connects later: start it now, or stop this run and "
+            "raise network.join_timeout",
+            ", ".join(self.missing_at_start),
+            self._settings.join_timeout,
+        )
 
     async def _tick(self) -> None:
         """Lets the worker look at the clock now and then, whether messages come or not."""
@@ -341,6 +369,7 @@ class FederationServer(Generic[Served]):
             return
         while content:
             await connection.credit.take()  # given back when the worker has handled it
+            connection.note_heard()
             self._inbox.append((connection, content))
             if len(self._inbox) == 1:  # else the worker has yet to take the others, and takes this with them
                 self._worker.do(self._handle)
@@ -360,9 +389,11 @@ class FederationServer(Generic[Served]):
         ends: Sequence[Connection],
     ) -> None:
         for connection, content in contents:
+            connection.note_sent()
             connection.outbox.put(content)
         for connection in handled:
             connection.handled += 1
+            connection.unhandled -= 1
             connection.give_credit()
         for connection in ends:
             connection.end()
@@ -422,7 +453,8 @@ class FederationServer(Generic[Served]):
             for content in self._codec.contents(own)
         ]
         for connection, content in contents:
-            self.traffic[connection.client].bytes_down += len(content)
+            if connection.party != LOCAL_CLIENT:
+                self.traffic[connection.client].bytes_down += len(content)
         ends = [each for each in set(handled) if each.violations >= MANY_VIOLATIONS]
         if contents or handled:
             self._worker.tell(self._deliver, contents, handled, ends)
@@ -441,9 +473,9 @@ class FederationServer(Generic[Served]):
         client = connection.client
         if self.connections.get(client) is not connection:
             return []  # left over from a stream that a newer one has replaced
-        traffic = self.traffic[client]
-        traffic.bytes_up += len(frame)
-        traffic.messages_up += 1
+        if connection.party != LOCAL_CLIENT:
+            self.traffic[client].bytes_up += len(frame)
+            self.traffic[client].messages_up += 1
         try:
             if self._settings.messages_per_second:
                 self._check_rate(connection)
