@@ -46,7 +46,7 @@ class NetworkSettings:
     largest_norm: float = 0.0
     messages_per_second: float = 0.0
     heartbeat: float = 10.0
-    join_timeout: float = 60.0
+    join_timeout: float = 300.0
     patience: float = 300.0
     answer_timeout: float = 60.0
     checkpoint_every: int = 500
