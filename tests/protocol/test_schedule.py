@@ -177,7 +177,7 @@ def test_settings_refuse_what_cannot_be():
 
 
 @pytest.mark.parametrize(
-    ("rows", "batch", "epochs"), [(30, 30, 40), (1_000, 64, 40), (20_000, 256, 40), (10**7, 1024, 4)]
+    ("rows", "batch", "epochs"), [(30, 30, 40), (1_000, 64, 40), (20_000, 128, 40), (10**7, 1024, 4)]
 )
 def test_sizes_left_open_follow_from_the_number_of_rows(rows, batch, epochs):
     sized = ScheduleSettings(batch_size=0, epochs=0).sized(rows)
