@@ -19,7 +19,7 @@ import polars as pl
 from benchmarks.harness import Figure, benchmark
 from benchmarks.peers.nvflare_psi.measure import measure_psi
 from benchmarks.peers.processes import Process, hear, started
-from vafl.runtime.identity import SERVER, issue, make_authority
+from vafl.transport.identity import SERVER, issue, make_authority
 
 MILLION, PEER_IDS = 1_000_000, 50_000
 CLIENT = "bank"

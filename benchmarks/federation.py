@@ -19,18 +19,18 @@ from typing import Any
 import torch
 
 from benchmarks.peers.processes import hear, started, tell
-from vafl.build import limited_threads, make_client, make_server
 from vafl.config import from_document
 from vafl.data.partition import Party, VerticalData
 from vafl.data.split import Parts
-from vafl.federation.terms import make_terms, over_network
-from vafl.plan import Plan, make_plan
 from vafl.protocol.messages import ServerMessage
 from vafl.protocol.server import Server
-from vafl.runtime.grpc.client import FederationClient
-from vafl.runtime.grpc.server import FederationServer
-from vafl.runtime.grpc.wire import run
-from vafl.runtime.identity import SERVER, Credentials, issue, make_authority
+from vafl.run.agreement import make_terms, over_network
+from vafl.run.assembly import limited_threads, make_client, make_server
+from vafl.run.plan import Plan, make_plan
+from vafl.transport.grpc.client import FederationClient
+from vafl.transport.grpc.server import FederationServer
+from vafl.transport.grpc.wire import run
+from vafl.transport.identity import SERVER, Credentials, issue, make_authority
 
 MODULE = "benchmarks.federation"
 ROWS, CLASSES = 12_000, 10

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from benchmarks.harness import Figure, benchmark
 from benchmarks.simulator import random_data
-from vafl.build import build
 from vafl.config import Config
+from vafl.config.run_settings import StopSettings
 from vafl.protocol.schedule import ScheduleSettings
-from vafl.runtime.settings import StopSettings
-from vafl.runtime.simulator import Simulator
+from vafl.run.assembly import build
+from vafl.simulation.simulator import Simulator
 
 REPEATS = 5
 

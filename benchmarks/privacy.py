@@ -14,15 +14,15 @@ import torch
 
 from benchmarks.harness import Figure, benchmark, interleave, ratios
 from benchmarks.simulator import random_data
-from vafl.build import limited_threads, make_client, make_guard
 from vafl.config import Config
 from vafl.data.partition import VerticalData
 from vafl.models.settings import ModelSettings
-from vafl.plan import make_plan
 from vafl.privacy.settings import PrivacySettings
 from vafl.protocol.messages import Gradient, Upload
 from vafl.protocol.schedule import ScheduleSettings
 from vafl.protocol.settings import OptimiserSettings
+from vafl.run.assembly import limited_threads, make_client, make_guard
+from vafl.run.plan import make_plan
 
 _TRAINED = PrivacySettings(clip=1.0, noise=1.0, gradient_clip=1.0, gradient_noise=1.0, mu_max="unlimited")
 _STEPS = 40

@@ -11,13 +11,13 @@ import torch
 
 from benchmarks.harness import Figure, benchmark, interleave, ratios
 from benchmarks.simulator import random_data
-from vafl.build import limited_threads, make_client
 from vafl.config import Config
-from vafl.plan import make_plan
 from vafl.privacy.settings import PrivacySettings
 from vafl.protocol.messages import Gradient, Keys, MaskedUpload, Offer, Rekey, Upload
 from vafl.protocol.schedule import ScheduleSettings
 from vafl.protocol.settings import RuleSettings
+from vafl.run.assembly import limited_threads, make_client
+from vafl.run.plan import make_plan
 
 _STEPS, _BATCH = 40, 600
 

@@ -12,7 +12,6 @@ from time import process_time
 import numpy as np
 
 from benchmarks.harness import REPEATS, Figure, benchmark, interleave, ratios
-from vafl.build import limited_threads
 from vafl.models.heads import Bias
 from vafl.models.losses import softmax
 from vafl.protocol.descent import Descent
@@ -23,6 +22,7 @@ from vafl.protocol.schedule import BatchSchedule
 from vafl.protocol.server import Server
 from vafl.protocol.stepsizes import constant
 from vafl.protocol.table import EmbeddingTable
+from vafl.run.assembly import limited_threads
 
 BATCH, WIDTH, STEPS = 600, 10, 64
 FILL_ROWS = 1 << 18

@@ -19,8 +19,8 @@ from rich.console import Console
 from benchmarks.harness import Figure, benchmark
 from benchmarks.peers.processes import hear, started
 from vafl.config import from_document
-from vafl.launch import launch
-from vafl.runtime.identity import SERVER, issue, make_authority
+from vafl.run.launch import launch
+from vafl.transport.identity import SERVER, issue, make_authority
 
 CALLERS = 100
 SLICES, SLICE_SECONDS = 6, 10.0

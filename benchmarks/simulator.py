@@ -16,16 +16,16 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from benchmarks.harness import REPEATS, Figure, benchmark, interleave, ratios
-from vafl.build import Run, build, limited_threads
 from vafl.config import Config
+from vafl.config.run_settings import StopSettings
 from vafl.data.partition import Party, VerticalData
 from vafl.data.split import Parts
 from vafl.models.settings import ModelSettings
 from vafl.protocol.messages import ClientMessage, Refresh, ServerMessage, Upload
 from vafl.protocol.schedule import ScheduleSettings
 from vafl.protocol.settings import OptimiserSettings
-from vafl.runtime.settings import StopSettings
-from vafl.runtime.simulator import Simulator
+from vafl.run.assembly import Run, build, limited_threads
+from vafl.simulation.simulator import Simulator
 
 CLASSES = 10
 STEP_SIZE, L2 = 0.1, 0.001

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from benchmarks.harness import Figure, benchmark
-from vafl.trained import open_model
+from vafl.run.model_store import open_model
 
 ROWS = 1_000_000
 COLUMNS = {"server": 40, "bank": 80, "shop": 80}

@@ -20,11 +20,11 @@ from torch import Tensor
 from experiments.jobs import in_groups, one_thread, run_all
 from experiments.people import SOURCES, People
 from experiments.results import Verdict, arguments, publish
-from vafl.build import Run, build
 from vafl.config import Config, from_document, read_document
 from vafl.data.partition import Party, VerticalData
 from vafl.data.split import Parts
-from vafl.plan import make_plan
+from vafl.run.assembly import Run, build
+from vafl.run.plan import make_plan
 
 TOML = Path(__file__).with_suffix(".toml")
 KNOWN = 0.5  # the share of people that each other company knows

@@ -30,15 +30,15 @@ from sklearn.metrics import log_loss
 from experiments.people import SOURCES, People
 from vafl.config import read_config
 from vafl.data.tables import open_table
-from vafl.federation.importance import measure_locally
-from vafl.federation.prediction import Deployed
-from vafl.launch import launch
 from vafl.names import SERVER
 from vafl.observe.importance import Importance
-from vafl.plan import encoder_of
-from vafl.protocol.respondent import embed
-from vafl.subjects import held_out
-from vafl.trained import rebuild
+from vafl.protocol.prediction_client import embed
+from vafl.run.importance import measure_locally
+from vafl.run.launch import launch
+from vafl.run.model_store import rebuild
+from vafl.run.plan import encoder_of
+from vafl.run.predict import Deployed
+from vafl.run.prediction_records import held_out
 
 AGREEMENT = 0.9
 REPEATS = 10

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from vafl.build import Run
 from vafl.models.losses import LOSSES
+from vafl.run.assembly import Run
 
 
 class Objective:

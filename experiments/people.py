@@ -6,8 +6,8 @@ from pathlib import Path
 
 import polars as pl
 
-from vafl.data.adult import ROWS, read_adult
-from vafl.data.credit_default import load_credit_default
+from vafl.data.datasets.adult import ROWS, read_adult
+from vafl.data.datasets.credit_default import load_credit_default
 from vafl.data.settings import DataSettings
 from vafl.data.split import Split
 

@@ -19,12 +19,12 @@ from matplotlib.ticker import FuncFormatter
 from experiments.figures import BLACK, BLUE, GREEN, GREY, ORANGE, drawing
 from experiments.jobs import one_thread, run_all
 from experiments.results import Verdict, arguments, publish
-from vafl.build import build
 from vafl.config import Config, read_config
 from vafl.data.partition import VerticalData, partition
 from vafl.data.sources import load
 from vafl.data.split import Split
 from vafl.privacy.settings import PrivacySettings
+from vafl.run.assembly import build
 
 BUDGETS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 MODES = {"release_once": BLUE, "frozen": GREEN, "dp_train": ORANGE, "embed_only": GREY}

@@ -21,8 +21,8 @@ from experiments import figures
 from experiments.results import Verdict, arguments, publish
 from vafl.config import read_config
 from vafl.errors import VaflError
-from vafl.federation.up import up
 from vafl.observe.record import RecordedRun
+from vafl.run.up import up
 
 SHARE = 0.5  # of sync's time that async may take
 

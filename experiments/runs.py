@@ -7,11 +7,11 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.utils import parameters_to_vector
 
-from vafl.build import Run, build
 from vafl.config import read_config
 from vafl.data.partition import partition
 from vafl.data.sources import load
 from vafl.data.split import Split
+from vafl.run.assembly import Run, build
 
 
 def make_run(path: Path, changes: Sequence[str], seed: int) -> Run:

@@ -17,8 +17,8 @@ from torch.nn.utils import vector_to_parameters
 from experiments.figures import Values
 from experiments.objective import Objective
 from experiments.runs import make_run, parameters_of, point_of, visit
-from vafl.build import Run
-from vafl.runtime.simulator import Simulator
+from vafl.run.assembly import Run
+from vafl.simulation.simulator import Simulator
 
 TOML = Path(__file__).with_suffix(".toml")
 

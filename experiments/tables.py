@@ -38,12 +38,12 @@ from experiments.boosting import hist_gradient_boosting, lightgbm
 from experiments.jobs import one_thread, run_all
 from experiments.suite import CHOSEN_ON, HOLDER, JUDGED_ON, SuiteTable, Values, read_table
 from vafl.cli import main as vafl
+from vafl.commands.starter import starter_tables
 from vafl.config import read_config
-from vafl.federation.prediction import Deployed
 from vafl.names import SERVER
-from vafl.runtime.evaluator import outputs
-from vafl.starter import starter_tables
-from vafl.trained import rebuild
+from vafl.run.evaluator import outputs
+from vafl.run.model_store import rebuild
+from vafl.run.predict import Deployed
 
 OURS = ("federated", "pooled", "alone")
 BOOSTED = ("hist_boosting", "lightgbm")

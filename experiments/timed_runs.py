@@ -14,18 +14,18 @@ from typing import Any, Literal
 import numpy as np
 
 from experiments.figures import Values
-from vafl.build import Run, build
-from vafl.conclusion import conclude
 from vafl.config import Config, from_document, read_config, read_document
 from vafl.data.partition import VerticalData, partition
 from vafl.data.settings import DataSettings
 from vafl.data.sources import load
 from vafl.data.split import Split
 from vafl.errors import ConfigError, Diverged, RunFolderError
-from vafl.launch import summarise
+from vafl.observe.evaluation import Point
 from vafl.observe.record import RecordedRun, RunFolder, read_run
-from vafl.runtime.point import Point
-from vafl.runtime.simulator import Simulator
+from vafl.run.assembly import Run, build
+from vafl.run.conclusion import conclude
+from vafl.run.launch import summarise
+from vafl.simulation.simulator import Simulator
 
 GRID = 600  # places at which the runs' curves are read
 

@@ -30,10 +30,10 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from experiments.people import SOURCES, People
 from vafl.config import read_config
-from vafl.federation.prediction import Deployed
-from vafl.protocol.respondent import embed
-from vafl.runtime.identity import SERVER
-from vafl.trained import rebuild
+from vafl.protocol.prediction_client import embed
+from vafl.run.model_store import rebuild
+from vafl.run.predict import Deployed
+from vafl.transport.identity import SERVER
 
 COMPANIES = ("bank", "shop")
 EVERYONE = (SERVER, *COMPANIES)

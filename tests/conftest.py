@@ -5,7 +5,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-from vafl.build import limited_threads
+from vafl.run.assembly import limited_threads
 
 SLOW_START = [HealthCheck.too_slow]  # the first example pays for torch's own start
 

@@ -6,13 +6,13 @@ from copy import deepcopy
 import numpy as np
 import torch
 
-from vafl.build import Run, build
 from vafl.config import from_document
 from vafl.data.partition import Party, VerticalData
 from vafl.data.split import Parts
-from vafl.protocol.delays import DelayLog
 from vafl.protocol.messages import Leave, Welcome
+from vafl.protocol.staleness import DelayLog
 from vafl.protocol.table import FOREVER
+from vafl.run.assembly import Run, build
 
 
 def vertical_data(rows=20, clients=2, shape=(3,), classes=3, seed=0) -> VerticalData:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from tests.waiting import LIMIT, until
-from vafl.runtime.identity import issue, make_authority
+from vafl.transport.identity import issue, make_authority
 
 PARTIES = ("client-1", "client-2")
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from vafl.cli import main
-from vafl.data.alignment import Alignment
+from vafl.data.alignment.rows import Alignment
 from vafl.files import remove_drafts, write_atomically
 from vafl.observe.scores import ScoreFile
-from vafl.runtime.checkpoint import MappedArray, save_checkpoint
-from vafl.runtime.labels import draw_once
+from vafl.run.checkpoint import MappedArray, save_checkpoint
+from vafl.run.drawn_labels import draw_once
 
 
 def mode(path):

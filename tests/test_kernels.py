@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vafl import kernels
-from vafl.build import build
 from vafl.config import from_document
 from vafl.kernels import portable
 from vafl.protocol.table import record_type
+from vafl.run.assembly import build
 
 LARGEST = 2.0**20
 compiled = pytest.mark.skipif(not kernels.NATIVE, reason="no compiler when vafl was installed")

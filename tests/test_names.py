@@ -10,8 +10,8 @@ from vafl.cli import main
 from vafl.config import from_document
 from vafl.errors import ConfigError
 from vafl.names import check_party
-from vafl.runtime.identity import issue, make_authority
-from vafl.trained import model_folder
+from vafl.run.model_store import model_folder
+from vafl.transport.identity import issue, make_authority
 
 ESCAPES = ["../esc", "../../../esc", "/tmp/esc", "a/b", "..", ".", "", "a\0b", "-x", "a b", "x" * 64]
 RESERVED = ["ca", "CA", "ca.pem", "Ca.Key", "Server", "SERVER", "Label-Holder"]

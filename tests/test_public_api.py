@@ -40,9 +40,9 @@ def test_a_name_that_is_not_there_fails_as_anywhere():
 
 
 def test_build_is_the_function_also_once_its_module_is_loaded():
-    module = importlib.import_module("vafl.build")
+    module = importlib.import_module("vafl.run.assembly")
     assert inspect.ismodule(module)
-    assert vafl.build is module.build
+    assert vafl.run.assembly is module.build
 
 
 def test_the_version_is_that_of_the_package():

@@ -1,16 +1,14 @@
 """Vertical asynchronous federated learning: the public names, each loaded when it is first asked for."""
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from vafl.errors import ConfigError, DataError, RunError, RunFolderError, VaflError
 
 if TYPE_CHECKING:
-    from vafl.build import Run, build
     from vafl.config import Config, read_config
     from vafl.estimator import VerticalClassifier, VerticalRegressor
+    from vafl.run.assembly import Run, build
 
     __version__: str
 
@@ -31,10 +29,10 @@ __all__ = [
 
 _HOMES = {
     "Config": "vafl.config",
-    "Run": "vafl.build",
+    "Run": "vafl.run.assembly",
     "VerticalClassifier": "vafl.estimator",
     "VerticalRegressor": "vafl.estimator",
-    "build": "vafl.build",
+    "build": "vafl.run.assembly",
     "read_config": "vafl.config",
 }
 
@@ -58,13 +56,3 @@ def _version() -> str:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """Keeps `vafl.build` the function: loading the module of that name would bind the module to it."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, getattr(value, name) if name == "build" else value)
-
-
-sys.modules[__name__].__class__ = _Package

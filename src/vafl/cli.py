@@ -160,7 +160,7 @@ def _config(options: argparse.Namespace) -> "Config":
 
 
 def _server(options: argparse.Namespace, console: "Console") -> None:
-    from vafl.federation.server import ServerRun
+    from vafl.run.server import ServerRun
 
     log_to_stderr()
     out = _folder(options, last=options.resume or options.overwrite)
@@ -176,7 +176,7 @@ def _server(options: argparse.Namespace, console: "Console") -> None:
 
 
 def _client(options: argparse.Namespace, console: "Console") -> None:
-    from vafl.federation.client import run_client
+    from vafl.run.client import run_client
 
     log_to_stderr()
     out = options.out or Path("runs") / f"{options.config.stem}-{options.party}"
@@ -194,7 +194,7 @@ def _client(options: argparse.Namespace, console: "Console") -> None:
 
 
 def _up(options: argparse.Namespace, console: "Console") -> None:
-    from vafl.federation.up import up
+    from vafl.run.up import up
 
     log_to_stderr()
     out = _folder(options, last=options.overwrite)
@@ -204,7 +204,7 @@ def _up(options: argparse.Namespace, console: "Console") -> None:
 def _report(recorded: "RecordedRun", console: "Console") -> None:
     from vafl.observe.compare import figures_table
     from vafl.observe.record import REPORT
-    from vafl.runtime.training import BUDGETS_SPENT
+    from vafl.run.controller import BUDGETS_SPENT
 
     made, kept = recorded.summary["updates"], recorded.summary["kept"]
     console.print(figures_table(recorded))
@@ -267,13 +267,13 @@ def _report_decision(decision: Mapping[str, Any], console: "Console") -> None:
 
 
 def _demo(options: argparse.Namespace, console: "Console") -> None:
-    from vafl.demo import demo
+    from vafl.commands.demo import demo
 
     demo(options.out, console)
 
 
 def _run(options: argparse.Namespace, console: "Console") -> None:
-    from vafl.launch import launch
+    from vafl.run.launch import launch
 
     out = _folder(options, last=options.overwrite)
     _report(launch(_config(options), out, console, overwrite=options.overwrite), console)

@@ -4,9 +4,9 @@ import pytest
 from tests.federation import run_of, vertical_data
 from vafl.audit.attacks import Eavesdropper, infer_labels, invert_features, replay
 from vafl.audit.report import audit
-from vafl.build import build
 from vafl.config import from_document
 from vafl.errors import ConfigError
+from vafl.run.assembly import build
 
 
 def attacked(classes=3, **sections):

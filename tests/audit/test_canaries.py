@@ -115,7 +115,7 @@ def extreme(settings, used=None):
 @pytest.mark.parametrize("settings", [TRAINED, replaced(TRAINED)])
 def test_extreme_slopes_break_a_clip_in_float32_and_not_one_in_float64(monkeypatch, settings):
     assert extreme(settings).verdict == "holds"
-    monkeypatch.setattr("vafl.privacy.records.scaled", scaled_in_float32)
+    monkeypatch.setattr("vafl.privacy.mechanism.records.scaled", scaled_in_float32)
     assert extreme(settings).verdict == "broken"
     assert extreme(settings).found > 1.2
 

@@ -24,7 +24,7 @@ from tests.chaos.kills import BOUND, Plan, kill_and_resume, training, undisturbe
 from tests.chaos.parties import Failed, Place
 from tests.chaos.peers import PEERS, Mistreatment, roll_back, running, survive
 from tests.chaos.wires import Unable
-from vafl.runtime.identity import SERVER
+from vafl.transport.identity import SERVER
 
 WITHIN = 0.01  # of the undisturbed run's metric
 LIMIT = 300.0  # seconds any single wait may take; a longer one is a hang

@@ -19,13 +19,13 @@ from tests.chaos.certificates import impostors, refused
 from tests.chaos.frames import Armoury
 from tests.chaos.parties import Failed, Parties, Place
 from tests.chaos.turncoat import Turncoat
-from vafl.build import build, make_client
 from vafl.config import Config, read_config
-from vafl.federation.client import ClientState
-from vafl.federation.terms import STATE, make_terms
-from vafl.plan import make_plan
-from vafl.runtime.grpc.wire import CLAIM, Terms
-from vafl.runtime.identity import SERVER, Credentials, issue
+from vafl.run.agreement import STATE, make_terms
+from vafl.run.assembly import build, make_client
+from vafl.run.client import ClientState
+from vafl.run.plan import make_plan
+from vafl.transport.grpc.wire import CLAIM, Terms
+from vafl.transport.identity import SERVER, Credentials, issue
 
 NAME, INDEX = "client-4", 3
 ROUNDS = 20  # that it behaves for

@@ -7,13 +7,13 @@ import grpc
 
 from tests.chaos.parties import Parties
 from tests.forgery import forge
-from vafl.build import make_client
 from vafl.config import read_config
 from vafl.errors import RemoteFault
-from vafl.federation.terms import make_terms
-from vafl.plan import make_plan
-from vafl.runtime.grpc.client import FederationClient
-from vafl.runtime.identity import SERVER, Credentials, issue, make_authority
+from vafl.run.agreement import make_terms
+from vafl.run.assembly import make_client
+from vafl.run.plan import make_plan
+from vafl.transport.grpc.client import FederationClient
+from vafl.transport.identity import SERVER, Credentials, issue, make_authority
 
 
 class Unproven(Credentials):

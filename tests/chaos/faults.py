@@ -9,7 +9,7 @@ from tests.chaos.history import read_history
 from tests.chaos.kills import outcome, training
 from tests.chaos.parties import Failed, Parties
 from tests.chaos.wires import Wires
-from vafl.runtime.identity import SERVER
+from vafl.transport.identity import SERVER
 
 CLIENTS = 4
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vafl.build import make_client, make_server, widths
 from vafl.errors import InvalidMessage
-from vafl.plan import Plan
 from vafl.protocol.client import Client
 from vafl.protocol.messages import (
     HEADER_BYTES,
@@ -24,8 +22,10 @@ from vafl.protocol.messages import (
 )
 from vafl.protocol.server import Server
 from vafl.protocol.table import EmbeddingTable
-from vafl.runtime.codec import Codec
-from vafl.runtime.encodings import Frame
+from vafl.run.assembly import make_client, make_server, widths
+from vafl.run.plan import Plan
+from vafl.transport.codec import Codec
+from vafl.transport.encodings import Frame
 
 KINDS = ("malformed", "truncated", "replayed", "wrong party", "not finite", "against the rules", "together")
 _SIZES_AT = 32  # where the header says how many rows, columns, counters and bytes of text follow

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.chaos.history import History, read_history
 from tests.chaos.parties import Failed, Parties, Place
-from vafl.runtime.identity import SERVER
+from vafl.transport.identity import SERVER
 
 BOUND = 30
 

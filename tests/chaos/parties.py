@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tomli_w
 
-from vafl.runtime.identity import SERVER, issue, make_authority
+from vafl.transport.identity import SERVER, issue, make_authority
 
 ROOT = Path(__file__).parents[2]
 

@@ -24,14 +24,14 @@ from tests.chaos.kills import outcome, training
 from tests.chaos.parties import Failed, Parties, Place
 from vafl.config import read_config
 from vafl.errors import LedgerError
-from vafl.federation.terms import STATE, make_terms
-from vafl.plan import make_plan
-from vafl.privacy.ledger import read_ledger
+from vafl.privacy.ledger.ledger import read_ledger
 from vafl.protocol.messages import Gradient, Join, Refused, Upload, Welcome
-from vafl.runtime.codec import Codec
-from vafl.runtime.grpc.connection import identify
-from vafl.runtime.grpc.wire import METHOD, PATH, SERVICE
-from vafl.runtime.identity import SERVER, Credentials
+from vafl.run.agreement import STATE, make_terms
+from vafl.run.plan import make_plan
+from vafl.transport.codec import Codec
+from vafl.transport.grpc.connection import identify
+from vafl.transport.grpc.wire import METHOD, PATH, SERVICE
+from vafl.transport.identity import SERVER, Credentials
 
 NAME, INDEX = "client-4", 3
 CLAIM = 2**62

@@ -10,7 +10,7 @@ from tests.chaos.history import read_history
 from tests.chaos.kills import BOUND, Plan, kill_and_resume, training
 from tests.chaos.parties import Failed, Parties, Place
 from tests.chaos.wires import Unable, Wires
-from vafl.runtime.identity import SERVER
+from vafl.transport.identity import SERVER
 
 
 @pytest.mark.slow

@@ -13,10 +13,10 @@ import time
 import numpy as np
 
 from vafl import cli
-from vafl.federation.server import ServerState
 from vafl.protocol.server import Server
 from vafl.protocol.table import FOREVER
-from vafl.runtime.grpc.server import FederationServer
+from vafl.run.server import ServerState
+from vafl.transport.grpc.server import FederationServer
 
 
 class Trace:

@@ -13,9 +13,9 @@ from tests.chaos.frames import Weapon
 from tests.chaos.parties import Failed
 from vafl.protocol.client import Client
 from vafl.protocol.messages import Refused, ServerMessage
-from vafl.runtime.codec import Codec
-from vafl.runtime.grpc.wire import MANY_VIOLATIONS, PATH
-from vafl.runtime.identity import Credentials
+from vafl.transport.codec import Codec
+from vafl.transport.grpc.wire import MANY_VIOLATIONS, PATH
+from vafl.transport.identity import Credentials
 
 _PATIENCE = 60.0  # seconds the server may take to answer anything
 

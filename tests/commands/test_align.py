@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 
 from vafl.cli import main
-from vafl.data.alignment import Alignment
+from vafl.data.alignment.rows import Alignment
 
 CONFIG = """
 [data]

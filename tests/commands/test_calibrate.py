@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from vafl.build import build
 from vafl.cli import main
 from vafl.config import read_config
-from vafl.privacy.accountant import epsilon, mu
+from vafl.privacy.analysis.accountant import epsilon, mu
+from vafl.run.assembly import build
 
 CONFIG = """
 [data]

@@ -3,7 +3,7 @@
 import pytest
 
 from vafl.cli import main
-from vafl.runtime.identity import Credentials
+from vafl.transport.identity import Credentials
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
 """What a configuration lets expect against what its simulation does."""
 
 import pytest
-from tests.federation import run_of, vertical_data
 
+from tests.federation import run_of, vertical_data
 from vafl.commands.course import courses_of, expected_activations
 from vafl.config import from_document
 from vafl.errors import ConfigError
-from vafl.plan import make_plan
+from vafl.run.plan import make_plan
 
 
 @pytest.mark.no_cover

@@ -6,8 +6,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 import tomli_w
-from tests.companies import document, write_companies
 
+from tests.companies import document, write_companies
 from vafl.cli import main
 from vafl.config import read_config
 

@@ -6,11 +6,11 @@ import onnx
 import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
-from tests.federation import run_of, vertical_data
 
+from tests.federation import run_of, vertical_data
 from vafl.cli import main
 from vafl.models.decisions import Decision
-from vafl.trained import keep_all
+from vafl.run.model_store import keep_all
 
 
 def kept(path, shape, **model):

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
-from tests.privacy.people import opened
 
+from tests.privacy.ledger.people import opened
 from vafl.cli import main
-from vafl.privacy.accountant import epsilon
-from vafl.privacy.ledger import Ledger, numbered, read_ledger
+from vafl.privacy.analysis.accountant import epsilon
+from vafl.privacy.ledger.ledger import Ledger, numbered, read_ledger
+from vafl.privacy.ledger.spender import Spender
+from vafl.privacy.ledger.statement import Statement, person
 from vafl.privacy.settings import PrivacySettings
-from vafl.privacy.spender import Spender
-from vafl.privacy.statement import Statement, person
 
 CONFIG = """
 [data]

@@ -6,8 +6,8 @@ import re
 import numpy as np
 import polars as pl
 import pytest
-from tests.observe.report.test_report import Page
 
+from tests.observe.report.test_report import Page
 from vafl.cli import main
 
 CONFIG = """

@@ -8,9 +8,9 @@ import torch
 from vafl.cli import main
 from vafl.commands.objective import Objective
 from vafl.config import from_document
-from vafl.plan import make_plan
-from vafl.privacy.secant import secant
+from vafl.privacy.mechanism.secant import secant
 from vafl.protocol.stepsizes import nonconvex_bounded, strongly_convex_bounded
+from vafl.run.plan import make_plan
 
 CONFIG = """
 [data]

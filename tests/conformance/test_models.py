@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from tests.federation import parameters, same
-from vafl.build import build
 from vafl.config import from_document
 from vafl.data.partition import partition
 from vafl.data.settings import DataSettings, PartitionSettings
 from vafl.data.sources import load
 from vafl.data.split import Split
+from vafl.run.assembly import build
 
 pytestmark = pytest.mark.no_cover  # many runs of the same lines
 LAYOUTS = {"linear": "columns", "mlp": "columns", "cnn": "bands", "lstm": "sequence"}

@@ -3,12 +3,12 @@
 import pytest
 
 from tests.federation import parameters, same
-from vafl.build import Run, build
 from vafl.config import from_document
 from vafl.data.partition import partition
 from vafl.data.settings import DataSettings, PartitionSettings
 from vafl.data.sources import load
 from vafl.data.split import Split
+from vafl.run.assembly import Run, build
 
 pytestmark = pytest.mark.no_cover  # many runs of the same lines
 CLIENTS = 3

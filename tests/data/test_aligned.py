@@ -9,9 +9,9 @@ import torch
 
 from tests.companies import configuration, write_companies
 from vafl.data.aligned import join, load_tables
-from vafl.data.alignment import Alignment
+from vafl.data.alignment.rows import Alignment
 from vafl.errors import ConfigError, DataError
-from vafl.plan import make_plan
+from vafl.run.plan import make_plan
 
 
 @pytest.fixture

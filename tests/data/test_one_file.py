@@ -8,7 +8,7 @@ import torch
 from vafl.config import from_document
 from vafl.data.partition import VerticalData
 from vafl.errors import ConfigError, DataError
-from vafl.plan import load_data, make_plan
+from vafl.run.plan import load_data, make_plan
 
 ROWS = 240
 

@@ -6,8 +6,8 @@ import pytest
 from sklearn.metrics import r2_score, roc_auc_score
 
 from vafl import VerticalClassifier, VerticalRegressor
-from vafl.build import build
 from vafl.config import from_document
+from vafl.run.assembly import build
 
 pytestmark = pytest.mark.no_cover
 ROWS = 2000

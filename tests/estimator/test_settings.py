@@ -6,7 +6,7 @@ import pytest
 from vafl import ConfigError, VerticalClassifier
 from vafl.config import from_document
 from vafl.estimator.settings import make_config
-from vafl.plan import sized
+from vafl.run.plan import sized
 
 
 def config(rows=100, clients=4, **parameters):

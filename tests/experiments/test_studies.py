@@ -12,8 +12,8 @@ from experiments.study import FOLDER, names, read_study
 from experiments.timed_runs import Job, Timed, crossing, hold_out, train, was_made
 
 from vafl.data.split import Parts, Split
+from vafl.observe.evaluation import Point
 from vafl.observe.record import RecordedRun
-from vafl.runtime.point import Point
 
 pytestmark = pytest.mark.no_cover  # what they use of vafl has tests of its own
 

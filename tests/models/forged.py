@@ -6,7 +6,7 @@ import tomllib
 
 import tomli_w
 
-from vafl.models.folder import MANIFEST
+from vafl.models.store import MANIFEST
 
 
 def read_document(folder):

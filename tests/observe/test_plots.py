@@ -7,8 +7,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from vafl.observe import plots
+from vafl.observe.evaluation import Point
 from vafl.observe.record import RecordedRun
-from vafl.runtime.point import Point
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from rich.console import Console
 
 from vafl.observe.counting import CountProgress
+from vafl.observe.evaluation import Point
 from vafl.observe.progress import Progress, ShownFigures
 from vafl.observe.status import ClientStatus, Status
-from vafl.protocol.delays import DelaySummary
-from vafl.runtime.point import Point
+from vafl.protocol.staleness import DelaySummary
 
 
 class StandingStill:

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from vafl.errors import RunFolderError
+from vafl.folders import HeldFolder
+from vafl.observe.evaluation import Point
 from vafl.observe.record import RunFolder, read_run
-from vafl.runtime.folders import HeldFolder
-from vafl.runtime.point import Point
 
 SUMMARY = {
     "metric": {"name": "accuracy", "value": 0.5},

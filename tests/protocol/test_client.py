@@ -10,7 +10,7 @@ from vafl.errors import Diverged, InvalidMessage
 from vafl.protocol.client import Client
 from vafl.protocol.descent import Descent
 from vafl.protocol.messages import Gradient, Query, Refresh, Request, Skipped, Upload, Welcome
-from vafl.protocol.respondent import embed
+from vafl.protocol.prediction_client import embed
 from vafl.protocol.schedule import BatchSchedule, NoRefresh, RefreshAll
 from vafl.protocol.settings import OptimiserSettings, RuleSettings
 
@@ -381,7 +381,7 @@ def test_an_embedding_without_anything_to_train_is_fine(model):
 
 def test_embedding_in_parts_gives_the_same(monkeypatch):
     model, features = nn.Linear(COLUMNS, WIDTH), torch.randn(ROWS, COLUMNS)
-    monkeypatch.setattr("vafl.protocol.respondent._EMBED_ROWS", 2)
+    monkeypatch.setattr("vafl.protocol.prediction_client._EMBED_ROWS", 2)
     assert torch.allclose(embed(model, features), model(features))
     rows = np.array([6, 1, 3])
     assert torch.allclose(embed(model, features, rows), model(features[rows]))

@@ -11,7 +11,7 @@ from tests.protocol.test_scoring import DEFAULTS, ROWS, WIDTH, Cap, rows
 from vafl.errors import InvalidMessage
 from vafl.protocol.importance import ImportanceScorer
 from vafl.protocol.messages import EVERYTHING, LONGEST_GROUP, Decline, Join, Leave, Refresh, Request
-from vafl.protocol.respondent import Permutations, Respondent
+from vafl.protocol.prediction_client import Permutations, Respondent
 from vafl.protocol.scoring import ANSWERED, AWAITED, DECLINED
 
 FEATURES = torch.arange(float(ROWS * WIDTH)).view(ROWS, WIDTH)

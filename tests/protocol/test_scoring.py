@@ -10,7 +10,7 @@ from torch import nn
 from tests.protocol.budgets import NoMarks
 from vafl.errors import InvalidMessage
 from vafl.protocol.messages import Decline, Join, Leave, Query, Refresh, Upload
-from vafl.protocol.respondent import Respondent
+from vafl.protocol.prediction_client import Respondent
 from vafl.protocol.scoring import ABSENT, ANSWERED, DECLINED, LATE, Scorer
 
 ROWS, WIDTH = 8, 2

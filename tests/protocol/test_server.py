@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.federation import Exchange, parameters, run_of, same, snapshot, vertical_data
-from vafl.build import build
 from vafl.errors import Diverged
 from vafl.protocol.messages import Gradient, Leave, Query, Refresh, Upload, Welcome
+from vafl.run.assembly import build
 
 CLIENTS = 3
 DATA = vertical_data(rows=10, clients=CLIENTS, shape=(2,))

@@ -18,12 +18,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from vafl.build import Run
 from vafl.errors import ConfigError
 from vafl.protocol.messages import ClientMessage, Gradient, Join, MaskedUpload, ServerMessage, Upload
 from vafl.protocol.rows import Rows
 from vafl.protocol.server import Server
-from vafl.runtime.simulator import Simulator
+from vafl.run.assembly import Run
+from vafl.simulation.simulator import Simulator
 
 _KNOWN = 0.1  # share of the rows an attacker has the truth for
 _REPLAYED = 1024  # rows of one replayed upload

@@ -18,11 +18,10 @@ from scipy.special import ndtr, ndtri
 from scipy.stats import beta, binom
 from torch import Tensor, nn
 
-from vafl.build import make_refresh, make_schedule
 from vafl.config import Config
-from vafl.privacy.accounts import KINDS, Floats
-from vafl.privacy.guard import Guard, guard
-from vafl.privacy.ledger import Ledger
+from vafl.privacy.ledger.accounts import KINDS, Floats
+from vafl.privacy.ledger.ledger import Ledger
+from vafl.privacy.mechanism.client_privacy import Guard, guard
 from vafl.privacy.settings import UNLIMITED, PrivacySettings
 from vafl.protocol.client import Client
 from vafl.protocol.descent import Descent
@@ -30,6 +29,7 @@ from vafl.protocol.messages import ClientMessage, Gradient, Refresh, Request, Up
 from vafl.protocol.rows import Matrix, Rows
 from vafl.protocol.settings import RuleSettings
 from vafl.protocol.stepsizes import constant
+from vafl.run.assembly import make_refresh, make_schedule
 
 AUDITED = (
     "a linear client of canaries with the configured mode, clip, noise, neighbours and local steps (one, for "

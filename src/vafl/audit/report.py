@@ -14,10 +14,10 @@ from vafl.audit.canaries import (
     audit_model_channel,
     confirmed,
 )
-from vafl.build import build
 from vafl.config import Config
 from vafl.data.partition import VerticalData
-from vafl.plan import make_plan
+from vafl.run.assembly import build
+from vafl.run.plan import make_plan
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from rich.console import Console
 from vafl.commands.configured import add_config_options, log_to_stderr, overrides
 from vafl.config import read_config
 from vafl.errors import ConfigError
-from vafl.federation.align import align_all, align_party
+from vafl.run.align import align_all, align_party
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -15,9 +15,8 @@ from vafl.commands.configured import add_config_options, as_json, overrides
 from vafl.commands.course import courses_of
 from vafl.config import from_document, read_document
 from vafl.errors import ConfigError
-from vafl.plan import a_party, make_plan
-from vafl.privacy import accountant
-from vafl.privacy.calibration import (
+from vafl.privacy.analysis import accountant
+from vafl.privacy.analysis.calibration import (
     NOT_VALID,
     Deviations,
     Mechanism,
@@ -26,8 +25,9 @@ from vafl.privacy.calibration import (
     calibrate,
     guarantee,
 )
-from vafl.privacy.exposure import Course, Exposure, expose, worst
+from vafl.privacy.analysis.exposure import Course, Exposure, expose, worst
 from vafl.privacy.settings import GUARANTEED, NEEDS, UNLIMITED, PrivacySettings
+from vafl.run.plan import a_party, make_plan
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

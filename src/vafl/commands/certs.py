@@ -10,9 +10,9 @@ from rich.text import Text
 
 from vafl.errors import ConfigError
 from vafl.names import SERVER, check_client
-from vafl.runtime.identity import issue, make_authority
-from vafl.runtime.identity.authority import host_name, refuse_issued
-from vafl.runtime.identity.pem import read_certificate
+from vafl.transport.identity import issue, make_authority
+from vafl.transport.identity.authority import host_name, refuse_issued
+from vafl.transport.identity.pem import read_certificate
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 from vafl.config import Config
 from vafl.errors import ConfigError
-from vafl.plan import Plan
-from vafl.privacy.exposure import Course
+from vafl.privacy.analysis.exposure import Course
 from vafl.protocol.rules import Rule
 from vafl.protocol.schedule import parse_refresh
+from vafl.run.plan import Plan
 
 
 def courses_of(plan: Plan, epochs: float | None = None) -> list[Course]:

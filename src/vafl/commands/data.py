@@ -16,15 +16,15 @@ from vafl.commands.configured import add_config_options, as_json, overrides
 from vafl.config import Config, read_config
 from vafl.data import leakage
 from vafl.data.aligned import check_label_unused, find_alignments, positions
-from vafl.data.alignment import Alignment
+from vafl.data.alignment.rows import Alignment
 from vafl.data.fitting import ColumnReport, fit
 from vafl.data.labels import label_classes, read_labels
 from vafl.data.settings import LABEL_HOLDER, DataSettings, TableSettings
 from vafl.data.split import Split
 from vafl.data.tables import POSITION, Table, open_table
 from vafl.errors import ConfigError
-from vafl.plan import form_for, load_data, tables_of
 from vafl.privacy.settings import GUARANTEED
+from vafl.run.plan import form_for, load_data, tables_of
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

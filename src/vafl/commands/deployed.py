@@ -10,10 +10,10 @@ from rich.console import Console
 from vafl.commands.configured import add_client_options, add_config_options, log_to_stderr, overrides
 from vafl.config import Config
 from vafl.errors import ConfigError
-from vafl.federation.prediction import answer
 from vafl.names import check_client
-from vafl.runtime.identity import SERVER
-from vafl.trained import read_deployed
+from vafl.run.model_store import read_deployed
+from vafl.run.predict import answer
+from vafl.transport.identity import SERVER
 
 _OF_THE_SERVER = (
     "out",

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from vafl.errors import ConfigError
 from vafl.files import write_atomically
-from vafl.models.folder import read_model
-from vafl.trained import model_folder, rebuild
+from vafl.models.store import read_model
+from vafl.run.model_store import model_folder, rebuild
 
 _OUTPUTS = {"embedding": "embedding", "head": "outputs"}
 

@@ -7,10 +7,10 @@ from rich.console import Console
 from vafl.commands.deployed import add_model_options, client_config
 from vafl.config import Config
 from vafl.errors import ConfigError
-from vafl.federation.importance import REPEATS, ROWS, is_local, measure_locally, measure_over_network
 from vafl.observe.importance import table
-from vafl.runtime.identity import SERVER
-from vafl.trained import open_model
+from vafl.run.importance import REPEATS, ROWS, is_local, measure_locally, measure_over_network
+from vafl.run.model_store import open_model
+from vafl.transport.identity import SERVER
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from vafl.commands.starter import starter_csv, starter_digits, starter_tables
 from vafl.errors import ConfigError
 from vafl.names import check_party
-from vafl.starter import starter_csv, starter_digits, starter_tables
 
 _CLIENTS = 2
 

@@ -12,9 +12,9 @@ from rich.table import Table
 
 from vafl.commands.configured import as_json
 from vafl.errors import RunFolderError
-from vafl.models.folder import MANIFEST, StoredModel, read_model
-from vafl.plan import encoder_of
-from vafl.trained import MODELS
+from vafl.models.store import MANIFEST, StoredModel, read_model
+from vafl.run.model_store import MODELS
+from vafl.run.plan import encoder_of
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from vafl.runtime.identity import add_key, read_keys, remove_key
+from vafl.transport.identity import add_key, read_keys, remove_key
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

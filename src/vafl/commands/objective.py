@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from vafl.models.losses import LOSSES
-from vafl.plan import Plan
-from vafl.privacy.secant import FixedNoise
+from vafl.privacy.mechanism.secant import FixedNoise
 from vafl.protocol.gradients import pull_back
+from vafl.run.plan import Plan
 
 
 class Objective:

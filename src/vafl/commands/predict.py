@@ -8,7 +8,7 @@ from rich.text import Text
 
 from vafl.commands.deployed import add_model_options
 from vafl.config import Config
-from vafl.federation.prediction import Scored, predict
+from vafl.run.predict import Scored, predict
 
 _SCORES = "scores.csv"
 

@@ -17,11 +17,11 @@ from rich.text import Text
 from vafl.commands.configured import as_json
 from vafl.config import Config, read_config
 from vafl.errors import DataError, RunFolderError
-from vafl.ledgers import make_statement, run_ledgers
 from vafl.observe.plots import COLOURS, STYLE, save
 from vafl.observe.record import SIMULATED_LEDGERS
-from vafl.privacy.ledger import read_history, read_ledger
-from vafl.privacy.statement import Statement, person
+from vafl.privacy.ledger.ledger import read_history, read_ledger
+from vafl.privacy.ledger.statement import Statement, person
+from vafl.run.ledgers import make_statement, run_ledgers
 
 _GUARANTEES = {
     "none": "nothing: embeddings leave as they are",

@@ -6,8 +6,8 @@ from pathlib import Path
 from rich.console import Console
 
 from vafl.config import read_config
-from vafl.launch import report_run
 from vafl.observe.record import read_run
+from vafl.run.launch import report_run
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -8,10 +8,10 @@ from rich.console import Console
 from vafl.commands.deployed import add_model_options
 from vafl.config import Config
 from vafl.errors import ConfigError
-from vafl.federation.access import Access
-from vafl.federation.credentials import load_https
-from vafl.federation.serving import serve
-from vafl.runtime.identity import SERVER, Callers, HttpAddress, Https
+from vafl.run.api_access import Access
+from vafl.run.credentials import load_https
+from vafl.run.serve import serve
+from vafl.transport.identity import SERVER, Callers, HttpAddress, Https
 
 _ADDRESS = "127.0.0.1:8080"
 

@@ -13,18 +13,18 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
 
-from vafl.build import limited_threads
 from vafl.commands.configured import add_config_options, as_json, overrides
 from vafl.commands.course import expected_activations
 from vafl.commands.objective import Objective
 from vafl.config import Config, read_config
 from vafl.errors import ConfigError
 from vafl.models.losses import LARGEST_CURVATURES, LARGEST_SLOPES
-from vafl.plan import Plan, make_plan
-from vafl.privacy.secant import secant
-from vafl.privacy.smoothness import Layer, chain_of, smoothness
+from vafl.privacy.mechanism.secant import secant
+from vafl.privacy.mechanism.smoothness import Layer, chain_of, smoothness
 from vafl.protocol.rules import Rule
 from vafl.protocol.stepsizes import SCHEDULES
+from vafl.run.assembly import limited_threads
+from vafl.run.plan import Plan, make_plan
 
 PAPER = "paper constant (block-diagonal only)"
 _ROWS, _DRAWS = 2000, 4

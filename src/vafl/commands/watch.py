@@ -12,7 +12,7 @@ from vafl.commands.configured import log_to_stderr
 from vafl.errors import ConfigError
 from vafl.observe.dashboard.server import Dashboard
 from vafl.observe.dashboard.views import find_runs
-from vafl.runtime.identity import HttpAddress
+from vafl.transport.identity import HttpAddress
 
 log = logging.getLogger("vafl.watch")
 

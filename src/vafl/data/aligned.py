@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 import torch
 
-from vafl.data.alignment import Alignment
+from vafl.data.alignment.rows import Alignment
 from vafl.data.dataset import Labels
 from vafl.data.encoding import Encoder, Form
 from vafl.data.fitting import ColumnReport, fit

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from vafl.data.alignment import Alignment
+from vafl.data.alignment.rows import Alignment
 from vafl.data.columns import match_columns, no_column
 from vafl.data.csv_files import header_of
 from vafl.data.encoding import is_usable

@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from vafl.data.adult import load_adult
-from vafl.data.cifar10 import load_cifar10
-from vafl.data.credit_default import load_credit_default
 from vafl.data.dataset import Dataset, digest_of
-from vafl.data.mimic3 import load_mimic3
-from vafl.data.modelnet40 import load_modelnet40
-from vafl.data.parkinson import load_parkinson
-from vafl.data.physionet2012 import load_physionet2012
-from vafl.data.public import require
+from vafl.data.datasets.adult import load_adult
+from vafl.data.datasets.cifar10 import load_cifar10
+from vafl.data.datasets.credit_default import load_credit_default
+from vafl.data.datasets.mimic3 import load_mimic3
+from vafl.data.datasets.modelnet40 import load_modelnet40
+from vafl.data.datasets.parkinson import load_parkinson
+from vafl.data.datasets.physionet2012 import load_physionet2012
+from vafl.data.datasets.public import require
 from vafl.data.settings import DataSettings
 from vafl.errors import DataError
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import polars as pl
 
+from vafl.data.alignment.ids import canonical_ids
 from vafl.data.columns import match_columns, no_column
 from vafl.data.csv_files import SEPARATORS, check_names, is_packed, is_parquet, not_utf_8, read_blocks
-from vafl.data.ids import canonical_ids
 from vafl.data.settings import LABEL_HOLDER, TableSettings
 from vafl.errors import DataError
 from vafl.names import table_owner

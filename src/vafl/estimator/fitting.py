@@ -15,8 +15,6 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from vafl.build import Run, build
-from vafl.conclusion import conclude
 from vafl.data.dataset import Records
 from vafl.data.encoding import Encoder, Form
 from vafl.data.partition import Party, VerticalData
@@ -36,8 +34,10 @@ from vafl.estimator.tables import (
     is_dictionary,
 )
 from vafl.models.metrics import as_text
-from vafl.runtime.evaluator import outputs
-from vafl.runtime.point import Point
+from vafl.observe.evaluation import Point
+from vafl.run.assembly import Run, build
+from vafl.run.conclusion import conclude
+from vafl.run.evaluator import outputs
 
 Labels = npt.NDArray[Any]
 _FEW_ROWS = 200  # with fewer, none are held out unless the user says so
@@ -115,7 +115,7 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
             l2: the coefficient of each party's regulariser l2/2 |theta_m|^2. None is 0 for a tabular
                 embedding, else 0.001.
             delays: how long clients sleep in simulated time: `poisson`, `exponential`, `poisson-process`,
-                `fixed` or `none`; or a dictionary with the keys of vafl.runtime.delays.DelaySettings,
+                `fixed` or `none`; or a dictionary with the keys of vafl.simulation.delays.DelaySettings,
                 such as {"kind": "fixed", "seconds": [1.0, 1.0, 10.0]}.
             scale: whether each party scales its columns, by its own training rows.
             metric: the headline metric of the history, as model.metric of a configuration; `auto` is auc for

@@ -15,7 +15,7 @@ from vafl.errors import DataError
 from vafl.estimator.fitting import Labels, VerticalEstimator
 from vafl.models.metrics import IN_LABEL_UNITS, Metrics
 from vafl.models.probabilities import probabilities
-from vafl.runtime.point import Point
+from vafl.observe.evaluation import Point
 
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -29,17 +29,17 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
         n_features_in_, feature_names_in_: as everywhere in scikit-learn; a dictionary X has no
             `feature_names_in_`.
         n_iter_: steps of the server.
-        history_: evaluations (vafl.runtime.point.Point) from the start to the end of training. `metrics` of
-            each has every metric.
+        history_: evaluations from the start to the end of training (vafl.observe.evaluation.Point). `metrics`
+            of each has every metric.
         best_: the evaluation of the models that were kept, the one with the lowest loss on the held-out rows;
             None if no rows were held out.
-        traffic_: party -> bytes it sent and received (vafl.runtime.simulator.Traffic).
-        delays_: party -> how stale its embeddings were when used (vafl.protocol.delays.DelaySummary).
+        traffic_: party -> bytes it sent and received (vafl.transport.traffic.Traffic).
+        delays_: party -> how stale its embeddings were when used (vafl.protocol.staleness.DelaySummary).
         calibration_: how outputs become those of `predict_proba` (vafl.models.probabilities.Calibration).
         models_, head_: the torch modules of the parties and of the server.
         encoders_: party -> how its columns become features (vafl.data.encoding.Encoder); of sequences or
             images, their scale (vafl.data.dataset.Standard) or None.
-        run_: the vafl.build.Run underneath, which holds the training rows; copies and pickles of the
+        run_: the vafl.run.assembly.Run underneath, which holds the training rows; copies and pickles of the
             estimator go without it.
     """
 

@@ -18,10 +18,9 @@ from rich.text import Text
 
 from vafl.models.metrics import figure
 from vafl.observe.counting import Tenths
+from vafl.observe.evaluation import Clock, Point
 from vafl.observe.status import Baselines, ClientStatus, Status
-from vafl.protocol.delays import DelaySummary
-from vafl.runtime.point import Point
-from vafl.runtime.training import Clock
+from vafl.protocol.staleness import DelaySummary
 
 _EVERY = 0.5  # seconds between two looks at the run
 _PACE = 20  # looks that its speed is taken over

@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, Any
 
 from vafl.errors import RunFolderError
 from vafl.files import drafted, make_private_folder, write_atomically
+from vafl.folders import LOCK, HeldFolder
 from vafl.kernels import NATIVE
 from vafl.models.metrics import LOWER_IS_BETTER
+from vafl.observe.evaluation import Point
 from vafl.observe.status import STATUS
-from vafl.runtime.folders import LOCK, HeldFolder
-from vafl.runtime.point import Point
 
 if TYPE_CHECKING:
     import polars as pl

@@ -28,7 +28,7 @@ class ClientStatus:
         activations: uploads it has made.
         gone: whether it is not here.
         delay_mean, delay_max: of its cells when they were used, as of the last evaluation.
-        alarms: what is not normal about it now, as `vafl.runtime.vitals` has it.
+        alarms: what is not normal about it now, as `vafl.transport.vitals` has it.
         silent: seconds without a message from it, though it is connected and it is its turn; 0 up to
             network.heartbeat.
     """

@@ -33,7 +33,7 @@ from vafl.protocol.messages import (
     Welcome,
     made_here,
 )
-from vafl.protocol.respondent import Budget, Perturb, Respondent, UploadKind
+from vafl.protocol.prediction_client import Budget, Perturb, Respondent, UploadKind
 from vafl.protocol.rows import Array, Matrix, Rows, in_parts
 from vafl.protocol.schedule import BatchSchedule
 from vafl.protocol.schedule import Refresh as RefreshPolicy

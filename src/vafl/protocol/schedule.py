@@ -86,6 +86,12 @@ def parse_refresh(text: str) -> tuple[str, int]:
     raise ConfigError(f'schedule.refresh must be none, random:R, all or lookahead. Found "{text}".')
 
 
+class Sleeper(Protocol):
+    """When does a client that is done at `now` wake up next?"""
+
+    def wakes_at(self, now: float) -> float: ...
+
+
 class BatchSchedule:
     """The minibatches of one client (or the common ones of all): `batch(i)` for any i.
 

@@ -14,7 +14,6 @@ from torch import nn
 from vafl.errors import InvalidMessage
 from vafl.protocol.answers import Answers
 from vafl.protocol.bound import DelayBound
-from vafl.protocol.delays import DelayLog
 from vafl.protocol.descent import Descent
 from vafl.protocol.head_step import HeadStep, Loss, Mask
 from vafl.protocol.marks import MarkMemory, Marks
@@ -41,6 +40,7 @@ from vafl.protocol.requests import Poll, Requests
 from vafl.protocol.rows import NO_ROWS, Array, Matrix, Rows, in_parts
 from vafl.protocol.rules import Rule, Turn
 from vafl.protocol.settings import LARGEST_COUNT, LARGEST_WINDOW
+from vafl.protocol.staleness import DelayLog
 from vafl.protocol.table import FOREVER, EmbeddingTable
 
 _COUNTED_CLIENTS = 8  # whose delays are counted cell by cell at full cost

@@ -5,8 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from vafl.observe.evaluation import Point
 from vafl.observe.status import ClientStatus, Status
-from vafl.runtime.point import Point
 
 CLIENTS = (
     ClientStatus("bank", 7, 2_000_000, 500_000, gone=False, delay_mean=3.5, delay_max=12),

@@ -14,7 +14,7 @@ from tests.observe.dashboard.folders import written
 from tests.waiting import LIMIT, until
 from vafl.observe.dashboard import server
 from vafl.observe.dashboard.server import Dashboard
-from vafl.runtime.identity import HttpAddress
+from vafl.transport.identity import HttpAddress
 
 
 @contextmanager

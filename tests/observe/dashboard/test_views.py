@@ -12,7 +12,7 @@ from tests.observe.dashboard.folders import BASELINES, written
 from vafl.errors import RunFolderError
 from vafl.observe.dashboard.exporter import as_prometheus
 from vafl.observe.dashboard.views import MOST_RUNS, look, view
-from vafl.runtime.point import Point
+from vafl.observe.evaluation import Point
 
 
 @pytest.mark.parametrize(

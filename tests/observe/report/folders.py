@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from vafl.runtime.point import Point
+from vafl.observe.evaluation import Point
 
 EVIL = "<script>alert(1)</script>"
 _METRICS = {

@@ -17,7 +17,7 @@ from typing import Any
 from vafl.observe.dashboard.exporter import as_prometheus
 from vafl.observe.dashboard.views import look
 from vafl.observe.prometheus import CONTENT_TYPE
-from vafl.runtime.identity import HttpAddress
+from vafl.transport.identity import HttpAddress
 
 log = logging.getLogger("vafl.watch")
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from vafl.errors import RunFolderError
 from vafl.observe.compare import distinct_names
+from vafl.observe.evaluation import Point
 from vafl.observe.record import HISTORY, SUMMARY
 from vafl.observe.status import STATUS, Baselines, Status, checked_baselines, checked_figures
-from vafl.runtime.point import Point
 
 MOST_RUNS = 24  # that are shown, those that changed last
 _MOST_POINTS = 400  # of a run: as many as a screen can show apart

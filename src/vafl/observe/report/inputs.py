@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from vafl.errors import RunFolderError
-from vafl.models.folder import MANIFEST
+from vafl.models.store import MANIFEST
 from vafl.observe.record import IMPORTANCE, SCORES, SUMMARY, RecordedRun, read_run
 from vafl.observe.report.statistics import Floats
 

@@ -1,0 +1,101 @@
+"""The sections [stop], [evaluation] and [prediction]: when a run ends, what it measures, how it predicts."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from vafl.errors import ConfigError
+from vafl.models.metrics import MetricName
+
+
+@dataclass(frozen=True)
+class StopSettings:
+    """A run ends at the first of these.
+
+    Attributes:
+        updates: steps of the server; 0 is as many as make schedule.epochs.
+        seconds: on the run's clock; 0 means no limit.
+        metric: as soon as the headline metric (model.metric) is this good; leave out for no such limit.
+        patience: after this many evaluations in a row without a better one; 0 means no such limit. A run with
+            patience keeps the models of its best evaluation, whatever ends it.
+        select: the metric that tells which of two evaluations is better, for patience and for the models to
+            keep: `loss` (log loss, or the root mean squared error of numbers) or a name that model.metric
+            takes.
+    """
+
+    updates: int = 1000
+    seconds: float = 0.0
+    metric: float | None = None
+    patience: int = 0
+    select: MetricName = "loss"
+
+    def __post_init__(self) -> None:
+        if self.patience < 0:
+            raise ConfigError(f"stop.patience must be 1 or more, or 0 for no limit. Found {self.patience}.")
+        if self.updates < 0:
+            raise ConfigError(
+                f"stop.updates must be 1 or more, or 0 to follow schedule.epochs. Found {self.updates}."
+            )
+        if not 0 <= self.seconds < math.inf:
+            raise ConfigError(f"stop.seconds must be above 0, or 0 for no limit. Found {self.seconds}.")
+        if self.metric is not None and not math.isfinite(self.metric):
+            raise ConfigError(
+                f"stop.metric must be a number. Found {self.metric}. Leave it out for no target."
+            )
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """How often the model is measured on the validation rows, or on the test rows if there are none.
+
+    Attributes:
+        every: updates between two evaluations; 0 is one epoch of the clients.
+        every_seconds: seconds on the run's clock instead, if above 0.
+    """
+
+    every: int = 50
+    every_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise ConfigError(
+                f"evaluation.every must be 1 or more, or 0 for once per epoch. Found {self.every}."
+            )
+        if not 0 <= self.every_seconds < math.inf:
+            raise ConfigError(f"evaluation.every_seconds must be 0 or more. Found {self.every_seconds}.")
+
+
+@dataclass(frozen=True)
+class PredictionSettings:
+    """How a trained model is used, in batches (`vafl predict`) and live (`vafl serve`).
+
+    Attributes:
+        chunk: rows that clients are asked for at a time, in a batch.
+        patience: seconds a client has to answer for a chunk, or to come back; then its default is used.
+        deadline: seconds a live question may wait for clients; then the defaults of the late ones are used.
+        gather: seconds a live question waits for others, to be asked together with them.
+        cache: the live server keeps embeddings and uses them again, which costs a private client nothing;
+            false asks each time, for features that change.
+        largest_request: ids in one live request.
+        importance: what a client lets the server measure the importance of (`vafl importance`). `party`: the
+            client's features together, and the groups in tables.NAME.groups. `columns`: each column as well;
+            the server learns the columns' names, and each record's values up to a scale if embeddings have no
+            noise. `none`: nothing.
+    """
+
+    chunk: int = 4096
+    patience: float = 60.0
+    deadline: float = 1.0
+    gather: float = 0.002
+    cache: bool = True
+    largest_request: int = 1000
+    importance: Literal["none", "party", "columns"] = "party"
+
+    def __post_init__(self) -> None:
+        for name in ("chunk", "patience", "deadline", "largest_request"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"prediction.{name} must be above 0. Found {getattr(self, name)}.")
+        if not 0 <= self.gather < self.deadline:
+            raise ConfigError(
+                f"prediction.gather must be 0 or more, and below the deadline. Found {self.gather}."
+            )

@@ -1,0 +1,1 @@
+"""Load public data sets."""

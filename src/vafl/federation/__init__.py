@@ -1,1 +1,0 @@
-"""A federation of real processes: the server's part, a client's part, and both on one machine."""

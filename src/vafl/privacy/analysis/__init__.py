@@ -1,0 +1,1 @@
+"""Work out what noise guarantees, and what a guarantee costs."""

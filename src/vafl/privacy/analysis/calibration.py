@@ -1,0 +1,145 @@
+"""From a budget to noise and back, for each mode of a private client (privacy.md, sections 4 and 5).
+
+mu is what the most used record costs in a run that uses it as often as planned; only mu_max makes a limit of
+it. The paper's own formula is here too, under its own name: it counts on the server not knowing which records
+are in a minibatch, and the server must know.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from vafl.errors import ConfigError
+from vafl.privacy.analysis.accountant import compose
+from vafl.privacy.analysis.exposure import Exposure
+
+PrivateMode = Literal["release_once", "frozen", "dp_train", "embed_only"]
+NOT_VALID = "not valid against the server"
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """The clips of a mode, and its neighbouring relation.
+
+    Attributes:
+        clip: C, of what is uploaded.
+        gradient_clip: G, of a record's gradient, for `dp_train`.
+        neighbours: as in `PrivacySettings`; `replace` doubles the sensitivities.
+    """
+
+    mode: PrivateMode
+    clip: float
+    gradient_clip: float = 0.0
+    neighbours: Literal["zero_out", "replace"] = "replace"
+
+    def __post_init__(self) -> None:
+        _require_positive("clip", self.clip)
+        if self.mode == "dp_train":
+            _require_positive("gradient_clip", self.gradient_clip)
+
+    @property
+    def sensitivity(self) -> float:
+        return self._times * self.clip
+
+    @property
+    def gradient_sensitivity(self) -> float:
+        return self._times * self.gradient_clip
+
+    @property
+    def _times(self) -> int:
+        return 1 if self.neighbours == "zero_out" else 2
+
+
+@dataclass(frozen=True)
+class Deviations:
+    """Standard deviations: c of the noise on what is uploaded, s of that on a sum of gradients."""
+
+    noise: float
+    gradient_noise: float = 0.0
+
+
+def calibrate(mechanism: Mechanism, exposure: Exposure, mu: float, share: float = 0.5) -> Deviations:
+    """The noise with which a record that is used as often as `exposure` says costs mu.
+
+    Args:
+        share: for `dp_train`, the part of mu^2 that the uploads get; the local updates get the rest.
+    """
+    _require_positive("mu", mu)
+    if mechanism.mode != "dp_train":
+        return Deviations(_reach(mechanism, exposure) / mu)
+    if not 0 < share < 1:
+        raise ConfigError(f"the uploads' share of a dp_train budget must be between 0 and 1. Found {share}.")
+    updates = math.sqrt(exposure.updates) * mechanism.gradient_sensitivity
+    uploads = _reach(mechanism, exposure) / (mu * math.sqrt(share))
+    held_out = math.sqrt(exposure.evaluations) * mechanism.sensitivity / mu
+    return Deviations(max(uploads, held_out), updates / (mu * math.sqrt(1 - share)))
+
+
+def guarantee(mechanism: Mechanism, exposure: Exposure, deviations: Deviations) -> float:
+    """The mu that a record costs with that noise, if it is used as often as `exposure` says."""
+    _require_positive("noise", deviations.noise)
+    uploads = _reach(mechanism, exposure) / deviations.noise
+    if mechanism.mode != "dp_train":
+        return uploads
+    _require_positive("gradient_noise", deviations.gradient_noise)
+    updates = math.sqrt(exposure.updates) * mechanism.gradient_sensitivity / deviations.gradient_noise
+    held_out = math.sqrt(exposure.evaluations) * mechanism.sensitivity / deviations.noise
+    return max(compose([uploads, updates]), held_out)
+
+
+def _reach(mechanism: Mechanism, exposure: Exposure) -> float:
+    """The distance, in all uploads together, between what two neighbours upload."""
+    if mechanism.mode == "release_once":
+        return mechanism.sensitivity
+    if mechanism.mode == "dp_train":
+        return math.sqrt(exposure.uploads) * mechanism.sensitivity
+    if mechanism.mode == "frozen":
+        return math.sqrt(max(exposure.uploads, exposure.evaluations)) * mechanism.sensitivity
+    own = exposure.uploads * mechanism.sensitivity**2
+    others = (exposure.vectors - exposure.uploads) * (2 * mechanism.clip) ** 2
+    return math.sqrt(own + others)
+
+
+@dataclass(frozen=True)
+class PaperCalibration:
+    """Theorem 6, kept under its own name: not valid against the server.
+
+    Args:
+        sensitivity: in the place of the paper's B, which depends on the trained weights.
+        batch, rows: N_m and N.
+        steps: K.
+        samples: whether K counts processed samples, as the theorem's text has it, not minibatch steps.
+    """
+
+    sensitivity: float
+    batch: int
+    rows: int
+    steps: float
+    samples: bool = False
+
+    @property
+    def _queries(self) -> float:
+        return self.steps * self.batch if self.samples else self.steps
+
+    def first_order(self, mu: float) -> float:
+        """c = Delta (N_m/N) sqrt(K) / mu."""
+        return self.sensitivity * self.batch / self.rows * math.sqrt(self._queries) / mu
+
+    def first_order_mu(self, noise: float) -> float:
+        return self.first_order(noise)  # c and mu change places
+
+    def central_limit(self, mu: float) -> float:
+        """c = Delta / sqrt(ln(1 + (mu N/N_m)^2 / K))."""
+        return self.sensitivity / math.sqrt(math.log1p((mu * self.rows / self.batch) ** 2 / self._queries))
+
+    def central_limit_mu(self, noise: float) -> float:
+        """mu = (N_m/N) sqrt(K (e^{(Delta/c)^2} - 1))."""
+        exponent = (self.sensitivity / noise) ** 2
+        if exponent > 700:
+            return math.inf
+        return self.batch / self.rows * math.sqrt(self._queries * math.expm1(exponent))
+
+
+def _require_positive(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise ConfigError(f"{name} must be above 0. Found {value}.")

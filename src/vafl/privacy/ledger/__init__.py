@@ -1,0 +1,1 @@
+"""Record what every person has spent."""

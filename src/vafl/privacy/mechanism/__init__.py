@@ -1,0 +1,1 @@
+"""Clip and noise what leaves a client."""

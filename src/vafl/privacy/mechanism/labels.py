@@ -1,0 +1,52 @@
+"""What keeps the labels to the server, whose gradients would tell them.
+
+Randomised response, once, is a guarantee: all that follows from the drawn labels is post-processing.
+Clipping and noising the gradients is a heuristic: it makes label inference harder and proves nothing.
+Where the drawn labels are kept is the runtime's business.
+"""
+
+import os
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vafl.privacy.mechanism.noise import Noise
+from vafl.privacy.mechanism.release import clip_rows
+from vafl.privacy.settings import LabelSettings, keep_probability
+
+Gradients = npt.NDArray[np.float32]
+
+
+def randomise(labels: Tensor, classes: int, epsilon: float) -> Tensor:
+    """Class numbers [rows] after randomised response, drawn from the operating system's entropy.
+
+    Any label is at most e^epsilon times as probable for one true class as for another.
+    """
+    words = np.frombuffer(os.urandom(16 * len(labels)), dtype=np.uint64).reshape(2, -1)
+    kept = (words[0] >> np.uint64(11)) < int(keep_probability(epsilon, classes) * 2**53)
+    shift = (1 + words[1] % np.uint64(classes - 1)).astype(np.int64)
+    true = labels.numpy().astype(np.int64)
+    drawn = np.where(kept, true, (true + shift) % classes)
+    return torch.from_numpy(drawn).to(labels.dtype)
+
+
+class GradientMask:
+    """Clips each row of gradients [batch, width], then adds Gaussian noise."""
+
+    def __init__(self, clip: float, deviation: float) -> None:
+        self._clip, self._deviation = clip, deviation
+        self._noise = Noise()
+
+    @classmethod
+    def of(cls, settings: LabelSettings) -> Self | None:
+        """As the settings say; None where they leave gradients as they are."""
+        clip, deviation = settings.gradient_clip, settings.gradient_noise
+        return cls(clip, deviation) if clip or deviation else None
+
+    def __call__(self, gradients: Gradients) -> Gradients:
+        if self._clip:
+            gradients = clip_rows(torch.from_numpy(gradients), self._clip).numpy()
+        return self._noise.added_to(gradients, self._deviation) if self._deviation else gradients

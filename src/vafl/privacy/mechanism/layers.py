@@ -1,0 +1,110 @@
+"""The paper's hidden noise, and what a private client's model may not contain."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vafl.errors import ConfigError
+from vafl.privacy.mechanism.noise import Noise
+from vafl.privacy.settings import PrivacySettings
+
+
+def trained_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers that hold parameters themselves, in the order they were put in."""
+    return [layer for layer in model.modules() if any(True for _ in layer.parameters(recurse=False))]
+
+
+class HiddenNoise:
+    """Noise between the layers of a model while it trains: it smooths the objective.
+
+    Recurrent layers hide their activations, so theirs is on the output.
+
+    Attributes:
+        drawn: what the last forward pass added, layer by layer.
+        replayed: what the next passes add instead of drawing: to differentiate the same function again.
+    """
+
+    def __init__(self, model: nn.Module, settings: PrivacySettings, noise: Noise) -> None:
+        layers = trained_layers(model)
+        deviations = _one_each(settings.layers, len(layers) - 1)
+        noisy = [(layer, deviation) for layer, deviation in enumerate(deviations) if deviation]
+        self.drawn: list[Tensor] = [torch.empty(0)] * len(noisy)
+        self.replayed: Sequence[Tensor] | None = None
+        self._draw = noise.uniform if settings.layer_noise == "uniform" else noise.gaussian
+        for place, (layer, deviation) in enumerate(noisy):
+            if settings.placement == "output":  # one layer's output is the next one's input
+                layers[layer + 1].register_forward_pre_hook(self._on_input(place, deviation))
+            else:
+                layers[layer].register_forward_hook(self._on_output(place, deviation))
+
+    def _on_output(self, place: int, deviation: float) -> Any:
+        def hook(layer: nn.Module, _: object, output: Any) -> Any:
+            if not layer.training:
+                return output
+            if isinstance(output, tuple):
+                return (self._add(place, deviation, output[0]), *output[1:])
+            return self._add(place, deviation, output)
+
+        return hook
+
+    def _on_input(self, place: int, deviation: float) -> Any:
+        def hook(layer: nn.Module, inputs: tuple[Any, ...]) -> Any:
+            if layer.training:
+                return (self._add(place, deviation, inputs[0]), *inputs[1:])
+            return inputs
+
+        return hook
+
+    def _add(self, place: int, deviation: float, values: Tensor) -> Tensor:
+        if self.replayed is not None:
+            return values + self.replayed[place]
+        self.drawn[place] = self._draw(values.shape, deviation)
+        return values + self.drawn[place]
+
+
+def _one_each(deviations: Sequence[float], layers: int) -> Sequence[float]:
+    if len(deviations) == 1:
+        return [deviations[0]] * layers
+    if len(deviations) not in (0, layers):
+        raise ConfigError(
+            f"privacy.layers must have one number for each of the {layers} hidden layers, or one for all. "
+            f"Found {len(deviations)}."
+        )
+    return deviations
+
+
+def require_separate_records(model: nn.Module, example: Tensor) -> None:
+    """Refuses a model whose embedding of one record depends on the others in its batch.
+
+    Such a model carries a record into other records' uploads, past every clip.
+
+    Args:
+        example: [rows, ...] features of a few records, of any values.
+
+    Raises:
+        ConfigError: it does, or it has a layer that is made to.
+    """
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._NormBase):
+            raise ConfigError(
+                f"a private client's model must treat records one by one. Layer {name} is a "
+                f"{type(layer).__name__}, which mixes the records of a batch. Use GroupNorm or LayerNorm."
+            )
+    drops = nn.modules.dropout._DropoutNd  # by chance, from each record by itself
+    dropping = [layer for layer in model.modules() if isinstance(layer, drops) and layer.training]
+    for layer in dropping:
+        layer.eval()
+    with torch.no_grad():
+        together = model(example)
+        alone = torch.cat([model(row[None]) for row in example])
+    for layer in dropping:
+        layer.train()
+    rounding = 1e-5 * max(1.0, float(together.abs().max()))
+    if not torch.allclose(together, alone, rtol=1e-3, atol=rounding):
+        raise ConfigError(
+            "a private client's model must treat records one by one. Its embedding of a record changed by "
+            f"{float((together - alone).abs().max()):.3g} with the other records of the batch. Take out what "
+            "mixes them (normalisation, attention or statistics over the batch)."
+        )

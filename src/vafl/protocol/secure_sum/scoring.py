@@ -1,0 +1,168 @@
+"""Predictions under a secure sum: the server learns the sum of all clients' scores of a row, and no more.
+
+A model that is asked does not change, so a row asked for twice says nothing new. Rows asked for together are
+one round: all clients answer for all of them, or they have no score.
+"""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+from torch import nn
+
+from vafl.errors import InvalidMessage
+from vafl.protocol.marks import MarkMemory
+from vafl.protocol.messages import (
+    ClientMessage,
+    Decline,
+    Leave,
+    LedgerMark,
+    MaskedRefresh,
+    Offer,
+    Refresh,
+    Rekey,
+    Request,
+    ServerMessage,
+    Words,
+)
+from vafl.protocol.prediction_client import Respondent
+from vafl.protocol.rows import Matrix, Rows
+from vafl.protocol.scoring import ANSWERED, DECLINED, Inquiry, Scorer
+from vafl.protocol.secure_sum.client import Masking
+from vafl.protocol.secure_sum.key_epochs import Epochs
+
+
+class MaskedRespondent(Masking, Respondent):
+    """A client that answers under masks, for all rows asked for or for none."""
+
+    whole = True
+
+
+class MaskedScorer(Scorer):
+    """Asks for sums, and scores them.
+
+    Args:
+        decode: the sum [rows, width] that added words stand for.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        head: nn.Module,
+        clients: int,
+        width: int,
+        decode: Callable[[Words], Matrix],
+        marks: MarkMemory | None = None,
+    ) -> None:
+        super().__init__(rows, head, torch.zeros(clients, width), summed=True, cached=False, marks=marks)
+        self._decode = decode
+        self._epochs = Epochs(clients)
+        self._rounds: dict[int, Inquiry] = {}
+        self._words: dict[int, dict[int, Words]] = {}
+        self._asked = 0
+
+    def ask(self, rows: Rows, *, patient: bool = False) -> tuple[Inquiry, list[Request]]:
+        """Asks all clients for one sum, as soon as there are masks."""
+        inquiry, _ = super().ask(rows, patient=True)
+        number = self._asked
+        self._asked += 1
+        self._rounds[number] = inquiry
+        return inquiry, [] if self._epochs.missing else self._requests_of(number)
+
+    def give_up(self, inquiry: Inquiry) -> None:
+        super().give_up(inquiry)
+        self.overdue.clear()  # nobody is asked alone, so nobody can be left out
+        self._close(inquiry)
+
+    def receive(self, message: ClientMessage) -> list[ServerMessage]:
+        if isinstance(message, Refresh):
+            raise InvalidMessage(
+                f"this model is asked under masks. Found a plain answer of client {message.client}: all "
+                "parties must agree on privacy.secure_sum."
+            )
+        if isinstance(message, Offer | MaskedRefresh | Decline):
+            return self._take_masked(message)
+        replies = super().receive(message)
+        if isinstance(message, LedgerMark):
+            return replies
+        if isinstance(message, Leave):
+            return [*replies, *self._change(message.client, "left")]
+        rekeyed = self._change(message.client, "came")
+        return [*replies, Rekey(message.client, self._epochs.number, "welcome"), *rekeyed]
+
+    # --- each kind of message: first every check, then the change ---
+
+    def _take_masked(self, message: Offer | MaskedRefresh | Decline) -> list[ServerMessage]:
+        client = message.client
+        if not 0 <= client < self.clients or client in self.absent:
+            raise InvalidMessage(f"client {client} has not joined.")
+        self._check_sequence(client, message.sequence)
+        replies: list[ServerMessage] = []
+        if isinstance(message, Decline):
+            self._take_decline(message)
+        elif self._epochs.is_void(message.epoch):
+            return []
+        elif isinstance(message, Offer):
+            replies = [*self._epochs.take(message)]
+            if not self._epochs.missing:
+                replies += [said for number in self._rounds for said in self._requests_of(number)]
+        else:
+            self._take_words(message)
+        self._sequences[client] = message.sequence
+        return replies
+
+    def _take_decline(self, decline: Decline) -> None:
+        """Without one client there is no sum."""
+        inquiry = self._round(decline.request)
+        if inquiry is not None:
+            for client in range(self.clients):
+                inquiry.mark(client, DECLINED)
+            self._close(inquiry)
+
+    def _take_words(self, answer: MaskedRefresh) -> None:
+        inquiry, client = self._round(answer.request), answer.client
+        self._epochs.require_keys(client)
+        if inquiry is None:
+            return
+        words = self._words.setdefault(answer.request, {})
+        if client in words or not np.array_equal(answer.rows, inquiry.rows):
+            raise InvalidMessage(
+                f"the answer to request {answer.request} must hold exactly its rows, and come once."
+            )
+        if answer.words.shape != (len(inquiry.rows), self._width):
+            raise InvalidMessage(
+                f"words of client {client} must be {self._width} a row. Found {answer.words.shape}."
+            )
+        words[client] = answer.words
+        if len(words) == self.clients:
+            inquiry.embeddings[:, 0] = self._decode(np.add.reduce(list(words.values())))
+            inquiry.states[:] = ANSWERED
+            self._close(inquiry)
+
+    # --- rounds ---
+
+    def _round(self, number: int) -> Inquiry | None:
+        """What was asked; None if it is over: an answer to that is late, and no fault."""
+        if number >= self._asked:
+            raise InvalidMessage(f"nobody was asked request {number}.")
+        return self._rounds.get(number)
+
+    def _close(self, inquiry: Inquiry) -> None:
+        for number in [number for number, own in self._rounds.items() if own is inquiry]:
+            del self._rounds[number]
+            self._words.pop(number, None)
+
+    def _requests_of(self, number: int) -> list[Request]:
+        rows = self._rounds[number].rows
+        return [Request(client, number, rows) for client in range(self.clients)]
+
+    def _ask(self, inquiry: Inquiry, client: int) -> Iterable[Request]:
+        """Nobody is asked alone."""
+        return ()
+
+    def _change(self, client: int, how: str) -> list[Rekey]:
+        rekeyed = self._epochs.end(client, f"client {client} {how}", self.absent)
+        if rekeyed is None:
+            return []
+        self._words.clear()
+        return rekeyed

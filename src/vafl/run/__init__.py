@@ -1,0 +1,1 @@
+"""Run a federation: plan, assemble, train, keep the models, predict and serve."""

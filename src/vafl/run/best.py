@@ -1,0 +1,88 @@
+"""The models of the best evaluation, on disk at every party: what a run with stop.patience ends with.
+
+The server knows that an evaluation was the best when its clients have long gone on. So a client keeps its
+model as it was at the last evaluation, and as it was at the best one; the next request tells which that is.
+What the server counts as a best evaluation is on its disk before it tells anybody.
+"""
+
+import logging
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from vafl.observe.evaluation import Point
+from vafl.protocol.client import Client
+from vafl.run.checkpoint import has_checkpoint, load_checkpoint, move_checkpoint, save_checkpoint
+
+log = logging.getLogger("vafl.client")
+
+_OUTPUTS = "outputs of "  # before the part: no parameter's name has a space
+
+
+class BestHead:
+    """The head as it was at the best evaluation, and what it gave on the validation rows.
+
+    Args:
+        measured: the outputs of the last evaluation by part, which `restore` brings back too.
+
+    Attributes:
+        point: that evaluation; None before the first.
+        count: how many evaluations were the best so far.
+    """
+
+    def __init__(self, head: nn.Module, folder: Path, measured: dict[str, Tensor], *, resume: bool) -> None:
+        self._head, self._folder, self._measured = head, folder, measured
+        self.point: Point | None = None
+        self.count = 0
+        if resume and has_checkpoint(folder):
+            _, facts = load_checkpoint(folder)
+            self.point, self.count = Point(**facts["point"]), facts["count"]
+
+    def keep(self, point: Point) -> None:
+        """The head as it is now was measured, and is the best so far."""
+        self.point, self.count = point, self.count + 1
+        facts = {"point": asdict(point), "count": self.count}
+        outputs = {_OUTPUTS + part: outputs for part, outputs in self._measured.items()}
+        # Buffers are saved as they are. So are the outputs: a metric that is not finite is no damage.
+        exempt = {*dict(self._head.named_buffers()), *outputs}
+        save_checkpoint(self._folder, self._head.state_dict() | outputs, facts, exempt)
+
+    def restore(self) -> None:
+        """Go back to it."""
+        if self.point is None:
+            return
+        tensors, _ = load_checkpoint(self._folder)
+        for name in [name for name in tensors if name.startswith(_OUTPUTS)]:
+            self._measured[name.removeprefix(_OUTPUTS)] = tensors.pop(name)
+        self._head.load_state_dict(tensors)
+
+
+class BestEmbedding:
+    """A client's model as it was at the last evaluation, and at the best."""
+
+    def __init__(self, client: Client, folder: Path, *, resume: bool) -> None:
+        self._client, self._last, self._best = client, folder / "evaluated", folder / "best"
+        for own in () if resume else (self._last, self._best):
+            shutil.rmtree(own, ignore_errors=True)
+        client.at_evaluation = self.at_evaluation
+
+    def at_evaluation(self, best: int, *, back: bool) -> None:
+        """Before the answer to a request that says which evaluation is the best."""
+        if has_checkpoint(self._last):
+            _, facts = load_checkpoint(self._last)
+            if facts["best"] != best:
+                move_checkpoint(self._last, self._best)
+        if back:
+            self.restore()
+        else:
+            model = self._client.model
+            save_checkpoint(self._last, model.state_dict(), {"best": best}, dict(model.named_buffers()))
+
+    def restore(self) -> None:
+        """Goes back to the best."""
+        if has_checkpoint(self._best):
+            self._client.load(load_checkpoint(self._best)[0])
+        else:
+            log.warning("no evaluation that was the best is known here: the model stays as it is")

@@ -1,0 +1,333 @@
+"""A client's part of a run: its own columns, its durable state, its way to the server."""
+
+import asyncio
+import logging
+import secrets
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from vafl.config import Config
+from vafl.errors import DataError, Diverged, RemoteFault, RunFolderError
+from vafl.files import make_private_folder, remove_drafts, write_atomically
+from vafl.folders import HeldFolder
+from vafl.names import check_client
+from vafl.observe.client_progress import ClientProgress, ClientView
+from vafl.protocol.client import Client
+from vafl.run.agreement import STATE, make_terms, over_network, require_same_run, rows_at_once
+from vafl.run.assembly import limited_threads, make_client, make_guard, widths
+from vafl.run.best import BestEmbedding
+from vafl.run.checkpoint import (
+    flatten,
+    has_checkpoint,
+    load_checkpoint,
+    load_facts,
+    restoring,
+    save_checkpoint,
+    unflatten,
+)
+from vafl.run.credentials import load_credentials
+from vafl.run.model_store import keep_embedding, run_name
+from vafl.run.plan import Plan, make_plan
+from vafl.transport.grpc.client import FederationClient
+from vafl.transport.grpc.local import LocalCall, Metadata
+from vafl.transport.grpc.wire import Terms, run
+from vafl.transport.identity import SERVER, CertificateWitness, Credentials
+
+log = logging.getLogger("vafl.client")
+
+
+class ClientState:
+    """A client's durable memory: its model, its optimiser and where it stands.
+
+    Args:
+        every: activations between two checkpoints.
+        terms: the run's, for whoever resumes it to compare.
+        own_seed: what its schedule is drawn from, if that is its own.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        folder: Path,
+        every: int,
+        terms: Terms,
+        *,
+        resume: bool,
+        own_seed: int | None = None,
+    ) -> None:
+        self._client, self._folder, self._every = client, folder, every
+        self._terms, self._own_seed = terms, own_seed
+        if resume:
+            self._restore()
+        else:
+            self.save()  # whenever it is killed, there is something to resume
+        self._saved, self._iteration = client.activation, client.iteration
+
+    def _restore(self) -> None:
+        client = self._client
+        tensors, facts = load_checkpoint(self._folder)
+        with restoring(self._folder):
+            client.load({name: tensors[f"model.{name}"] for name in client.model.state_dict()})
+            client.restore(facts["activation"], facts["iteration"], unflatten(facts["optimiser"], tensors))
+            client.run = facts["run"]
+
+    def save_if_due(self) -> None:
+        """Every so often; and when the server went back, before anything is said to it: it counts the
+        same iterations again, and a checkpoint that names one must not mean the one forgotten."""
+        client = self._client
+        if client.iteration < self._iteration or client.activation - self._saved >= self._every:
+            self.save()
+
+    def save(self) -> None:
+        """Make the model and the client's place in the run durable.
+
+        Raises:
+            Diverged: the model is not finite any more; the last checkpoint stays.
+        """
+        client = self._client
+        self._saved, self._iteration = client.activation, client.iteration
+        tensors, optimiser = flatten("optimiser", client.descent.state())
+        tensors |= {f"model.{name}": tensor for name, tensor in client.model.state_dict().items()}
+        facts = {
+            "terms": asdict(self._terms),
+            "run": client.run,
+            "activation": client.applied,
+            "iteration": client.iteration,
+            "optimiser": optimiser,
+            "own_seed": self._own_seed,
+        }
+        buffers = {f"model.{name}" for name, _ in client.model.named_buffers()}
+        save_checkpoint(self._folder, tensors, facts, buffers)
+
+
+def draw_seed(config: Config, folder: Path, *, resume: bool) -> int | None:
+    """A seed that this client alone knows, for a private schedule; one that goes on has the one it had."""
+    if config.schedule.seed == "shared":
+        return None
+    if resume:
+        own_seed: int = load_facts(folder)["own_seed"]
+        return own_seed
+    return secrets.randbits(128)
+
+
+def run_client(
+    config: Config,
+    party: str,
+    path: Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    replace: bool = False,
+    accept_ledger: bool = False,
+    console: Console | None = None,
+) -> str:
+    """Take part in a run as one client; return the server's reason for ending it.
+
+    Writes path/models/PARTY at the end, path/state/PARTY meanwhile, and path/config.toml unless
+    a server on this machine has done so. A client that the server refuses removes what it has written, except
+    its privacy ledger. It can try again without an option.
+
+    Args:
+        replace: take the place of another process of this party that takes part already.
+        accept_ledger: go on if the ledger lacks the last mark that the server received.
+        console: where to show progress; None shows nothing.
+    """
+    folder = path / STATE / check_client(party)
+    if not (resume or overwrite) and has_checkpoint(folder) and load_facts(folder)["activation"] > 0:
+        raise RunFolderError(
+            f'"{folder}" holds a checkpoint of {party}. Add --resume to go on from it, or --overwrite to '
+            "begin anew and lose it."
+        )
+    config = over_network(config)
+    plan = make_plan(config, party=party)
+    names = [own.name for own in plan.data.parties]
+    if party not in names:
+        raise DataError(f'"{party}" is no party of this run. Its parties: {", ".join(names)}.')
+    credentials, terms = load_credentials(config, party), make_terms(plan)
+    if resume:
+        require_same_run(folder, terms)
+    written = _Written(path, folder)
+    make_private_folder(path / STATE)
+    with HeldFolder(folder):
+        client = ClientRun(
+            plan,
+            party,
+            path,
+            terms,
+            credentials,
+            resume=resume,
+            takes_over=resume or replace,
+            accept_ledger=accept_ledger,
+        )
+        if not (path / "config.toml").exists() or not (resume or (path / STATE / SERVER).is_dir()):
+            write_atomically(path / "config.toml", plan.config.to_toml().encode())
+        progress = ClientProgress(console or Console(quiet=True), folder, client.view)
+        try:
+            with limited_threads(config.threads), client.saved(), progress:
+                return run_until_over(client.federation)
+        except RemoteFault:
+            if not client.federation.welcomed:
+                written.remove(plan.config.to_toml().encode())
+            raise
+
+
+class _Written:
+    """The files and folders that a client makes before the server admits it.
+
+    Make it before the first of them is written: what exists by then is never removed.
+
+    Args:
+        path: the run folder.
+        folder: the client's state folder in it.
+    """
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        self._folder, self._config = folder, path / "config.toml"
+        self._made_state, self._made_config = not folder.exists(), not self._config.exists()
+        self._parents = [parent for parent in (folder.parent, path, *path.parents) if not parent.exists()]
+
+    def remove(self, config: bytes) -> None:
+        """Remove what was not there before.
+
+        Another party may use the same run folder. Its files stay, and so does every folder that has some.
+
+        Args:
+            config: the content of config.toml, if this client wrote it.
+        """
+        if self._made_state:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        with suppress(OSError):
+            if self._made_config and self._config.read_bytes() == config and not self._is_shared():
+                self._config.unlink()
+        for parent in self._parents:
+            with suppress(OSError):  # it is not empty
+                parent.rmdir()
+
+    def _is_shared(self) -> bool:
+        """Return whether another party has its state in this run folder."""
+        state = self._folder.parent
+        return any(entry != self._folder for entry in state.iterdir()) if state.is_dir() else False
+
+
+class ClientRun:
+    """One client of a run: the protocol's client, its durable state and its connection to the server.
+
+    Args:
+        path: the run folder.
+        resume: go on from the checkpoint in path/state/PARTY.
+        takes_over: whether it may take the place of another process of this party.
+        accept_ledger: go on if the ledger lacks the last mark that the server received.
+        connect, may_wake: as for `FederationClient`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        party: str,
+        path: Path,
+        terms: Terms,
+        credentials: Credentials | None,
+        *,
+        resume: bool,
+        takes_over: bool,
+        accept_ledger: bool = False,
+        connect: Callable[[Metadata], LocalCall] | None = None,
+        may_wake: Callable[[Client], bool] = lambda client: True,
+    ) -> None:
+        config, names, folder = plan.config, [own.name for own in plan.data.parties], path / STATE / party
+        index = names.index(party)
+        remove_drafts(folder)
+        own = make_guard(plan, index, path, accept_ledger=accept_ledger)
+        own_seed, witness = draw_seed(config, folder, resume=resume), witness_of(config, credentials)
+        client = make_client(plan, index, own=own, with_held_out=True, witness=witness, own_seed=own_seed)
+        client.refresh_rows = rows_at_once(config, widths(plan)[index])
+        every = config.network.checkpoint_every
+        # First: of another run nothing is left to resume.
+        self._best = BestEmbedding(client, folder, resume=resume)
+        self._state = ClientState(client, folder, every, terms, resume=resume, own_seed=own_seed)
+        self._plan, self._index, self._path, self._client = plan, index, path, client
+        sleeper = config.delays.clock(len(names), config.seed)[index] if config.network.real_delays else None
+        self.federation = FederationClient(
+            client,
+            party,
+            terms,
+            config.network,
+            credentials,
+            sleeper,
+            self._state.save_if_due,
+            takes_over=takes_over,
+            connect=connect,
+            may_wake=lambda: may_wake(client),
+        )
+
+    def view(self) -> ClientView:
+        """Return what this client can tell of its training. Nothing in it comes from the labels."""
+        client, federation, config = self._client, self.federation, self._plan.config
+        return ClientView(
+            party=federation.party,
+            connected=federation.is_connected,
+            uploads=client.activation,
+            epochs=client.activation * config.schedule.batch_size / self._plan.data.rows,
+            updates=client.latest + 1,
+            most_updates=config.stop.updates,
+            delay_mean=client.staleness.mean,
+            delay_max=client.staleness.largest,
+            bytes_up=federation.bytes_up,
+            bytes_down=federation.bytes_down,
+            finished=client.finished,
+        )
+
+    @contextmanager
+    def saved(self) -> Iterator[None]:
+        """Save a checkpoint when the run inside is over, and the trained model if it ended in order."""
+        try:
+            yield
+            if self.federation.ended and self._plan.config.stop.patience:
+                self._best.restore()
+        except Diverged:
+            raise  # the last checkpoint is the last good one
+        except BaseException:
+            with suppress(Diverged):
+                self._state.save()
+            raise
+        self._state.save()
+        if self.federation.ended:
+            keep_embedding(self._plan, self._index, self._path, run_name(self._client.run))
+
+
+def witness_of(config: Config, credentials: Credentials | None) -> CertificateWitness | None:
+    """Who vouches for the keys of a secure sum: this party's certificate, if it has one."""
+    if credentials is not None:
+        return CertificateWitness(credentials)
+    if config.privacy.secure_sum:
+        log.warning("secure sum without certificates: nobody vouches for the keys that the server relays")
+    return None
+
+
+def run_until_over(federation: FederationClient) -> str:
+    """Runs the event loop; a signal ends it after the turn under way, however often it comes. Gives the
+    server's reason to end."""
+    reasons: list[str] = []
+
+    async def main() -> None:
+        task = asyncio.ensure_future(federation.run())
+
+        def end() -> None:
+            if not task.cancelling():  # to cancel it again would end its wait for the turn
+                task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, end)
+        try:
+            reasons.append(await task)
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
+    run(main())
+    return reasons[0]

@@ -1,0 +1,197 @@
+"""The end of a run: calibration and threshold, fitted on the validation rows of the models that are kept."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from torch import Tensor
+
+from vafl.config import Config
+from vafl.data.partition import VerticalData
+from vafl.models.decisions import (
+    Decision,
+    DecisionSettings,
+    Goal,
+    Threshold,
+    choose_threshold,
+    decision_figures,
+)
+from vafl.models.metrics import Figures, Metrics
+from vafl.models.probabilities import Calibration, probabilities
+from vafl.run.plan import Task, held_out_labels, loss_weights
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """The results of the kept models on the held-out rows, and how their outputs become predictions.
+
+    Parts that were not measured are missing everywhere.
+
+    Attributes:
+        decision: what is stored with the head.
+        outputs: part -> the head's outputs, calibrated, [rows, outputs].
+        figures: part -> every metric of these.
+        calibration: the entry of summary.json; None without a calibration.
+        threshold: the entry `decision` of summary.json; None unless there are two classes.
+        scores: the content of scores.parquet.
+    """
+
+    decision: Decision
+    outputs: Mapping[str, Floats]
+    figures: Mapping[str, Figures]
+    calibration: dict[str, Any] | None
+    threshold: dict[str, Any] | None
+    scores: pl.DataFrame
+
+
+def conclude(config: Config, task: Task, data: VerticalData, measured: Mapping[str, Tensor]) -> Conclusion:
+    """Fit calibration and threshold, and measure what they give.
+
+    A fit needs validation rows of two classes with finite outputs. Where model.calibration or decision.goal
+    ask for one, `make_plan` has checked that the rows are there. Without a fit, for instance if nobody
+    answered for these rows, class weights are undone by their known effect and the threshold is 0.5.
+
+    Args:
+        data: with the labels that the run was trained on.
+        measured: part -> the kept head's outputs on these rows, [rows, outputs].
+    """
+    labels = {part: own.numpy() for part, own in held_out_labels(data).items() if part in measured}
+    raw = {part: measured[part].double().numpy() for part in labels}
+    classes = () if task.loss == "squared" else data.classes or ()
+    fitted = bool(classes) and "validation" in raw and _allows_fit(raw["validation"], labels["validation"])
+    weights = loss_weights(config, data)
+    calibration = Calibration()
+    if classes and config.model.calibration != "none":
+        calibration = (
+            Calibration.fit(config.model.calibration_method, raw["validation"], labels["validation"], weights)
+            if fitted
+            else Calibration.undoing(weights, task.outputs)
+        )
+    outputs = {part: calibration(own) for part, own in raw.items()}
+    shares = {part: probabilities(own) for part, own in outputs.items()} if classes else {}
+    threshold, report = Threshold(), None
+    if len(classes) == 2:
+        threshold, report = _decide(config.decision, classes, shares, labels, fitted=fitted)
+    return Conclusion(
+        Decision(calibration, threshold.value),
+        outputs,
+        _measure(task.metrics, outputs, labels),
+        None if calibration.method == "none" else _before_and_after(task.metrics, calibration, raw, labels),
+        report,
+        _scores(classes, labels, shares or outputs),
+    )
+
+
+def _allows_fit(outputs: Floats, labels: npt.NDArray[Any]) -> bool:
+    return bool(np.isfinite(outputs).all() and (labels != labels[0]).any())
+
+
+def _measure(
+    metrics: Metrics, outputs: Mapping[str, Floats], labels: Mapping[str, npt.NDArray[Any]]
+) -> dict[str, Figures]:
+    return {part: metrics.measure(own, labels[part]) for part, own in outputs.items()}
+
+
+def _before_and_after(
+    metrics: Metrics,
+    calibration: Calibration,
+    raw: Mapping[str, Floats],
+    labels: Mapping[str, npt.NDArray[Any]],
+) -> dict[str, Any]:
+    """Return the metrics that judge probabilities, by part, without and with the calibration."""
+    calibrated = {part: calibration(own) for part, own in raw.items()}
+    return {
+        "method": calibration.method,
+        **{
+            when: {
+                part: {name: figures[name] for name in ("log_loss", "brier") if name in figures}
+                for part, figures in _measure(metrics, outputs, labels).items()
+            }
+            for when, outputs in (("before", raw), ("after", calibrated))
+        },
+    }
+
+
+def _decide(
+    settings: DecisionSettings,
+    classes: tuple[str, ...],
+    shares: Mapping[str, Floats],
+    labels: Mapping[str, npt.NDArray[Any]],
+    *,
+    fitted: bool,
+) -> tuple[Threshold, dict[str, Any]]:
+    """Return the threshold for two classes, and its entry in summary.json."""
+    goal: Goal = settings.resolved(fitted=fitted)
+    if goal == "accuracy":
+        threshold = Threshold()
+    else:
+        threshold = choose_threshold(settings, goal, shares["validation"][:, 1], labels["validation"])
+    return threshold, {
+        "goal": goal,
+        "at_least": settings.at_least,
+        "reached": threshold.reached and settings.goal in ("auto", goal),
+        "positive": classes[1],
+        "threshold": threshold.value,
+        **{
+            part: decision_figures(settings, threshold.value, shares[part][:, 1], labels[part])
+            if part in shares
+            else None
+            for part in ("validation", "test")
+        },
+    }
+
+
+def _scores(
+    classes: tuple[str, ...], labels: Mapping[str, npt.NDArray[Any]], values: Mapping[str, Floats]
+) -> pl.DataFrame:
+    """Return one line per held-out row: which part it is of, its label and its score.
+
+    The columns are `part` ("validation" or "test"), `label` (the name of the class, or the number) and
+    `score`, which is the probability of the second of two classes or the predicted number. Several classes
+    have the probability of each instead, `score_0`, `score_1` and so on, in the order of `classes`.
+
+    Args:
+        values: part -> probabilities [rows, classes], or numbers [rows, 1].
+    """
+    parts = [_part_scores(classes, part, labels[part], own) for part, own in values.items()]
+    return (
+        pl.concat(parts)
+        if parts
+        else _part_scores(classes, "", np.empty(0), np.empty((0, len(classes) or 1)))
+    )
+
+
+def beside_alone(scores: pl.DataFrame, alone: pl.DataFrame) -> pl.DataFrame:
+    """Return scores.parquet with the scores of the baseline "label holder alone" beside the run's.
+
+    Args:
+        scores, alone: `Conclusion.scores` of the run and of the baseline, on the same held-out rows.
+
+    Returns:
+        `scores` with a column `alone_score` (`alone_score_0` and so on) for each of its score columns. It is
+        null in parts that were not measured for the baseline.
+    """
+    names = [name for name in alone.columns if name.startswith("score")]
+    row = pl.int_range(pl.len()).over("part").alias("row")
+    own = alone.select("part", row, pl.col(names).name.prefix("alone_"))
+    return (
+        scores.with_columns(row).join(own, on=["part", "row"], how="left", maintain_order="left").drop("row")
+    )
+
+
+def _part_scores(
+    classes: tuple[str, ...], part: str, labels: npt.NDArray[Any], values: Floats
+) -> pl.DataFrame:
+    names = pl.Series("part", [part], dtype=pl.String).new_from_index(0, len(labels))
+    if not classes:
+        return pl.DataFrame({"part": names, "label": labels.astype(np.float64), "score": values[:, 0]})
+    known = pl.Series("label", classes, dtype=pl.String).gather(labels.astype(np.int64))
+    columns = (
+        {"score": values[:, 1]} if len(classes) == 2 else {f"score_{k}": v for k, v in enumerate(values.T)}
+    )
+    return pl.DataFrame({"part": names, "label": known, **columns})

@@ -1,0 +1,90 @@
+"""The file in which a server remembers the last mark of each client's privacy ledger."""
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from vafl.config import Config
+from vafl.errors import RunFolderError
+from vafl.files import make_private_folder, write_atomically
+from vafl.protocol.messages import MARK_BYTES, LedgerMark
+from vafl.run.agreement import STATE
+from vafl.run.ledgers import ledger_path
+from vafl.transport.identity import SERVER
+
+log = logging.getLogger("vafl.server")
+
+_FORMAT = "vafl ledger marks 1"
+
+
+def marks_path(config: Config, run: Path) -> Path:
+    """Return where the server keeps marks.
+
+    They are where the server's own ledger would be, so that they outlive a run wherever the clients' ledgers
+    do. Without tables, and without privacy.ledger, both belong to one run.
+    """
+    if config.privacy.ledger or SERVER in config.tables:
+        return ledger_path(config, SERVER, run).with_suffix(".marks")
+    return run / STATE / f"{SERVER}.marks"
+
+
+class MarkFile:
+    """Remembers marks in a file, by the clients' names.
+
+    Servers of several runs may share the file. Each reads it again before it writes. If two write at the same
+    moment, one mark may be lost and an older one of the same client be remembered, which the client still
+    knows. If the file cannot be written, the server logs a warning and remembers marks until it ends.
+
+    Args:
+        path: the file; it is created when the first mark arrives.
+        parties: the clients' names, in the order of their numbers.
+    """
+
+    def __init__(self, path: Path, parties: Sequence[str]) -> None:
+        self._path, self._parties = path, list(parties)
+        self._unwritten: dict[str, bytes] = {}
+        self._read()  # a damaged file is refused before any client joins
+
+    def recall(self, client: int) -> bytes:
+        """Return the last mark of this client; empty if there is none."""
+        return (self._read() | self._unwritten).get(self._parties[client], b"")
+
+    def remember(self, message: LedgerMark) -> None:
+        """Replace the mark of this client; it is on disk when this returns, if it can be written."""
+        warned = bool(self._unwritten)
+        self._unwritten[self._parties[message.client]] = message.mark
+        marks = self._read() | self._unwritten
+        content = {"format": _FORMAT, "marks": {party: mark.hex() for party, mark in marks.items()}}
+        try:
+            if not self._path.parent.exists():
+                make_private_folder(self._path.parent)
+            write_atomically(self._path, json.dumps(content, indent=2).encode() + b"\n", private=True)
+        except OSError as error:
+            if not warned:
+                log.warning(
+                    'cannot write "%s": %s. After a restart, this server will not notice ledgers that were '
+                    "rolled back. Name a folder that it may write in privacy.ledger.",
+                    self._path,
+                    error.strerror or error,
+                )
+        else:
+            self._unwritten.clear()
+
+    def _read(self) -> dict[str, bytes]:
+        try:
+            content = json.loads(self._path.read_bytes())
+            if content["format"] != _FORMAT:
+                raise ValueError(f"its format is {content['format']!r}")
+            marks = {str(party): bytes.fromhex(mark) for party, mark in content["marks"].items()}
+            if any(len(mark) != MARK_BYTES for mark in marks.values()):
+                raise ValueError(f"a mark must have {MARK_BYTES} bytes")
+        except FileNotFoundError:
+            return {}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise RunFolderError(
+                f'"{self._path}" must hold the last mark of each client\'s privacy ledger. It is damaged: '
+                f"{error}. Restore it. If you remove it instead, this server cannot notice ledgers that were "
+                "rolled back before now."
+            ) from error
+        return marks

@@ -1,0 +1,341 @@
+"""A trained model in use: the server asks and scores, clients answer, and no step is made."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import polars as pl
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from vafl.config import Config, read_config
+from vafl.errors import ConfigError
+from vafl.models.decisions import Decision
+from vafl.models.store import StoredModel
+from vafl.names import LOCAL_CLIENT, check_client, table_owner
+from vafl.observe.counting import CountProgress
+from vafl.observe.scores import ScoreFile, missing_column
+from vafl.privacy.mechanism.client_privacy import guard
+from vafl.protocol.importance import ImportanceScorer
+from vafl.protocol.messages import ServerMessage
+from vafl.protocol.prediction_client import Permutations, Respondent
+from vafl.protocol.rows import Rows
+from vafl.protocol.scoring import ANSWERED, STATES, Scorer
+from vafl.protocol.secure_sum.fixed_point import decode
+from vafl.protocol.secure_sum.masks import KeyAgreement, NoWitness, Witness
+from vafl.protocol.secure_sum.scoring import MaskedRespondent, MaskedScorer
+from vafl.run.agreement import rows_at_once
+from vafl.run.assembly import limited_threads
+from vafl.run.client import run_until_over, witness_of
+from vafl.run.credentials import load_credentials
+from vafl.run.ledgers import is_entered, ledger_path, open_ledger
+from vafl.run.local import serve_with
+from vafl.run.marks import MarkFile, marks_path
+from vafl.run.model_store import as_trained, feature_groups, open_model, rebuild
+from vafl.run.prediction_driver import Batch, Served, States
+from vafl.run.prediction_records import Subjects, load_subjects
+from vafl.transport.grpc.client import FederationClient
+from vafl.transport.grpc.server import FederationServer
+from vafl.transport.grpc.wire import PROTOCOL, Terms, run
+from vafl.transport.identity import SERVER
+
+AnyScorer = TypeVar("AnyScorer", bound=Scorer)
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A trained model at one party, and the records it is asked about.
+
+    Attributes:
+        run: the folder of the run that trained it.
+    """
+
+    config: Config
+    party: str
+    model: StoredModel
+    subjects: Subjects
+    run: Path
+
+    @classmethod
+    def load(cls, config: Config, party: str, run: Path) -> "Deployed":
+        """Read the model and the records that it is asked about.
+
+        The model's manifest decides all that changes a prediction; see `as_trained`.
+
+        Raises:
+            ConfigError, DataError, RunFolderError: before anybody was asked anything.
+        """
+        model = open_model(run, party)
+        config = as_trained(config.document(), model, run)
+        config.privacy.check_clients(len(model.manifest.parties))
+        return cls(config, party, model, load_subjects(config, party, model), run)
+
+    @property
+    def parties(self) -> list[str]:
+        return self.model.manifest.parties
+
+    @property
+    def classes(self) -> list[str]:
+        """What probabilities are of; empty if the model gives a number."""
+        return self.model.manifest.classes if self.loss != "squared" else []
+
+    @property
+    def loss(self) -> str:
+        return self.config.model.loss_for(len(self.model.manifest.classes))
+
+    @property
+    def decision(self) -> Decision:
+        """How the head's outputs become probabilities and a class."""
+        return self.model.manifest.decision
+
+    def terms(self) -> Terms:
+        """What the parties must agree on, as this one sees it."""
+        manifest, config = self.model.manifest, self.config
+        return Terms(
+            protocol=PROTOCOL,
+            run_id=config.network.run_id,
+            records=self.subjects.rows,
+            record_digest=self.subjects.digest,
+            width=config.model.embedding_width(manifest.outputs),
+            clients=len(manifest.parties),
+            schedule_digest="prediction",
+            encoding=config.network.encoding,
+            model=f"{manifest.config_digest} of run {manifest.run}",
+        )
+
+    def respondent(self, witness: Witness | None = None, *, accept_ledger: bool = False) -> Respondent:
+        """Make the client, private if it was private in training.
+
+        It goes on with the ledger of the training, unless privacy.ledger names another folder.
+
+        Args:
+            witness: vouches for the keys of a secure sum.
+            accept_ledger: go on if the ledger lacks the last mark that the server received.
+        """
+        config, subjects = self.config, self.subjects
+        index = self.parties.index(self.party)
+        module = rebuild(self.model, config.model.embedding)
+        make: Callable[..., Respondent] = Respondent
+        if not config.privacy.secure_sum:
+            make = partial(Respondent, permutations=self._permutations())
+        else:
+            # Without permutations: the sums with and without one differ by one client's embeddings alone.
+            purpose = f"{config.network.run_id}: prediction"
+            keys = KeyAgreement(purpose, self.parties, index, witness or NoWitness())
+            make = partial(MaskedRespondent, keys=keys)
+        path = self._ledger()
+        if not is_entered(config, self.party, path):
+            return make(index, subjects.features, module)
+        ledger, accounts = open_ledger(
+            config,
+            self.party,
+            subjects.ids,
+            subjects.source,
+            self.parties,
+            run=self.run,
+            path=path,
+            purpose="prediction",
+            accept_ledger=accept_ledger,
+        )
+        steps = config.rule.local_steps
+        own = guard(config.privacy, module, subjects.features, ledger, accounts, steps)
+        if own.features.shape[1:] != subjects.features.shape[1:] and not config.privacy.secure_sum:
+            make = partial(Respondent, permutations=self._permutations(columns=False))
+        return make(index, own.features, own.model, perturb=own.release, budget=own.budget)
+
+    def _permutations(self, *, columns: bool = True) -> Permutations | None:
+        """Return what the server may ask this client to permute.
+
+        Args:
+            columns: whether the features that are embedded still are those of the columns.
+        """
+        consent = self.config.prediction.importance
+        if consent == "none":
+            return None
+        table = self.config.tables.get(table_owner(self.party))
+        wanted = {} if table is None else table.groups
+        groups = feature_groups(self.model, wanted, each=consent == "columns") if columns else {}
+        return Permutations(np.random.default_rng(), groups)  # seeded by the operating system
+
+    def _ledger(self) -> Path:
+        """Return the ledger of the training if there is one, else where this configuration keeps it.
+
+        RUN/config.toml may name files that exist. It does not decide where new ones are written.
+        """
+        trained = ledger_path(self._training_config(), self.party, self.run)
+        return trained if trained.is_file() else ledger_path(self.config, self.party, self.run)
+
+    def _marks(self) -> Path:
+        """Return the file of the server's marks, by the same rule as `_ledger`."""
+        trained = marks_path(self._training_config(), self.run)
+        return trained if trained.is_file() else marks_path(self.config, self.run)
+
+    def _training_config(self) -> Config:
+        """Return the configuration that says where the training kept ledgers and marks."""
+        then = self.run / "config.toml"
+        return self.config if self.config.privacy.ledger or not then.is_file() else read_config(then)
+
+    def importance_scorer(self) -> ImportanceScorer:
+        """Return the server's part of `vafl importance`.
+
+        Raises:
+            ConfigError: the model was trained under a secure sum.
+        """
+        if self.config.privacy.secure_sum:
+            raise ConfigError(
+                "importance cannot be measured under privacy.secure_sum: the sums with and without a "
+                "permutation differ by one client's embeddings, which the secure sum hides. Found a model "
+                "that was trained with it."
+            )
+        return self._plain_scorer(ImportanceScorer)
+
+    def scorer(self, *, cached: bool) -> Scorer:
+        """The server's part; where the model has no default for a client, zero stands in."""
+        width, head = self.config.model.embedding_width(self.model.manifest.outputs), rebuild(self.model)
+        if not self.config.privacy.secure_sum:
+            return self._plain_scorer(Scorer, cached=cached)
+        marks = MarkFile(self._marks(), self.parties)
+        return MaskedScorer(self.subjects.rows, head, len(self.parties), width, decode, marks)
+
+    def _plain_scorer(self, make: Callable[..., AnyScorer], **settings: bool) -> AnyScorer:
+        width, head = self.config.model.embedding_width(self.model.manifest.outputs), rebuild(self.model)
+        known, zero = self.model.defaults, torch.zeros(width)
+        defaults = torch.stack([known.get(party, zero) for party in self.parties])
+        summed, marks = self.config.model.combine == "sum", MarkFile(self._marks(), self.parties)
+        return make(self.subjects.rows, head, defaults, summed=summed, marks=marks, **settings)
+
+    def serve(self, scorer: Scorer, drive: Callable[[Served], list[ServerMessage]]) -> Served:
+        """The server's end of the network."""
+        config = self.config
+        credentials = load_credentials(config, SERVER)
+        return FederationServer(scorer, self.parties, self.terms(), config.network, credentials, drive)
+
+    def table(self, rows: Rows, outputs: Tensor, states: States) -> pl.DataFrame:
+        """Return a line per record: its id, the prediction, and the clients that did not answer for it."""
+        columns: dict[str, pl.Series] = {"id": self.subjects.ids.gather(rows)}
+        if self.classes:
+            shares = self.decision.probabilities(outputs)
+            columns["prediction"] = pl.Series(self.classes, dtype=pl.String).gather(
+                self.decision.choose(shares)
+            )
+            columns |= {f"p({name})": pl.Series(shares[:, m]) for m, name in enumerate(self.classes)}
+        else:
+            columns["value"] = pl.Series(outputs[:, 0].numpy())
+        return pl.DataFrame(columns | {"missing": missing_column(states, self.parties, STATES, ANSWERED)})
+
+
+def answer(
+    config: Config, party: str, run: Path, *, replace: bool = False, accept_ledger: bool = False
+) -> str:
+    """A client's part: answers whatever it is asked until the server ends it; gives the server's reason.
+
+    Args:
+        replace: take the place of another process of this party that answers already.
+        accept_ledger: go on if the ledger lacks the last mark that the server received.
+    """
+    deployed = Deployed.load(config, check_client(party), run)
+    config = deployed.config
+    credentials = load_credentials(config, party)
+    client = deployed.respondent(witness_of(config, credentials), accept_ledger=accept_ledger)
+    federation = FederationClient(
+        client, party, deployed.terms(), config.network, credentials, takes_over=replace
+    )
+    with limited_threads(config.threads):
+        return run_until_over(federation)
+
+
+def local_answers(
+    deployed: Deployed, server: Served, *, accept_ledger: bool = False
+) -> FederationClient | None:
+    """Make the client that answers from the label holder's own table; None if it has no features.
+
+    Args:
+        deployed: the server's part of the model.
+        server: asks the client, in this process.
+        accept_ledger: go on if its ledger lacks the last mark that the server received.
+    """
+    if LOCAL_CLIENT not in deployed.parties:
+        return None
+    config = deployed.config
+    own, credentials = Deployed.load(config, LOCAL_CLIENT, deployed.run), load_credentials(config, SERVER)
+    client = own.respondent(witness_of(config, credentials), accept_ledger=accept_ledger)
+    return FederationClient(
+        client, LOCAL_CLIENT, own.terms(), config.network, credentials, connect=server.connect
+    )
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What came of a batch.
+
+    Attributes:
+        missing: party -> how many records its default stood in for.
+        unscored: lines of the server's table that have no score, because they are not in the alignment.
+        model_records: data.records of the training, which decides how they can get one.
+    """
+
+    path: Path
+    records: int
+    missing: dict[str, int]
+    unscored: int = 0
+    model_records: str = "common"
+
+
+def predict(
+    config: Config,
+    run_folder: Path,
+    out: Path,
+    console: Console,
+    listening: Callable[[str], None] = lambda address: None,
+    *,
+    accept_ledger: bool = False,
+) -> Scored:
+    """Score every record and write a line for each: the server's part of a batch.
+
+    Args:
+        accept_ledger: go on if the ledger of the label holder's own client lacks its last mark.
+    """
+    deployed = Deployed.load(config, SERVER, run_folder)
+    config = deployed.config
+    missing = np.zeros(len(deployed.parties), dtype=np.int64)
+    counted = CountProgress(console, "records")
+    with ScoreFile(out) as file, limited_threads(config.threads), counted:
+        counted.begin(len(deployed.subjects.chosen))
+
+        def write(rows: Rows, outputs: Tensor, states: States) -> None:
+            file.append(deployed.table(rows, outputs, states))
+            missing[:] += (states != ANSWERED).sum(0)
+            counted.advance(len(rows))
+
+        chunk = min(config.prediction.chunk, rows_at_once(config, deployed.terms().width))
+        batch = Batch(deployed.subjects.chosen, replace(config.prediction, chunk=chunk), write)
+        federation = deployed.serve(deployed.scorer(cached=False), batch)
+        local = local_answers(deployed, federation, accept_ledger=accept_ledger)
+        run(_until_scored(federation, local, batch, listening))
+        if batch.interrupted:
+            raise KeyboardInterrupt
+    counts = dict(zip(deployed.parties, missing.tolist(), strict=True))
+    return Scored(
+        out,
+        batch.done,
+        {party: count for party, count in counts.items() if count},
+        deployed.subjects.unscored,
+        config.data.records,
+    )
+
+
+async def _until_scored(
+    federation: Served, local: FederationClient | None, batch: Batch, listening: Callable[[str], None]
+) -> None:
+    def interrupt() -> None:
+        batch.interrupted = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, interrupt)
+    await serve_with(federation, local, listening)

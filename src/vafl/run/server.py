@@ -1,0 +1,416 @@
+"""The server's part of a run: its durable state, progress, evaluation and the run folder."""
+
+import asyncio
+import logging
+import secrets
+import signal
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from vafl.config import Config
+from vafl.data import leakage
+from vafl.errors import RunError, RunFolderError, VaflError
+from vafl.files import make_private_folder, remove_drafts
+from vafl.observe.evaluation import Point
+from vafl.observe.plots import plot_runs
+from vafl.observe.progress import Progress
+from vafl.observe.record import RecordedRun, RunFolder, read_run
+from vafl.observe.status import ClientStatus
+from vafl.protocol.marks import MarkMemory
+from vafl.protocol.server import RECALL_ROWS, Server
+from vafl.protocol.table import FOREVER, EmbeddingTable, record_type
+from vafl.run.agreement import STATE, make_terms, over_network, require_same_run, rows_at_once
+from vafl.run.assembly import limited_threads, make_server, make_table, widths, with_drawn_labels
+from vafl.run.best import BestHead
+from vafl.run.checkpoint import (
+    MappedArray,
+    flatten,
+    load_checkpoint,
+    restoring,
+    save_checkpoint,
+    unflatten,
+)
+from vafl.run.conclusion import Conclusion, conclude
+from vafl.run.conductor import Conductor
+from vafl.run.controller import Watch
+from vafl.run.credentials import load_credentials
+from vafl.run.launch import (
+    finish,
+    report_run,
+    require_updates,
+    share_done,
+    shown_figures,
+    summarise,
+    what_was_reached,
+)
+from vafl.run.local import local_client, serve_with
+from vafl.run.marks import MarkFile, marks_path
+from vafl.run.model_store import keep_head, run_name, stand_ins
+from vafl.run.plan import Plan, make_plan, sized
+from vafl.transport.grpc.client import FederationClient
+from vafl.transport.grpc.connection import require_free
+from vafl.transport.grpc.server import FederationServer
+from vafl.transport.grpc.wire import run
+from vafl.transport.identity import SERVER, Credentials
+
+log = logging.getLogger("vafl.server")
+
+_WATCHED_EVERY = 1.0
+# Uploads of one client that may be taken after a checkpoint is due and before it is written: those that wait
+# for a step, and those of the messages that are handled together.
+_BEFORE_A_CHECKPOINT = 1024
+
+
+class ServerState:
+    """The server's durable memory: its table in a mapped file, and a checkpoint of the rest.
+
+    Attributes:
+        plan: the run's plan, with the labels that the server trains on.
+        outputs: "validation" or "test" -> the head's outputs on these rows when they were last measured.
+    """
+
+    def __init__(self, plan: Plan, folder: Path, *, resume: bool, marks: MarkMemory | None = None) -> None:
+        make_private_folder(folder)
+        remove_drafts(folder)
+        self._folder, self.terms, self._epsilon = folder, make_terms(plan), plan.config.labels.epsilon
+        self._checkpoint_every = plan.config.network.checkpoint_every
+        self._mapped: MappedArray | None = None
+        rows = plan.data.parts.total
+        if plan.config.privacy.secure_sum:  # each round sums anew: nothing to keep
+            table = make_table(plan, rows)
+        else:
+            table = self._mapped_table(plan, rows, fresh=not resume)
+        tensors, self.facts = load_checkpoint(folder) if resume else ({}, {})
+        if (then := self.facts.get("label_epsilon", self._epsilon)) != self._epsilon:
+            raise RunFolderError(
+                f'--resume goes on with the labels of the run in "{folder}", of labels.epsilon {then:g} (0 '
+                f"leaves them as they are). Found {self._epsilon:g}. Set it to {then:g}, or begin anew."
+            )
+        self.plan = _with_kept_labels(plan, folder, resume=resume)
+        self.server = make_server(self.plan, table, marks)
+        self.server.run = self.facts.get("run") or secrets.randbits(62)
+        self.outputs: dict[str, torch.Tensor] = {}
+        self.best = BestHead(self.server.head, folder / "best", self.outputs, resume=resume)
+        if resume:
+            self._restore(tensors)
+        else:
+            self.save({})  # whenever it is killed, there is something to resume
+
+    def _mapped_table(self, plan: Plan, rows: int, *, fresh: bool) -> EmbeddingTable:
+        """A table in a file, where it outlasts this process."""
+        own, summed = widths(plan), plan.config.model.combine == "sum"
+        kind = record_type(own, summed=summed)
+        self._mapped = MappedArray(self._folder / "table.records", (rows,), kind, fresh=fresh)
+        if fresh:
+            self._mapped.array["stored_at"] = -FOREVER
+        return EmbeddingTable(rows, own, summed=summed, memory=self._mapped.array)
+
+    def _restore(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Goes back to the checkpoint; cells stored since are unknown until their clients say them again."""
+        server, facts = self.server, self.facts
+        with restoring(self._folder):
+            server.head.load_state_dict({name: tensors[f"head.{name}"] for name in server.head.state_dict()})
+            server.restore(
+                facts["iteration"],
+                facts["activations"],
+                unflatten(facts["optimiser"], tensors),
+                forgettable=facts["forgettable"],
+            )
+        server.delays.restore(unflatten(facts["delays"], tensors))
+
+    def save(self, account: dict[str, Any]) -> list[int]:
+        """Makes everything up to now durable; gives how many uploads of each client that holds.
+
+        Args:
+            account: what the run has taken so far; empty before it begins.
+        """
+        if self._mapped is not None:
+            self._mapped.flush()
+        server = self.server
+        tensors, optimiser = flatten("optimiser", server.descent.state())
+        counted, delays = flatten("delays", server.delays.state())
+        tensors |= counted | {f"head.{name}": tensor for name, tensor in server.head.state_dict().items()}
+        settled = server.settled()
+        facts = {
+            "terms": asdict(self.terms),
+            "run": server.run,
+            "label_epsilon": self._epsilon,
+            "iteration": server.iteration,
+            "activations": settled,
+            "forgettable": self._checkpoint_every + _BEFORE_A_CHECKPOINT,
+            "optimiser": optimiser,
+            "delays": delays,
+            "account": account,
+        }
+        buffers = {f"head.{name}" for name, _ in server.head.named_buffers()}
+        save_checkpoint(self._folder, tensors, facts, buffers)
+        return settled
+
+
+def _with_kept_labels(plan: Plan, folder: Path, *, resume: bool) -> Plan:
+    """A run that goes on trains on the labels it began with: drawing again would spend epsilon again."""
+    path = folder / "labels.safetensors"
+    settings = plan.config.labels
+    if resume and settings.epsilon and not settings.file and not path.is_file():
+        raise RunFolderError(
+            f'--resume with labels.epsilon needs the labels the run drew. Found no "{path}". '
+            "Start without --resume; that spends epsilon again."
+        )
+    return with_drawn_labels(plan, path)
+
+
+@dataclass
+class ServerRun:
+    """The server's part of a run, with progress and the run folder around it.
+
+    Args:
+        prepare: called once the run folder is there and empty; gives the configuration to use from then on.
+        watch: called every second; what it raises ends the run.
+        accept_ledger: go on if the ledger of the label holder's own client lacks its last mark.
+    """
+
+    config: Config
+    path: Path
+    console: Console
+    resume: bool = False
+    overwrite: bool = False
+    prepare: Callable[[], Config] | None = None
+    watch: Callable[[], None] = lambda: None
+    accept_ledger: bool = False
+    _shown: Progress = field(init=False)
+    _fitting: int = field(init=False)  # rows of embeddings in one message
+
+    def run(self, listening: Callable[[str], None] = lambda address: None) -> RecordedRun:
+        """Serves until the run is over, and writes the run folder."""
+        given = self.config = over_network(self.config)
+        plan = make_plan(self.config, party=SERVER)
+        self.config = plan.config
+        if self.prepare is None:
+            load_credentials(self.config, SERVER)  # fails before the folder is touched
+        if self.resume:
+            require_same_run(self.path / STATE / SERVER, make_terms(plan))
+        self._fitting = rows_at_once(self.config, widths(plan)[0])  # likewise
+        require_free(self.config.network.address)
+        opened = RunFolder(self.path, overwrite=self.overwrite, resume=self.resume)
+        with opened as folder, limited_threads(self.config.threads):
+            if self.prepare is not None:
+                own = over_network(self.prepare())
+                self.config = sized(own, plan.data.rows, len(plan.data.parties))
+            credentials = load_credentials(self.config, SERVER)
+            make_private_folder(self.path / STATE)
+            marks = MarkFile(marks_path(self.config, self.path), [party.name for party in plan.data.parties])
+            state = ServerState(plan, self.path / STATE / SERVER, resume=self.resume, marks=marks)
+            state.server.recall_rows = min(RECALL_ROWS, self._fitting)
+            folder.begin(self.config.to_toml())
+            if leak := self.config.labels.leak:
+                log.warning("%s", leak)
+            for warning in leakage.warnings(plan.data):
+                log.warning("%s", warning)
+            points = folder.rewind(state.facts.get("account", {}).get("seconds", 0.0))
+            conductor, federation = self._assemble(plan, state, credentials, folder, points)
+            local = local_client(
+                replace(plan, config=self.config),
+                self.path,
+                state.terms,
+                federation,
+                credentials,
+                resume=self.resume,
+                accept_ledger=self.accept_ledger,
+            )
+            with (
+                self._progress(state.plan, federation, conductor) as progress,
+                nullcontext() if local is None else local.saved(),
+            ):
+                self._shown = progress
+                beside = None if local is None else local.federation
+                run(_serve(federation, conductor, listening, self.watch, beside))
+            require_updates(self.config, conductor.watch.ended, state.server.iteration)
+            if conductor.has_result or state.server.iteration:
+                defaults = stand_ins(plan.data, state.server.table, conductor.measured)
+                conclusion = conclude(self.config, plan.task, state.plan.data, state.outputs)
+                keep_head(plan, conclusion.decision, defaults, self.path, run_name(state.server.run))
+                summary = self._summary(state.plan, federation, points, conductor, conclusion)
+                finish(folder, summary, conclusion, given, state.plan.data, self.console)
+            self._require_result(conductor, state.server.iteration)
+        recorded = read_run(self.path)
+        plot_runs([recorded], self.path / "progress")
+        report_run(self.config, self.path)
+        if conductor.interrupted:
+            raise KeyboardInterrupt(what_was_reached(recorded))
+        return recorded
+
+    def _assemble(
+        self,
+        plan: Plan,
+        state: ServerState,
+        credentials: Credentials | None,
+        folder: RunFolder,
+        points: list[Point],
+    ) -> tuple[Conductor, FederationServer[Server]]:
+        def observe(point: Point) -> None:
+            points.append(point)
+            folder.append(point)
+            self._shown.observe(point)
+
+        config, data = self.config, plan.data
+        best = state.best if config.stop.patience else None
+        tests = data.test if data.parts.validation else slice(0, 0)
+        watch = Watch(config.stop, plan.task.metrics, best)
+        for point in points:
+            watch.recalls(point)
+        if best is not None and best.point is not None and best.point not in points:
+            watch.recalls(best.point)  # a crash undid the evaluation, but its models are kept
+        conductor = Conductor(
+            held_out=np.arange(data.held_out.start, data.held_out.stop),
+            labels=data.labels[data.held_out],
+            tests=np.arange(tests.start, tests.stop),
+            test_labels=data.labels[tests],
+            metrics=plan.task.metrics,
+            loss=plan.loss,
+            stop=config.stop,
+            watch=watch,
+            evaluation=config.evaluation,
+            observe=observe,
+            checkpoint=lambda: state.save(federation.account()),
+            checkpoint_every=config.network.checkpoint_every,
+            answer_timeout=config.network.answer_timeout,
+            most_rows=self._fitting,
+            has_result=bool(points),
+            undo=state.plan.undo,
+            outputs=state.outputs,
+        )
+        names = [party.name for party in plan.data.parties]
+        federation = FederationServer(
+            state.server, names, state.terms, config.network, credentials, conductor
+        )
+        if account := state.facts.get("account"):
+            federation.resume(account)
+        return conductor, federation
+
+    def _progress(self, plan: Plan, federation: FederationServer[Server], conductor: Conductor) -> Progress:
+        def clients() -> list[ClientStatus]:
+            here, vitals, server = federation.connections, federation.vitals, federation.server
+            rows = zip(federation.parties, server.activations, federation.traffic, strict=True)
+            return [
+                ClientStatus(
+                    name,
+                    count,
+                    traffic.bytes_up,
+                    traffic.bytes_down,
+                    index not in here,
+                    silent=0.0
+                    if index in server.finished or server.owes_reply(index)
+                    else federation.silence(index),
+                    alarms=tuple(f"{alarm.kind}: {alarm.text}" for alarm in vitals.alarms(index)),
+                )
+                for index, (name, count, traffic) in enumerate(rows)
+            ]
+
+        config, sizes = self.config, f"{len(federation.parties)} clients, {plan.data.rows:,} training rows"
+        title = f"{config.rule.name} over {config.network.security}: {config.data.title}, {sizes}"
+        return Progress(
+            self.console,
+            self.path,
+            title,
+            shown_figures(plan.task, plan.data),
+            federation,
+            partial(share_done, federation, config.stop),
+            clients,
+            federation.server.delays.summaries,
+            lambda: federation.to_come or conductor.waiting,
+        )
+
+    def _summary(
+        self,
+        plan: Plan,
+        federation: FederationServer[Server],
+        points: list[Point],
+        conductor: Conductor,
+        conclusion: Conclusion,
+    ) -> dict[str, Any]:
+        server = federation.server
+        unmeasured = Point(federation.now, federation.updates, *federation.bytes_moved, None, None)
+        summary = summarise(
+            self.config,
+            plan.task,
+            plan.data,
+            points[-1] if points else unmeasured,
+            server.delays.summaries(),
+            server.activations,
+            traffic=federation.traffic,
+            simulated=False,
+            interrupted=conductor.interrupted,
+            conclusion=conclusion,
+            best=conductor.watch.best,
+            ended=conductor.watch.ended,
+        )
+        return {
+            **summary,
+            "missing_at_start": federation.missing_at_start,
+            "violations": federation.violations,
+            "clients_seen": federation.vitals.report(),
+            "model_alarms": federation.vitals.model_report(),
+            "durable": list(server.durable),
+        }
+
+    def _require_result(self, conductor: Conductor, updates: int) -> None:
+        """Raise RunError if the run ended without an evaluation; what was trained is kept by then."""
+        if conductor.has_result:
+            return
+        if conductor.interrupted:
+            raise KeyboardInterrupt
+        kept = f'The models of {updates:,} updates are kept in "{self.path}".' if updates else ""
+        raise RunError(
+            "a run's result is an evaluation, for which clients must send their embeddings of the rows held "
+            f"out. Found none in {updates:,} updates: the log names the clients that did not answer. {kept} "
+            "Repair those clients, and start every party again with --resume to go on from there."
+        )
+
+
+class _ToldTwice(Exception):
+    """Whoever told the server to stop will not wait for the last evaluation."""
+
+
+async def _serve(
+    federation: FederationServer[Server],
+    conductor: Conductor,
+    listening: Callable[[str], None],
+    watch: Callable[[], None],
+    local: FederationClient | None = None,
+) -> None:
+    def interrupt() -> None:
+        if conductor.watch.ended:
+            log.info("the run has ended: its clients are being told")
+            return
+        if conductor.interrupted:
+            federation.fail(_ToldTwice(), "it was told to stop at once; go on with --resume once it does")
+        else:
+            log.info("told to stop: what was reached is evaluated and kept; once more ends it without")
+        conductor.interrupted = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, interrupt)
+    watching = asyncio.create_task(_watch(federation, watch))
+    try:
+        await serve_with(federation, local, listening)
+    except _ToldTwice:
+        raise KeyboardInterrupt from None
+    finally:
+        watching.cancel()
+
+
+async def _watch(federation: FederationServer[Server], watch: Callable[[], None]) -> None:
+    try:
+        while True:
+            await asyncio.sleep(_WATCHED_EVERY)
+            watch()
+    except VaflError as error:
+        federation.fail(error)

@@ -1,1 +1,0 @@
-"""Moves the protocol's messages and supplies time."""

@@ -1,0 +1,1 @@
+"""Run a federation in one process on a virtual clock."""

@@ -1,0 +1,1 @@
+"""Carry messages between parties: encoding, gRPC, alignment streams, identity."""

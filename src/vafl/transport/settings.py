@@ -1,0 +1,63 @@
+"""The [network] section: how the parties reach and trust each other."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vafl.errors import ConfigError
+
+Encoding = Literal["float32", "float16", "bfloat16", "int8"]
+ENCODINGS: tuple[Encoding, ...] = ("float32", "float16", "bfloat16", "int8")
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """How the parties reach and trust each other.
+
+    Attributes:
+        address: host:port the server listens on and clients dial.
+        certificates: folder with ca.pem and this party's certificate and key (`vafl certs` makes them).
+        security: `mtls`, or `plaintext` on a loopback address only.
+        run_id: every party must name the same run.
+        encoding: how embeddings and gradients travel: float32, float16, bfloat16 or int8.
+        largest_message: bytes; a larger one is refused before it is read.
+        largest_norm: an embedding whose norm is larger is refused. 0 derives a limit from the run: embeddings
+            1000 times larger than the client's recent ones are refused.
+        messages_per_second: more than that from one client, on average, are refused. 0 derives a limit from
+            the run: a client that sends 50 times as many as any other is slowed down.
+        heartbeat: seconds between signs of life. A client that sends nothing for one of them, though it is
+            its turn, is shown as silent; a peer that answers no ping for three of them is gone.
+        join_timeout: at the start the server waits this long for every client, then goes on without.
+        patience: seconds a client tries to reach the server before it gives up.
+        answer_timeout: seconds a client has to answer a request of the server. After that the server goes on
+            without it: an evaluation uses what the client sent last, and rule.when_unanswered decides for the
+            delay bound. A late answer is still used.
+        checkpoint_every: updates (for a client: activations) between checkpoints.
+        real_delays: clients sleep as [delays] says, in real seconds: for experiments.
+    """
+
+    address: str = "127.0.0.1:7443"
+    certificates: str = ""
+    security: Literal["mtls", "plaintext"] = "mtls"
+    run_id: str = "vafl"
+    encoding: Encoding = "float32"
+    largest_message: int = 64 << 20
+    largest_norm: float = 0.0
+    messages_per_second: float = 0.0
+    heartbeat: float = 10.0
+    join_timeout: float = 300.0
+    patience: float = 300.0
+    answer_timeout: float = 60.0
+    checkpoint_every: int = 500
+    real_delays: bool = False
+
+    def __post_init__(self) -> None:
+        host, _, port = self.address.rpartition(":")
+        if not host or not port.isdigit():
+            raise ConfigError(f'network.address must be host:port. Found "{self.address}".')
+        positive = ("heartbeat", "join_timeout", "patience", "answer_timeout")
+        for name in (*positive, "largest_message", "checkpoint_every"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"network.{name} must be above 0. Found {getattr(self, name)}.")
+        for name in ("largest_norm", "messages_per_second"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"network.{name} must be 0 or more. Found {getattr(self, name)}.")

@@ -1,0 +1,134 @@
+"""Model folders: what is written is read back; what is damaged or meant for something else is refused."""
+
+import tomllib
+
+import pytest
+import tomli_w
+import torch
+from torch import nn
+
+from tests.models.forged import read_document, write_document
+from vafl.errors import RunFolderError
+from vafl.models.decisions import Decision
+from vafl.models.probabilities import Calibration
+from vafl.models.store import FORMAT, MANIFEST, TENSORS, read_model, write_model
+
+FACTS = {
+    "party": "server",
+    "kind": "head",
+    "run": "123",
+    "records": "abc",
+    "features": [3],
+    "outputs": 2,
+    "classes": ["no", "yes"],
+    "parties": ["bank", "shop"],
+    "settings": {"model": {"embedding": "linear", "width": 3, "head": "linear", "loss": "softmax"}},
+    "schema": {"columns": ["age", "income", "town"]},
+    "decision": Decision(Calibration("platt", 0.5, (0.0, -1.25)), 0.1),
+    "table": {},
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_model(tmp_path / "server", nn.Linear(3, 2), {"shop": torch.tensor([1.0, 2.0, 3.0])}, **FACTS)
+    return tmp_path / "server"
+
+
+def test_what_was_written_is_read_back(folder):
+    stored, module = read_model(folder), nn.Linear(3, 2)
+    stored.load_into(module)
+    for name, parameter in module.named_parameters():
+        assert torch.equal(parameter, stored.tensors[name])
+    assert {name: getattr(stored.manifest, name) for name in FACTS} == FACTS
+    assert stored.defaults["shop"].tolist() == [1.0, 2.0, 3.0]
+    assert stored.manifest.size == 8
+    assert sorted(path.name for path in folder.iterdir()) == [MANIFEST, TENSORS]
+
+
+def test_weights_that_are_shared_and_modules_of_any_name_come_back(tmp_path):
+    def module():
+        own = nn.ModuleDict({"default": nn.Linear(3, 3), "other": nn.Linear(3, 3)})
+        own["other"].weight = own["default"].weight
+        return own
+
+    trained, again = module(), module()
+    write_model(tmp_path, trained, **FACTS | {"kind": "embedding", "party": "bank"})
+    read_model(tmp_path).load_into(again)
+    assert all(torch.equal(own, again.state_dict()[name]) for name, own in trained.state_dict().items())
+
+
+def test_a_crash_between_the_two_files_is_noticed(folder):
+    manifest = (folder / MANIFEST).read_bytes()
+    write_model(folder, nn.Linear(3, 2), **FACTS)
+    (folder / MANIFEST).write_bytes(manifest)
+    with pytest.raises(RunFolderError, match=r"is not the one that manifest\.toml was written for"):
+        read_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "message"),
+    [
+        ("format", FORMAT + 1, rf"is of format {FORMAT + 1}, by vafl .* reads format {FORMAT}"),
+        ("outputs", "two", "damaged: outputs must be a whole number"),
+        ("colour", "red", "damaged: .*colour"),
+        ("classes", ["yes", "no"], r"damaged: manifest\.toml is not as it was written"),
+        (
+            "schema",
+            {"columns": ["age", "town", "income"]},
+            r"damaged: manifest\.toml is not as it was written",
+        ),
+        ("digest", "", r"damaged: manifest\.toml is not as it was written"),
+    ],
+)
+def test_a_manifest_that_says_something_else_is_refused(folder, entry, value, message):
+    document = tomllib.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(tomli_w.dumps({entry: value} | {**document, entry: value}))
+    with pytest.raises(RunFolderError, match=message):
+        read_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("decision", "message"),
+    [
+        ({"threshold": -0.5}, r"threshold .* Found -0\.5"),
+        ({"threshold": "high"}, r"decision\.threshold must be a number"),
+        ({"calibration": {"method": "platt", "shifts": [0.0]}}, "a shift for each output, 2. Found 1"),
+        ({"calibration": {"method": "platt", "shifts": [0.0, float("nan")]}}, "finite"),
+        ({"calibration": {"method": "guess"}}, r"decision\.calibration\.method must be one of"),
+        (
+            {"calibration": {"method": "isotonic", "scores": [0.0, 1.0], "shares": [0.7, 0.2]}},
+            "shares must not fall",
+        ),
+    ],
+)
+def test_a_decision_that_makes_no_sense_is_refused(folder, decision, message):
+    write_document(folder, read_document(folder) | {"decision": decision})
+    with pytest.raises(RunFolderError, match=message):
+        read_model(folder)
+
+
+@pytest.mark.parametrize("name", [MANIFEST, TENSORS])
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe junk", None])
+def test_missing_and_damaged_files_are_refused(folder, name, content):
+    (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
+    with pytest.raises(RunFolderError, match=rf"{name}|damaged|format None"):
+        read_model(folder)
+
+
+def test_every_difference_is_shown(folder):
+    model = FACTS["settings"]["model"]
+    here = {"settings": {"model": {**model, "embedding": "mlp", "hidden": [4]}}, "outputs": 2}
+    with pytest.raises(RunFolderError) as refusal:
+        read_model(folder).require(here)
+    assert "settings.model.embedding: linear in the model, mlp here" in str(refusal.value)
+    assert "settings.model.hidden: nothing in the model, [4] here" in str(refusal.value)
+    assert "outputs" not in str(refusal.value)
+
+
+def test_parameters_of_other_shapes_change_nothing(folder):
+    module = nn.Linear(4, 2)
+    before = module.weight.detach().clone()
+    with pytest.raises(RunFolderError, match=r"weight: \[2, 3\] float32 in the model, \[2, 4\] float32 here"):
+        read_model(folder).load_into(module)
+    assert torch.equal(module.weight, before)

@@ -1,0 +1,102 @@
+"""`vafl align` as its users start it: real processes in folders of their own, over mutual TLS."""
+
+import subprocess
+import sys
+
+import polars as pl
+import pytest
+
+from vafl.cli import main
+from vafl.data.alignment.rows import Alignment
+from vafl.transport.identity import issue, make_authority
+
+LIMIT = 120
+PARTIES = ("server", "bank", "shop")
+CONFIG = """
+[data]
+name = "tables"
+parties = ["bank", "shop"]
+[tables.{party}]
+path = "own.csv"
+id = "customer"
+{label}
+[network]
+address = "{address}"
+certificates = "."
+patience = 60.0
+"""
+
+
+class Companies:
+    """Each in its own folder, which holds its own table, certificate and configuration."""
+
+    def __init__(self, folder):
+        make_authority(folder / "authority")
+        self.folder, self.processes = folder, {}
+        for party in PARTIES:
+            issue(folder / "authority", party)
+            (folder / "authority" / party).rename(folder / party)
+
+    def write(self, party, ids, address="127.0.0.1:0"):
+        label = 'label = "paid"' if party == "server" else ""
+        config = CONFIG.format(party=party, label=label, address=address)
+        (self.folder / party / "run.toml").write_text(config)
+        other = pl.Series("paid", [["no", "yes"][n % 2] for n in range(len(ids))])
+        pl.DataFrame({"customer": pl.Series(ids)}).with_columns(other).write_csv(
+            self.folder / party / "own.csv"
+        )
+
+    def start(self, party, *options):
+        command = [sys.executable, "-m", "vafl.cli", "align", "run.toml", "--party", party, *options]
+        self.processes[party] = subprocess.Popen(
+            command, cwd=self.folder / party, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        return self.processes[party]
+
+    def serve(self):
+        line = self.start("server").stdout.readline()
+        assert line.startswith("listening on "), self.end("server")
+        return line.split()[-1]
+
+    def end(self, party):
+        """Exit code and last words."""
+        said = self.processes[party].communicate(timeout=LIMIT)
+        return self.processes[party].returncode, "".join(said)
+
+    def found(self, party):
+        return Alignment.read(self.folder / party / f"{party}.alignment.parquet")
+
+
+@pytest.fixture
+def companies(tmp_path):
+    made = Companies(tmp_path)
+    yield made
+    for process in made.processes.values():
+        process.kill()
+        process.communicate()
+
+
+def test_companies_that_share_nothing_but_an_address(companies, capsys):
+    ids = {
+        "server": [f"{n:05}" for n in range(0, 10_200)],  # enough for worker processes
+        "bank": [f"{n:05}" for n in range(10_199, 5_999, -1)],
+        "shop": [f"{n:05}" for n in range(0, 10_200, 3)],
+    }
+    companies.write("server", ids["server"])
+    address = companies.serve()
+    for party in ("bank", "shop"):
+        companies.write(party, ids[party], address)
+        companies.start(party)
+    ends = {party: companies.end(party) for party in PARTIES}
+    assert {code for code, _ in ends.values()} == {0}, ends
+    found = {party: companies.found(party) for party in PARTIES}
+    assert {own.token for own in found.values()} == {found["server"].token}
+    for own in found.values():
+        assert own.ids.to_list() == found["server"].ids.to_list()
+        assert (own.label, own.classes) == ("paid", ("no", "yes"))
+    assert set(found["shop"].ids) == set.intersection(*map(set, ids.values()))
+    assert "1,400 of 10,200 records are among the 1,400 rows" in ends["server"][1]
+    assert main(["data", str(companies.folder / "bank" / "run.toml")]) == 3
+    assert 'its column "paid" is called as the label is. Name it in tables.bank.ignore' in " ".join(
+        capsys.readouterr().err.split()
+    )

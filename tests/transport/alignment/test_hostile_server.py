@@ -1,0 +1,131 @@
+"""A client believes its server nothing that it can check, and keeps nothing that it was lied to about."""
+
+import asyncio
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+
+from tests.transport.alignment.parties import LIMIT, Alignments
+from vafl.data.alignment.curve import blind_ids, new_secret
+from vafl.errors import InvalidMessage, RemoteFault, RunError, Stalled
+from vafl.transport.alignment.frames import Kind, pack, pack_facts, pack_rows
+
+BEGIN = pack_facts(Kind.BEGIN, {"ids": 2})
+AGAIN = pack_facts(Kind.AGAIN, {"ids": 2})
+POINTS = pack(Kind.POINTS, blind_ids(new_secret(), ["x", "y"]))
+TOKEN = "0123456789abcdef" * 2
+RESULT = {"token": TOKEN, "rows": 2, "label": "paid", "with_local": False, "classes": ["n", "y"], "own": 2}
+
+
+def result(**changes):
+    return pack_facts(Kind.RESULT, {**RESULT, **changes})
+
+
+def rows(places, numbers):
+    return pack_rows(np.array(places), np.array(numbers))[0]
+
+
+def told(*script, beats=False, records="common"):
+    """What comes of a client whose server says this, and then nothing or signs of life."""
+
+    async def stream(_, context):
+        for content in script:
+            await context.write(content)
+        while isinstance(await context.read(), bytes):
+            if beats:
+                await context.write(pack(Kind.BEAT))
+
+    return served(stream, records)
+
+
+def served(stream, records="common"):
+    """What comes of a client with three ids whose server answers by this."""
+
+    async def play():
+        made = Alignments(records, server=["x"], bank=["a", "b", "c"])
+        async with made.served_by(stream):
+            (error,) = await asyncio.gather(made.join("bank"), return_exceptions=True)
+        assert not made.kept
+        return error
+
+    return asyncio.run(asyncio.wait_for(play(), LIMIT))
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ((pack_facts(Kind.BEGIN, {"ids": 0}),), "a party has 1 to"),
+        ((pack_facts(Kind.BEGIN, {"ids": 1 << 40}),), "a party has 1 to"),
+        ((pack_facts(Kind.BEGIN, {"ids": "2"}),), "facts needed: ids"),
+        ((pack(Kind.BEGIN, b"\xff" * 100),), "JSON"),
+        ((pack(Kind.BEGIN, b"{" * 9000),), "shorter than that"),
+        ((BEGIN, POINTS, POINTS), "RESULT or AGAIN comes next. Found POINTS"),
+        ((pack_facts(Kind.BEGIN, {"ids": 1}), POINTS), "no more"),
+        ((BEGIN, pack(Kind.POINTS, bytes(128))), "on the curve"),
+        ((BEGIN, POINTS, result(own=4)), "cannot be those of 3 ids"),
+        ((BEGIN, POINTS, result(own=1)), "of 2 rows, 1 cannot be"),
+        ((BEGIN, POINTS, result(rows=True)), "facts needed"),
+        ((BEGIN, POINTS, result(), rows([0, 3], [0, 1])), "places that this party sent"),
+        ((BEGIN, POINTS, result(), rows([1, 1], [0, 1])), "each once"),
+        ((BEGIN, POINTS, result(), rows([0, 1, 2], [0, 1, 2])), "each once"),
+        ((BEGIN, POINTS, result(), rows([0, 1], [0, 2])), "from 0 to 1"),
+        ((BEGIN, POINTS, result(token="mine"), rows([0, 1], [0, 1])), "32 hex digits"),
+        ((BEGIN, POINTS, AGAIN, BEGIN, POINTS, AGAIN), "RESULT comes next. Found AGAIN"),
+        ((BEGIN, POINTS, pack_facts(Kind.AGAIN, {"ids": 3})), "2 ids cannot become more"),
+    ],
+)
+def test_what_a_server_must_not_say(script, message):
+    error = told(*script)
+    assert isinstance(error, InvalidMessage), error
+    assert "the server broke the protocol" in str(error)
+    assert message in str(error)
+
+
+def test_a_server_has_no_more_rows_than_ids():
+    """Where clients may lack some, they would make room for any number of them when they train."""
+    error = told(BEGIN, POINTS, result(rows=1 << 50), rows([0, 1], [0, 1]), records="labelled")
+    assert isinstance(error, InvalidMessage), error
+    assert "rows are among the server's 2 ids" in str(error)
+
+
+def test_a_second_exchange_is_in_the_clients_log(caplog):
+    with caplog.at_level("INFO", "vafl.client"):
+        told(BEGIN, POINTS, AGAIN, BEGIN, POINTS, pack(Kind.FAILED, b"enough"))
+    assert "the server has 2 ids" in caplog.messages
+    assert "the server asks once more: it has 2 ids when forms are loosened" in caplog.messages
+
+
+def test_a_server_that_says_why_it_stops_before_and_after_it_began():
+    before = told(pack(Kind.FAILED, b"not\x1b[31m today"))
+    assert isinstance(before, RemoteFault)
+    assert str(before) == "the server refused bank: not[31m today"
+    assert "\x1b" not in str(told(pack(Kind.BEGIN, b'"\\u001b[2J"')))
+    after = told(BEGIN, pack(Kind.FAILED, b"later"))
+    assert isinstance(after, RunError)
+    assert str(after) == "the server ended the alignment: later"
+
+
+def test_a_status_is_shown_without_what_would_steer_a_terminal():
+    async def refuse(_, context):
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, "no\x1b[2J")
+
+    error = served(refuse)
+    assert isinstance(error, RemoteFault)
+    assert str(error) == "the server refused bank: no[2J"
+
+
+def test_a_server_that_never_says_that_everybody_is_done_leaves_no_file():
+    error = told(BEGIN, POINTS, result(), rows([0, 1], [0, 1]))
+    assert isinstance(error, Stalled)
+    assert "silent" in str(error)
+
+
+def test_a_server_that_shows_nothing_but_life_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(Alignments, "patience", 0.5)
+    monkeypatch.setattr(Alignments, "heartbeat", 0.2)
+    for script in ((), (BEGIN, POINTS)):
+        error = told(*script, beats=True)
+        assert isinstance(error, Stalled)
+        assert "the server has sent nothing but signs of life for 1 s" in str(error)

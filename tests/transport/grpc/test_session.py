@@ -1,0 +1,102 @@
+"""A connection as a client sees it, on a stream made by hand: it reads what is handled and answered."""
+
+import asyncio
+
+import grpc
+import grpc.aio
+import pytest
+
+from vafl.transport.grpc.session import _INBOX, Session
+
+LIMIT = 1000
+
+
+class Flood:
+    """The stream of a server that says something whenever it is read, and reads nothing until `takes`."""
+
+    def __init__(self):
+        self.read_so_far, self.takes, self.broken = 0, asyncio.Event(), False
+
+    async def read(self):
+        await asyncio.sleep(0)
+        if self.broken:
+            return grpc.aio.EOF
+        self.read_so_far += 1
+        return b"?"
+
+    async def write(self, content):
+        await self.takes.wait()
+        if self.broken:
+            raise asyncio.InvalidStateError("RPC already finished.")
+
+    async def code(self):
+        return grpc.StatusCode.UNAVAILABLE
+
+    async def details(self):
+        return "gone"
+
+    async def initial_metadata(self):
+        return ()
+
+    trailing_metadata = initial_metadata
+
+    def cancel(self):
+        pass
+
+
+def flooded(then, answer=b"!" * 300):
+    """Runs a session that answers whatever it hears, and `then`, once it has read all it will; None answers
+    nothing and is never done with anything."""
+
+    async def story():
+        stream = Flood()
+        session = Session(stream, LIMIT)
+
+        def hear(content):
+            if answer is not None:
+                session.say([answer], handled=True)
+
+        running = asyncio.create_task(session.run(hear))
+        await settled()
+        try:
+            return await then(stream, session, running)
+        finally:
+            running.cancel()
+
+    async def settled():
+        for _ in range(1000):
+            await asyncio.sleep(0)
+
+    return asyncio.run(asyncio.wait_for(story(), 20))
+
+
+async def reading(stream, session, running):
+    return stream.read_so_far
+
+
+def test_no_more_is_read_than_the_worker_can_handle():
+    assert flooded(reading, answer=None) == _INBOX + 1
+
+
+def test_no_more_is_read_while_answers_lie_unsent():
+    assert flooded(reading) <= LIMIT // 300 + _INBOX + 1
+
+
+def test_reading_goes_on_when_answers_are_taken():
+    async def then(stream, session, running):
+        before = stream.read_so_far
+        stream.takes.set()
+        while stream.read_so_far < before + 100:
+            await asyncio.sleep(0)
+
+    flooded(then)
+
+
+def test_a_stream_that_breaks_while_nothing_is_read_is_noticed():
+    async def then(stream, session, running):
+        stream.broken = True
+        stream.takes.set()
+        with pytest.raises(grpc.aio.AioRpcError, match="gone"):
+            await running
+
+    flooded(then)

@@ -1,0 +1,90 @@
+"""The terms of a run and the settings of the network: what is agreed, and what is refused."""
+
+import dataclasses
+import json
+
+import pytest
+
+from vafl.errors import ConfigError, InvalidMessage
+from vafl.protocol.schedule import BatchSchedule
+from vafl.transport.grpc.wire import PROTOCOL, Terms, schedule_digest, settled
+from vafl.transport.settings import NetworkSettings
+
+TERMS = Terms(1, "run", 100, "abc", 3, 2, "def", "float32", {"rule.t": "2"})
+
+
+def test_terms_survive_the_way():
+    assert Terms.from_bytes(TERMS.to_bytes()) == TERMS
+    assert TERMS.difference(TERMS) == ""
+
+
+@pytest.mark.parametrize(
+    "field", [field.name for field in dataclasses.fields(Terms) if field.name != "settings"]
+)
+def test_every_difference_is_named(field):
+    value = getattr(TERMS, field)
+    other = dataclasses.replace(TERMS, **{field: value + 1 if isinstance(value, int) else value + "x"})
+    assert TERMS.difference(other).startswith(f"{field} {value!r} at the server")
+
+
+def test_digests_are_shown_where_nothing_else_says_what_differs():
+    other = dataclasses.replace(TERMS, record_digest="x", schedule_digest="y", settings={"rule.t": "3"})
+    assert TERMS.difference(other) == "rule.t 2 at the server, 3 at the client"
+    alone = dataclasses.replace(TERMS, record_digest="x")
+    assert TERMS.difference(alone) == "record_digest 'abc' at the server, 'x' at the client"
+
+
+def test_long_settings_are_told_apart_and_fit():
+    groups = {f"party-{number}": [f"column-{place}" for place in range(99)] for number in range(64)}
+    long, other = (settled({"partition": {"groups": {**groups, "z": ends}}}) for ends in (["a"], ["b"]))
+    assert long != other
+    terms = dataclasses.replace(TERMS, settings={f"section.{n}": long["partition.groups"] for n in range(50)})
+    assert Terms.from_bytes(terms.to_bytes()) == terms
+    assert len(terms.difference(TERMS)) <= 1000
+
+
+def test_another_versions_terms_are_said_to_be_that():
+    before = {**dataclasses.asdict(TERMS), "protocol": 2, "secure_sum": False}
+    with pytest.raises(InvalidMessage, match=f"as protocol {PROTOCOL} has them.* same version of vafl"):
+        Terms.from_bytes(json.dumps(before).encode())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"junk", b"[]", b"{}", b"[" * 3000, b'{"protocol": 1}', b"\xff\xfe", b"x" * 5000],
+)
+def test_anything_but_terms_is_refused(content):
+    with pytest.raises(InvalidMessage):
+        Terms.from_bytes(content)
+
+
+def test_terms_of_the_wrong_types_are_refused():
+    wrong = TERMS.to_bytes().replace(b'"records": 100', b'"records": "100"')
+    with pytest.raises(InvalidMessage, match="records in the terms must be int"):
+        Terms.from_bytes(wrong)
+    with pytest.raises(InvalidMessage, match="settings in the terms must be text"):
+        Terms.from_bytes(TERMS.to_bytes().replace(b'"rule.t": "2"', b'"rule.t": 2'))
+
+
+def test_schedules_are_told_apart_by_what_they_deal_out():
+    def digest(**changes):
+        options = {"kind": "epochs", "rows": 50, "batch_size": 5, "seed": 0, "stream": 1, **changes}
+        return schedule_digest([BatchSchedule(**options)])
+
+    assert digest() == digest()
+    others = [digest(seed=1), digest(stream=2), digest(batch_size=6), digest(rows=51), digest(kind="iid")]
+    assert len({digest(), *others}) == 6
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"address": "nowhere"}, "network.address must be host:port"),
+        ({"heartbeat": 0.0}, "network.heartbeat must be above 0"),
+        ({"patience": float("nan")}, "network.patience must be above 0"),
+        ({"largest_norm": -1.0}, "network.largest_norm must be 0 or more"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        NetworkSettings(**settings)
