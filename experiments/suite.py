@@ -93,7 +93,8 @@ def _suite(name: str, data: Path) -> SuiteTable:
     path = folder / name / f"{name}.csv.gz"
     if not path.is_file():
         raise DataError(
-            f'the tables must be in "{folder}". Found no {path.name}. Give their folder as --data.'
+            "VFL-0002",
+            f'the tables must be in "{folder}". Found no {path.name}. Give their folder as --data.',
         )
     about = json.loads((folder / "tables.json").read_text())[name]
     lines = pl.read_csv(gzip.decompress(path.read_bytes()), infer_schema=False)

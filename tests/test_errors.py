@@ -1,5 +1,6 @@
 import pytest
 
+from tests.errors_page import ROOT, errors_page, raised
 from vafl import errors
 
 
@@ -29,3 +30,13 @@ def test_every_error_has_its_place_and_its_exit_code(kind, code, also):
 def test_the_tree_leaves_none_out():
     kinds = [value for value in vars(errors).values() if isinstance(value, type)]
     assert all(kind.__name__ in errors.__doc__ for kind in kinds)
+
+
+def test_every_error_has_a_code_and_no_two_have_the_same():
+    codes = [each.code for each in raised()]
+    assert len(codes) > 400
+    assert len(codes) == len(set(codes))
+
+
+def test_the_page_of_errors_is_what_the_code_says():
+    assert (ROOT / "docs" / "errors.md").read_text(encoding="utf-8") == errors_page()

@@ -24,18 +24,20 @@ def make(kind: type[Made], values: Any, where: str = "") -> Made:
         ConfigError: A key is unknown or missing, or a value has the wrong type or is out of range.
     """
     if not isinstance(values, dict):
-        raise ConfigError(f"{where} must be a section. Found {values!r}.")
+        raise ConfigError("VFL-1031", f"{where} must be a section. Found {values!r}.")
     hints, fields = get_type_hints(kind), dataclasses.fields(kind)  # type: ignore[arg-type]
     known = [field.name for field in fields]
     for key in values:
         if key not in known:
             near = get_close_matches(key, known, 1, cutoff=0.5)
             hint = f'Did you mean "{near[0]}"?' if near else f"Known here: {', '.join(known)}."
-            raise ConfigError(f'unknown key "{_dotted(where, key)}". {hint}')
+            raise ConfigError("VFL-1032", f'unknown key "{_dotted(where, key)}". {hint}')
     missing = [field.name for field in fields if _is_required(field) and field.name not in values]
     if missing:
         found = ", ".join(values) or "nothing"
-        raise ConfigError(f"{where or 'the document'} needs {', '.join(missing)}. Found only {found}.")
+        raise ConfigError(
+            "VFL-1033", f"{where or 'the document'} needs {', '.join(missing)}. Found only {found}."
+        )
     return kind(**{key: _convert(hints[key], value, _dotted(where, key)) for key, value in values.items()})
 
 
@@ -65,7 +67,7 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
     elif kind is float and type(value) is int:
         value = _as_float(value, where)
     elif kind is not Any and type(value) is not kind:
-        raise ConfigError(f"{where} must be {_words(kind)}. Found {value!r}.")
+        raise ConfigError("VFL-1034", f"{where} must be {_words(kind)}. Found {value!r}.")
     return value
 
 
@@ -73,7 +75,9 @@ def _as_float(value: int, where: str) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise ConfigError(f"{where} must be a number below 1.8e308. Found a larger one.") from None
+        raise ConfigError(
+            "VFL-1035", f"{where} must be a number below 1.8e308. Found a larger one."
+        ) from None
 
 
 def _convert_any(kinds: list[Any], value: Any, where: str) -> Any:
@@ -84,14 +88,16 @@ def _convert_any(kinds: list[Any], value: Any, where: str) -> Any:
         except ConfigError:
             if len(kinds) == 1:
                 raise
-    raise ConfigError(f"{where} must be {' or '.join(map(_words, kinds))}. Found {value!r}.")
+    raise ConfigError("VFL-1036", f"{where} must be {' or '.join(map(_words, kinds))}. Found {value!r}.")
 
 
 def _check_choice(choices: tuple[Any, ...], value: Any, where: str) -> None:
     if value not in choices:
         near = get_close_matches(str(value), choices, 1)
         hint = f' Did you mean "{near[0]}"?' if near else ""
-        raise ConfigError(f"{where} must be one of {', '.join(map(str, choices))}. Found {value!r}.{hint}")
+        raise ConfigError(
+            "VFL-1037", f"{where} must be one of {', '.join(map(str, choices))}. Found {value!r}.{hint}"
+        )
 
 
 def _words(kind: Any) -> str:

@@ -14,14 +14,31 @@
         ├── InvalidMessage     a message that was refused; no state changed
         └── Unauthenticated    it has not proved who it is
 
-Every message names the rule that was broken, the value that was found, and the remedy.
+Every message names the rule that was broken, the value that was found, and the remedy. Every place that
+raises an error has a code, such as VFL-1203. Codes are stable: programs and tests match them, and
+docs/errors.md lists them. The first digit is the package:
+
+    1 config   2 data   3 models   4 protocol   5 privacy   6 transport, simulation
+    7 run      8 observe, estimator, audit      9 commands
 """
 
 
 class VaflError(Exception):
-    """The root: `except VaflError` catches all that vafl raises on purpose."""
+    """The root: `except VaflError` catches all that vafl raises on purpose.
+
+    Attributes:
+        code: the stable code of the place that raised it, such as "VFL-1203".
+        message: the text without the code.
+    """
 
     exit_code = 1
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(code, message)
+        self.code, self.message = code, message
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
 
 
 class ConfigError(VaflError, ValueError):

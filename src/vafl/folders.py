@@ -26,14 +26,16 @@ class HeldFolder:
         except BlockingIOError:
             self.close()
             raise RunFolderError(
+                "VFL-1041",
                 f'a folder is written by one process at a time. "{folder}" is in use by another, which goes '
-                "on undisturbed. End that one first, or name another --out."
+                "on undisturbed. End that one first, or name another --out.",
             ) from None
         except OSError as error:
             self.close()
             raise RunFolderError(
+                "VFL-1042",
                 f'"{folder}" must be a folder that this process may write. Found: {error.strerror}. Name '
-                "another --out."
+                "another --out.",
             ) from error
 
     def close(self) -> None:

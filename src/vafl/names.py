@@ -27,13 +27,15 @@ def check_party(name: str) -> str:
     """
     if not PARTY.fullmatch(name):
         raise ConfigError(
+            "VFL-1051",
             "a party's name must be 1 to 63 letters, digits, '.', '_' or '-', a letter or digit first. "
-            f"Found {name!r}. Choose another name."
+            f"Found {name!r}. Choose another name.",
         )
     if name.lower() in _RESERVED and name not in (SERVER, LOCAL_CLIENT):
         raise ConfigError(
+            "VFL-1052",
             f"a party's name must not be one of {', '.join(sorted(_RESERVED))}, in any case, except the "
-            f"label holder's own names. Found {name!r}. Choose another name."
+            f"label holder's own names. Found {name!r}. Choose another name.",
         )
     return name
 
@@ -46,8 +48,9 @@ def check_client(name: str) -> str:
     """
     if check_party(name) in (SERVER, LOCAL_CLIENT):
         raise ConfigError(
+            "VFL-1053",
             f'"{SERVER}" and "{LOCAL_CLIENT}" are names of the label holder, whose own features take part '
-            f'inside `vafl server`. Found "{name}" as the name of another client. Choose another name.'
+            f'inside `vafl server`. Found "{name}" as the name of another client. Choose another name.',
         )
     return name
 

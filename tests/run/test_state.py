@@ -130,7 +130,9 @@ def test_a_clients_checkpoint_is_not_replaced_by_accident(tmp_path):
 
 def test_a_client_that_was_refused_may_try_again_with_another_configuration(tmp_path, monkeypatch):
     def refused(_):
-        raise RemoteFault("the server refused client-1: optimiser.step_size 0.1 at the server, 50.0 here")
+        raise RemoteFault(
+            "VFL-0001", "the server refused client-1: optimiser.step_size 0.1 at the server, 50.0 here"
+        )
 
     other = from_document({**DOCUMENT, "optimiser": {"step_size": 50.0}})
     monkeypatch.setattr("vafl.run.client.run_until_over", refused)
@@ -142,7 +144,7 @@ def test_a_client_that_was_refused_may_try_again_with_another_configuration(tmp_
 
 
 def refuse(federation):
-    raise RemoteFault("the server refused client-1: the terms differ")
+    raise RemoteFault("VFL-0001", "the server refused client-1: the terms differ")
 
 
 def refuse_later(federation):

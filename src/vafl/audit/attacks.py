@@ -50,7 +50,7 @@ class Eavesdropper:
 
     def __init__(self, run: Run, index: int = 0) -> None:
         if not isinstance(run.runtime, Simulator):
-            raise ConfigError("an audit attacks a federation. Found rule.name = centralised.")
+            raise ConfigError("VFL-8801", "an audit attacks a federation. Found rule.name = centralised.")
         self.server: Server = run.runtime.server
         self._receive, self._index = self.server.receive, index
         self._sent: dict[int, Rows] = {}

@@ -30,7 +30,7 @@ def align(options: argparse.Namespace, console: Console) -> None:
     """Runs one party's part, or everybody's."""
     log_to_stderr()
     if options.workers < 0:
-        raise ConfigError(f"--workers must be 0 or more. Found {options.workers}.")
+        raise ConfigError("VFL-9001", f"--workers must be 0 or more. Found {options.workers}.")
     config = read_config(Path(options.config), overrides(options))
     if options.all:
         align_all(config, console, options.workers)

@@ -36,13 +36,17 @@ def run(options: argparse.Namespace, console: Console) -> None:
     """Audits, shows what was found, and fails if a claim is broken."""
     config = read_config(options.config, overrides(options))
     if options.canaries < 100:
-        raise ConfigError(f"--canaries must be 100 or more to prove anything. Found {options.canaries}.")
+        raise ConfigError(
+            "VFL-9011", f"--canaries must be 100 or more to prove anything. Found {options.canaries}."
+        )
     if not options.noise_scale > 0:
-        raise ConfigError(f"--noise-scale must be above 0. Found {options.noise_scale}.")
+        raise ConfigError("VFL-9012", f"--noise-scale must be above 0. Found {options.noise_scale}.")
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         if options.json.is_dir():
-            raise ConfigError(f'--json takes a file. "{options.json}" is a folder. Name a file in it.')
+            raise ConfigError(
+                "VFL-9013", f'--json takes a file. "{options.json}" is a folder. Name a file in it.'
+            )
     with console.status("canaries, then a run with an eavesdropper ..."):
         report = audit(config, canaries=options.canaries, noise_scale=options.noise_scale)
     if options.json:
@@ -51,13 +55,14 @@ def run(options: argparse.Namespace, console: Console) -> None:
     failed = [finding for finding in report.findings if finding.verdict == "broken"]
     if failed:
         raise AuditFailed(
+            "VFL-9014",
             "more leaks than is claimed: "
             + "; ".join(
                 f"{finding.name}: accountant mu <= {finding.claimed:.3g}, audit mu >= {finding.found:.3g}"
                 for finding in failed
             )
             + ". Do not rely on the claim: use privacy.mode dp_train, frozen or release_once, with the noise "
-            "that `vafl calibrate` gives."
+            "that `vafl calibrate` gives.",
         )
 
 

@@ -151,8 +151,9 @@ def _report(wish: Wish, courses: Sequence[Course], clients: dict[str, Exposure])
         }
     if not (wish.mu or wish.own.noise):
         raise ConfigError(
+            "VFL-9021",
             "there must be a budget to calibrate to, or noise to judge. Found none. Give --mu, or --epsilon "
-            "with --delta, or set privacy.noise."
+            "with --delta, or set privacy.noise.",
         )
     return report
 

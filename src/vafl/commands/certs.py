@@ -70,11 +70,12 @@ def _check(folder: Path, parties: Sequence[str], options: argparse.Namespace) ->
     for host in options.host:
         host_name(host)
     if options.days < 1:
-        raise ConfigError(f"--days must be 1 or more. Found {options.days}.")
+        raise ConfigError("VFL-9031", f"--days must be 1 or more. Found {options.days}.")
     if options.host and SERVER not in parties:
         raise ConfigError(
+            "VFL-9032",
             f"--host is for the server's certificate. Found --host {' '.join(options.host)} without --party "
-            f"{SERVER}. Add that party or leave out --host."
+            f"{SERVER}. Add that party or leave out --host.",
         )
 
 

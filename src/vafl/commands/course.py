@@ -20,7 +20,7 @@ def courses_of(plan: Plan, epochs: float | None = None) -> list[Course]:
     """
     config, rows, clients = plan.config, plan.data.rows, len(plan.data.parties)
     if config.rule.name == "centralised":
-        raise ConfigError('rule.name "centralised" uploads nothing: no record leaves its party.')
+        raise ConfigError("VFL-9041", 'rule.name "centralised" uploads nothing: no record leaves its party.')
     if epochs is None:
         counts = expected_activations(config, clients)
     else:

@@ -64,13 +64,16 @@ def run(options: argparse.Namespace, console: Console) -> None:
     """Prints what becomes of each column of the tables."""
     config = read_config(options.config, overrides(options))
     if not config.data.is_tabular:
-        raise ConfigError(f'`vafl data` needs data.name = "csv" or "tables". Found "{config.data.name}".')
+        raise ConfigError(
+            "VFL-9051", f'`vafl data` needs data.name = "csv" or "tables". Found "{config.data.name}".'
+        )
     known = tables_of(config)[1]
     names = [options.party] if options.party else list(known)
     if not names or names[0] not in known:
         raise ConfigError(
+            "VFL-9052",
             f"`vafl data` needs a party that this file has a table of, such as [tables.NAME]. Found "
-            f"{options.party or 'none'}; the file has {', '.join(known) or 'none'}."
+            f"{options.party or 'none'}; the file has {', '.join(known) or 'none'}.",
         )
     previews, suspects = [preview(config, name) for name in names], _suspects(config)
     if options.json:

@@ -67,8 +67,9 @@ def _run(
     for name in _OF_THE_SERVER:
         if getattr(options, name, None) is not None:
             raise ConfigError(
+                "VFL-9061",
                 f"--{name.replace('_', '-')} is for the server. Found it with --party {options.party}, which "
-                "answers the server only. Leave it out."
+                "answers the server only. Leave it out.",
             )
     config = client_config(options, check_client(options.party))
     reason = answer(
@@ -101,7 +102,8 @@ def _require_own_factory(config: Config, options: argparse.Namespace) -> None:
     is_named = any(text.partition("=")[0].strip() == "model.embedding" for text in options.set)
     if config.model.has_factory and is_inside and not is_named:
         raise ConfigError(
+            "VFL-9062",
             f'vafl imports "{config.model.embedding}" only if your own configuration names it. Found it in '
             f'"{options.config}", inside the run folder. If you trust that code, add --set '
-            f"model.embedding={config.model.embedding}, or use a configuration outside the run folder."
+            f"model.embedding={config.model.embedding}, or use a configuration outside the run folder.",
         )

@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, console: Console) -> None:
     """Write the whole file or none; only its owner can read it."""
     if options.out.suffix != ".onnx":
-        raise ConfigError(f'the file to write must end in .onnx. Found "{options.out}".')
+        raise ConfigError("VFL-9071", f'the file to write must end in .onnx. Found "{options.out}".')
     options.out.parent.mkdir(parents=True, exist_ok=True)
     content = export(model_folder(options.run, options.party), options.embedding)
     write_atomically(options.out, content, private=True)
@@ -55,7 +55,8 @@ def export(folder: Path, factory: str = "") -> bytes:
         import onnxscript  # noqa: F401, PLC0415 - an extra
     except ImportError as error:
         raise ConfigError(
-            f"export needs the packages of an extra. {error}. Install them: pip install 'vafl[onnx]'."
+            "VFL-9072",
+            f"export needs the packages of an extra. {error}. Install them: pip install 'vafl[onnx]'.",
         ) from error
     stored = read_model(folder)
     manifest, module = stored.manifest, rebuild(stored, factory)

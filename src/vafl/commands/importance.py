@@ -25,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _check(options: argparse.Namespace) -> None:
     for name in ("repeats", "rows"):
         if (value := getattr(options, name)) is not None and value < 1:
-            raise ConfigError(f"--{name} must be 1 or more. Found {value}.")
+            raise ConfigError("VFL-9081", f"--{name} must be 1 or more. Found {value}.")
 
 
 def _measure(config: Config, options: argparse.Namespace, console: Console) -> None:

@@ -43,9 +43,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def init(options: argparse.Namespace, console: Console) -> None:
     """Writes the configuration, and says what was decided."""
     if options.clients is not None and options.clients < 1:
-        raise ConfigError(f"--clients must be 1 or more. Found {options.clients}.")
+        raise ConfigError("VFL-9091", f"--clients must be 1 or more. Found {options.clients}.")
     if options.out.exists():
-        raise ConfigError(f'"{options.out}" exists and is left as it is. Name another --out.')
+        raise ConfigError("VFL-9092", f'"{options.out}" exists and is left as it is. Name another --out.')
     _refuse_unused(options)
     then = "vafl data" if options.table else "vafl run"
     if options.table:
@@ -66,17 +66,21 @@ def _refuse_unused(options: argparse.Namespace) -> None:
     if options.table and (options.csv or options.clients):
         found = f'"{options.csv}"' if options.csv else f"--clients {options.clients}"
         raise ConfigError(
+            "VFL-9093",
             f"--table names every client's file. Found {found} beside it. Name each as --table PARTY=FILE, "
-            "or leave out --table."
+            "or leave out --table.",
         )
     if not options.table and (options.parties or options.id):
         found = f"--parties {options.parties}" if options.parties else f"--id {options.id}"
         raise ConfigError(
+            "VFL-9094",
             f"--parties and --id are for tables of parties. Found {found} without --table. Add --table "
-            "PARTY=FILE for the file at hand, or leave it out."
+            "PARTY=FILE for the file at hand, or leave it out.",
         )
     if options.label and not (options.table or options.csv):
-        raise ConfigError(f'--label is a column of a file. Found "{options.label}" and no file. Name one.')
+        raise ConfigError(
+            "VFL-9095", f'--label is a column of a file. Found "{options.label}" and no file. Name one.'
+        )
 
 
 def _tables(given: Sequence[str]) -> dict[str, Path]:
@@ -84,8 +88,10 @@ def _tables(given: Sequence[str]) -> dict[str, Path]:
     pairs = [text.partition("=") for text in given]
     for party, equals, file in pairs:
         if not (party and equals and file):
-            raise ConfigError(f'--table takes PARTY=FILE. Found "{party}{equals}{file}".')
+            raise ConfigError("VFL-9096", f'--table takes PARTY=FILE. Found "{party}{equals}{file}".')
         check_party(party)
     if len(tables := {party: Path(file) for party, _, file in pairs}) < len(pairs):
-        raise ConfigError(f"--table takes each party once. Found {', '.join(given)}. Join its files first.")
+        raise ConfigError(
+            "VFL-9097", f"--table takes each party once. Found {', '.join(given)}. Join its files first."
+        )
     return tables

@@ -40,8 +40,9 @@ def find_models(path: Path) -> list[StoredModel]:
     folders = sorted(entry for entry in (path / MODELS).glob("*") if entry.is_dir())
     if not folders:
         raise RunFolderError(
+            "VFL-9101",
             f'"{path}" must be a model folder, or a run folder with {MODELS}/PARTY in it. Found neither: '
-            "models are written when a run ends."
+            "models are written when a run ends.",
         )
     return [read_model(folder) for folder in folders]
 

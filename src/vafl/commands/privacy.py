@@ -81,12 +81,15 @@ def _find(path: Path) -> tuple[list[Path], Config | None]:
     if path.is_file():
         return [path], None
     if not (path / "config.toml").is_file():
-        raise RunFolderError(f'"{path}" must be a ledger or the folder of a run. Found no config.toml there.')
+        raise RunFolderError(
+            "VFL-9111", f'"{path}" must be a ledger or the folder of a run. Found no config.toml there.'
+        )
     config = read_config(path / "config.toml")
     if not (found := run_ledgers(config, path)):
         raise RunFolderError(
+            "VFL-9112",
             f'"{path}" has no privacy ledgers. Its clients were not private (privacy.mode '
-            f"{config.privacy.kind}), or have their ledgers on their own machines."
+            f"{config.privacy.kind}), or have their ledgers on their own machines.",
         )
     return found, config
 
@@ -95,7 +98,7 @@ def _statement(path: Path, config: Config | None) -> Statement:
     """By the settings of the run that is asked about; without one, of the last that used the ledger."""
     ledger = read_ledger(path)
     if not ledger.spenders:
-        raise RunFolderError(f'"{path}" counts nothing yet: no run has begun with it.')
+        raise RunFolderError("VFL-9113", f'"{path}" counts nothing yet: no run has begun with it.')
     if config is None:
         last = ledger.spenders[-1]
         return Statement(path.stem, ledger, last.settings, last.batch, last.local_steps)
@@ -124,8 +127,9 @@ def _record(record: str, paths: Sequence[Path], statements: Sequence[Statement])
     if not accounts:
         example = next((str(statement.ledger.ids[0]) for statement in statements), "")
         raise DataError(
+            "VFL-9114",
             f'a record must have an account: its id, as in the table. Found none for "{record}" in '
-            f'{", ".join(map(str, paths))}. Ids there look like "{example}".'
+            f'{", ".join(map(str, paths))}. Ids there look like "{example}".',
         )
     return accounts
 

@@ -57,9 +57,10 @@ def _check_tls(options: argparse.Namespace) -> None:
     given = [path for path in (options.tls_certificate, options.tls_key) if path is not None]
     if len(given) == 1 or (given and options.tls):
         raise ConfigError(
+            "VFL-9121",
             "TLS takes --tls for the server's own certificate, or both --tls-certificate and --tls-key. "
             f"Found {'--tls and ' if options.tls else 'only '}{', '.join(map(str, given))}. "
-            "Leave out one, or add the other."
+            "Leave out one, or add the other.",
         )
 
 

@@ -95,7 +95,9 @@ def _constants(
     noised = settings.kind in ("frozen", "dp_train", "embed_only")
     try:
         if noised and settings.placement == "output":
-            raise ConfigError('privacy.placement "output": noise behind a kink does not smooth it.')
+            raise ConfigError(
+                "VFL-9131", 'privacy.placement "output": noise behind a kink does not smooth it.'
+            )
         noise, hidden = (settings.noise, settings.layers) if noised else (0.0, ())
         layers = chain_of(model, noise, hidden, settings.layer_noise)
     except ConfigError as error:

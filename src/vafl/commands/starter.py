@@ -81,7 +81,7 @@ def starter_csv(csv: Path, label: str, clients: int) -> tuple[str, list[str]]:
         DataError: The file, its label or its columns cannot be used.
     """
     if not csv.is_file():
-        raise DataError(f'vafl init needs a CSV or Parquet file. Found nothing at "{csv}".')
+        raise DataError("VFL-9141", f'vafl init needs a CSV or Parquet file. Found nothing at "{csv}".')
     separator, columns = header_of(csv)
     label = label or columns[-1]
     if label not in columns:
@@ -91,8 +91,9 @@ def starter_csv(csv: Path, label: str, clients: int) -> tuple[str, list[str]]:
     ids = table.ids()
     if missing := len(ids) - len(_labels(table)):
         raise DataError(
+            "VFL-9142",
             f'"{csv}": every record needs a label. Found {missing:,} of {len(ids):,} lines without one in '
-            f'"{label}". Drop those lines, or name another --label.'
+            f'"{label}". Drop those lines, or name another --label.',
         )
     _, reports = fit(table, pl.DataFrame({"id": ids, POSITION: np.arange(len(ids))}))
     features = [report.name for report in reports if report.use != "dropped"]
@@ -101,8 +102,9 @@ def starter_csv(csv: Path, label: str, clients: int) -> tuple[str, list[str]]:
     notes = _notes(ignored)
     if len(features) < clients:
         raise DataError(
+            "VFL-9143",
             f'"{csv}" has {len(features)} columns to learn from beside its label "{label}", too few for '
-            f"{clients} clients. Lower --clients, or add columns. {'. '.join(notes[-5:])}"
+            f"{clients} clients. Lower --clients, or add columns. {'. '.join(notes[-5:])}",
         )
     notes.append(f'"{label}" is what is learnt, by {task}: it has {about_label}')
     notes.append(f"Between organisations, {LabelSettings().leak}.")
@@ -234,16 +236,18 @@ def starter_tables(
     unknown = [name for name in tables if name not in (LABEL_HOLDER, *clients)]
     if not clients or unknown or len(set(clients)) < len(clients) or LABEL_HOLDER in clients:
         raise ConfigError(
+            "VFL-9144",
             f'--parties names the clients, each once; "{LABEL_HOLDER}" is who holds the labels. Found '
-            f"{', '.join(clients) or 'none'}, and a table of {', '.join(tables)}."
+            f"{', '.join(clients) or 'none'}, and a table of {', '.join(tables)}.",
         )
     headers = {name: _header(path) for name, path in tables.items()}
     if LABEL_HOLDER in tables:
         label = label or headers[LABEL_HOLDER][1][-1]
     elif label and not any(label in columns for _, columns in headers.values()):
         raise DataError(
+            "VFL-9145",
             f'--label names the column to learn, which a client\'s table may have too. None has "{label}": '
-            "leave it out."
+            "leave it out.",
         )
     opened = [_open(name, path, *headers[name], id_column, label) for name, path in tables.items()]
     notes = [f'{own.party}: "{own.settings.id}" says whose line it is' for own in opened]
@@ -331,7 +335,7 @@ def _quoted(text: str) -> str:
 def _header(path: Path) -> tuple[str, list[str]]:
     """The separator and the columns of a party's file."""
     if not path.is_file():
-        raise DataError(f'a table must be a CSV or Parquet file. Found nothing at "{path}".')
+        raise DataError("VFL-9146", f'a table must be a CSV or Parquet file. Found nothing at "{path}".')
     return header_of(path)
 
 

@@ -31,16 +31,21 @@ class StopSettings:
 
     def __post_init__(self) -> None:
         if self.patience < 0:
-            raise ConfigError(f"stop.patience must be 1 or more, or 0 for no limit. Found {self.patience}.")
+            raise ConfigError(
+                "VFL-1001", f"stop.patience must be 1 or more, or 0 for no limit. Found {self.patience}."
+            )
         if self.updates < 0:
             raise ConfigError(
-                f"stop.updates must be 1 or more, or 0 to follow schedule.epochs. Found {self.updates}."
+                "VFL-1002",
+                f"stop.updates must be 1 or more, or 0 to follow schedule.epochs. Found {self.updates}.",
             )
         if not 0 <= self.seconds < math.inf:
-            raise ConfigError(f"stop.seconds must be above 0, or 0 for no limit. Found {self.seconds}.")
+            raise ConfigError(
+                "VFL-1003", f"stop.seconds must be above 0, or 0 for no limit. Found {self.seconds}."
+            )
         if self.metric is not None and not math.isfinite(self.metric):
             raise ConfigError(
-                f"stop.metric must be a number. Found {self.metric}. Leave it out for no target."
+                "VFL-1004", f"stop.metric must be a number. Found {self.metric}. Leave it out for no target."
             )
 
 
@@ -59,10 +64,13 @@ class EvaluationSettings:
     def __post_init__(self) -> None:
         if self.every < 0:
             raise ConfigError(
-                f"evaluation.every must be 1 or more, or 0 for once per epoch. Found {self.every}."
+                "VFL-1005",
+                f"evaluation.every must be 1 or more, or 0 for once per epoch. Found {self.every}.",
             )
         if not 0 <= self.every_seconds < math.inf:
-            raise ConfigError(f"evaluation.every_seconds must be 0 or more. Found {self.every_seconds}.")
+            raise ConfigError(
+                "VFL-1006", f"evaluation.every_seconds must be 0 or more. Found {self.every_seconds}."
+            )
 
 
 @dataclass(frozen=True)
@@ -94,8 +102,11 @@ class PredictionSettings:
     def __post_init__(self) -> None:
         for name in ("chunk", "patience", "deadline", "largest_request"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"prediction.{name} must be above 0. Found {getattr(self, name)}.")
+                raise ConfigError(
+                    "VFL-1007", f"prediction.{name} must be above 0. Found {getattr(self, name)}."
+                )
         if not 0 <= self.gather < self.deadline:
             raise ConfigError(
-                f"prediction.gather must be 0 or more, and below the deadline. Found {self.gather}."
+                "VFL-1008",
+                f"prediction.gather must be 0 or more, and below the deadline. Found {self.gather}.",
             )

@@ -78,18 +78,20 @@ class Config:
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= _LARGEST_SEED:
-            raise ConfigError(f"seed must be 0 or more, and at most 2^53. Found {self.seed}.")
+            raise ConfigError("VFL-1011", f"seed must be 0 or more, and at most 2^53. Found {self.seed}.")
         if self.threads < 1:
-            raise ConfigError(f"threads must be 1 or more. Found {self.threads}.")
+            raise ConfigError("VFL-1012", f"threads must be 1 or more. Found {self.threads}.")
         if self.stop.patience and not self.data.validation_fraction:
             raise ConfigError(
+                "VFL-1013",
                 "stop.patience needs data.validation_fraction above 0: a run that ends when the test rows "
-                "like it best says nothing about other rows. Found 0."
+                "like it best says nothing about other rows. Found 0.",
             )
         if self.rule.name == "sync" and self.schedule.seed == "private":
             raise ConfigError(
+                "VFL-1014",
                 'schedule.seed = "private" keeps a client\'s batches to itself, and rule.name = "sync" gives '
-                'all clients the same. Set schedule.seed = "shared", or another rule.'
+                'all clients the same. Set schedule.seed = "shared", or another rule.',
             )
         if self.tables:
             self._check_tables()
@@ -102,23 +104,27 @@ class Config:
         for name, table in self.tables.items():
             if not (table.path and table.id):
                 raise ConfigError(
+                    "VFL-1015",
                     f"[tables.{name}] needs path (the file) and id (the column that says whose line it is). "
-                    f'Found path "{table.path}", id "{table.id}".'
+                    f'Found path "{table.path}", id "{table.id}".',
                 )
             if name not in known:
                 raise ConfigError(
+                    "VFL-1016",
                     f'[tables.{name}] is no party of this run. Its parties: {", ".join(known)}. Add "{name}" '
-                    "to data.parties, or take the section out."
+                    "to data.parties, or take the section out.",
                 )
             if table.label and name != LABEL_HOLDER:
                 raise ConfigError(
+                    "VFL-1017",
                     f"the labels are the server's: [tables.{LABEL_HOLDER}] names their column, and no other "
-                    f'section does. Found label = "{table.label}" in [tables.{name}].'
+                    f'section does. Found label = "{table.label}" in [tables.{name}].',
                 )
             if table.weight and name != LABEL_HOLDER:
                 raise ConfigError(
+                    "VFL-1018",
                     f"the weights of records are the server's: [tables.{LABEL_HOLDER}] names their column. "
-                    f'Found weight = "{table.weight}" in [tables.{name}]. Name it there, or leave it out.'
+                    f'Found weight = "{table.weight}" in [tables.{name}]. Name it there, or leave it out.',
                 )
 
     def _check_weights(self) -> None:
@@ -130,9 +136,10 @@ class Config:
         column = self.tables[LABEL_HOLDER].weight if LABEL_HOLDER in self.tables else self.data.weight
         if column and self.labels.epsilon:
             raise ConfigError(
+                "VFL-1019",
                 "labels.epsilon guarantees that gradients say little about a record's label, but a weight "
                 f'scales them by a value that may depend on it. Found the weight column "{column}". Leave it '
-                "out, or use model.class_weight, which follows from the labels that were drawn."
+                "out, or use model.class_weight, which follows from the labels that were drawn.",
             )
 
     def _check_secure_sum(self) -> None:
@@ -157,8 +164,9 @@ class Config:
             if found != needed:
                 value = f'"{needed}"' if isinstance(needed, str) else needed
                 raise ConfigError(
+                    "VFL-1020",
                     f"privacy.secure_sum needs {name} = {value}: {why}. Found {found!r}. Set {name} to "
-                    f"{value}, or leave privacy.secure_sum out."
+                    f"{value}, or leave privacy.secure_sum out.",
                 )
 
     def to_toml(self) -> str:
@@ -181,9 +189,9 @@ def read_document(path: Path, overrides: list[str] | None = None) -> dict[str, A
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise ConfigError(f'cannot read the config file "{path}": {error.strerror}.') from error
+        raise ConfigError("VFL-1021", f'cannot read the config file "{path}": {error.strerror}.') from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f'"{path}" must be a TOML file. {error}.') from error
+        raise ConfigError("VFL-1022", f'"{path}" must be a TOML file. {error}.') from error
     for override in overrides or []:
         _override(document, override)
     _anchor_paths(document, path.parent)
@@ -222,12 +230,12 @@ def _override(document: dict[str, Any], text: str) -> None:
     dotted, equals, value = text.partition("=")
     keys = dotted.strip().split(".")
     if not equals or not all(keys):
-        raise ConfigError(f'--set takes section.key=value. Found "{text}".')
+        raise ConfigError("VFL-1023", f'--set takes section.key=value. Found "{text}".')
     *sections, last = keys
     for section in sections:
         document = document.setdefault(section, {})
         if not isinstance(document, dict):
-            raise ConfigError(f'--set {text}: "{section}" is not a section.')
+            raise ConfigError("VFL-1024", f'--set {text}: "{section}" is not a section.')
     try:
         document[last] = tomllib.loads(f"value = {value.strip()}")["value"]
     except tomllib.TOMLDecodeError:

@@ -88,10 +88,11 @@ def _check_local(tables: Mapping[str, TableSettings], alignments: Alignments) ->
     features, told = open_table(tables, LABEL_HOLDER).features, alignments[LABEL_HOLDER].with_local
     if bool(features) != told:
         raise DataError(
+            "VFL-2001",
             "the parties agree in `vafl align` whether the label holder has features. Found "
             f"{len(features)} feature columns now, and an alignment {'with' if told else 'without'} them. "
             f'Set features and ignore of [tables.{LABEL_HOLDER}] as they were then (ignore = ["*"] uses '
-            "none), or align again."
+            "none), or align again.",
         )
 
 
@@ -118,7 +119,9 @@ def load_party(
     wanted = positions(split, alignment)
     training = wanted.filter(pl.col(POSITION) < split.parts.train)
     if not training.height:
-        raise DataError(f'"{table.path}": {name} has none of the {split.parts.train:,} training rows.')
+        raise DataError(
+            "VFL-2002", f'"{table.path}": {name} has none of the {split.parts.train:,} training rows.'
+        )
     encoder, report = fit(
         table,
         training,
@@ -137,8 +140,9 @@ def check_label_unused(table: Table, alignment: Alignment) -> None:
     """
     if alignment.label and alignment.label in table.features:
         raise DataError(
+            "VFL-2003",
             f'"{table.path}": the label must be no feature, and its column "{alignment.label}" is called as '
-            f"the label is. Name it in {table.section}.ignore; if it means something else, rename it."
+            f"the label is. Name it in {table.section}.ignore; if it means something else, rename it.",
         )
 
 
@@ -173,8 +177,9 @@ def _weights(
         return None
     if not weights[: split.parts.train].any():
         raise DataError(
+            "VFL-2004",
             f'"{table.path}": some training rows must have a weight above 0. Found only zeros in '
-            f'"{table.settings.weight}". Name another column, or none.'
+            f'"{table.settings.weight}". Name another column, or none.',
         )
     return torch.from_numpy(weights)
 
@@ -189,7 +194,9 @@ def _labels(
     table = open_table(tables, LABEL_HOLDER)
     labels = read_labels(table, positions(split, alignment), alignment.classes)
     if alignment.classes is not None and len(np.unique(labels[: split.parts.train])) < 2:
-        raise DataError(f'"{table.path}": training rows must show at least two classes. Found one.')
+        raise DataError(
+            "VFL-2005", f'"{table.path}": training rows must show at least two classes. Found one.'
+        )
     return labels
 
 
@@ -207,12 +214,13 @@ def find_alignments(
     everyone = (LABEL_HOLDER, *settings.parties)
     party = party if party is None else table_owner(party)
     if party is not None and party not in everyone:
-        raise DataError(f'"{party}" is no party of this run. Its parties: {", ".join(everyone)}.')
+        raise DataError("VFL-2006", f'"{party}" is no party of this run. Its parties: {", ".join(everyone)}.')
     asked = everyone if party is None else (party,)
     if lacking := [name for name in asked if name not in tables]:
         raise ConfigError(
+            "VFL-2007",
             f"a section [tables.{lacking[0]}] is needed: path and id of {lacking[0]}'s table. Found "
-            f"{', '.join(f'[tables.{name}]' for name in tables) or 'none'}."
+            f"{', '.join(f'[tables.{name}]' for name in tables) or 'none'}.",
         )
     if settings.name == "csv":
         lines = number_lines(open_table(tables, LABEL_HOLDER), settings.task, labelled=labelled)
@@ -227,8 +235,10 @@ def find_alignments(
         _check_records(settings, tables[name].alignment, name, own, labelled=labelled)
         if labelled and (own.classes is None) != (settings.task == "regression"):
             raise DataError(
+                "VFL-2008",
                 f'data.task = "{settings.task}" is not what "{tables[name].alignment}" was made for. Set '
-                "data.task and the server's label as they were when the parties were aligned, or align again."
+                "data.task and the server's label as they were when the parties were aligned, or align "
+                "again.",
             )
     return found
 
@@ -236,8 +246,9 @@ def find_alignments(
 def _check_token(path: str, own: Alignment, first: Alignment) -> None:
     if own.token != first.token:
         raise DataError(
+            "VFL-2009",
             f'the parties\' alignments must be of one run of `vafl align`. "{path}" is of another. Run it '
-            "again at every party."
+            "again at every party.",
         )
 
 
@@ -254,8 +265,9 @@ def _check_records(settings: DataSettings, path: str, name: str, own: Alignment,
     """
     if name == LABEL_HOLDER and len(own.ids) < own.rows:
         raise DataError(
+            "VFL-2010",
             f'the label holder must have every row. By "{path}", it has {len(own.ids):,} of {own.rows:,}. '
-            "Run `vafl align` again at every party."
+            "Run `vafl align` again at every party.",
         )
     if settings.records == "labelled":
         return
@@ -268,13 +280,15 @@ def _check_records(settings: DataSettings, path: str, name: str, own: Alignment,
     found = f'By "{path}", {"; ".join(lacking)}.'
     if labelled:
         raise DataError(
+            "VFL-2011",
             f'data.records = "common" needs rows that every party has. {found} Set data.records = "labelled" '
-            "at every party, or align again."
+            "at every party, or align again.",
         )
     raise DataError(
+        "VFL-2012",
         f'this model was trained with data.records = "common": it scores only records that every party has. '
         f'{found} Set data.records = "common" at every party and run `vafl align` again. To score everyone '
-        'the label holder has, train a model with data.records = "labelled".'
+        'the label holder has, train a model with data.records = "labelled".',
     )
 
 
@@ -290,7 +304,7 @@ def join(settings: DataSettings, tables: Mapping[str, TableSettings]) -> Alignme
         for name in settings.parties:
             rows = rows.filter(rows.is_in(ids[name].implode()))
     if not len(rows):
-        raise DataError(_nothing_common(ids))
+        raise DataError("VFL-2013", _nothing_common(ids))
     classes = label_classes(opened[LABEL_HOLDER], settings.task) if tables[LABEL_HOLDER].label else None
     token = hashlib.sha256("\n".join(rows).encode()).hexdigest()[:32]
     order = np.random.Generator(np.random.Philox(int(token, 16))).permutation(len(rows))

@@ -32,8 +32,9 @@ def task_of(label: pl.Series, csv: Path) -> tuple[str, str]:
     values = label.n_unique()
     if values < 2:
         raise DataError(
+            "VFL-2071",
             f'"{csv}": a label needs two different values or more. Found {values} in {len(label):,} lines of '
-            f'"{label.name}". Name another --label, or bring more lines.'
+            f'"{label.name}". Name another --label, or bring more lines.',
         )
     about = f"{values:,} different values"
     if label.cast(pl.Float64, strict=False).n_unique() > _MOST_NUMBERED_CLASSES:
@@ -46,7 +47,8 @@ def task_of(label: pl.Series, csv: Path) -> tuple[str, str]:
             about += f": {', '.join(as_names(label.drop_nulls().unique().sort()))}"
     if wrong:
         raise DataError(
+            "VFL-2072",
             f'"{csv}": every label must be a number, or there must be few. In "{label.name}", {wrong}. '
-            "Drop those lines, or name another --label."
+            "Drop those lines, or name another --label.",
         )
     return task, about

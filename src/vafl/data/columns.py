@@ -21,12 +21,15 @@ def match_columns(
         where = f"{setting}.{group}"
         names = [name for pattern in patterns for name in _matches(columns, where, pattern)]
         if not names:
-            raise DataError(f"{where}: a party needs at least one column. Found none. Name its columns.")
+            raise DataError(
+                "VFL-2081", f"{where}: a party needs at least one column. Found none. Name its columns."
+            )
         for name in dict.fromkeys(names):
             if name in owner:
                 raise DataError(
+                    "VFL-2082",
                     f'{setting}: a column belongs to one party. "{name}" is claimed by both '
-                    f'"{owner[name]}" and "{group}". Take it out of one of them.'
+                    f'"{owner[name]}" and "{group}". Take it out of one of them.',
                 )
             owner[name] = group
         found[group] = [columns.index(name) for name in dict.fromkeys(names)]
@@ -38,7 +41,7 @@ def no_column(path: Path, name: str, columns: Iterable[str]) -> DataError:
     columns = list(columns)
     near = get_close_matches(name, columns, 1)
     hint = f'Did you mean "{near[0]}"?' if near else f"Its columns: {', '.join(columns[:20])}."
-    return DataError(f'"{path}" has no column "{name}". {hint}')
+    return DataError("VFL-2083", f'"{path}" has no column "{name}". {hint}')
 
 
 def _matches(columns: Sequence[str], where: str, pattern: str) -> list[str]:
@@ -48,5 +51,5 @@ def _matches(columns: Sequence[str], where: str, pattern: str) -> list[str]:
     if not names:
         near = get_close_matches(pattern, columns, 1)
         hint = f' Did you mean "{near[0]}"?' if near else f" Columns: {', '.join(columns[:20])}."
-        raise DataError(f'{where}: no column matches "{pattern}".{hint}')
+        raise DataError("VFL-2084", f'{where}: no column matches "{pattern}".{hint}')
     return names

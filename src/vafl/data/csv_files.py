@@ -88,7 +88,7 @@ def header_of(path: Path) -> tuple[str, list[str]]:
     except (pl.exceptions.PolarsError, OSError) as error:
         cause = str(error).partition("\n")[0]
         raise DataError(
-            f'"{path}" must be a CSV in UTF-8 with a header line, or a Parquet file. {cause}.'
+            "VFL-2091", f'"{path}" must be a CSV in UTF-8 with a header line, or a Parquet file. {cause}.'
         ) from error
     separator, columns = max(names.items(), key=lambda pair: len(pair[1]))
     check_names(columns, path, separator)
@@ -100,8 +100,9 @@ def not_utf_8(path: Path, found: str) -> DataError:
     coding = "UTF-16" if _first_bytes(path, 2) in _UTF_16 else "WINDOWS-1252"
     copy = f"{path.stem}-utf8{path.suffix}"
     return DataError(
+        "VFL-2092",
         f'"{path}" must be UTF-8 text. Found {found}. Convert it: '
-        f"`iconv -f {coding} -t UTF-8 {path.name} > {copy}`."
+        f"`iconv -f {coding} -t UTF-8 {path.name} > {copy}`.",
     )
 
 
@@ -117,6 +118,7 @@ def check_names(columns: Iterable[str], path: Path, separator: str) -> None:
         header = pl.Series(lines.head(1).collect().row(0))
         if twice := header.filter(header.is_duplicated()).to_list():
             raise DataError(
+                "VFL-2093",
                 f'"{path}": every column needs a name of its own. Found "{twice[0]}" more than once. Rename '
-                "one of them; a file without a line of names needs one."
+                "one of them; a file without a line of names needs one.",
             )

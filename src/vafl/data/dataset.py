@@ -44,8 +44,9 @@ class Dataset:
     def __post_init__(self) -> None:
         if len(self.features) != len(self.labels):
             raise DataError(
+                "VFL-2101",
                 f"{self.name}: one label a row is needed. Found {len(self.features)} rows and "
-                f"{len(self.labels)} labels. Do the files belong together?"
+                f"{len(self.labels)} labels. Do the files belong together?",
             )
         self._check_finite()
 
@@ -61,8 +62,9 @@ class Dataset:
         bad = np.flatnonzero(~np.isfinite(self.features.reshape(-1, width)).all(axis=0))
         names = [self.columns[i] if self.columns else f"#{i}" for i in bad[:5].tolist()]
         raise DataError(
+            "VFL-2102",
             f"{self.name}: features must be finite numbers. Found NaN or infinity in {len(bad)} column(s): "
-            f"{', '.join(names)}. Fill or drop the missing values first."
+            f"{', '.join(names)}. Fill or drop the missing values first.",
         )
 
 

@@ -114,8 +114,9 @@ class NumberColumn:
         finite = all(map(math.isfinite, (self.centre, *self.edges)))
         if not (finite and rising and self.edges and 0 < self.scale < math.inf):
             raise DataError(
+                "VFL-2191",
                 "a column of numbers needs a finite centre, rising edges and a positive scale. Found "
-                f'{self.centre}, {list(self.edges)[:5]} and {self.scale} in "{self.name}".'
+                f'{self.centre}, {list(self.edges)[:5]} and {self.scale} in "{self.name}".',
             )
 
     def names(self, form: Form) -> list[str]:
@@ -174,8 +175,9 @@ class CategoryColumn:
     def __post_init__(self) -> None:
         if len(set(self.categories)) < len(self.categories) or not 0 <= self.shown <= len(self.categories):
             raise DataError(
+                "VFL-2192",
                 f'a category must be there once, and `shown` count some of them. "{self.name}" has '
-                f"{list(self.categories)[:5]} and {self.shown}."
+                f"{list(self.categories)[:5]} and {self.shown}.",
             )
 
     @property
@@ -298,7 +300,9 @@ class Encoder:
 
     def __post_init__(self) -> None:
         if len({own.name for own in self.columns}) < len(self.columns):
-            raise DataError(f"a column must be there once. Found {[own.name for own in self.columns]}.")
+            raise DataError(
+                "VFL-2193", f"a column must be there once. Found {[own.name for own in self.columns]}."
+            )
 
     @cached_property
     def names(self) -> list[str]:
@@ -344,8 +348,9 @@ class Encoder:
         """
         if lacking := [own.name for own in self.columns if own.name not in table.schema]:
             raise DataError(
+                "VFL-2194",
                 f'"{table.path}" must have every column the model was trained on. Missing: '
-                f"{', '.join(lacking[:5])}."
+                f"{', '.join(lacking[:5])}.",
             )
         features = np.empty((rows, len(self.names)), dtype=np.float32)
         if wanted.height < rows:
@@ -357,8 +362,9 @@ class Encoder:
         table.check_found(found, wanted)
         if changed := [name for name, count in odd.items() if count > found / 2]:
             raise DataError(
+                "VFL-2195",
                 f'"{table.path}" must hold what the model was trained on: numbers or dates in "{changed[0]}".'
-                f" Found {odd[changed[0]]:,} of {found:,} values that are none. Does it mean the same?"
+                f" Found {odd[changed[0]]:,} of {found:,} values that are none. Does it mean the same?",
             )
         return features
 
@@ -378,7 +384,7 @@ class Encoder:
             written = make(_Written, dict(values))
             return cls(tuple(map(_column, written.columns)), written.flags_absent, written.form)
         except ValueError as error:
-            raise DataError(f"an encoder must be as vafl wrote it. Found: {error}") from error
+            raise DataError("VFL-2196", f"an encoder must be as vafl wrote it. Found: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -197,7 +197,8 @@ def fit(
         elif table.section == "data" and not chosen:
             remedy = "Give it other columns in [partition.groups]."
         raise DataError(
-            f'"{table.path}": {table.party} needs at least one column. None is left: {reasons}. {remedy}'
+            "VFL-2201",
+            f'"{table.path}": {table.party} needs at least one column. None is left: {reasons}. {remedy}',
         )
     return Encoder(tuple(columns), flags_absent, form), reports
 
@@ -278,9 +279,10 @@ class _Decision:
     def _publicly(self, profile: Profile) -> ColumnReport:
         if not profile.is_numeric or profile.is_dated or self._named:
             raise DataError(
+                "VFL-2202",
                 f'"{self._table.path}": "{self._name}" holds categories or dates, and which there are '
                 "depends on the records: that would pass by the noise. Encode it as numbers by a public "
-                f"list, or name it in {self._table.section}.ignore."
+                f"list, or name it in {self._table.section}.ignore.",
             )
         column = NumberColumn(self._name, 0.0, 1.0, (0.0, 1.0), False, False)
         return self._used(column, "as it is, 0 where missing", profile)

@@ -26,8 +26,9 @@ def label_classes(table: Table, task: str) -> tuple[str, ...] | None:
     if not 2 <= len(names) <= _MOST_CLASSES:
         hint = "Is it the right column?" if len(names) < 2 else 'For numbers, set data.task = "regression".'
         raise DataError(
+            "VFL-2211",
             f'"{table.path}": labels must be of 2 to {_MOST_CLASSES} classes. Found {len(names):,} in '
-            f'"{label}". {hint}'
+            f'"{label}". {hint}',
         )
     return tuple(sorted(names, key=_in_order))
 
@@ -40,7 +41,9 @@ def read_labels(table: Table, wanted: pl.DataFrame, classes: tuple[str, ...] | N
     """
     label = table.settings.label
     if not label:
-        raise ConfigError(f"training needs tables.{table.party}.label, the column to learn. Found none.")
+        raise ConfigError(
+            "VFL-2212", f"training needs tables.{table.party}.label, the column to learn. Found none."
+        )
     labels: Labels = np.zeros(wanted.height, dtype=np.float32 if classes is None else np.int64)
     found = 0
     for batch in table.batches([label], wanted):
@@ -57,8 +60,9 @@ def read_labels(table: Table, wanted: pl.DataFrame, classes: tuple[str, ...] | N
             value = batch[label].filter(pl.Series(unknown))[0]
             again = ", and align again" if table.settings.id else ""
             raise DataError(
+                "VFL-2213",
                 f'"{table.path}": every record needs a label, {what}. Found {int(unknown.sum()):,} records '
-                f'without, such as {value!r} in "{label}". Drop those lines{again}.'
+                f'without, such as {value!r} in "{label}". Drop those lines{again}.',
             )
         labels[batch[POSITION].to_numpy()] = own
         found += batch.height
@@ -85,8 +89,9 @@ def read_weights(table: Table, wanted: pl.DataFrame) -> npt.NDArray[np.float64] 
         if wrong.any():
             value = batch[column].filter(pl.Series(wrong))[0]
             raise DataError(
+                "VFL-2214",
                 f'"{table.path}": weights must be numbers of 0 or more. Found {int(wrong.sum()):,} that are '
-                f'not, such as {value!r} in "{column}". Correct them, or name another column.'
+                f'not, such as {value!r} in "{column}". Correct them, or name another column.',
             )
         weights[batch[POSITION].to_numpy()] = own
     return weights

@@ -34,7 +34,7 @@ def deal(
     """
     path = Path(settings.path)
     if not path.is_file():
-        raise DataError(f'data.path must be a CSV or Parquet file. Found nothing at "{path}".')
+        raise DataError("VFL-2221", f'data.path must be a CSV or Parquet file. Found nothing at "{path}".')
     separator, columns = header_of(path)
     for needed in (settings.label, settings.weight) if labelled else ():
         if needed and needed not in columns:
@@ -56,8 +56,9 @@ def _shares(columns: list[str], partition: PartitionSettings) -> dict[str, list[
         return {name: [columns[place] for place in places] for name, places in matched.items()}
     if partition.clients > len(columns):
         raise ConfigError(
+            "VFL-2222",
             f"partition.clients must be at most the {len(columns)} columns to share out. Found "
-            f"{partition.clients}."
+            f"{partition.clients}.",
         )
     bounds = np.linspace(0, len(columns), partition.clients + 1).round().astype(int)
     return {
@@ -82,7 +83,7 @@ def number_lines(table: Table, task: str, *, labelled: bool) -> Alignment:
         digest.update(batch.drop(secret, strict=False).write_csv(include_header=False).encode())
         rows += batch.height
     if not rows:
-        raise DataError(f'"{table.path}": a table needs records. Found none.')
+        raise DataError("VFL-2223", f'"{table.path}": a table needs records. Found none.')
     ids = pl.Series("id", np.arange(rows)).cast(pl.String)
     classes = label_classes(table, task) if labelled else None
     return Alignment(digest.hexdigest()[:32], rows, classes, ids, np.arange(rows), label=label)

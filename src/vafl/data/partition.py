@@ -108,8 +108,9 @@ def partition(
     labels, trained = dataset.labels[split.order], split.parts.slices["train"]
     if dataset.classes is not None and len(np.unique(labels[trained])) < 2:
         raise DataError(
+            "VFL-2231",
             f"{dataset.name}: training labels must show at least two classes. Found only "
-            f'"{dataset.classes[int(labels[0])]}". Is data.label the right column?'
+            f'"{dataset.classes[int(labels[0])]}". Is data.label the right column?',
         )
     scaled = scale == "standard" or (scale == "auto" and dataset.is_table)
     parties = []
@@ -137,8 +138,9 @@ def _shares(dataset: Dataset, settings: PartitionSettings) -> list[tuple[str, Fe
     axis = 2 if features.ndim > 2 and settings.layout != "views" else 1
     if settings.clients > features.shape[axis]:
         raise ConfigError(
+            "VFL-2232",
             f"partition.clients must be at most the {features.shape[axis]} {_shared(settings)} to share out. "
-            f"Found {settings.clients}."
+            f"Found {settings.clients}.",
         )
     shares = np.array_split(features, settings.clients, axis)
     return [(f"client-{number}", own) for number, own in enumerate(shares, 1)]
@@ -147,8 +149,9 @@ def _shares(dataset: Dataset, settings: PartitionSettings) -> list[tuple[str, Fe
 def _by_name(dataset: Dataset, settings: PartitionSettings) -> list[tuple[str, Features]]:
     if not dataset.columns:
         raise ConfigError(
+            "VFL-2233",
             f"partition.groups needs a table with named columns. Found {dataset.name}, which has none. "
-            "Use partition.clients instead."
+            "Use partition.clients instead.",
         )
     matched = match_columns(dataset.columns, settings.groups)
     return [(name, dataset.features[..., chosen]) for name, chosen in matched.items()]
@@ -166,7 +169,7 @@ def _laid_out(features: Features, layout: str) -> Features:
         return features
     if features.ndim != 4:
         raise ConfigError(
-            f'partition.layout = "{layout}" needs images. Found a table. Use layout = "columns".'
+            "VFL-2234", f'partition.layout = "{layout}" needs images. Found a table. Use layout = "columns".'
         )
     if layout in ("bands", "views"):
         return features

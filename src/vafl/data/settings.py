@@ -24,9 +24,9 @@ def _check_clients(names: Collection[str], setting: str) -> None:
         for name in names:
             check_client(name)
     except ConfigError as error:
-        raise ConfigError(f"{setting}: {error}") from None
+        raise ConfigError("VFL-2241", f"{setting}: {error}") from None
     if len(set(names)) < len(names):
-        raise ConfigError(f"{setting} must name each client once. Found {list(names)}.")
+        raise ConfigError("VFL-2242", f"{setting} must name each client once. Found {list(names)}.")
 
 
 @dataclass(frozen=True)
@@ -73,34 +73,42 @@ class DataSettings:
         if self.name not in NAMES:
             near = get_close_matches(self.name, NAMES, 1)
             hint = f' Did you mean "{near[0]}"?' if near else ""
-            raise ConfigError(f'data.name must be one of {", ".join(NAMES)}. Found "{self.name}".{hint}')
+            raise ConfigError(
+                "VFL-2243", f'data.name must be one of {", ".join(NAMES)}. Found "{self.name}".{hint}'
+            )
         if not 0 < self.test_fraction < 1:
-            raise ConfigError(f"data.test_fraction must be between 0 and 1. Found {self.test_fraction}.")
+            raise ConfigError(
+                "VFL-2244", f"data.test_fraction must be between 0 and 1. Found {self.test_fraction}."
+            )
         if not 0 <= self.validation_fraction < 1 - self.test_fraction:
             raise ConfigError(
+                "VFL-2245",
                 "data.validation_fraction must be 0 or more, and leave rows to train on beside "
-                f"data.test_fraction = {self.test_fraction}. Found {self.validation_fraction}."
+                f"data.test_fraction = {self.test_fraction}. Found {self.validation_fraction}.",
             )
         self._check_parties()
         if self.name == "csv" and not (self.path and self.label):
             raise ConfigError(
+                "VFL-2246",
                 'data.name = "csv" needs data.path (the file) and data.label (its label column). '
-                f'Found path "{self.path}", label "{self.label}".'
+                f'Found path "{self.path}", label "{self.label}".',
             )
 
         if self.weight and self.name != "csv":
             instead = "Name it in tables.server.weight." if self.name == "tables" else "Leave it out."
             raise ConfigError(
+                "VFL-2247",
                 f'data.weight is a column of data.path, for data.name = "csv". Found "{self.weight}" with '
-                f'data.name = "{self.name}". {instead}'
+                f'data.name = "{self.name}". {instead}',
             )
 
     def _check_parties(self) -> None:
         _check_clients(self.parties, "data.parties")
         if self.name == "tables" and not self.parties:
             raise ConfigError(
+                "VFL-2248",
                 'data.name = "tables" needs data.parties, the names of the clients. Found none. Name each '
-                f'client once; "{LABEL_HOLDER}" is the label holder.'
+                f'client once; "{LABEL_HOLDER}" is the label holder.',
             )
 
     @property
@@ -132,7 +140,7 @@ class PartitionSettings:
 
     def __post_init__(self) -> None:
         if self.clients < 1:
-            raise ConfigError(f"partition.clients must be 1 or more. Found {self.clients}.")
+            raise ConfigError("VFL-2249", f"partition.clients must be 1 or more. Found {self.clients}.")
         _check_clients(self.groups, "partition.groups")
 
 
@@ -174,10 +182,14 @@ class TableSettings:
 
     def __post_init__(self) -> None:
         if len(self.separator.encode()) != 1:
-            raise ConfigError(f'separator must be one character, such as ";". Found "{self.separator}".')
+            raise ConfigError(
+                "VFL-2250", f'separator must be one character, such as ";". Found "{self.separator}".'
+            )
         if self.most_categories < 1:
-            raise ConfigError(f"most_categories must be 1 or more. Found {self.most_categories}.")
+            raise ConfigError("VFL-2251", f"most_categories must be 1 or more. Found {self.most_categories}.")
         if self.label and self.label == self.id:
-            raise ConfigError(f'the label cannot be the id. Found "{self.label}" for both.')
+            raise ConfigError("VFL-2252", f'the label cannot be the id. Found "{self.label}" for both.')
         if self.weight and self.weight in (self.id, self.label):
-            raise ConfigError(f'the weight cannot be the id or the label. Found "{self.weight}" for both.')
+            raise ConfigError(
+                "VFL-2253", f'the weight cannot be the id or the label. Found "{self.weight}" for both.'
+            )

@@ -87,7 +87,8 @@ def _refuse_the_other(name: str, images: Path) -> None:
     found = _IDX_OF.get(hashlib.md5(images.read_bytes(), usedforsecurity=False).hexdigest(), name)
     if found != name:
         raise DataError(
-            f"\"{images}\" must be {_IDX[name]}'s. Found {_IDX[found]}'s. Put it into the folder {found}."
+            "VFL-2261",
+            f"\"{images}\" must be {_IDX[name]}'s. Found {_IDX[found]}'s. Put it into the folder {found}.",
         )
 
 
@@ -96,13 +97,16 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
     try:
         content = gzip.decompress(path.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f'"{path}" must be a gzip file. {error}. Download it again.') from error
+        raise DataError("VFL-2262", f'"{path}" must be a gzip file. {error}. Download it again.') from error
     axes = content[3] if len(content) > 3 else 0
     if content[:3] != b"\x00\x00\x08" or len(content) < 4 + 4 * axes:
         raise DataError(
-            f'"{path}" must be an idx file of bytes. Found a header {content[:16].hex()}. Download it again.'
+            "VFL-2263",
+            f'"{path}" must be an idx file of bytes. Found a header {content[:16].hex()}. Download it again.',
         )
     shape = tuple(np.frombuffer(content, ">u4", axes, 4).tolist())
     if len(content) != 4 + 4 * axes + math.prod(shape):
-        raise DataError(f'"{path}" must hold {shape} bytes. Found {len(content)} in all. Download it again.')
+        raise DataError(
+            "VFL-2264", f'"{path}" must hold {shape} bytes. Found {len(content)} in all. Download it again.'
+        )
     return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape)

@@ -74,9 +74,10 @@ class Split:
         ]
         if not len(parts[0]) or not (tests or drawn) or (settings.validation_fraction and not watched):
             raise DataError(
+                "VFL-2271",
                 f"rows to train on and rows to test on are needed. Found {rows} rows, too few for "
                 f"data.test_fraction = {settings.test_fraction} and data.validation_fraction = "
-                f"{settings.validation_fraction}."
+                f"{settings.validation_fraction}.",
             )
         parts[2] = np.concatenate([parts[2], np.arange(rows - tests, rows)])
         return cls(np.concatenate(parts), Parts(*map(len, parts)))

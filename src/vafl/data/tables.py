@@ -43,7 +43,8 @@ class Table:
             return
         if not self.path.is_file():
             raise DataError(
-                f'tables.{party}.path must be a CSV or Parquet file. Found nothing at "{self.path}".'
+                "VFL-2281",
+                f'tables.{party}.path must be a CSV or Parquet file. Found nothing at "{self.path}".',
             )
         with self._reading():
             self.is_parquet = is_parquet(self.path)
@@ -71,7 +72,7 @@ class Table:
         header = next(iter(self.schema))
         if len(self.schema) == 1 and (other := [mark for mark in SEPARATORS if mark in header]):
             hint = f"Its header looks separated by {other[0]!r}: set {self.section}.separator."
-            raise DataError(f'"{self.path}" has no column "{name}". {hint}')
+            raise DataError("VFL-2282", f'"{self.path}" has no column "{name}". {hint}')
         raise no_column(self.path, name, self.schema)
 
     @cached_property
@@ -134,8 +135,9 @@ class Table:
         """Raises DataError unless as many lines were read as are wanted."""
         if lines != wanted.height:
             raise DataError(
+                "VFL-2283",
                 f'"{self.path}" must be the file that was aligned. It has {lines:,} lines for the '
-                f"{wanted.height:,} records to read: it was changed since. Run `vafl align` again."
+                f"{wanted.height:,} records to read: it was changed since. Run `vafl align` again.",
             )
 
     def values(self, column: str, kind: pl.DataType) -> pl.Expr:
@@ -156,8 +158,9 @@ class Table:
             kind = "Parquet file" if self.path.suffix == ".parquet" else "CSV (in UTF-8) or Parquet file"
             cause = str(error).strip().partition("\n")[0]
             raise DataError(
+                "VFL-2284",
                 f'"{self.path}" must be a whole {kind}, with the same fields in every line. {cause}. '
-                "Write it again, or get it again."
+                "Write it again, or get it again.",
             ) from error
 
 

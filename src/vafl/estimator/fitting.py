@@ -198,8 +198,9 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
             return self._check_labels(y)
         except TypeError as error:  # of whatever is neither number nor text, None and pandas.NA among it
             raise DataError(
+                "VFL-8501",
                 f"y must hold a number or a text for each row, and all of one kind. Found: {error}. "
-                "Leave out the rows that have no label, or give them one."
+                "Leave out the rows that have no label, or give them one.",
             ) from error
 
     @abstractmethod
@@ -240,8 +241,9 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         """Takes the parties from a dictionary, which says itself who holds what."""
         if self.parties is not None:
             raise ConfigError(
+                "VFL-8502",
                 "parties splits one table, but X is a dictionary with a table for each party already. "
-                f"Found both: parties = {self.parties!r}. Leave parties out."
+                f"Found both: parties = {self.parties!r}. Leave parties out.",
             )
         self._layout = OwnTables.of(tables)
         self.n_features_in_ = self._layout.features
@@ -253,13 +255,16 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         if share == "auto":
             share = _HELD_OUT if count >= _FEW_ROWS else 0.0
         if not isinstance(share, Real) or not 0 <= share < 1:
-            raise ConfigError(f'validation_fraction must be in 0..1, below 1, or "auto". Found {share!r}.')
+            raise ConfigError(
+                "VFL-8503", f'validation_fraction must be in 0..1, below 1, or "auto". Found {share!r}.'
+            )
         held_out = round(count * share)
         if min(count - held_out, held_out if share else count) < 2:
             raise DataError(
+                "VFL-8504",
                 "at least two rows are needed to train on, and two to measure on. Found "
                 f"{count - held_out} and {held_out} (n_samples = {count}, validation_fraction = {share}). "
-                "Bring more rows, or set another validation_fraction."
+                "Bring more rows, or set another validation_fraction.",
             )
         if not share:
             return Split(np.arange(count), Parts(count))
@@ -341,16 +346,18 @@ def _weights(given: Any, rows: int) -> npt.NDArray[np.float64] | None:
     try:
         weights = np.asarray(given, np.float64)
     except (TypeError, ValueError) as error:
-        raise DataError(f"sample_weight must be numbers. Found: {error}.") from error
+        raise DataError("VFL-8505", f"sample_weight must be numbers. Found: {error}.") from error
     weights = np.full(rows, weights) if weights.ndim == 0 else weights
     if weights.shape != (rows,):
         raise DataError(
-            f"sample_weight must be one number for each of the {rows} rows. Found the shape {weights.shape}."
+            "VFL-8506",
+            f"sample_weight must be one number for each of the {rows} rows. Found the shape {weights.shape}.",
         )
     if not (np.isfinite(weights) & (weights >= 0)).all():
         wrong = weights[~(np.isfinite(weights) & (weights >= 0))]
         raise DataError(
+            "VFL-8507",
             f"sample_weight must be 0 or more, and finite. Found {len(wrong)} that are not, such as "
-            f"{wrong[0]:g}. Correct them, or leave those rows out."
+            f"{wrong[0]:g}. Correct them, or leave those rows out.",
         )
     return weights

@@ -81,8 +81,9 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
         self.classes_, numbers = np.unique(labels, return_inverse=True)
         if len(np.unique(numbers[train])) < 2:
             raise DataError(
+                "VFL-8511",
                 f"y must show at least two classes. Found one class among {len(train)} training rows: "
-                f"{labels[train[0]]}. Is y the right column?"
+                f"{labels[train[0]]}. Is y the right column?",
             )
         return numbers.astype(np.int64), tuple(map(str, self.classes_.tolist()))
 

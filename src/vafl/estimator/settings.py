@@ -37,7 +37,9 @@ def make_config(parameters: Mapping[str, Any], *, seed: int, rows: int, held_out
     """
     known = {name: _plain(value) for name, value in parameters.items()}
     if not isinstance(known["epochs"], int | float) or not 0 <= known["epochs"] < math.inf:
-        raise ConfigError(f"epochs must be a positive number, or 0 for automatic. Found {known['epochs']!r}.")
+        raise ConfigError(
+            "VFL-8521", f"epochs must be a positive number, or 0 for automatic. Found {known['epochs']!r}."
+        )
     document: dict[str, Any] = {
         section: {name: known[name] for name in names if not _is_open(name, known[name])}
         for section, names in _SECTIONS.items()

@@ -70,7 +70,9 @@ class OwnTables:
     @classmethod
     def of(cls, tables: Mapping[str, Any]) -> "OwnTables":
         if not tables:
-            raise DataError("X must hold a table for at least one party. Found an empty dictionary.")
+            raise DataError(
+                "VFL-8531", "X must hold a table for at least one party. Found an empty dictionary."
+            )
         shapes = {party: _row_shape(table) for party, table in tables.items()}
         columns = {
             party: _named(range(sum(shape[:1])), _column_names(tables[party]))
@@ -112,26 +114,32 @@ class OwnTables:
         for party in self.columns:
             if party not in tables:
                 raise DataError(
-                    f'X must hold a table for each party of fit. Missing: "{party}". Found {_listed(tables)}.'
+                    "VFL-8532",
+                    f'X must hold a table for each party of fit. Missing: "{party}". Found '
+                    f"{_listed(tables)}.",
                 )
         for party in tables:
             if party not in self.columns:
                 near = get_close_matches(str(party), self.columns, 1)
                 hint = f'Did you mean "{near[0]}"?' if near else "Leave it out."
-                raise DataError(f'X must hold the parties of fit and no other. Found "{party}". {hint}')
+                raise DataError(
+                    "VFL-8533", f'X must hold the parties of fit and no other. Found "{party}". {hint}'
+                )
 
     def _check_columns(self, party: str, table: Any) -> None:
         found, expected = _row_shape(table), self.shapes[party]
         if found != expected:
             raise DataError(
+                "VFL-8534",
                 f'the table of "{party}" must have {_sized(expected)}, as in fit. Found {_sized(found)}. '
-                "Bring the same columns in the same order."
+                "Bring the same columns in the same order.",
             )
         for known, name in zip(self.columns[party], _column_names(table) or (), strict=False):
             if isinstance(known, str) and name != known:
                 raise DataError(
+                    "VFL-8535",
                     f'the table of "{party}" must have the columns of fit in the same order. Found "{name}" '
-                    f'in the place of "{known}". Select {_listed(self.columns[party])}.'
+                    f'in the place of "{known}". Select {_listed(self.columns[party])}.',
                 )
 
 
@@ -144,26 +152,30 @@ def check_in_memory(table: Any) -> None:
     """Raises DataError for a table that is still to be read, as polars' lazy ones are."""
     for own in table.values() if is_dictionary(table) else (table,):
         if hasattr(own, "collect") and not hasattr(own, "shape"):
-            raise DataError(f"a table must be in memory. Found a {type(own).__name__}. Call its collect().")
+            raise DataError(
+                "VFL-8536", f"a table must be in memory. Found a {type(own).__name__}. Call its collect()."
+            )
 
 
 def check_form(layout: SharedTable | OwnTables, table: Any) -> None:
     """Raises DataError where fit had one table and this is a dictionary, or the other way round."""
     if isinstance(layout, OwnTables) and not is_dictionary(table):
         raise DataError(
+            "VFL-8537",
             "X must be a dictionary with one table for each party, as in fit. Found "
-            f"{type(table).__name__}. Pass {{party: table}} with the parties {_listed(layout.columns)}."
+            f"{type(table).__name__}. Pass {{party: table}} with the parties {_listed(layout.columns)}.",
         )
     if isinstance(layout, SharedTable) and is_dictionary(table):
         raise DataError(
+            "VFL-8538",
             "X must be one table with the columns of all parties, as in fit. Found a dictionary. "
-            "Pass the table, or fit with a dictionary."
+            "Pass the table, or fit with a dictionary.",
         )
 
 
 def _even_shares(width: int, clients: int) -> dict[str, list[int]]:
     if not isinstance(clients, int | np.integer) or clients < 1:
-        raise ConfigError(f"clients must be a whole number, 1 or more. Found {clients!r}.")
+        raise ConfigError("VFL-8539", f"clients must be a whole number, 1 or more. Found {clients!r}.")
     shares = np.array_split(np.arange(width), min(clients, width))
     return {f"client-{number}": own.tolist() for number, own in enumerate(shares, 1)}
 
@@ -171,7 +183,9 @@ def _even_shares(width: int, clients: int) -> dict[str, list[int]]:
 def _wishes(width: int, names: Sequence[str] | None, parties: Mapping[str, Any]) -> dict[str, list[int]]:
     """The positions of the columns that each party names, matches by a pattern, or counts."""
     if not isinstance(parties, Mapping) or not parties:
-        raise ConfigError(f"parties must be a dictionary {{party: columns}}, or None. Found {parties!r}.")
+        raise ConfigError(
+            "VFL-8540", f"parties must be a dictionary {{party: columns}}, or None. Found {parties!r}."
+        )
     known = list(map(str, range(width))) if names is None else list(names)
     groups = {
         party: tuple(_name(wish, known, party) for wish in _several(own)) for party, own in parties.items()
@@ -192,8 +206,9 @@ def _name(wish: Any, known: Sequence[str], party: str) -> str:
         return wish
     if isinstance(wish, bool) or not isinstance(wish, int | np.integer) or not 0 <= wish < len(known):
         raise DataError(
+            "VFL-8541",
             f"parties.{party}: a column is a name, a pattern, or a position in 0..{len(known) - 1}. "
-            f"Found {wish!r}."
+            f"Found {wish!r}.",
         )
     return known[int(wish)]
 
@@ -224,13 +239,14 @@ def _frame(table: Any, positions: Sequence[int], names: Columns, party: str) -> 
     for column in columns:
         if not is_usable(column.dtype):
             raise DataError(
+                "VFL-8542",
                 f"columns must hold numbers, text, truth values or dates. Found {column.dtype} in "
-                f'"{column.name}" of "{party}". Encode it, or leave it out.'
+                f'"{column.name}" of "{party}". Encode it, or leave it out.',
             )
     try:
         return pl.DataFrame(columns)
     except pl.exceptions.DuplicateError as error:
-        raise DataError(f'every column of "{party}" needs a different name. {error}.') from error
+        raise DataError("VFL-8543", f'every column of "{party}" needs a different name. {error}.') from error
 
 
 def _column(table: Any, position: int) -> pl.Series:
@@ -267,8 +283,9 @@ def fit_encoder(party: str, rows: Rows, form: Form, *, scale: bool) -> Encoder |
         return fit(table, every, form=form, scale=scale, chosen=True)[0]
     if form == "codes":
         raise ConfigError(
+            "VFL-8544",
             f'embedding = "tabular" takes tables, [rows, columns]. Found rows of shape '
-            f'{list(rows.shape[1:])} of "{party}". Use "cnn" for images, "lstm" for sequences.'
+            f'{list(rows.shape[1:])} of "{party}". Use "cnn" for images, "lstm" for sequences.',
         )
     return Standard.fit(rows) if scale else None
 
@@ -290,8 +307,9 @@ def _check_rows(tables: Mapping[str, Rows]) -> None:
     if len(set(counts.values())) > 1:
         found = ", ".join(f'{count} of "{party}"' for party, count in counts.items())
         raise DataError(
+            "VFL-8545",
             f"every party must bring the same rows in the same order. Found {found}. "
-            "Match the parties' records first."
+            "Match the parties' records first.",
         )
 
 
@@ -303,8 +321,9 @@ def _check_order(tables: Mapping[str, Any]) -> None:
         own, known = indices[party], indices[first]
         if not own.equals(known) and own.isin(known).all():
             raise DataError(
+                "VFL-8546",
                 f'every party must bring the same rows in the same order. Found the index of "{first}" in '
-                f'another order in "{party}". Sort both alike, or reset indices that mean nothing.'
+                f'another order in "{party}". Sort both alike, or reset indices that mean nothing.',
             )
 
 

@@ -48,24 +48,28 @@ class DecisionSettings:
         bounded = self.goal in ("precision", "recall")
         if bounded and (self.at_least is None or not 0 < self.at_least <= 1):
             raise ConfigError(
+                "VFL-3001",
                 f'decision.goal = "{self.goal}" needs decision.at_least, above 0 and at most 1, such as 0.9. '
-                f"Found {'none' if self.at_least is None else self.at_least}."
+                f"Found {'none' if self.at_least is None else self.at_least}.",
             )
         if self.at_least is not None and not bounded:
             raise ConfigError(
+                "VFL-3002",
                 f'decision.at_least is for the goals "precision" and "recall". Found it with goal = '
-                f'"{self.goal}". Leave it out, or choose one of these goals.'
+                f'"{self.goal}". Leave it out, or choose one of these goals.',
             )
         costs = (self.cost_false_positive, self.cost_false_negative)
         if not all(0 < cost < math.inf for cost in costs):
             raise ConfigError(
+                "VFL-3003",
                 "decision.cost_false_positive and cost_false_negative must be above 0. "
-                f"Found {costs[0]} and {costs[1]}."
+                f"Found {costs[0]} and {costs[1]}.",
             )
         if costs != (1.0, 1.0) and self.goal != "cost":
             raise ConfigError(
+                "VFL-3004",
                 'decision.cost_false_positive and cost_false_negative are for goal = "cost". Found '
-                f'{costs[0]} and {costs[1]} with goal = "{self.goal}". Set goal = "cost", or leave them out.'
+                f'{costs[0]} and {costs[1]} with goal = "{self.goal}". Set goal = "cost", or leave them out.',
             )
 
     def resolved(self, *, fitted: bool) -> Goal:
@@ -87,13 +91,15 @@ class DecisionSettings:
         if self.goal != "auto" and classes != 2:
             found = f"{classes} classes" if classes else "numbers"
             raise ConfigError(
+                "VFL-3005",
                 f'decision.goal = "{self.goal}" chooses a threshold for two classes. Found labels with '
-                f"{found}. Leave [decision] out: the likeliest of several classes is named."
+                f"{found}. Leave [decision] out: the likeliest of several classes is named.",
             )
         if self.goal not in ("auto", "accuracy") and not both:
             raise ConfigError(
+                "VFL-3006",
                 f'decision.goal = "{self.goal}" needs validation rows of both classes to choose a threshold '
-                "on. Hold out more rows (data.validation_fraction), or leave it out for a threshold of 0.5."
+                "on. Hold out more rows (data.validation_fraction), or leave it out for a threshold of 0.5.",
             )
 
 

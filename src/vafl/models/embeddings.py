@@ -77,8 +77,9 @@ def cnn(shape: Sequence[int], width: int, channels: Sequence[int]) -> nn.Module:
     """
     if len(shape) != 3:
         raise ConfigError(
+            "VFL-3011",
             f"a cnn embedding needs images [channels, height, width]. Found features of shape {list(shape)}. "
-            'Use an image data set with partition.layout = "bands", or another embedding.'
+            'Use an image data set with partition.layout = "bands", or another embedding.',
         )
     layers: list[nn.Module] = []
     before = shape[0]
@@ -95,8 +96,9 @@ def lstm(shape: Sequence[int], width: int, hidden: Sequence[int]) -> nn.Module:
     """A BiLSTM of hidden[0] units, then an LSTM of `width`."""
     if len(shape) != 2:
         raise ConfigError(
+            "VFL-3012",
             f"an lstm embedding needs sequences [steps, features]. Found features of shape {list(shape)}. "
-            'Use an image or series data set with partition.layout = "sequence", or another embedding.'
+            'Use an image or series data set with partition.layout = "sequence", or another embedding.',
         )
     return SequenceEncoder(shape[1], hidden[0], width)
 
@@ -115,13 +117,15 @@ def named_factory(name: str) -> Factory:
         factory: Factory = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
+            "VFL-3013",
             f'model.embedding "{name}" must name something importable as package.module:Factory. {error}. '
-            "Is the package installed, or its folder on PYTHONPATH?"
+            "Is the package installed, or its folder on PYTHONPATH?",
         ) from error
     if not callable(factory):
         raise ConfigError(
+            "VFL-3014",
             f'model.embedding "{name}" must name something to call as Factory(feature_shape, width). Found '
-            f"an object of type {type(factory).__name__}. Name a function or a class."
+            f"an object of type {type(factory).__name__}. Name a function or a class.",
         )
     return factory
 
@@ -130,15 +134,17 @@ def _check_module(module: Any, shape: Sequence[int], width: int, name: str) -> N
     """Try what the user's factory returned on two rows, before anything is built on it."""
     if not isinstance(module, nn.Module):
         raise ConfigError(
+            "VFL-3015",
             f'model.embedding "{name}" must return a torch.nn.Module. Found an object of type '
-            f"{type(module).__name__}. Return the module that embeds the features."
+            f"{type(module).__name__}. Return the module that embeds the features.",
         )
     with torch.no_grad():
         output = module(torch.zeros(2, *shape))
     if list(output.shape) != [2, width] or output.dtype != torch.float32:
         kind = str(output.dtype).removeprefix("torch.")
         raise ConfigError(
+            "VFL-3016",
             f'model.embedding "{name}" must map [rows, {", ".join(map(str, shape))}] to [rows, {width}] '
             f"float32. Found output {list(output.shape)} {kind} for 2 rows. Set model.width to what the "
-            "module gives."
+            "module gives.",
         )

@@ -289,7 +289,8 @@ class Metrics:
                     else "numbers"
                 )
                 raise ConfigError(
-                    f'{setting} must be a metric of {found}: loss, {", ".join(family)}. Found "{name}".'
+                    "VFL-3021",
+                    f'{setting} must be a metric of {found}: loss, {", ".join(family)}. Found "{name}".',
                 )
             return family[name]
 

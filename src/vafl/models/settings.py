@@ -59,32 +59,37 @@ class ModelSettings:
     def __post_init__(self) -> None:
         if self.embedding not in _BUILT_IN and not _names_factory(self.embedding):
             raise ConfigError(
+                "VFL-3031",
                 f"model.embedding must be one of {', '.join(_BUILT_IN)} or package.module:Factory. "
-                f'Found "{self.embedding}".'
+                f'Found "{self.embedding}".',
             )
         if self.head == "bias" and self.combine == "concat":
             raise ConfigError(
+                "VFL-3032",
                 'model.head = "bias" adds a bias to the sum of the embeddings, so it cannot take '
-                'combine = "concat". Use combine = "sum", or head = "linear".'
+                'combine = "concat". Use combine = "sum", or head = "linear".',
             )
         for name, weight in self.class_weight.items() if isinstance(self.class_weight, dict) else ():
             if not 0 < weight < math.inf:
                 raise ConfigError(
+                    "VFL-3033",
                     f"model.class_weight must be above 0 and finite for every class. Found {weight} for "
-                    f'"{name}". To leave a class out, drop its rows.'
+                    f'"{name}". To leave a class out, drop its rows.',
                 )
         hidden = (*self.hidden, *self.head_hidden, 1)
         if self.width < 0 or min(hidden) < 1:
             raise ConfigError(
+                "VFL-3034",
                 f"model.width, hidden and head_hidden must be positive. Found width = {self.width}, "
                 f"hidden = {list(self.hidden)}, head_hidden = {list(self.head_hidden)}. Leave out what you "
-                "do not mean to set."
+                "do not mean to set.",
             )
         if max(self.width, *hidden) > _LARGEST_WIDTH or len(hidden) > _MOST_LAYERS:
             raise ConfigError(
+                "VFL-3035",
                 f"model.width, hidden and head_hidden must be at most {_LARGEST_WIDTH:,}, with fewer than "
                 f"{_MOST_LAYERS} hidden layers. Found a width of {max(self.width, *hidden):,} and "
-                f"{len(hidden) - 1:,} hidden layers. Choose a smaller model."
+                f"{len(hidden) - 1:,} hidden layers. Choose a smaller model.",
             )
 
     @property
@@ -109,13 +114,15 @@ class ModelSettings:
         if not classes or (self.calibration == "isotonic" and classes != 2):
             found, instead = (f"{classes} classes", '"platt"') if classes else ("numbers", '"none"')
             raise ConfigError(
-                f'model.calibration = "{self.calibration}" does not fit labels with {found}. Use {instead}.'
+                "VFL-3036",
+                f'model.calibration = "{self.calibration}" does not fit labels with {found}. Use {instead}.',
             )
         if not several:
             raise ConfigError(
+                "VFL-3037",
                 f'model.calibration = "{self.calibration}" is fitted on validation rows of different '
                 "classes. Found none, or rows of one class. Hold out more rows (data.validation_fraction), "
-                'or set model.calibration = "none".'
+                'or set model.calibration = "none".',
             )
 
     @property
@@ -135,8 +142,9 @@ class ModelSettings:
         if not fits:
             found = f"{classes} classes" if classes else "numbers"
             raise ConfigError(
+                "VFL-3038",
                 f'model.loss = "{self.loss}" does not fit labels with {found}. Use loss = "auto", or set '
-                "data.task."
+                "data.task.",
             )
         return self.loss
 
@@ -149,8 +157,9 @@ class ModelSettings:
             return self.width or (32 if self.embedding == "tabular" else 16)
         if self.width not in (0, outputs):
             raise ConfigError(
+                "VFL-3039",
                 f'model.head = "bias" needs embeddings as wide as the outputs, {outputs}. Found '
-                f'model.width = {self.width}. Leave width out, or use head = "linear".'
+                f'model.width = {self.width}. Leave width out, or use head = "linear".',
             )
         return outputs
 

@@ -169,8 +169,9 @@ class StoredModel:
             shown = "; ".join(f"{name}: {was} in the model, {now} here" for name, was, now in found[:10])
             more = f"; and {len(found) - 10} more" if len(found) > 10 else ""
             raise RunFolderError(
+                "VFL-3041",
                 f'the model in "{self.path}" was trained for something else. Different: {shown}{more}. '
-                "Use the configuration and the columns it was trained with, or train again."
+                "Use the configuration and the columns it was trained with, or train again.",
             )
 
 
@@ -215,9 +216,10 @@ def read_model(folder: Path) -> StoredModel:
     document = _read_document(folder / MANIFEST)
     if document.get("format") != FORMAT:
         raise RunFolderError(
+            "VFL-3042",
             f'the model in "{folder}" is of format {document.get("format")}, by vafl {document.get("vafl")}. '
             f"This is vafl {version('vafl')}, which reads format {FORMAT}: use the version "
-            "that made it, or train again."
+            "that made it, or train again.",
         )
     try:
         content = (folder / TENSORS).read_bytes()
@@ -238,7 +240,8 @@ def read_model(folder: Path) -> StoredModel:
     except (OSError, TypeError, ValueError, KeyError, SafetensorError) as error:
         cause = str(error).rstrip(".")
         raise RunFolderError(
-            f'the model in "{folder}" is damaged: {cause}. Bring it back as the run left it, or train again.'
+            "VFL-3043",
+            f'the model in "{folder}" is damaged: {cause}. Bring it back as the run left it, or train again.',
         ) from error
     return StoredModel(folder, manifest, tensors, settings)
 
@@ -251,13 +254,14 @@ def _read_document(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise _missing(path.parent, error) from error
     except (OSError, ValueError, RecursionError) as error:
-        raise RunFolderError(f'the model in "{path.parent}" is damaged: {error}.') from error
+        raise RunFolderError("VFL-3044", f'the model in "{path.parent}" is damaged: {error}.') from error
 
 
 def _missing(folder: Path, error: FileNotFoundError) -> RunFolderError:
     return RunFolderError(
+        "VFL-3045",
         f'"{folder}" must be a model folder with {TENSORS} and {MANIFEST}. '
-        f"Found no {Path(error.filename).name} there."
+        f"Found no {Path(error.filename).name} there.",
     )
 
 

@@ -18,13 +18,15 @@ def check_class_weight(setting: ClassWeight, classes: Sequence[str] | None) -> N
         return
     if classes is None:
         raise ConfigError(
+            "VFL-3051",
             f'model.class_weight is for classes. Found {setting!r} with a regression. Set it to "none", or '
-            "give rows a weight of their own by a column (tables.server.weight, or data.weight of a csv)."
+            "give rows a weight of their own by a column (tables.server.weight, or data.weight of a csv).",
         )
     if isinstance(setting, Mapping) and (unknown := [name for name in setting if name not in classes]):
         raise ConfigError(
+            "VFL-3052",
             f"model.class_weight must name classes of the label: {', '.join(classes)}. Found {unknown[0]!r}. "
-            "A class that is left out has weight 1."
+            "A class that is left out has weight 1.",
         )
 
 
@@ -55,8 +57,9 @@ def row_weights(
         weights = weights * class_weights(setting, numbers, classes or ())[numbers.astype(np.int64)]
     if not (mean := weights.mean()) > 0:
         raise DataError(
+            "VFL-3053",
             "training needs rows with a weight above 0. Found only zeros in the weight column of the "
-            f"{len(weights):,} training rows. Name another column, or none."
+            f"{len(weights):,} training rows. Name another column, or none.",
         )
     found: npt.NDArray[np.float32] = (weights / mean).astype(np.float32)
     return found

@@ -69,14 +69,15 @@ def by_common_metric(runs: Sequence[RecordedRun], name: str | None = None) -> li
     remedy = f"Choose one with --metric: {', '.join(shared)}." if shared else "They share none."
     if name is None and len(headlines) > 1:
         raise ConfigError(
-            f"runs compared must have one headline metric. Found {', '.join(headlines)}. {remedy}"
+            "VFL-8001", f"runs compared must have one headline metric. Found {', '.join(headlines)}. {remedy}"
         )
     name = name or headlines[0]
     chosen = [run.by(name) for run in runs]
     for run in chosen:
         if not run.measured:
             raise ConfigError(
-                f'a comparison by {name} needs it in every run. Found none in "{run.name}". {remedy}'
+                "VFL-8002",
+                f'a comparison by {name} needs it in every run. Found none in "{run.name}". {remedy}',
             )
     return chosen
 

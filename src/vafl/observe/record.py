@@ -109,8 +109,9 @@ class RunFolder:
             return Point(**json.loads(line))
         except (ValueError, TypeError) as error:
             raise RunFolderError(
+                "VFL-8021",
                 f'--resume needs the evaluations so far. Line {before + 1} of "{self._history}" is damaged: '
-                f"{error}. Remove it and those below it, and resume again: only they are lost."
+                f"{error}. Remove it and those below it, and resume again: only they are lost.",
             ) from error
 
     def _to_replace(self, overwrite: bool) -> list[str]:
@@ -118,29 +119,33 @@ class RunFolder:
         if not self.path.exists():
             return []
         if not self.path.is_dir():
-            raise RunFolderError(f'the run folder must be a folder. "{self.path}" is a file.')
+            raise RunFolderError("VFL-8022", f'the run folder must be a folder. "{self.path}" is a file.')
         present = [entry.name for entry in self.path.iterdir() if entry.name != LOCK]
         if not present:
             return []
         if not overwrite:
             raise RunFolderError(
+                "VFL-8023",
                 f'the run folder must be new or empty. "{self.path}" holds {len(present)} entries. '
-                "Name another --out, or add --overwrite to replace that run."
+                "Name another --out, or add --overwrite to replace that run.",
             )
         if LEDGERS in present:
             raise RunFolderError(
+                "VFL-8024",
                 f'"{self.path}" holds privacy ledgers: what they count has left this machine, and no new run '
-                "may forget it. Name another --out, and in privacy.ledger the folder to go on with."
+                "may forget it. Name another --out, and in privacy.ledger the folder to go on with.",
             )
         if foreign := list(islice(self._foreign(), 3)):
             raise RunFolderError(
+                "VFL-8025",
                 f'--overwrite replaces run folders only. "{self.path}" holds {", ".join(foreign)}, '
-                "which no run wrote. Name another --out."
+                "which no run wrote. Name another --out.",
             )
         if not self._is_run():
             raise RunFolderError(
+                "VFL-8026",
                 f'--overwrite replaces run folders only. "{self.path}" holds names that runs use too, but '
-                f"neither a run's {LOCK} nor its history of evaluations. Name another --out."
+                f"neither a run's {LOCK} nor its history of evaluations. Name another --out.",
             )
         return present
 
@@ -285,11 +290,12 @@ def read_run(path: Path) -> RecordedRun:
             raise ValueError(f"{SUMMARY} has no {', '.join(missing)}")
     except FileNotFoundError as error:
         raise RunFolderError(
-            f'"{path}" must be the folder of a finished run. Found no {Path(error.filename).name} there.'
+            "VFL-8027",
+            f'"{path}" must be the folder of a finished run. Found no {Path(error.filename).name} there.',
         ) from error
     except (OSError, ValueError, TypeError) as error:
         raise RunFolderError(
-            f'"{path}" must be the folder of a finished run. It is damaged: {error}.'
+            "VFL-8028", f'"{path}" must be the folder of a finished run. It is damaged: {error}.'
         ) from error
     run = RecordedRun(path.resolve().name, path, summary, points)
     # A run that was resumed with another model.metric has recorded two headlines; all metrics are there.

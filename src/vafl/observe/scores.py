@@ -31,7 +31,7 @@ class ScoreFile:
     def __init__(self, path: Path) -> None:
         if path.suffix not in ENDINGS:
             raise ConfigError(
-                f'scores are written to a file ending in {" or ".join(ENDINGS)}. Found "{path}".'
+                "VFL-8041", f'scores are written to a file ending in {" or ".join(ENDINGS)}. Found "{path}".'
             )
         self.path, self._chunks = path, 0
         self._draft = path.with_name(path.name + ".part")

@@ -77,13 +77,14 @@ class PrivacySettings:
         for deviation in self.layers:
             self._check("layers", deviation)
         if not 0 < self.delta < 1:
-            raise ConfigError(f"privacy.delta must be between 0 and 1. Found {self.delta}.")
+            raise ConfigError("VFL-5101", f"privacy.delta must be between 0 and 1. Found {self.delta}.")
         missing = [name for name in NEEDS[self.kind] if not getattr(self, name)]
         if missing:
             raise ConfigError(
+                "VFL-5102",
                 f"privacy.mode {self.kind} needs {', '.join(f'privacy.{name}' for name in missing)} above 0. "
                 "`vafl calibrate` finds values for a budget. Mode embed_only is the paper's noise, which "
-                "guarantees no record anything."
+                "guarantees no record anything.",
             )
         self._check_unused()
         self._check_budget()
@@ -92,29 +93,32 @@ class PrivacySettings:
         """Raises ConfigError where so few clients cannot hide in their sum."""
         if self.secure_sum and clients < FEWEST_SUMMED:
             raise ConfigError(
+                "VFL-5103",
                 f"privacy.secure_sum needs at least {FEWEST_SUMMED} clients: in a sum of two, each client "
                 f"that learns it knows the other's part. Found {clients}. Split the columns among more "
-                "clients, or leave privacy.secure_sum out."
+                "clients, or leave privacy.secure_sum out.",
             )
 
     @staticmethod
     def _check(name: str, value: float) -> None:
         if not 0 <= value < math.inf:
-            raise ConfigError(f"privacy.{name} must be 0 or more. Found {value}.")
+            raise ConfigError("VFL-5104", f"privacy.{name} must be 0 or more. Found {value}.")
 
     def _check_budget(self) -> None:
         """Without a budget a server could ask for one record until its noise has averaged out."""
         if self.kind in GUARANTEED and self.mu_max is None:
             raise ConfigError(
+                "VFL-5105",
                 f"privacy.mode {self.kind} needs a budget: privacy.mu_max, the most mu that may be spent on "
                 "one record. Found none. `vafl calibrate` prints a [privacy] section for a budget. Set "
                 f'privacy.mu_max = "{UNLIMITED}" to answer every request, however often the server asks for '
-                "a record."
+                "a record.",
             )
         number = isinstance(self.mu_max, float | int) and 0 < self.mu_max < math.inf
         if not (number or self.mu_max is None or self.mu_max == UNLIMITED):
             raise ConfigError(
-                f'privacy.mu_max must be a number above 0, or "{UNLIMITED}". Found {self.mu_max!r}.'
+                "VFL-5106",
+                f'privacy.mu_max must be a number above 0, or "{UNLIMITED}". Found {self.mu_max!r}.',
             )
 
     def _check_unused(self) -> None:
@@ -129,8 +133,9 @@ class PrivacySettings:
         found = [f"privacy.{name}" for name in useless if getattr(self, name)]
         if found:
             raise ConfigError(
+                "VFL-5107",
                 f"privacy.mode {self.kind} makes no use of {', '.join(found)}. Leave that out, or choose "
-                "another privacy.mode: only release_once, frozen and dp_train guarantee a record anything."
+                "another privacy.mode: only release_once, frozen and dp_train guarantee a record anything.",
             )
 
     @property
@@ -201,11 +206,12 @@ class LabelSettings:
     def __post_init__(self) -> None:
         for name in ("epsilon", "gradient_clip", "gradient_noise"):
             if not 0 <= (value := getattr(self, name)) < math.inf:
-                raise ConfigError(f"labels.{name} must be 0 or more. Found {value}.")
+                raise ConfigError("VFL-5108", f"labels.{name} must be 0 or more. Found {value}.")
         if self.file and not self.epsilon:
             raise ConfigError(
+                "VFL-5109",
                 f'labels.file keeps labels drawn by randomised response. Found "{self.file}" with '
-                "labels.epsilon = 0. Set epsilon, or leave out file."
+                "labels.epsilon = 0. Set epsilon, or leave out file.",
             )
 
     @property
@@ -221,8 +227,9 @@ class LabelSettings:
     def check_classes(self, classes: int) -> None:
         if self.epsilon and not classes:
             raise ConfigError(
+                "VFL-5110",
                 f"labels.epsilon is for classes. Found {self.epsilon} with a regression, whose labels are no "
-                "classes to draw from. Set it to 0, or group the labels into classes."
+                "classes to draw from. Set it to 0, or group the labels into classes.",
             )
 
     def report(self, classes: int) -> dict[str, Any]:

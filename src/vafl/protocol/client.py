@@ -216,11 +216,12 @@ class Client(Respondent):
     def _check_answer(self, answer: Gradient | Skipped) -> None:
         flight = self._flights.get(answer.activation)
         if flight is None:
-            raise InvalidMessage(f"activation {answer.activation} is not waiting for an answer.")
+            raise InvalidMessage("VFL-4001", f"activation {answer.activation} is not waiting for an answer.")
         if isinstance(answer, Gradient) and answer.gradients.shape != flight.embeddings.shape:
             raise InvalidMessage(
+                "VFL-4002",
                 f"gradients of activation {answer.activation} must be {list(flight.embeddings.shape)}. "
-                f"Found {list(answer.gradients.shape)}."
+                f"Found {list(answer.gradients.shape)}.",
             )
 
     def _rejoin(self, welcome: Welcome) -> list[ClientMessage]:

@@ -16,8 +16,9 @@ class LossLog:
         """Raises Diverged unless the loss is a finite number."""
         if not math.isfinite(loss):
             raise Diverged(
+                "VFL-4011",
                 f"the loss must stay finite. Found {loss} at iteration {iteration}. "
-                "Lower optimiser.step_size, or scale the features, and a regression's labels."
+                "Lower optimiser.step_size, or scale the features, and a regression's labels.",
             )
 
     def note(self, loss: float) -> None:

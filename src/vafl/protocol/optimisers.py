@@ -169,8 +169,9 @@ def try_once(settings: OptimiserSettings) -> None:
         raise
     except (RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(
+            "VFL-4051",
             f'optimiser.name "{settings.name}" with options {settings.options} cannot step: {error}. '
-            "Take another class of torch.optim, or other [optimiser.options]."
+            "Take another class of torch.optim, or other [optimiser.options].",
         ) from error
 
 
@@ -185,7 +186,8 @@ def _class(name: str) -> Callable[..., torch.optim.Optimizer]:
     if not (inspect.isclass(found) and issubclass(found, torch.optim.Optimizer)):
         near = get_close_matches(name, dir(torch.optim), 1) or ["sgd"]
         raise ConfigError(
+            "VFL-4052",
             f'optimiser.name must be "sgd" or a class of torch.optim. Found "{name}". '
-            f'Did you mean "{near[0]}"?'
+            f'Did you mean "{near[0]}"?',
         )
     return found

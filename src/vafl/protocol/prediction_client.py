@@ -156,7 +156,9 @@ class Respondent:
             Diverged: the model's embeddings are not finite any more.
         """
         if message.client != self.index:
-            raise InvalidMessage(f"client {self.index} was sent a message for client {message.client}.")
+            raise InvalidMessage(
+                "VFL-4061", f"client {self.index} was sent a message for client {message.client}."
+            )
         return self._with_mark(self._take(message))
 
     def _with_mark(self, said: list[ClientMessage]) -> list[ClientMessage]:

@@ -109,7 +109,7 @@ class Requests:
         place = -1 if number is None else number
         request = self._open.get(place) or self._late.get(place)
         if request is None or request.client != client:
-            raise InvalidMessage(f"client {client} was not asked request {number}.")
+            raise InvalidMessage("VFL-4071", f"client {client} was not asked request {number}.")
         return request
 
     def of(self, client: int) -> list[Request]:
@@ -120,7 +120,9 @@ class Requests:
         """Return what the message answers; raise InvalidMessage unless it has exactly the rows asked for."""
         request = self.find(message.client, message.request)
         if isinstance(message, Refresh) and not np.array_equal(request.rows, message.rows):
-            raise InvalidMessage(f"the answer to request {request.number} must hold exactly its rows.")
+            raise InvalidMessage(
+                "VFL-4072", f"the answer to request {request.number} must hold exactly its rows."
+            )
         return request
 
     def _close(self, request: Request, *, fulfilled: bool) -> None:

@@ -25,9 +25,11 @@ def check_rows(rows: Rows, count: int) -> None:
         return
     numbers = np.sort(rows)
     if (numbers[1:] == numbers[:-1]).any():
-        raise InvalidMessage("rows must be distinct. Found a row named twice in one message.")
+        raise InvalidMessage("VFL-4081", "rows must be distinct. Found a row named twice in one message.")
     if not (numbers[0] >= 0 and numbers[-1] < count):
-        raise InvalidMessage(f"rows must be in 0..{count - 1}. Found {numbers[0]}..{numbers[-1]}.")
+        raise InvalidMessage(
+            "VFL-4082", f"rows must be in 0..{count - 1}. Found {numbers[0]}..{numbers[-1]}."
+        )
 
 
 def mean_of_rows(matrix: Matrix, rows: Rows) -> npt.NDArray[np.float32]:

@@ -50,15 +50,19 @@ class ScheduleSettings:
     def __post_init__(self) -> None:
         if self.batch_size < 0:
             raise ConfigError(
-                f"schedule.batch_size must be 1 or more, or 0 for automatic. Found {self.batch_size}."
+                "VFL-4091",
+                f"schedule.batch_size must be 1 or more, or 0 for automatic. Found {self.batch_size}.",
             )
         if not 0 <= self.epochs < math.inf:
-            raise ConfigError(f"schedule.epochs must be above 0, or 0 for automatic. Found {self.epochs}.")
+            raise ConfigError(
+                "VFL-4092", f"schedule.epochs must be above 0, or 0 for automatic. Found {self.epochs}."
+            )
         parse_refresh(self.refresh)
         if self.seed == "private" and self.refresh == "lookahead":
             raise ConfigError(
+                "VFL-4093",
                 'schedule.refresh = "lookahead" computes the other clients\' next batches, so it needs '
-                'schedule.seed = "shared". Found "private". Use refresh = "none", "random:R" or "all".'
+                'schedule.seed = "shared". Found "private". Use refresh = "none", "random:R" or "all".',
             )
 
     def sized(self, rows: int) -> "ScheduleSettings":
@@ -71,8 +75,9 @@ class ScheduleSettings:
     def check_rows(self, rows: int) -> None:
         if self.batch_size > rows:
             raise ConfigError(
+                "VFL-4094",
                 f"schedule.batch_size must be at most the number of training rows, {rows}. "
-                f"Found {self.batch_size}."
+                f"Found {self.batch_size}.",
             )
 
 
@@ -83,7 +88,9 @@ def parse_refresh(text: str) -> tuple[str, int]:
         return name, int(number)
     if name in ("none", "all", "lookahead") and not number:
         return name, 0
-    raise ConfigError(f'schedule.refresh must be none, random:R, all or lookahead. Found "{text}".')
+    raise ConfigError(
+        "VFL-4095", f'schedule.refresh must be none, random:R, all or lookahead. Found "{text}".'
+    )
 
 
 class Sleeper(Protocol):

@@ -162,7 +162,7 @@ class Scorer:
         """
         client = message.client
         if not 0 <= client < self.clients:
-            raise InvalidMessage(f"client must be in 0..{self.clients - 1}. Found {client}.")
+            raise InvalidMessage("VFL-4101", f"client must be in 0..{self.clients - 1}. Found {client}.")
         if isinstance(message, Join):
             return self._take_join(client)
         if isinstance(message, Leave):
@@ -170,8 +170,9 @@ class Scorer:
             return []
         if client in self.absent or not isinstance(message, Refresh | Decline | LedgerMark):
             raise InvalidMessage(
+                "VFL-4102",
                 f"a client joins, and answers what it is asked. Found {type(message).__name__} of client "
-                f"{client}: no steps are made here."
+                f"{client}: no steps are made here.",
             )
         if isinstance(message, LedgerMark):
             self._take_mark(message)
@@ -226,12 +227,13 @@ class Scorer:
         rows = answer.rows
         if len(np.unique(rows)) < len(rows) or not np.isin(rows, request.rows).all():
             raise InvalidMessage(
-                f"the answer to request {request.number} must hold rows of it, each at most once."
+                "VFL-4103", f"the answer to request {request.number} must hold rows of it, each at most once."
             )
         if answer.embeddings.shape[1] != self._width:
             raise InvalidMessage(
+                "VFL-4104",
                 f"embeddings of client {answer.client} must be {self._width} wide. "
-                f"Found {answer.embeddings.shape[1]}."
+                f"Found {answer.embeddings.shape[1]}.",
             )
 
     # --- asking ---

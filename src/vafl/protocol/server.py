@@ -120,10 +120,12 @@ class Server:
             Diverged: the loss or its gradient is not finite any more.
         """
         if not 0 <= message.client < self.table.clients:
-            raise InvalidMessage(f"client must be in 0..{self.table.clients - 1}. Found {message.client}.")
+            raise InvalidMessage(
+                "VFL-4171", f"client must be in 0..{self.table.clients - 1}. Found {message.client}."
+            )
         if message.client in self.absent and not isinstance(message, Join | Leave):
             raise InvalidMessage(
-                f"client {message.client} is gone: it must join before it says anything else."
+                "VFL-4172", f"client {message.client} is gone: it must join before it says anything else."
             )
         return self._take(message) + self._advance()
 
@@ -262,8 +264,9 @@ class Server:
             replies = self._take_join(message)
         else:
             raise InvalidMessage(
+                "VFL-4173",
                 f"nothing is masked in this run. Found {type(message).__name__} of client {message.client}: "
-                "all parties must agree on privacy.secure_sum."
+                "all parties must agree on privacy.secure_sum.",
             )
         return replies
 
@@ -295,7 +298,8 @@ class Server:
         asked = any(turn.client == query.client and not turn.steps for turn in self._waiting)
         if asked or query.activation >= self.activations[query.client]:
             raise InvalidMessage(
-                f"client {query.client} has no unanswered upload of activation {query.activation}."
+                "VFL-4174",
+                f"client {query.client} has no unanswered upload of activation {query.activation}.",
             )
         self._sequences[query.client] = query.sequence
         upload = self._answers.unasked.get(query.client)
@@ -413,37 +417,42 @@ class Server:
         known += 0 if join.client in self._met else self._forgettable
         if join.applied > known:
             raise InvalidMessage(
+                "VFL-4175",
                 f"at most {known} uploads of client {join.client} can have been answered. Found "
-                f"{join.applied}. Resume it with the state it kept of this run, or start it afresh."
+                f"{join.applied}. Resume it with the state it kept of this run, or start it afresh.",
             )
         if join.activation - join.applied > LARGEST_WINDOW:
             raise InvalidMessage(
+                "VFL-4176",
                 f"a client may have {LARGEST_WINDOW} uploads in flight. "
-                f"Found {join.activation - join.applied} of client {join.client}."
+                f"Found {join.activation - join.applied} of client {join.client}.",
             )
 
     def _check_turn(self, client: int, activation: int, rows: Rows) -> None:
         """Whether an upload is the client's next, and of rows it may be of."""
         if activation != self.activations[client]:
             raise InvalidMessage(
+                "VFL-4177",
                 f"the next upload of client {client} must be activation {self.activations[client]}. "
-                f"Found {activation}."
+                f"Found {activation}.",
             )
         many = len(self._waiting) >= LARGEST_WINDOW
         if many and sum(turn.client == client for turn in self._waiting) >= LARGEST_WINDOW:
             raise InvalidMessage(
+                "VFL-4178",
                 f"a client may have {LARGEST_WINDOW} uploads in flight. Found one more of client {client}: "
-                "it must wait for answers."
+                "it must wait for answers.",
             )
         if self.table.rows > self._training_rows and int(rows.max()) >= self._training_rows:
             raise InvalidMessage(
-                f"rows of an upload must be below {self._training_rows}: the others are held out."
+                "VFL-4179", f"rows of an upload must be below {self._training_rows}: the others are held out."
             )
         for turn in self._waiting if self.rule.common_rows else ():
             if turn.activation == activation and not np.array_equal(turn.rows, rows):
                 raise InvalidMessage(
+                    "VFL-4180",
                     f"the sync rule needs one common minibatch. Client {client} uploaded other "
-                    f"rows than client {turn.client}: the schedules' seeds must agree."
+                    f"rows than client {turn.client}: the schedules' seeds must agree.",
                 )
 
     def _end_older_rounds(self) -> list[ServerMessage]:

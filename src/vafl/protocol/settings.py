@@ -52,22 +52,27 @@ class RuleSettings:
 
     def __post_init__(self) -> None:
         if self.t < 1:
-            raise ConfigError(f"rule.t must be 1 or more. Found {self.t}. t = 1 is the async rule.")
+            raise ConfigError(
+                "VFL-4191", f"rule.t must be 1 or more. Found {self.t}. t = 1 is the async rule."
+            )
         if self.delay_bound < 0:
             raise ConfigError(
-                f"rule.delay_bound must be at least 1, or 0 for no bound. Found {self.delay_bound}."
+                "VFL-4192",
+                f"rule.delay_bound must be at least 1, or 0 for no bound. Found {self.delay_bound}.",
             )
         if not 0 <= self.window <= LARGEST_WINDOW:
             raise ConfigError(
-                f"rule.window must be 1 to {LARGEST_WINDOW}, or 0 for what suits. Found {self.window}."
+                "VFL-4193",
+                f"rule.window must be 1 to {LARGEST_WINDOW}, or 0 for what suits. Found {self.window}.",
             )
         if self.window > 1 and not self._may_pipeline:
             raise ConfigError(
+                "VFL-4194",
                 f'rule.window = {self.window} needs order = "upload-first" and a rule other than sync, whose '
-                "rounds are one upload each. Set rule.window to 1."
+                "rounds are one upload each. Set rule.window to 1.",
             )
         if self.local_steps < 1:
-            raise ConfigError(f"rule.local_steps must be 1 or more. Found {self.local_steps}.")
+            raise ConfigError("VFL-4195", f"rule.local_steps must be 1 or more. Found {self.local_steps}.")
 
     @property
     def _may_pipeline(self) -> bool:
@@ -81,8 +86,9 @@ class RuleSettings:
         """Raises ConfigError where the rule cannot be followed by so many clients."""
         if self.name == "t-sync" and self.t > clients:
             raise ConfigError(
+                "VFL-4196",
                 f"rule.t must be at most the number of clients, {clients}. Found {self.t}. "
-                f"Set rule.t to {clients} or less; t = {clients} waits for everyone."
+                f"Set rule.t to {clients} or less; t = {clients} waits for everyone.",
             )
 
 
@@ -117,14 +123,15 @@ class OptimiserSettings:
 
     def __post_init__(self) -> None:
         if not 0 < self.step_size < math.inf:
-            raise ConfigError(f"optimiser.step_size must be above 0. Found {self.step_size}.")
+            raise ConfigError("VFL-4197", f"optimiser.step_size must be above 0. Found {self.step_size}.")
         if not 0 <= self.server_step_size < math.inf:
             raise ConfigError(
+                "VFL-4198",
                 "optimiser.server_step_size must be above 0, or 0 to take step_size. "
-                f"Found {self.server_step_size}."
+                f"Found {self.server_step_size}.",
             )
         if not 0 <= self.l2 < math.inf:
-            raise ConfigError(f"optimiser.l2 must be 0 or more. Found {self.l2}.")
+            raise ConfigError("VFL-4199", f"optimiser.l2 must be 0 or more. Found {self.l2}.")
         self.step_sizes()
         self._check_optimiser()
 
@@ -134,7 +141,8 @@ class OptimiserSettings:
             momentum = self.momentum
             if type(momentum) not in (int, float) or not 0 <= momentum < math.inf:
                 raise ConfigError(
-                    f"momentum in optimiser.options must be a number, 0 or more. Found {momentum!r}."
+                    "VFL-4200",
+                    f"momentum in optimiser.options must be a number, 0 or more. Found {momentum!r}.",
                 )
         else:
             from vafl.protocol.optimisers import try_once  # noqa: PLC0415 - only torch knows its optimisers
@@ -174,8 +182,9 @@ class OptimiserSettings:
             return self._cosine(self.own_step_size(server=server))
         if self.schedule not in SCHEDULES:
             raise ConfigError(
+                "VFL-4201",
                 f"optimiser.schedule must be constant, cosine or one of {', '.join(SCHEDULES)}. "
-                f'Found "{self.schedule}".'
+                f'Found "{self.schedule}".',
             )
         make = SCHEDULES[self.schedule]
         try:
@@ -184,8 +193,9 @@ class OptimiserSettings:
         except TypeError as error:
             needs = ", ".join(inspect.signature(make).parameters)
             raise ConfigError(
+                "VFL-4202",
                 f'optimiser.schedule "{self.schedule}" takes the constants {needs}: {error}. '
-                "Put them into [optimiser.constants]."
+                "Put them into [optimiser.constants].",
             ) from None
         ratio = self.own_step_size(server=server) / self.step_size
         return lambda iteration: ratio * scheduled(iteration)
@@ -193,8 +203,9 @@ class OptimiserSettings:
     def _cosine(self, step_size: float) -> StepSize:
         if self.constants.keys() - {"K"}:
             raise ConfigError(
+                "VFL-4203",
                 'optimiser.schedule "cosine" takes no constant but K, the last planned update. Found '
-                f"{', '.join(self.constants)}."
+                f"{', '.join(self.constants)}.",
             )
         last = self.constants.get("K", 1)
         return cosine(step_size, last, max(1, min(_WARM_UP, last // 10)))

@@ -80,9 +80,11 @@ def strongly_convex_stochastic(
 def _largest_stochastic_step(L: float, rho: float, pbar: Sequence[float]) -> float:  # noqa: N803
     """etabar = 1 / (4(1 + max_m sqrt(c_m))L)."""
     if not 0 < rho < 1:
-        raise ConfigError(f"rho must be between 0 and 1. Found {rho}. It is the delay tail's ratio.")
+        raise ConfigError(
+            "VFL-4211", f"rho must be between 0 and 1. Found {rho}. It is the delay tail's ratio."
+        )
     if not (isinstance(pbar, Sequence) and pbar and min(pbar) > 0):
-        raise ConfigError(f"pbar must be positive numbers, one a client. Found {pbar}.")
+        raise ConfigError("VFL-4212", f"pbar must be positive numbers, one a client. Found {pbar}.")
     moment = rho / (1 - rho) ** 2 + 2 * rho**2 / (1 - rho) ** 3
     return 1 / (4 * (1 + math.sqrt(max(pbar) * moment)) * L)
 
@@ -90,12 +92,14 @@ def _largest_stochastic_step(L: float, rho: float, pbar: Sequence[float]) -> flo
 def _require_positive(**values: float) -> None:
     for name, value in values.items():
         if not (isinstance(value, int | float) and value > 0 and math.isfinite(value)):
-            raise ConfigError(f"{name} must be a positive number. Found {value}.")
+            raise ConfigError("VFL-4213", f"{name} must be a positive number. Found {value}.")
 
 
 def _require_bound(D: int) -> None:  # noqa: N803
     if not (isinstance(D, int) and D >= 0):
-        raise ConfigError(f"D must be a whole number, 0 or more. Found {D}. It is the delay bound.")
+        raise ConfigError(
+            "VFL-4214", f"D must be a whole number, 0 or more. Found {D}. It is the delay bound."
+        )
 
 
 SCHEDULES: dict[str, Callable[..., StepSize]] = {

@@ -49,8 +49,9 @@ class EmbeddingTable:
     ) -> None:
         if summed and len(set(widths)) > 1:
             raise ConfigError(
+                "VFL-4221",
                 f"a head on the sum needs embeddings of one width. Found {list(widths)}. "
-                'Give every client the same width, or use combine = "concat".'
+                'Give every client the same width, or use combine = "concat".',
             )
         ends = np.cumsum(widths).tolist()
         self.rows, self.widths = rows, tuple(widths)
@@ -90,8 +91,9 @@ class EmbeddingTable:
         check_rows(rows, self.rows)
         if embeddings.shape[1] != self.widths[client]:
             raise InvalidMessage(
+                "VFL-4222",
                 f"embeddings of client {client} must be {self.widths[client]} wide. "
-                f"Found {embeddings.shape[1]}."
+                f"Found {embeddings.shape[1]}.",
             )
 
     def store(self, client: int, rows: Rows, embeddings: Matrix, iteration: int) -> None:

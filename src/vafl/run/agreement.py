@@ -42,9 +42,10 @@ def require_same_run(folder: Path, terms: Terms) -> None:
     if found := differing(kept, now):
         differences = "; ".join(f"{name} {then} then, {value} now" for name, then, value in found)
         raise RunFolderError(
+            "VFL-7001",
             f'--resume goes on with the run in "{folder}", on its terms. Different: {differences}. '
             "Resume with the [model], the seed, the data, the clients, the schedule and the privacy that it "
-            "began with, or begin anew: --overwrite, or another --out. Nothing was changed."
+            "began with, or begin anew: --overwrite, or another --out. Nothing was changed.",
         )
 
 

@@ -92,12 +92,17 @@ def _table(config: Config, party: str) -> Table:
     parties = (SERVER, *config.data.parties)
     if config.data.name != "tables":
         raise ConfigError(
-            f'alignment is for data.name = "tables", a file for each party. Found "{config.data.name}".'
+            "VFL-7011",
+            f'alignment is for data.name = "tables", a file for each party. Found "{config.data.name}".',
         )
     if party not in parties:
-        raise ConfigError(f'"{party}" is no party of this run. Its parties: {", ".join(parties)}.')
+        raise ConfigError(
+            "VFL-7012", f'"{party}" is no party of this run. Its parties: {", ".join(parties)}.'
+        )
     if party not in config.tables:
-        raise ConfigError(f"{party} needs a section [tables.{party}] with path and id of its table.")
+        raise ConfigError(
+            "VFL-7013", f"{party} needs a section [tables.{party}] with path and id of its table."
+        )
     check_writable(Path(config.tables[party].alignment))
     return open_table(config.tables, party)
 

@@ -34,9 +34,10 @@ class Access:
         missing = [text for text, found in ((_KEYS, self.callers), (_TLS, self.tls)) if found is None]
         if missing:
             raise ConfigError(
+                "VFL-7021",
                 f"--http {self.address} can be reached by other machines, so it needs API keys and TLS. "
                 f"Missing: {'; '.join(missing)}. Or bind to this machine alone: --http "
-                f"127.0.0.1:{self.address.port}."
+                f"127.0.0.1:{self.address.port}.",
             )
 
     @property

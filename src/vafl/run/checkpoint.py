@@ -43,8 +43,9 @@ def save_checkpoint(
     for name, tensor in plain.items():
         if name not in buffers and not torch.isfinite(tensor).all():
             raise Diverged(
+                "VFL-7031",
                 f'a checkpoint holds finite numbers only. Found NaN or infinity in "{name}". The last '
-                f'checkpoint in "{folder}" is kept: go on from it with --resume.'
+                f'checkpoint in "{folder}" is kept: go on from it with --resume.',
             )
     text = json.dumps(facts)
     content = save(plain, {"facts": text, "digest": _digest(text, plain), "facts_digest": _digest(text, {})})
@@ -93,14 +94,15 @@ def _opened(folder: Path) -> Iterator[Any]:
     path = folder / _FILE
     if not path.is_file():
         raise RunFolderError(
-            f'--resume needs a checkpoint. Found none in "{folder}". Start without --resume.'
+            "VFL-7032", f'--resume needs a checkpoint. Found none in "{folder}". Start without --resume.'
         )
     try:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise RunFolderError(
-            f'the checkpoint "{path}" is damaged: {error}. Restore a copy of it, or start without --resume.'
+            "VFL-7033",
+            f'the checkpoint "{path}" is damaged: {error}. Restore a copy of it, or start without --resume.',
         ) from error
 
 
@@ -115,8 +117,9 @@ def restoring(folder: Path) -> Iterator[None]:
         yield
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise RunFolderError(
+            "VFL-7034",
             f'--resume goes on with the model and optimiser of the run in "{folder}". Found others in the '
-            f"configuration: {error}. Resume with the [model] and [optimiser] that it began with."
+            f"configuration: {error}. Resume with the [model] and [optimiser] that it began with.",
         ) from error
 
 
@@ -126,8 +129,9 @@ def _writing(path: Path, size: int) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunFolderError(
+            "VFL-7035",
             f'"{path}" needs {size:,} bytes on the disk. Found: {error.strerror or error}. Make room there, '
-            "or name an --out elsewhere; a run that had begun goes on with --resume."
+            "or name an --out elsewhere; a run that had begun goes on with --resume.",
         ) from error
 
 
@@ -178,7 +182,8 @@ class MappedArray:
         size = int(np.prod(shape)) * np.dtype(kind).itemsize
         if not fresh and (not path.is_file() or path.stat().st_size != size):
             raise RunFolderError(
-                f'"{path}" must hold {size:,} bytes, as the run had. It is missing or another size.'
+                "VFL-7036",
+                f'"{path}" must hold {size:,} bytes, as the run had. It is missing or another size.',
             )
         with _writing(path, size):
             if fresh:

@@ -141,14 +141,15 @@ def run_client(
     folder = path / STATE / check_client(party)
     if not (resume or overwrite) and has_checkpoint(folder) and load_facts(folder)["activation"] > 0:
         raise RunFolderError(
+            "VFL-7041",
             f'"{folder}" holds a checkpoint of {party}. Add --resume to go on from it, or --overwrite to '
-            "begin anew and lose it."
+            "begin anew and lose it.",
         )
     config = over_network(config)
     plan = make_plan(config, party=party)
     names = [own.name for own in plan.data.parties]
     if party not in names:
-        raise DataError(f'"{party}" is no party of this run. Its parties: {", ".join(names)}.')
+        raise DataError("VFL-7042", f'"{party}" is no party of this run. Its parties: {", ".join(names)}.')
     credentials, terms = load_credentials(config, party), make_terms(plan)
     if resume:
         require_same_run(folder, terms)

@@ -187,7 +187,7 @@ def train(
         while not (over := why_over(runtime, stop, spent=runtime.over)):
             runtime.advance()
             if not stop.seconds and (why := runtime.stalled):
-                raise Stalled(f"no step will be made after {runtime.updates} updates: {why}")
+                raise Stalled("VFL-7051", f"no step will be made after {runtime.updates} updates: {why}")
             if _progress(runtime, evaluation) < due or why_over(runtime, stop, spent=runtime.over):
                 continue
             due = _next_due(runtime, evaluation)

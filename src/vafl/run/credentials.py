@@ -30,8 +30,9 @@ def _folder(config: Config, party: str) -> Path:
     """Return the folder with this party's files: its own in the authority's, or the one it was given."""
     if not config.network.certificates:
         raise ConfigError(
+            "VFL-7061",
             "TLS needs network.certificates, the folder that `vafl certs` made. Found none. "
-            "Make one: `vafl certs DIR --party server --party client-1 ...`."
+            "Make one: `vafl certs DIR --party server --party client-1 ...`.",
         )
     folder = Path(config.network.certificates)
     own = folder / party

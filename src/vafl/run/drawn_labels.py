@@ -42,11 +42,12 @@ def _read(path: Path, terms: dict[str, object]) -> Tensor:
             found = json.loads(file.metadata()["terms"])
             labels: Tensor = file.get_tensor("labels")
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-        raise DataError(f'the drawn labels in "{path}" are damaged: {error}.') from error
+        raise DataError("VFL-7071", f'the drawn labels in "{path}" are damaged: {error}.') from error
     if found != terms:
         differing = [f"{name} {found.get(name)} (now {terms[name]})" for name in terms]
         raise DataError(
+            "VFL-7072",
             f'the labels in "{path}" must be drawn for this run\'s label, records and epsilon. Found '
-            f"{', '.join(differing)}. Name another labels.file; drawing again spends epsilon again."
+            f"{', '.join(differing)}. Name another labels.file; drawing again spends epsilon again.",
         )
     return labels

@@ -212,8 +212,9 @@ class HttpServer:
             await self.close()
             url = address.url(port, self._access.scheme)
             raise ConfigError(
+                "VFL-7081",
                 f"--http: cannot listen on {url}: {error.strerror}. Choose an address of this machine and a "
-                "free port."
+                "free port.",
             ) from error
         for listener in self._listeners:
             self._start(self._accept(listener))

@@ -177,8 +177,9 @@ def _result(study: Study, repeats: int) -> Importance:
     if not parties and not features:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
         raise Stalled(
+            "VFL-7091",
             f"importance needs at least one client that permutes its features. Found none: {reasons}. Ask "
-            'the clients to set prediction.importance = "party", and to check their privacy budgets.'
+            'the clients to set prediction.importance = "party", and to check their privacy budgets.',
         )
     return Importance(
         study.headline.name, study.loss.name, study.rows, repeats, study.baseline, parties, features, refused

@@ -163,9 +163,10 @@ def require_updates(config: Config, ended: str, updates: int) -> None:
     """Raises BudgetExhausted where the run was in vain."""
     if is_in_vain(ended, updates):
         raise BudgetExhausted(
+            "VFL-7101",
             f"privacy.mu_max must allow every client some uploads. Found {config.privacy.limit:g}, and no "
             "update was made: the first uploads would cost more than is left. Raise it or the noise; "
-            "`vafl calibrate` says what noise a budget needs, `vafl privacy` what earlier runs have spent."
+            "`vafl calibrate` says what noise a budget needs, `vafl privacy` what earlier runs have spent.",
         )
 
 

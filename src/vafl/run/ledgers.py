@@ -78,9 +78,10 @@ def is_entered(config: Config, party: str, path: Path | None) -> bool:
         return False
     if config.privacy.mode == "auto":
         raise ConfigError(
+            "VFL-7111",
             f'the people of {party} have a privacy ledger, "{path}", so a run must say how it protects them. '
             f'Found privacy.mode = "auto" and no noise. Name a mode; privacy.mode = "none" sends their '
-            "embeddings as they are, and the ledger will show each of those people as unbounded, for ever."
+            "embeddings as they are, and the ledger will show each of those people as unbounded, for ever.",
         )
     log.warning('privacy.mode none: everybody whose embedding leaves is entered in "%s" as unbounded', path)
     return True

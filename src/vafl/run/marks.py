@@ -83,8 +83,9 @@ class MarkFile:
             return {}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise RunFolderError(
+                "VFL-7121",
                 f'"{self._path}" must hold the last mark of each client\'s privacy ledger. It is damaged: '
                 f"{error}. Restore it. If you remove it instead, this server cannot notice ledgers that were "
-                "rolled back before now."
+                "rolled back before now.",
             ) from error
         return marks

@@ -252,9 +252,10 @@ def _check_protection(document: Mapping[str, Any], stored: StoredModel) -> None:
         asked, had = _entry(document, "privacy", key), trained.get(key)
         if asked and asked != "none" and had in (None, "none", 0, False):
             raise RunFolderError(
+                "VFL-7131",
                 f'the model in "{stored.path}" was trained with privacy.{key} = {had}. Found {asked} in the '
                 f"configuration: a model keeps the protection of its training. Train again with {asked}, or "
-                f"take privacy.{key} out."
+                f"take privacy.{key} out.",
             )
 
 
@@ -301,7 +302,9 @@ def rebuild(stored: StoredModel, factory: str = "") -> nn.Module:
                 else:
                     module = make_embedding(settings, manifest.features, manifest.outputs, inputs)
         except (ConfigError, RuntimeError) as error:
-            raise RunFolderError(f'the manifest in "{stored.path}" describes no model: {error}') from error
+            raise RunFolderError(
+                "VFL-7132", f'the manifest in "{stored.path}" describes no model: {error}'
+            ) from error
     stored.load_into(module)
     return module.eval()
 
@@ -349,9 +352,10 @@ def feature_groups(
 def _not_named(stored: StoredModel, factory: str) -> RunFolderError:
     named = stored.settings.embedding
     return RunFolderError(
+        "VFL-7133",
         f'the model in "{stored.path}" is made by "{named}", which is code. vafl imports it only if you name '
         f"it. Found {factory or 'no factory'}. If you trust that code, say --embedding {named}, or set "
-        "model.embedding in your own configuration."
+        "model.embedding in your own configuration.",
     )
 
 

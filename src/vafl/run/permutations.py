@@ -135,9 +135,10 @@ class Study:
         if not self._complete.any():
             silent = [name for m, name in enumerate(self.names) if (base.states[:, m] != ANSWERED).any()]
             raise Stalled(
+                "VFL-7141",
                 "importance needs rows that every client answers for. Found none: no answer for some or all "
                 f"rows from {', '.join(silent)}. Start these clients, or check what is left of their privacy "
-                "budgets (`vafl privacy`)."
+                "budgets (`vafl privacy`).",
             )
         self._outputs = self._calibrate(self._scorer.score(base).double().numpy())
         self.baseline = self._metrics.measure(self._outputs[self._complete], self._labels[self._complete])

@@ -111,8 +111,9 @@ def make_plan(config: Config, data: VerticalData | None = None, party: str | Non
         _check_decidable(config, task, data)
     if config.privacy.kind == "frozen" and config.model.head == "bias":
         raise ConfigError(
+            "VFL-7151",
             'privacy.mode "frozen" trains the head alone, and model.head = "bias" has next to nothing to '
-            'train. Use model.head = "linear" or "mlp".'
+            'train. Use model.head = "linear" or "mlp".',
         )
     if task.loss != "softmax":
         data = replace(data, labels=data.labels.float())
@@ -159,9 +160,10 @@ def _check_measurable(config: Config, metrics: Metrics, data: VerticalData) -> N
         labels = parts.get(part)
         if labels is not None and not metric.is_defined_on(labels):
             raise DataError(
+                "VFL-7152",
                 f"{setting} needs labels of two different values to measure {metric.name}. Found one value "
                 f"in the {len(labels):,} {part} rows. Hold out more rows (data.{part}_fraction), or set "
-                f'{"stop.select" if setting == "stop.select" else "model.metric"} = "loss".'
+                f'{"stop.select" if setting == "stop.select" else "model.metric"} = "loss".',
             )
 
 
@@ -208,8 +210,9 @@ def load_data(config: Config, party: str | None = None) -> VerticalData:
         return load_tables(settings, tables, config.seed, party, form=form_for(config), public=private)
     if config.model.embedding == "tabular":
         raise ConfigError(
+            "VFL-7153",
             'model.embedding = "tabular" is for data.name = "csv" or "tables". Found data.name = '
-            f'"{config.data.name}". Use "linear" or "mlp".'
+            f'"{config.data.name}". Use "linear" or "mlp".',
         )
     loaded = load(config.data)
     _check_public(config, is_table=loaded.is_table, fitted=loaded.fitted)
@@ -235,16 +238,18 @@ def _check_public(config: Config, *, is_table: bool, fitted: bool = False) -> No
         return
     if fitted:
         raise ConfigError(
+            "VFL-7154",
             f"privacy.mode {config.privacy.kind} guarantees each record something, but {config.data.name} is "
             "clipped or filled by statistics of all its training records. Prepare the data by public "
             'constants, as data.name = "csv" or "tables", or use a mode that promises nothing, embed_only or '
-            "none."
+            "none.",
         )
     if config.data.scale == "standard" or (config.data.scale == "auto" and is_table):
         raise ConfigError(
+            "VFL-7155",
             f"privacy.mode {config.privacy.kind} guarantees each record something, but data.scale = "
             f'"{config.data.scale}" makes every feature depend on all records. Scale the columns by public '
-            'constants beforehand, and set data.scale = "none".'
+            'constants beforehand, and set data.scale = "none".',
         )
 
 
@@ -302,6 +307,6 @@ def encoder_of(stored: StoredModel) -> Encoder | None:
     try:
         encoder = Encoder.from_dict(stored.manifest.schema)
     except DataError as error:
-        raise RunFolderError(f'the schema in "{stored.path}" is damaged: {error}') from error
+        raise RunFolderError("VFL-7156", f'the schema in "{stored.path}" is damaged: {error}') from error
     stored.require({"features": [len(encoder.names)]})
     return encoder

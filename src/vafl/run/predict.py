@@ -189,9 +189,10 @@ class Deployed:
         """
         if self.config.privacy.secure_sum:
             raise ConfigError(
+                "VFL-7161",
                 "importance cannot be measured under privacy.secure_sum: the sums with and without a "
                 "permutation differ by one client's embeddings, which the secure sum hides. Found a model "
-                "that was trained with it."
+                "that was trained with it.",
             )
         return self._plain_scorer(ImportanceScorer)
 

@@ -76,8 +76,9 @@ class Batch:
     def _finish(self, scorer: Scorer, inquiry: Inquiry) -> None:
         if not (inquiry.states == ANSWERED).any():
             raise Stalled(
+                "VFL-7171",
                 f"no client answers any more: nothing came for rows {inquiry.rows[0]}..{inquiry.rows[-1]}. "
-                "Are the clients running, and are their privacy budgets not spent?"
+                "Are the clients running, and are their privacy budgets not spent?",
             )
         self.write(inquiry.rows, scorer.score(inquiry), inquiry.states)
         self.done += len(inquiry.rows)

@@ -56,9 +56,10 @@ def load_subjects(config: Config, party: str, model: StoredModel) -> Subjects:
     data = load_data(config)
     if data.record_digest != model.manifest.records:
         raise RunFolderError(
+            "VFL-7181",
             f'a model of data.name = "{config.data.name}" scores the rows that were held out of the data '
             "it was trained on: others would be scaled by themselves. Found other data. For new records, "
-            'train on data.name = "csv" or "tables", whose models know how to encode them.'
+            'train on data.name = "csv" or "tables", whose models know how to encode them.',
         )
     features = torch.empty(data.parts.total, 0)
     for own in data.parties:
@@ -101,8 +102,9 @@ def _from_tables(config: Config, party: str, model: StoredModel) -> Subjects:
         encoder = encoder_of(model)
         if encoder is None:
             raise RunFolderError(
+                "VFL-7182",
                 f'the model in "{model.path}" must say how columns become features, as models of tables do. '
-                "Found no schema. Train on the tables."
+                "Found no schema. Train on the tables.",
             )
         features = torch.from_numpy(encoder.read(open_table(tables, party), wanted, alignment.rows))
     ids = ids_by_position(wanted, alignment.rows)

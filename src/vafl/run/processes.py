@@ -142,4 +142,4 @@ class Clients:
     def _failed(self, name: str) -> RunError:
         log, code = self._path / "logs" / f"{name}.log", self._processes[name].returncode
         tail = log.read_text(errors="replace")[-500:].strip()
-        return RunError(f'{name} ended with exit code {code}. "{log}" ends: {tail}')
+        return RunError("VFL-7191", f'{name} ended with exit code {code}. "{log}" ends: {tail}')

@@ -54,7 +54,8 @@ def _require_aiohttp() -> None:
         import aiohttp  # noqa: F401, PLC0415 - an extra
     except ImportError as error:
         raise ConfigError(
-            f"serving needs the package of an extra. {error}. Install it: pip install 'vafl[serve]'."
+            "VFL-7201",
+            f"serving needs the package of an extra. {error}. Install it: pip install 'vafl[serve]'.",
         ) from error
 
 
@@ -66,9 +67,10 @@ class Service:
         fitting = rows_at_once(deployed.config, deployed.terms().width)
         if settings.largest_request > fitting:
             raise ConfigError(
+                "VFL-7202",
                 "clients must be able to answer prediction.largest_request ids in one message: "
                 f"{fitting:,} fit into network.largest_message. Found {settings.largest_request:,}. Lower "
-                "it, or raise the other at every party."
+                "it, or raise the other at every party.",
             )
         self._live = Live(settings, self._told, fitting)
         self._scorer = deployed.scorer(cached=settings.cache)

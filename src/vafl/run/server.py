@@ -91,8 +91,9 @@ class ServerState:
         tensors, self.facts = load_checkpoint(folder) if resume else ({}, {})
         if (then := self.facts.get("label_epsilon", self._epsilon)) != self._epsilon:
             raise RunFolderError(
+                "VFL-7211",
                 f'--resume goes on with the labels of the run in "{folder}", of labels.epsilon {then:g} (0 '
-                f"leaves them as they are). Found {self._epsilon:g}. Set it to {then:g}, or begin anew."
+                f"leaves them as they are). Found {self._epsilon:g}. Set it to {then:g}, or begin anew.",
             )
         self.plan = _with_kept_labels(plan, folder, resume=resume)
         self.server = make_server(self.plan, table, marks)
@@ -161,8 +162,9 @@ def _with_kept_labels(plan: Plan, folder: Path, *, resume: bool) -> Plan:
     settings = plan.config.labels
     if resume and settings.epsilon and not settings.file and not path.is_file():
         raise RunFolderError(
+            "VFL-7212",
             f'--resume with labels.epsilon needs the labels the run drew. Found no "{path}". '
-            "Start without --resume; that spends epsilon again."
+            "Start without --resume; that spends epsilon again.",
         )
     return with_drawn_labels(plan, path)
 
@@ -369,9 +371,10 @@ class ServerRun:
             raise KeyboardInterrupt
         kept = f'The models of {updates:,} updates are kept in "{self.path}".' if updates else ""
         raise RunError(
+            "VFL-7213",
             "a run's result is an evaluation, for which clients must send their embeddings of the rows held "
             f"out. Found none in {updates:,} updates: the log names the clients that did not answer. {kept} "
-            "Repair those clients, and start every party again with --resume to go on from there."
+            "Repair those clients, and start every party again with --resume to go on from there.",
         )
 
 

@@ -24,7 +24,7 @@ class DropOut:
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end:
             raise ConfigError(
-                f"delays.dropouts: 0 <= start < end is needed. Found {self.start} to {self.end}."
+                "VFL-6801", f"delays.dropouts: 0 <= start < end is needed. Found {self.start} to {self.end}."
             )
 
 
@@ -58,19 +58,22 @@ class DelaySettings:
         for name in ("unit", "latency", "bandwidth"):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
-                raise ConfigError(f"delays.{name} must be 0 or more. Found {value}.")
+                raise ConfigError("VFL-6802", f"delays.{name} must be 0 or more. Found {value}.")
         if (self.kind == "trace") != bool(self.trace):
             raise ConfigError(
+                "VFL-6803",
                 'delays.kind = "trace" and delays.trace (its CSV file) go together. '
-                f'Found kind "{self.kind}", trace "{self.trace}".'
+                f'Found kind "{self.kind}", trace "{self.trace}".',
             )
         if any(not 0 <= value < float("inf") for value in self.seconds):
-            raise ConfigError(f"delays.seconds must be 0 or more. Found {list(self.seconds)}.")
+            raise ConfigError("VFL-6804", f"delays.seconds must be 0 or more. Found {list(self.seconds)}.")
         if self.seconds and self.kind != "fixed":
-            raise ConfigError(f'delays.seconds belongs to kind = "fixed". Found kind "{self.kind}".')
+            raise ConfigError(
+                "VFL-6805", f'delays.seconds belongs to kind = "fixed". Found kind "{self.kind}".'
+            )
         if self.kind == "poisson-process" and not self.unit:
             raise ConfigError(
-                f'delays.kind = "poisson-process" needs a delays.unit above 0. Found {self.unit}.'
+                "VFL-6806", f'delays.kind = "poisson-process" needs a delays.unit above 0. Found {self.unit}.'
             )
         self._check_windows()
 
@@ -79,18 +82,22 @@ class DelaySettings:
         for one, other in itertools.pairwise(windows):
             if one.client == other.client and other.start <= one.end:
                 raise ConfigError(
+                    "VFL-6807",
                     f"delays.dropouts: the windows of one client must not meet. Client {one.client} is gone "
-                    f"from {one.start} to {one.end} and from {other.start} to {other.end}. Join them."
+                    f"from {one.start} to {one.end} and from {other.start} to {other.end}. Join them.",
                 )
 
     def check_clients(self, clients: int) -> None:
         if self.seconds and len(self.seconds) != clients:
             raise ConfigError(
-                f"delays.seconds needs one number for each of {clients} clients. Found {len(self.seconds)}."
+                "VFL-6808",
+                f"delays.seconds needs one number for each of {clients} clients. Found {len(self.seconds)}.",
             )
         for dropout in self.dropouts:
             if not 1 <= dropout.client <= clients:
-                raise ConfigError(f"delays.dropouts: client must be in 1..{clients}. Found {dropout.client}.")
+                raise ConfigError(
+                    "VFL-6809", f"delays.dropouts: client must be in 1..{clients}. Found {dropout.client}."
+                )
 
     def clock(self, clients: int, seed: int) -> "list[Sleeper]":
         """One sleeper a client, each with a random stream of its own."""
@@ -164,20 +171,24 @@ def _read_lines(path: Path, clients: int) -> list[list[float]]:
         with path.open(newline="", encoding="utf-8") as file:
             lines = [(int(line["client"]), float(line["seconds"])) for line in csv.DictReader(file)]
     except OSError as error:
-        raise DataError(f'delays.trace must be a readable CSV. "{path}": {error.strerror}.') from error
+        raise DataError(
+            "VFL-6810", f'delays.trace must be a readable CSV. "{path}": {error.strerror}.'
+        ) from error
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
-            f'delays.trace "{path}" needs the columns client and seconds, with numbers. Found: {error}.'
+            "VFL-6811",
+            f'delays.trace "{path}" needs the columns client and seconds, with numbers. Found: {error}.',
         ) from error
     found = []
     for number in range(1, clients + 1):
         own = [seconds for client, seconds in lines if client == number]
         if not own:
-            raise DataError(f'delays.trace "{path}" has no delays for client {number}.')
+            raise DataError("VFL-6812", f'delays.trace "{path}" has no delays for client {number}.')
         for seconds in own:
             if not 0 <= seconds < float("inf"):
                 raise DataError(
-                    f'delays.trace "{path}": seconds must be 0 or more. Found {seconds} for client {number}.'
+                    "VFL-6813",
+                    f'delays.trace "{path}": seconds must be 0 or more. Found {seconds} for client {number}.',
                 )
         found.append(own)
     return found

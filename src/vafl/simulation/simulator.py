@@ -107,8 +107,9 @@ class Simulator:
         """
         if not self._events:
             raise Stalled(
+                "VFL-6821",
                 f"nothing can happen any more at {self.now:.2f} s: the server waits for "
-                f"{self.server.waiting_for()}. {_REMEDY}"
+                f"{self.server.waiting_for()}. {_REMEDY}",
             )
         self.now, _, event = heapq.heappop(self._events)
         event()

@@ -133,7 +133,9 @@ class Codec:
 
     def __init__(self, encoding: Encoding = "float32", largest: int = 64 << 20) -> None:
         if encoding not in ENCODINGS:
-            raise ConfigError(f"an encoding must be one of {', '.join(ENCODINGS)}. Found {encoding!r}.")
+            raise ConfigError(
+                "VFL-6071", f"an encoding must be one of {', '.join(ENCODINGS)}. Found {encoding!r}."
+            )
         self.encoding, self.largest = encoding, largest
         self._number = ENCODINGS.index(encoding)
         self._pack, self._unpack = PACKING[encoding]
@@ -156,8 +158,9 @@ class Codec:
         size = ROW_BYTES + (8 * width if masked else matrix_bytes(self.encoding, 1, width))
         if HEADER_BYTES + size > self.largest:
             raise ConfigError(
+                "VFL-6072",
                 f"network.largest_message must allow one row's embedding, {HEADER_BYTES + size:,} bytes. "
-                f"Found {self.largest:,}. Raise it at every party."
+                f"Found {self.largest:,}. Raise it at every party.",
             )
         return (self.largest - HEADER_BYTES) // size
 
@@ -172,9 +175,10 @@ class Codec:
         frame = b"".join(parts)
         if len(frame) > self.largest:
             raise ConfigError(
+                "VFL-6073",
                 f"every message must fit into network.largest_message, {self.largest:,} bytes. Found one of "
                 f"{len(frame):,}, {type(message).__name__}. Raise it at every party, or have less said at a "
-                "time: schedule.batch_size, or prediction.chunk where a model is used."
+                "time: schedule.batch_size, or prediction.chunk where a model is used.",
             )
         return frame
 
@@ -205,7 +209,7 @@ class Codec:
             found.append(memoryview(content)[begin : begin + size])
             begin += size
             if len(found) > MOST_FRAMES:
-                raise InvalidMessage(f"at most {MOST_FRAMES} frames travel together. Found more.")
+                raise InvalidMessage("VFL-6074", f"at most {MOST_FRAMES} frames travel together. Found more.")
         return found
 
     def _encode(self, message: Message, parts: Parts) -> None:
@@ -308,22 +312,25 @@ class Codec:
         """The header, as `_HEADER` has it, once it is known to describe exactly this frame."""
         if not HEADER_BYTES <= len(frame) <= self.largest:
             raise InvalidMessage(
+                "VFL-6075",
                 f"a frame has {HEADER_BYTES} to {self.largest:,} bytes. Found {len(frame):,}. "
-                "network.largest_message sets the limit."
+                "network.largest_message sets the limit.",
             )
         header = _HEADER.unpack_from(frame)
         beginning, number, encoding, flag = header[:4]
         if beginning != _BEGINNING:
-            raise InvalidMessage(f"a frame begins with {_BEGINNING!r}, version last. Found {beginning!r}.")
+            raise InvalidMessage(
+                "VFL-6076", f"a frame begins with {_BEGINNING!r}, version last. Found {beginning!r}."
+            )
         if number >= len(_KINDS) or _KINDS[number] not in allowed or flag > 1:
-            raise InvalidMessage(f"a message of kind {number}, flag {flag} is not expected here.")
+            raise InvalidMessage("VFL-6077", f"a message of kind {number}, flag {flag} is not expected here.")
         if encoding != self._number:
             raise InvalidMessage(
-                f"matrices travel as {self.encoding} in this run. Found encoding {encoding}."
+                "VFL-6078", f"matrices travel as {self.encoding} in this run. Found encoding {encoding}."
             )
         expected = self._expected_size(number, *header[-4:])
         if expected != len(frame):
-            raise InvalidMessage(f"the header promises {expected:,} bytes. Found {len(frame):,}.")
+            raise InvalidMessage("VFL-6079", f"the header promises {expected:,} bytes. Found {len(frame):,}.")
         return header
 
     def _expected_size(self, kind: int, lines: int, width: int, counters: int, text: int) -> int:
@@ -346,6 +353,8 @@ def _counters_and_text(message: Message, layout: _Layout) -> tuple[Sequence[int]
 
 def _cut(content: bytes, lengths: Sequence[int]) -> tuple[bytes, ...]:
     if sum(lengths) != len(content):
-        raise InvalidMessage(f"parts of {sum(lengths):,} bytes are promised. Found {len(content):,}.")
+        raise InvalidMessage(
+            "VFL-6080", f"parts of {sum(lengths):,} bytes are promised. Found {len(content):,}."
+        )
     ends = list(accumulate(lengths))
     return tuple(content[end - length : end] for end, length in zip(ends, lengths, strict=True))

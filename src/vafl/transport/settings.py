@@ -53,11 +53,13 @@ class NetworkSettings:
     def __post_init__(self) -> None:
         host, _, port = self.address.rpartition(":")
         if not host or not port.isdigit():
-            raise ConfigError(f'network.address must be host:port. Found "{self.address}".')
+            raise ConfigError("VFL-6251", f'network.address must be host:port. Found "{self.address}".')
         positive = ("heartbeat", "join_timeout", "patience", "answer_timeout")
         for name in (*positive, "largest_message", "checkpoint_every"):
             if not getattr(self, name) > 0:
-                raise ConfigError(f"network.{name} must be above 0. Found {getattr(self, name)}.")
+                raise ConfigError("VFL-6252", f"network.{name} must be above 0. Found {getattr(self, name)}.")
         for name in ("largest_norm", "messages_per_second"):
             if not getattr(self, name) >= 0:
-                raise ConfigError(f"network.{name} must be 0 or more. Found {getattr(self, name)}.")
+                raise ConfigError(
+                    "VFL-6253", f"network.{name} must be 0 or more. Found {getattr(self, name)}."
+                )

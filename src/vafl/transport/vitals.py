@@ -112,9 +112,10 @@ class Vitals:
         limit = _LIMIT * max(own.size, _SMALL) if own.size else _FIRST
         if size > limit:
             raise InvalidMessage(
+                "VFL-6261",
                 f"embeddings may not grow from one message to the next as these do: their size is {size:.3g} "
                 f"(root mean square), and at most {limit:.3g} is taken. Check the features and the step size "
-                "of this client, or set network.largest_norm to a limit of your choice."
+                "of this client, or set network.largest_norm to a limit of your choice.",
             )
         if size > _SMALL:
             if own.size and size > _JUMP * own.size:

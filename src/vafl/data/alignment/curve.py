@@ -81,7 +81,7 @@ class _Point:
             InvalidMessage: there is none.
         """
         if not lib.secp256k1_ec_pubkey_parse(GLOBAL_CONTEXT.ctx, self._key, _BOTH + coordinates, _WRITTEN):
-            raise InvalidMessage("points must be on the curve secp256k1. Found one that is not.")
+            raise InvalidMessage("VFL-2021", "points must be on the curve secp256k1. Found one that is not.")
         return self
 
     def multiply(self, secret: bytes) -> Self:

@@ -23,22 +23,25 @@ def canonical_ids(column: pl.Series, source: str) -> pl.Series:
     kind = column.dtype
     if not (kind.is_integer() or kind in (pl.String, pl.Categorical, pl.Enum)):
         raise DataError(
+            "VFL-2031",
             f'"{source}": record ids must be text or whole numbers. Found {kind} in "{column.name}". Write '
-            "them as text, the same way at every party."
+            "them as text, the same way at every party.",
         )
     ids = column.cast(pl.String).rename("id")
     if missing := ids.null_count() + int((ids == "").sum()):
         raise DataError(
+            "VFL-2032",
             f'"{source}": every record needs an id. Found {missing:,} without one in "{column.name}". '
-            "Drop those rows, or name another id column."
+            "Drop those rows, or name another id column.",
         )
     if ids.is_empty():
-        raise DataError(f'"{source}": a table needs records. Found none.')
+        raise DataError("VFL-2033", f'"{source}": a table needs records. Found none.')
     if ids.n_unique() < len(ids):
         twice = ids.filter(ids.is_duplicated()).unique(maintain_order=True)
         raise DataError(
+            "VFL-2034",
             f'"{source}": a record\'s id must be unique. Found {len(twice):,} in "{column.name}" more than '
-            f"once: {', '.join(twice.head(_SHOWN).to_list())}. Keep one row for each."
+            f"once: {', '.join(twice.head(_SHOWN).to_list())}. Keep one row for each.",
         )
     return ids
 

@@ -28,7 +28,7 @@ def match(own: Buffer, theirs: Buffer) -> tuple[Places, Places]:
     tables = [_table(tags) for tags in (own, theirs)]
     for table in tables:
         if table.select("first", "second").is_duplicated().any():
-            raise InvalidMessage("each id must be sent once. Found one more than once.")
+            raise InvalidMessage("VFL-2041", "each id must be sent once. Found one more than once.")
     left, right = tables
     found = left.join(right, on=("first", "second"), how="inner", suffix=" of theirs")
     return found["place"].to_numpy(), found["place of theirs"].to_numpy()

@@ -51,22 +51,31 @@ class Alignment:
 
     def __post_init__(self) -> None:
         if not _TOKEN.fullmatch(self.token):
-            raise DataError(f"an alignment's token must be 32 hex digits. Found {self.token[:40]!r}.")
+            raise DataError(
+                "VFL-2051", f"an alignment's token must be 32 hex digits. Found {self.token[:40]!r}."
+            )
         if self.classes is not None and len(set(self.classes)) < max(2, len(self.classes)):
-            raise DataError(f"an alignment needs two classes or more, each once. Found {self.classes}.")
+            raise DataError(
+                "VFL-2052", f"an alignment needs two classes or more, each once. Found {self.classes}."
+            )
         if self.ids.dtype != pl.String or self.ids.null_count() or self.ids.n_unique() != len(self.ids):
-            raise DataError(f"an alignment's ids must be text, unique and none missing. Found {self.ids!r}.")
+            raise DataError(
+                "VFL-2053", f"an alignment's ids must be text, unique and none missing. Found {self.ids!r}."
+            )
         if len(self.ids) != len(self.numbers):
             raise DataError(
+                "VFL-2054",
                 f"an alignment needs one row number for each id. Found {len(self.ids):,} ids and "
-                f"{len(self.numbers):,} numbers."
+                f"{len(self.numbers):,} numbers.",
             )
         if not _are_rows(self.numbers, self.rows):
-            raise DataError(f"row numbers must be int64, ascending and from 0 to {self.rows - 1:,}.")
+            raise DataError(
+                "VFL-2055", f"row numbers must be int64, ascending and from 0 to {self.rows - 1:,}."
+            )
         for name, held in self.holders.items():
             if held.dtype != pl.Boolean or held.null_count() or len(held) != len(self.ids):
                 raise DataError(
-                    f"whether {name} has a record must be true or false for each. Found {held!r}."
+                    "VFL-2056", f"whether {name} has a record must be true or false for each. Found {held!r}."
                 )
 
     def write(self, path: Path) -> None:
@@ -95,8 +104,9 @@ class Alignment:
         """
         if not path.is_file():
             raise DataError(
+                "VFL-2057",
                 f'the parties\' records must be aligned first. Found no "{path}". Run `vafl align` at '
-                "every party."
+                "every party.",
             )
         try:
             facts = json.loads(pl.read_parquet_metadata(path)[_KEY])
@@ -105,7 +115,8 @@ class Alignment:
             kinds = type(token), type(rows), type(label), type(with_local)
             if version != _VERSION or kinds != (str, int, str, bool):
                 raise DataError(
-                    f"version {_VERSION} with token, rows, label and with_local is needed. Found {facts}."
+                    "VFL-2058",
+                    f"version {_VERSION} with token, rows, label and with_local is needed. Found {facts}.",
                 )
             table = pl.read_parquet(path, glob=False)
             names = None if classes is None else tuple(map(str, classes))
@@ -113,7 +124,8 @@ class Alignment:
             return cls(token, rows, names, table["id"], table["row"].to_numpy(), held, label, with_local)
         except (pl.exceptions.PolarsError, OSError, KeyError, TypeError, ValueError) as error:
             raise DataError(
-                f'"{path}" must be an alignment that `vafl align` wrote. {error} Run `vafl align` again.'
+                "VFL-2059",
+                f'"{path}" must be an alignment that `vafl align` wrote. {error} Run `vafl align` again.',
             ) from error
 
 
@@ -122,13 +134,15 @@ def check_writable(path: Path) -> None:
     table, say. Found out in the end, the others' alignments would be new, and this party's lost."""
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise DataError(
+            "VFL-2060",
             f'an alignment is written into a folder that is there and may be written. Found "{path.parent}", '
-            "which is not. Make it, or name another file in tables.NAME.alignment."
+            "which is not. Make it, or name another file in tables.NAME.alignment.",
         )
     if path.exists() and not _is_alignment(path):
         raise DataError(
+            "VFL-2061",
             f'an alignment is written in the place of no other file. Found "{path}", which is none. Name '
-            "another file in tables.NAME.alignment, or move this one away."
+            "another file in tables.NAME.alignment, or move this one away.",
         )
 
 

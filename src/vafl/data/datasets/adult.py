@@ -67,7 +67,8 @@ def _features(column: pl.Series) -> list[pl.Series]:
     words = _WORDS[column.name].split()
     if unknown := sorted(set(column) - set(words)):
         raise DataError(
-            f'Adult\'s {column.name} is one of {", ".join(words)}. Found "{unknown[0]}". Download it again.'
+            "VFL-2111",
+            f'Adult\'s {column.name} is one of {", ".join(words)}. Found "{unknown[0]}". Download it again.',
         )
     return [(column == word).cast(pl.Float32).alias(f"{column.name}={word}") for word in words]
 
@@ -88,8 +89,9 @@ def _read(folder: Path, name: str, rows: int) -> pl.DataFrame:
         table = table.with_columns(pl.col(numbers).cast(pl.Float32))
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(
+            "VFL-2112",
             f'"{path}" must have {len(_COLUMNS)} columns, separated by commas, and no header. {error} '
-            "Download it again."
+            "Download it again.",
         ) from error
     require_count(path, "records", table.height, rows)
     return table

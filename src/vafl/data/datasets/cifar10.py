@@ -74,8 +74,9 @@ def _refuse_pickles(folder: Path) -> None:
     found = [path for where in (folder, folder / "cifar-10-batches-py") for path in where.glob("test_batch")]
     if found:
         raise DataError(
+            "VFL-2121",
             f'"{found[0]}" is CIFAR-10\'s Python version, a pickle: reading one runs whatever code is in it, '
-            f"so vafl does not. Get the binary version (cifar-10-binary.tar.gz) from {_SOURCE}."
+            f"so vafl does not. Get the binary version (cifar-10-binary.tar.gz) from {_SOURCE}.",
         )
 
 
@@ -97,7 +98,9 @@ def _read_sheet(folder: Path, name: str, edition: Edition) -> Bytes:
             sheet = np.asarray(image.convert("RGB"))
         numbers = np.load(labels, allow_pickle=False)
     except (OSError, ValueError, UnidentifiedImageError) as error:
-        raise DataError(f'"{path}" must be a WebP sheet with its labels. {error}. Get it again.') from error
+        raise DataError(
+            "VFL-2122", f'"{path}" must be a WebP sheet with its labels. {error}. Get it again.'
+        ) from error
     across = sheet.shape[1] // _SIDE
     require_count(path, "pictures", (sheet.shape[0] // _SIDE) * across, edition.pictures)
     require_count(labels, "labels", len(numbers), edition.pictures * (1 if name == _TEST else len(_TRAIN)))
@@ -112,5 +115,7 @@ def _read_sheet(folder: Path, name: str, edition: Edition) -> Bytes:
 def _checked(path: Path, name: str, records: Bytes, edition: Edition) -> Bytes:
     require_digest(path, records.tobytes(), edition.digests.get(name, ""))
     if records[:, 0].max() >= len(CLASSES):
-        raise DataError(f'"{path}" must have labels 0..9. Found {records[:, 0].max()}. Download it again.')
+        raise DataError(
+            "VFL-2123", f'"{path}" must have labels 0..9. Found {records[:, 0].max()}. Download it again.'
+        )
     return records

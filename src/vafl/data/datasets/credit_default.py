@@ -24,7 +24,8 @@ def load_credit_default(folder: Path, rows: int = _ROWS) -> Dataset:
         labels = table[label].cast(pl.Int64).to_numpy()
     except (pl.exceptions.PolarsError, OSError, StopIteration) as error:
         raise DataError(
-            f'"{path}" must be a CSV of numbers with the columns ID and {_LABELS[0]}. {error} Get it again.'
+            "VFL-2131",
+            f'"{path}" must be a CSV of numbers with the columns ID and {_LABELS[0]}. {error} Get it again.',
         ) from error
     require_count(path, "clients", table.height, rows)
     features = columns.to_numpy()

@@ -75,8 +75,9 @@ def _read(folder: Path) -> tuple[Array, npt.NDArray[np.int64], list[str]]:
         table = rows.select(pl.col("Hours").cast(pl.Float64), *(_number_in(name) for name in FEATURES))
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(
+            "VFL-2141",
             f'"{folder}" must hold listfile.csv (stay, y_true) and, for each stay, a CSV with the columns '
-            f"Hours, {', '.join(FEATURES[:3])}, ... {error} Make it again with the benchmark's scripts."
+            f"Hours, {', '.join(FEATURES[:3])}, ... {error} Make it again with the benchmark's scripts.",
         ) from error
     stay_of = (
         rows["file"].str.extract(r"([^/\\]+)$").replace_strict({stay: i for i, stay in enumerate(stays)})

@@ -35,12 +35,15 @@ def load_modelnet40(folder: Path) -> Dataset:
     test, test_labels, test_classes = read(folder, "test")
     if classes != test_classes or train.shape[1:] != test.shape[1:]:
         raise DataError(
+            "VFL-2151",
             f'"{folder}": training and test objects must have the same classes and views. Found '
             f"{len(classes)} classes of {list(train.shape[1:])} and {len(test_classes)} of "
-            f"{list(test.shape[1:])}. Get both from one place."
+            f"{list(test.shape[1:])}. Get both from one place.",
         )
     if len(classes) != CLASSES:
-        raise DataError(f'"{folder}" must have {CLASSES} classes. Found {len(classes)}. Get all of them.')
+        raise DataError(
+            "VFL-2152", f'"{folder}" must have {CLASSES} classes. Found {len(classes)}. Get all of them.'
+        )
     return Dataset(
         name="modelnet40",
         features=np.concatenate([train, test]).astype(np.float32) / np.float32(255),
@@ -62,12 +65,13 @@ def _read_npz(folder: Path, split: str) -> Part:
             views, labels, names = arrays["views"], arrays["labels"], arrays["class_names"]
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         raise DataError(
-            f'"{path}" must hold the arrays views, labels and class_names. {error}. Get it again.'
+            "VFL-2153", f'"{path}" must hold the arrays views, labels and class_names. {error}. Get it again.'
         ) from error
     if views.dtype != np.uint8 or views.ndim != 4 or labels.max(initial=0) >= len(names):
         raise DataError(
+            "VFL-2154",
             f'"{path}": views must be uint8 [objects, views, height, width] and labels index class_names. '
-            f"Found {views.dtype} {list(views.shape)}, labels up to {labels.max(initial=0)}. Get it again."
+            f"Found {views.dtype} {list(views.shape)}, labels up to {labels.max(initial=0)}. Get it again.",
         )
     return views, labels, [str(name) for name in names]
 
@@ -82,8 +86,9 @@ def _read_pictures(folder: Path, split: str) -> Part:
     counts = {len(views) for _, views in objects}
     if len(counts) != 1:
         raise DataError(
+            "VFL-2155",
             f'"{folder}": every object must have the same number of views. Found {sorted(counts)} in '
-            f"{split}. Get the missing pictures."
+            f"{split}. Get the missing pictures.",
         )
     pictures = np.stack([np.stack([_picture(path) for path in views]) for _, views in objects])
     return pictures, np.array([number for number, _ in objects]), classes
@@ -104,4 +109,4 @@ def _picture(path: Path) -> npt.NDArray[np.uint8]:
             small = image.convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
             return np.asarray(small)
     except (OSError, UnidentifiedImageError) as error:
-        raise DataError(f'"{path}" must be a PNG picture. {error}. Get it again.') from error
+        raise DataError("VFL-2156", f'"{path}" must be a PNG picture. {error}. Get it again.') from error

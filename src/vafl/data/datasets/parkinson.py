@@ -22,8 +22,9 @@ def load_parkinson(folder: Path) -> Dataset:
     table = _read(path)
     if table.shape != (_ROWS, _COLUMNS) or set(_recordings(table)) != {_RECORDINGS}:
         raise DataError(
+            "VFL-2161",
             f'"{path}" must have {_ROWS} rows of {_SUBJECTS} people, {_RECORDINGS} each, and {_COLUMNS} '
-            f"columns. Found {table.height} rows and {table.width} columns. Download it again."
+            f"columns. Found {table.height} rows and {table.width} columns. Download it again.",
         )
     table = table.sort("id", maintain_order=True)
     columns = table.drop("id", "class").cast(pl.Float32)
@@ -50,9 +51,11 @@ def _read(path: Path) -> pl.DataFrame:
         skipped = 0 if "id" in first.row(0) else 1
         table = pl.read_csv(path, skip_rows=skipped, infer_schema_length=None)
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise DataError(f'"{path}" must be a CSV with a header line. {error} Download it again.') from error
+        raise DataError(
+            "VFL-2162", f'"{path}" must be a CSV with a header line. {error} Download it again.'
+        ) from error
     if missing := {"id", "class"} - set(table.columns):
         raise DataError(
-            f'"{path}" must have the columns id and class. Missing: {", ".join(sorted(missing))}.'
+            "VFL-2163", f'"{path}" must have the columns id and class. Missing: {", ".join(sorted(missing))}.'
         )
     return table

@@ -60,8 +60,9 @@ def _read_set(
         rows = _rows(folder, name)
     except (pl.exceptions.PolarsError, OSError, EOFError, lzma.LZMAError) as error:
         raise DataError(
+            "VFL-2171",
             f'"{folder}": set {name} must have the columns RecordID, Time, Parameter and Value, and its '
-            f"outcomes RecordID and In-hospital_death. {error} Download it again."
+            f"outcomes RecordID and In-hospital_death. {error} Download it again.",
         ) from error
     require_count(outcomes, "stays", len(ids), stays)
     require_count(outcomes, "deaths", int(died.sum()), deaths)

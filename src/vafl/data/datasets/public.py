@@ -27,13 +27,17 @@ def plain_or_gzipped(title: str, path: Path, source: str) -> Path:
 
 def missing_data(title: str, folder: Path, missing: str, source: str) -> DataError:
     """What to say when a data set is not there."""
-    return DataError(f'{title} must lie in "{folder}". Missing: {missing}. Get it from {source}, and {_HINT}')
+    return DataError(
+        "VFL-2181", f'{title} must lie in "{folder}". Missing: {missing}. Get it from {source}, and {_HINT}'
+    )
 
 
 def require_count(path: Path, what: str, found: int, expected: int) -> None:
     """Raises DataError unless a file holds as many of something as the published one."""
     if found != expected:
-        raise DataError(f'"{path}" must hold {expected:,} {what}. Found {found:,}. Download it again.')
+        raise DataError(
+            "VFL-2182", f'"{path}" must hold {expected:,} {what}. Found {found:,}. Download it again.'
+        )
 
 
 def require_digest(path: Path, content: bytes, md5: str) -> None:
@@ -41,5 +45,6 @@ def require_digest(path: Path, content: bytes, md5: str) -> None:
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if md5 and found != md5:
         raise DataError(
-            f'"{path}" must be the published file, with md5 {md5}. Found {found}. Download it again.'
+            "VFL-2183",
+            f'"{path}" must be the published file, with md5 {md5}. Found {found}. Download it again.',
         )

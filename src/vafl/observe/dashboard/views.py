@@ -63,7 +63,8 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     for folder in folders:
         if not folder.is_dir():
             raise RunFolderError(
-                f'what is watched must be a run folder, or one that has some. Found no folder "{folder}".'
+                "VFL-8011",
+                f'what is watched must be a run folder, or one that has some. Found no folder "{folder}".',
             )
     found = {run.resolve(): run for folder in folders for run in _in(folder)}
     return sorted(found.values(), key=_changed, reverse=True)

@@ -126,8 +126,9 @@ def read_inputs(folder: Path, accounts: Sequence[Mapping[str, Any]] = ()) -> Inp
         )
     except (KeyError, TypeError, ValueError, AttributeError, pl.exceptions.PolarsError) as error:
         raise RunFolderError(
+            "VFL-8031",
             f'a report needs the files of a run as vafl writes them. One in "{folder}" is damaged: '
-            f"{error!r}. Restore it, or run again; the figures are in {SUMMARY}."
+            f"{error!r}. Restore it, or run again; the figures are in {SUMMARY}.",
         ) from error
 
 

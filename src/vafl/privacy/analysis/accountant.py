@@ -88,11 +88,12 @@ def _root(function: Callable[[float], float], low: float, high: float) -> float:
 def _check_not_negative(**values: float) -> None:
     for name, value in values.items():
         if not value >= 0:
-            raise ConfigError(f"{name} must be 0 or more. Found {value}.")
+            raise ConfigError("VFL-5001", f"{name} must be 0 or more. Found {value}.")
 
 
 def _check_delta(value: float) -> None:
     if not 0 < value < 1:
         raise ConfigError(
-            f"delta must be between 0 and 1. Found {value}. Take less than one in the number of records."
+            "VFL-5002",
+            f"delta must be between 0 and 1. Found {value}. Take less than one in the number of records.",
         )

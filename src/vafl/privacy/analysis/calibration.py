@@ -68,7 +68,9 @@ def calibrate(mechanism: Mechanism, exposure: Exposure, mu: float, share: float 
     if mechanism.mode != "dp_train":
         return Deviations(_reach(mechanism, exposure) / mu)
     if not 0 < share < 1:
-        raise ConfigError(f"the uploads' share of a dp_train budget must be between 0 and 1. Found {share}.")
+        raise ConfigError(
+            "VFL-5011", f"the uploads' share of a dp_train budget must be between 0 and 1. Found {share}."
+        )
     updates = math.sqrt(exposure.updates) * mechanism.gradient_sensitivity
     uploads = _reach(mechanism, exposure) / (mu * math.sqrt(share))
     held_out = math.sqrt(exposure.evaluations) * mechanism.sensitivity / mu
@@ -142,4 +144,4 @@ class PaperCalibration:
 
 def _require_positive(name: str, value: float) -> None:
     if not 0 < value < math.inf:
-        raise ConfigError(f"{name} must be above 0. Found {value}.")
+        raise ConfigError("VFL-5012", f"{name} must be above 0. Found {value}.")

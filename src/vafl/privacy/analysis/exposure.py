@@ -54,9 +54,13 @@ class Course:
 
     def __post_init__(self) -> None:
         if not 1 <= self.batch_size <= self.rows:
-            raise ConfigError(f"batch_size must be in 1..{self.rows}, the rows. Found {self.batch_size}.")
+            raise ConfigError(
+                "VFL-5021", f"batch_size must be in 1..{self.rows}, the rows. Found {self.batch_size}."
+            )
         if not self.activations > 0:
-            raise ConfigError(f"a client's activations must be above 0. Found {self.activations}.")
+            raise ConfigError(
+                "VFL-5022", f"a client's activations must be above 0. Found {self.activations}."
+            )
 
 
 @dataclass(frozen=True)

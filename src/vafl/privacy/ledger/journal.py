@@ -92,8 +92,9 @@ class Journal:
         except OSError as error:
             self.close()
             raise RunFolderError(
+                "VFL-5031",
                 f'the ledger "{path}" must be a file that this process may write. {error}. Name another '
-                "folder in privacy.ledger."
+                "folder in privacy.ledger.",
             ) from error
 
     def _open(self) -> None:
@@ -107,8 +108,9 @@ class Journal:
         found = _read(path, head.key, head.slots)
         if found.identity != self._identity:
             raise RunFolderError(
+                "VFL-5032",
                 f'the ledger "{path}" is for other records: it counts {found.identity}; here are '
-                f"{self._identity}. Name another folder in privacy.ledger for these."
+                f"{self._identity}. Name another folder in privacy.ledger for these.",
             )
         self._file = os.open(path, os.O_RDWR)
         self.number, self.torn, self._reached = found.number, found.torn, found.reached
@@ -196,7 +198,9 @@ class Journal:
 
     def _sealed_by(self) -> Head:
         if self._head is None or self._file < 0:
-            raise RunFolderError(f'the ledger "{self.path}" is closed, so nothing may be uploaded.')
+            raise RunFolderError(
+                "VFL-5033", f'the ledger "{self.path}" is closed, so nothing may be uploaded.'
+            )
         return self._head
 
     @contextmanager
@@ -207,7 +211,8 @@ class Journal:
         except OSError as error:
             self.close()
             raise RunFolderError(
-                f'the ledger "{self.path}" cannot be written, so nothing may be uploaded: {error}.'
+                "VFL-5034",
+                f'the ledger "{self.path}" cannot be written, so nothing may be uploaded: {error}.',
             ) from error
 
 
@@ -219,7 +224,7 @@ def read_journal(path: Path) -> Content:
         LedgerError: it is damaged or was rolled back, or its head is missing.
     """
     if not has_journal(path):
-        raise RunFolderError(f'"{path}" must be a privacy ledger. There is no such file.')
+        raise RunFolderError("VFL-5035", f'"{path}" must be a privacy ledger. There is no such file.')
     _require_version(path)
     before: set[bytes] = set()
     while True:
@@ -297,13 +302,15 @@ def _facts(path: Path, content: bytes) -> tuple[dict[str, Any], int]:
         version = facts["version"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise RunFolderError(
-            f'"{path}" must be a privacy ledger. Its first line is not the header of one: {error}.'
+            "VFL-5036",
+            f'"{path}" must be a privacy ledger. Its first line is not the header of one: {error}.',
         ) from error
     if version != _VERSION:
         raise RunFolderError(
+            "VFL-5037",
             f'"{path}" is a privacy ledger of version {version}. This vafl reads version {_VERSION}. Keep '
             "the file, name another folder in privacy.ledger, and lower privacy.mu_max^2 by the largest mu^2 "
-            "that the vafl that wrote it shows."
+            "that the vafl that wrote it shows.",
         )
     return facts, size
 
@@ -320,9 +327,10 @@ def _require_version(path: Path) -> None:
 
 def _missing(path: Path) -> LedgerError:
     return LedgerError(
+        "VFL-5038",
         f'a ledger and its head belong together. Found "{head_path(path)}" without "{path}". Restore the '
         "newest copy of the ledger. If it is lost, move the head away to start a new one, and lower "
-        "privacy.mu_max for what the old one may have spent."
+        "privacy.mu_max for what the old one may have spent.",
     )
 
 
@@ -337,8 +345,9 @@ def _read(path: Path, key: bytes, slots: Slots) -> Content:
     seals = [seal for seal in slots if seal is not None and seal.file.hex() == named]
     if not seals:
         raise LedgerError(
+            "VFL-5039",
             f'the ledger "{path}" was rolled back or belongs to another head: "{head_path(path)}" seals '
-            "another file. Restore the newest copy of both."
+            "another file. Restore the newest copy of both.",
         )
     sealed = max(seals, key=lambda seal: seal.entries)
     entries: list[Entry] = []
@@ -349,10 +358,11 @@ def _read(path: Path, key: bytes, slots: Slots) -> Content:
     end, digest = chain[-1]
     if chain[sealed.entries : sealed.entries + 1] != [(sealed.end, sealed.digest)]:
         raise LedgerError(
+            "VFL-5040",
             f'the ledger "{path}" is damaged or was rolled back: its head seals {sealed.entries:,} entries '
             f"in {sealed.end:,} bytes. Found {len(content):,} bytes, intact up to byte {end:,}. Restore the "
             f'newest copy of it and of "{head_path(path)}". If there is none, move both away to start a new '
-            "ledger, and lower privacy.mu_max for what this one may have spent."
+            "ledger, and lower privacy.mu_max for what this one may have spent.",
         )
     reached = Seal(sealed.file, len(entries), end, digest)
     return Content(facts["identity"], facts["number"], entries, sealed, reached, end < len(content))

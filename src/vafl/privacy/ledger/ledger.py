@@ -185,17 +185,19 @@ class Ledger:
         """Charges all of these records, or raises BudgetExhausted and charges none."""
         if not self.charge(accounts, kind, cost, limit=limit, whole=True).all():
             raise BudgetExhausted(
+                "VFL-5051",
                 f"privacy.mu_max = {limit:g} does not allow this {kind}: it costs mu {math.sqrt(cost):.4g}, "
-                f"and up to {self._most_spent(accounts):.4g} are spent already. Raise mu_max, or add noise."
+                f"and up to {self._most_spent(accounts):.4g} are spent already. Raise mu_max, or add noise.",
             )
 
     def require_within(self, accounts: Numbers, limit: float) -> None:
         """Raises BudgetExhausted if more than the limit is spent on any of these records already."""
         if (self.accounts.after(accounts, 0.0) > self._most(limit)).any():
             raise BudgetExhausted(
+                "VFL-5052",
                 f"privacy.mu_max = {limit:g} does not allow to use these records: up to mu "
                 f"{self._most_spent(accounts):.4g} is spent on them already, as this run's "
-                "privacy.neighbours count. Raise mu_max."
+                "privacy.neighbours count. Raise mu_max.",
             )
 
     def mark(self) -> bytes:
@@ -219,10 +221,11 @@ class Ledger:
             return
         if not self._accepts_mark:
             raise LedgerError(
+                "VFL-5053",
                 f'the ledger "{self.path}" must hold the last mark that this party sent to the server. '
                 "It does not: it was restored from an older copy, or is another ledger. Nothing was sent. "
                 "Restore the newest copy of the ledger and of its head. If that is lost, start once with "
-                "--accept-ledger to use this ledger, and lower privacy.mu_max for what it lacks."
+                "--accept-ledger to use this ledger, and lower privacy.mu_max for what it lacks.",
             )
         self._accepts_mark = False
         self.accept(mark)
@@ -365,7 +368,7 @@ def _found(path: Path) -> tuple[Ledger, list[Entry]]:
     except RunFolderError:
         raise
     except OSError as error:
-        raise RunFolderError(f'"{path}" must be a privacy ledger. {error}.') from error
+        raise RunFolderError("VFL-5054", f'"{path}" must be a privacy ledger. {error}.') from error
     return Ledger(None, content.identity), content.entries
 
 

@@ -80,16 +80,18 @@ def read_head(ledger: Path) -> tuple[bytes, Slots]:
         content = path.read_bytes()
     except FileNotFoundError:
         raise LedgerError(
+            "VFL-5061",
             f'a ledger needs its head file, which proves that the ledger is complete. Found "{ledger}" '
             f'without "{path}". Restore the head. If it is lost, move the ledger away to start a new one, '
-            "and lower privacy.mu_max for what the old one may have spent."
+            "and lower privacy.mu_max for what the old one may have spent.",
         ) from None
     key = content[len(_MAGIC) : len(_MAGIC) + _KEY]
     slots = [_unpacked(key, content[page * _PAGE :]) for page in (1, 2)]
     if not content.startswith(_MAGIC) or slots == [None, None]:
         raise LedgerError(
+            "VFL-5062",
             f'the head of a ledger must hold an intact seal. "{path}" holds none. Restore the newest copy of '
-            f'it and of "{ledger}".'
+            f'it and of "{ledger}".',
         )
     return key, slots
 
@@ -127,8 +129,9 @@ class Head:
         except BlockingIOError:
             self.close()
             raise RunFolderError(
+                "VFL-5063",
                 f'the ledger "{ledger}" is in use by another process: two runs may not spend one budget '
-                "at the same time. Wait until it ends."
+                "at the same time. Wait until it ends.",
             ) from None
         except BaseException:
             self.close()

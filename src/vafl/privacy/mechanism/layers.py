@@ -69,8 +69,9 @@ def _one_each(deviations: Sequence[float], layers: int) -> Sequence[float]:
         return [deviations[0]] * layers
     if len(deviations) not in (0, layers):
         raise ConfigError(
+            "VFL-5071",
             f"privacy.layers must have one number for each of the {layers} hidden layers, or one for all. "
-            f"Found {len(deviations)}."
+            f"Found {len(deviations)}.",
         )
     return deviations
 
@@ -89,8 +90,9 @@ def require_separate_records(model: nn.Module, example: Tensor) -> None:
     for name, layer in model.named_modules():
         if isinstance(layer, nn.modules.batchnorm._NormBase):
             raise ConfigError(
+                "VFL-5072",
                 f"a private client's model must treat records one by one. Layer {name} is a "
-                f"{type(layer).__name__}, which mixes the records of a batch. Use GroupNorm or LayerNorm."
+                f"{type(layer).__name__}, which mixes the records of a batch. Use GroupNorm or LayerNorm.",
             )
     drops = nn.modules.dropout._DropoutNd  # by chance, from each record by itself
     dropping = [layer for layer in model.modules() if isinstance(layer, drops) and layer.training]
@@ -104,7 +106,8 @@ def require_separate_records(model: nn.Module, example: Tensor) -> None:
     rounding = 1e-5 * max(1.0, float(together.abs().max()))
     if not torch.allclose(together, alone, rtol=1e-3, atol=rounding):
         raise ConfigError(
+            "VFL-5073",
             "a private client's model must treat records one by one. Its embedding of a record changed by "
             f"{float((together - alone).abs().max()):.3g} with the other records of the batch. Take out what "
-            "mixes them (normalisation, attention or statistics over the batch)."
+            "mixes them (normalisation, attention or statistics over the batch).",
         )

@@ -151,6 +151,7 @@ def _read(path: Path, facts: dict[str, object]) -> _Releases:
             return _Releases(accounts, digests, file.get_tensor("features"))
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise RunFolderError(
+            "VFL-5081",
             f'"{path}" holds the features as they were released, and is damaged: {error}. Remove it to '
-            "release them again, which is charged again."
+            "release them again, which is charged again.",
         ) from error

@@ -87,8 +87,9 @@ def chain_of(
         elif type(part) not in _SLOPES or (not groups and not isinstance(part, nn.Flatten)):
             known = ", ".join(["Linear", *(kind.__name__ for kind in _SLOPES)])
             raise ConfigError(
+                "VFL-5091",
                 f"smoothness constants need a chain of {known}. Found {type(part).__name__}. The secant "
-                "estimate works for any model."
+                "estimate works for any model.",
             )
         elif groups:
             groups[-1][1].append(part)
@@ -105,8 +106,9 @@ def _one_each(deviations: Sequence[float], layers: int) -> Sequence[float]:
         return [*deviations, 0.0][:1] * layers
     if len(deviations) != layers:
         raise ConfigError(
+            "VFL-5092",
             f"there must be one deviation for each of the {layers} hidden layers, or one for all. Found "
-            f"{len(deviations)}."
+            f"{len(deviations)}.",
         )
     return deviations
 

@@ -175,7 +175,9 @@ class Request:
         if self.permute:
             require_group(self.permute.encode(errors="replace"))
             if self.best >= 0 or self.back:
-                raise InvalidMessage("features are permuted for predictions. Found it in an evaluation.")
+                raise InvalidMessage(
+                    "VFL-4041", "features are permuted for predictions. Found it in an evaluation."
+                )
 
     @property
     def nbytes(self) -> int:

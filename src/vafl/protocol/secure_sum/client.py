@@ -77,7 +77,9 @@ class Masking(Respondent):
 
     def _agree(self, keys: Keys) -> list[ClientMessage]:
         if keys.epoch != self._epoch:
-            raise InvalidMessage(f"keys must be of epoch {self._epoch}. Found keys of epoch {keys.epoch}.")
+            raise InvalidMessage(
+                "VFL-4111", f"keys must be of epoch {self._epoch}. Found keys of epoch {keys.epoch}."
+            )
         self._masks = self._keys.agree(keys.epoch, keys.offers)
         return []
 
@@ -104,8 +106,9 @@ class MaskedClient(Masking, Client):
         super()._check_rows(rows)
         if len(rows) and int(rows.min()) < self._schedule.rows:
             raise InvalidMessage(
+                "VFL-4112",
                 f"only held-out rows, from {self._schedule.rows} on, are summed on request. "
-                f"Found {int(rows.min())}: training rows are summed in rounds."
+                f"Found {int(rows.min())}: training rows are summed in rounds.",
             )
 
     def _say(self, activation: int, flight: Flight) -> list[ClientMessage]:

@@ -26,8 +26,9 @@ def encode(scores: Scores, clients: int) -> Words:
     if values.size and not np.abs(values).max() < limit:
         found = values.flat[np.abs(values).argmax()]  # NaN, if there is one
         raise Diverged(
+            "VFL-4121",
             f"a score must be below {limit:,.0f} in magnitude for the secure sum of {clients} clients. "
-            f"Found {found:g}. Lower optimiser.step_size, or scale the features."
+            f"Found {found:g}. Lower optimiser.step_size, or scale the features.",
         )
     return np.rint(np.ldexp(values, FRACTION_BITS)).astype(np.int64).view(np.uint64)
 

@@ -25,20 +25,23 @@ class Epochs:
     def is_void(self, number: int) -> bool:
         """Whether it was said before its client knew of this epoch: no fault, and of no use."""
         if number > self.number:
-            raise InvalidMessage(f"masks are in epoch {self.number}. Found epoch {number}.")
+            raise InvalidMessage("VFL-4131", f"masks are in epoch {self.number}. Found epoch {number}.")
         return number < self.number
 
     def require_keys(self, client: int) -> None:
         """Raises InvalidMessage unless there are masks."""
         if self.missing:
             raise InvalidMessage(
-                f"client {client} cannot have masks for epoch {self.number}: not all keys are there."
+                "VFL-4132",
+                f"client {client} cannot have masks for epoch {self.number}: not all keys are there.",
             )
 
     def take(self, offer: Offer) -> list[Keys]:
         """Notes a key; with the last one, gives all keys to everybody."""
         if offer.client in self._offers:
-            raise InvalidMessage(f"a client has one key an epoch. Found another of client {offer.client}.")
+            raise InvalidMessage(
+                "VFL-4133", f"a client has one key an epoch. Found another of client {offer.client}."
+            )
         self._offers[offer.client] = offer.offer
         if self.missing:
             return []

@@ -82,8 +82,9 @@ class KeyAgreement:
         private, self._private = self._private, None
         if private is None or len(offers) != len(self._parties) or offers[self._index] != self._offered:
             raise InvalidMessage(
+                "VFL-4141",
                 f"the keys of epoch {epoch} must be one of each of {len(self._parties)} clients, with the "
-                "one this client offered last. Found others: is the server honest?"
+                "one this client offered last. Found others: is the server honest?",
             )
         keys = [offer[:KEY_BYTES] for offer in offers]
         for party, (key, offer) in enumerate(zip(keys, offers, strict=True)):
@@ -107,7 +108,7 @@ class KeyAgreement:
             secret = private.exchange(X25519PublicKey.from_public_bytes(key))
         except ValueError as error:  # too short, or a point that would give away the secret
             raise InvalidMessage(
-                f"the key of {self._parties[other]} must be an X25519 public key."
+                "VFL-4142", f"the key of {self._parties[other]} must be an X25519 public key."
             ) from error
         pair = struct.pack("<II", *sorted((self._index, other)))
         return HKDF(SHA256(), 32, None, _joined(_DOMAIN, transcript, pair)).derive(secret)
@@ -140,8 +141,9 @@ class Masks:
         words = encode(scores, len(self._pairs))
         if number <= self._last.get(purpose, -1):
             raise InvalidMessage(
+                "VFL-4143",
                 f"masks are used once. Found {purpose} round {number} asked for after round "
-                f"{self._last[purpose]}: is the server honest?"
+                f"{self._last[purpose]}: is the server honest?",
             )
         self._last[purpose] = number
         what = struct.pack("<QII", number, *scores.shape)

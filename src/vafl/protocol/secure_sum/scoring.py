@@ -77,8 +77,9 @@ class MaskedScorer(Scorer):
     def receive(self, message: ClientMessage) -> list[ServerMessage]:
         if isinstance(message, Refresh):
             raise InvalidMessage(
+                "VFL-4151",
                 f"this model is asked under masks. Found a plain answer of client {message.client}: all "
-                "parties must agree on privacy.secure_sum."
+                "parties must agree on privacy.secure_sum.",
             )
         if isinstance(message, Offer | MaskedRefresh | Decline):
             return self._take_masked(message)
@@ -95,7 +96,7 @@ class MaskedScorer(Scorer):
     def _take_masked(self, message: Offer | MaskedRefresh | Decline) -> list[ServerMessage]:
         client = message.client
         if not 0 <= client < self.clients or client in self.absent:
-            raise InvalidMessage(f"client {client} has not joined.")
+            raise InvalidMessage("VFL-4152", f"client {client} has not joined.")
         self._check_sequence(client, message.sequence)
         replies: list[ServerMessage] = []
         if isinstance(message, Decline):
@@ -127,11 +128,13 @@ class MaskedScorer(Scorer):
         words = self._words.setdefault(answer.request, {})
         if client in words or not np.array_equal(answer.rows, inquiry.rows):
             raise InvalidMessage(
-                f"the answer to request {answer.request} must hold exactly its rows, and come once."
+                "VFL-4153",
+                f"the answer to request {answer.request} must hold exactly its rows, and come once.",
             )
         if answer.words.shape != (len(inquiry.rows), self._width):
             raise InvalidMessage(
-                f"words of client {client} must be {self._width} a row. Found {answer.words.shape}."
+                "VFL-4154",
+                f"words of client {client} must be {self._width} a row. Found {answer.words.shape}.",
             )
         words[client] = answer.words
         if len(words) == self.clients:
@@ -144,7 +147,7 @@ class MaskedScorer(Scorer):
     def _round(self, number: int) -> Inquiry | None:
         """What was asked; None if it is over: an answer to that is late, and no fault."""
         if number >= self._asked:
-            raise InvalidMessage(f"nobody was asked request {number}.")
+            raise InvalidMessage("VFL-4155", f"nobody was asked request {number}.")
         return self._rounds.get(number)
 
     def _close(self, inquiry: Inquiry) -> None:

@@ -149,8 +149,9 @@ class MaskedServer(Server):
             return self._take_masked_refresh(message)
         if isinstance(message, Upload | Refresh | Query):
             raise InvalidMessage(
+                "VFL-4161",
                 f"this run sums under masks. Found {type(message).__name__} of client {message.client}: all "
-                "parties must agree on privacy.secure_sum."
+                "parties must agree on privacy.secure_sum.",
             )
         return super()._take(message)
 
@@ -181,7 +182,9 @@ class MaskedServer(Server):
         self.epochs.require_keys(refresh.client)
         asked = self._find_asked(refresh.client, refresh.request)
         if asked is not None and not np.array_equal(asked.rows, refresh.rows):
-            raise InvalidMessage(f"the answer to request {asked.number} must hold exactly its rows.")
+            raise InvalidMessage(
+                "VFL-4162", f"the answer to request {asked.number} must hold exactly its rows."
+            )
         self._check_words(refresh)
         self._sequences[refresh.client] = refresh.sequence
         if asked is not None:
@@ -246,7 +249,7 @@ class MaskedServer(Server):
         """What was asked; None if that is over: others may have declined while this client answered."""
         asked = self._asked if self._asked is not None and self._asked.number == number else None
         if number >= self._sums_asked or (asked is not None and client in self._asked_words):
-            raise InvalidMessage(f"client {client} was not asked request {number}.")
+            raise InvalidMessage("VFL-4163", f"client {client} was not asked request {number}.")
         return asked
 
     def _step(self, group: Sequence[Turn]) -> list[ServerMessage]:

@@ -93,14 +93,15 @@ class AlignmentClient:
                     return await self._session(crew)
                 except Ended as ended:
                     if self._begun:
-                        raise RunError(f"the server ended the alignment: {ended}") from ended
-                    raise RemoteFault(f"the server refused {self._party}: {ended}") from ended
+                        raise RunError("VFL-6001", f"the server ended the alignment: {ended}") from ended
+                    raise RemoteFault("VFL-6002", f"the server refused {self._party}: {ended}") from ended
                 except grpc.aio.AioRpcError as raw:
                     error = _plain(raw)
                     if self._begun:
                         raise Stalled(
+                            "VFL-6003",
                             f"the connection to the server was lost: {error.details()}. Start every party "
-                            "again."
+                            "again.",
                         ) from error
                     self._reach.judge(error)
                 await self._reach.pause()
@@ -115,7 +116,7 @@ class AlignmentClient:
                     raise await status_of(call)
                 self._reach.heard = time.monotonic()
                 if content[:1] == pack(Kind.FAILED):
-                    raise Ended(printable(content[1:].decode("utf-8", "replace")))
+                    raise Ended("VFL-6004", printable(content[1:].decode("utf-8", "replace")))
                 if content == pack(Kind.BUSY):
                     line.excuse()
                     return pack(Kind.BEAT)
@@ -165,15 +166,19 @@ class AlignmentClient:
         facts = unpack_facts(body, **kinds, classes=list, own=int)
         rows, own = facts["rows"], facts["own"]
         if rows > theirs:
-            raise InvalidMessage(f"all rows are among the {SERVER}'s {theirs:,} ids. Found {rows:,} rows.")
+            raise InvalidMessage(
+                "VFL-6005", f"all rows are among the {SERVER}'s {theirs:,} ids. Found {rows:,} rows."
+            )
         if not 0 <= own <= len(order) or (self._terms.records == "common" and own != rows):
-            raise InvalidMessage(f"of {rows:,} rows, {own:,} cannot be those of {len(order):,} ids.")
+            raise InvalidMessage(
+                "VFL-6006", f"of {rows:,} rows, {own:,} cannot be those of {len(order):,} ids."
+            )
         content = bytearray()
         while len(content) < own * ROW:
             content += (await line.hear(Kind.ROWS))[1]
         places, numbers = unpack_rows(content)
         if len(places) != own or len(np.unique(places)) != own or (own and places.max() >= len(order)):
-            raise InvalidMessage("rows must be of places that this party sent, each once.")
+            raise InvalidMessage("VFL-6007", "rows must be of places that this party sent, each once.")
         by_number = np.argsort(numbers)
         ids = self._ids.gather(order[places[by_number]])
         try:
@@ -181,7 +186,7 @@ class AlignmentClient:
             told = {name: facts[name] for name in ("label", "with_local")}
             return Alignment(facts["token"], rows, names, ids, numbers[by_number], **told)
         except DataError as error:
-            raise InvalidMessage(str(error)) from error
+            raise InvalidMessage("VFL-6008", str(error)) from error
 
 
 def _plain(error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:

@@ -63,7 +63,9 @@ class Crew:
             while waiting:
                 yield await waiting.popleft()
         except BrokenExecutor as error:
-            raise RunError("a process that computed was killed. Is there too little memory?") from error
+            raise RunError(
+                "VFL-6011", "a process that computed was killed. Is there too little memory?"
+            ) from error
         finally:
             for each in waiting:
                 each.cancel()

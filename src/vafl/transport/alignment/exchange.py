@@ -132,7 +132,7 @@ def _items(kind: Kind, body: bytes, missing: int) -> int:
     count, expected = len(body) // ITEM[kind], min(missing, CHUNK)
     if count != expected:
         raise InvalidMessage(
-            f"{kind.name} of {expected:,} ids come next, no more and no fewer. Found {count:,}."
+            "VFL-6021", f"{kind.name} of {expected:,} ids come next, no more and no fewer. Found {count:,}."
         )
     return count
 

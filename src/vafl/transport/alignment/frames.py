@@ -64,15 +64,17 @@ def unpack(content: bytes) -> tuple[Kind, bytes]:
         InvalidMessage: it is none of ours.
     """
     if not content or content[0] >= len(Kind):
-        raise InvalidMessage(f"a message begins with its kind. Found {content[:1].hex() or 'nothing'}.")
+        raise InvalidMessage(
+            "VFL-6031", f"a message begins with its kind. Found {content[:1].hex() or 'nothing'}."
+        )
     kind, body = Kind(content[0]), content[1:]
     size, most = ITEM.get(kind), 1 if kind is Kind.SALT else CHUNK
     if size and (not body or len(body) % size or len(body) > size * most):
         raise InvalidMessage(
-            f"{kind.name} holds 1 to {most} items of {size} bytes. Found {len(body):,} bytes."
+            "VFL-6032", f"{kind.name} holds 1 to {most} items of {size} bytes. Found {len(body):,} bytes."
         )
     if not size and len(body) > _LARGEST.get(kind, 0):
-        raise InvalidMessage(f"{kind.name} is shorter than that. Found {len(body):,} bytes.")
+        raise InvalidMessage("VFL-6033", f"{kind.name} is shorter than that. Found {len(body):,} bytes.")
     return kind, body
 
 
@@ -86,16 +88,16 @@ def unpack_facts(body: bytes, **kinds: type) -> dict[str, Any]:
     try:
         facts = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise InvalidMessage("facts travel as JSON. Found something else.") from error
+        raise InvalidMessage("VFL-6034", "facts travel as JSON. Found something else.") from error
     if not isinstance(facts, dict) or {name: type(value) for name, value in facts.items()} != kinds:
-        raise InvalidMessage(f"facts needed: {', '.join(kinds)}. Found {facts!r:.200}.")
+        raise InvalidMessage("VFL-6035", f"facts needed: {', '.join(kinds)}. Found {facts!r:.200}.")
     return facts
 
 
 def checked_count(count: int) -> int:
     """How many ids the other party says it has."""
     if not 0 < count <= LARGEST_SET:
-        raise InvalidMessage(f"a party has 1 to {LARGEST_SET:,} ids. Found {count:,}.")
+        raise InvalidMessage("VFL-6036", f"a party has 1 to {LARGEST_SET:,} ids. Found {count:,}.")
     return count
 
 
@@ -112,7 +114,9 @@ def unpack_loosened(body: bytes, announced: int) -> int:
     """
     count = unpack_count(body)
     if count > announced:
-        raise InvalidMessage(f"{announced:,} ids cannot become more by loosening them. Found {count:,}.")
+        raise InvalidMessage(
+            "VFL-6037", f"{announced:,} ids cannot become more by loosening them. Found {count:,}."
+        )
     return count
 
 

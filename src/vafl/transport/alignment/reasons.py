@@ -20,8 +20,8 @@ _ELSEWHERE = (
 class Broken(InvalidMessage):
     """Somebody broke the protocol, and who."""
 
-    def __init__(self, other: str, fault: InvalidMessage) -> None:
-        super().__init__(f"{other} broke the protocol: {fault}")
+    def __init__(self, code: str, other: str, fault: InvalidMessage) -> None:
+        super().__init__(code, f"{other} broke the protocol: {fault.message}")
         self.other = other
 
 
@@ -32,8 +32,8 @@ class Unlike(DataError):
         words: what each client is told whom it is about.
     """
 
-    def __init__(self, words: Mapping[str, str]) -> None:
-        super().__init__(" ".join(dict.fromkeys(words.values())))
+    def __init__(self, code: str, words: Mapping[str, str]) -> None:
+        super().__init__(code, " ".join(dict.fromkeys(words.values())))
         self.words = words
 
 
@@ -43,7 +43,7 @@ def blaming(other: str) -> Iterator[None]:
     try:
         yield
     except InvalidMessage as fault:
-        raise Broken(other, fault) from fault
+        raise Broken("VFL-6041", other, fault) from fault
 
 
 def advice(party: str, exact: int, loosened: int) -> str:

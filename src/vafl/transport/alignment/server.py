@@ -166,16 +166,20 @@ class AlignmentServer:
         party = identify(context, self._credentials)
         if party not in self._terms.parties:
             known = ", ".join(self._terms.parties)
-            raise InvalidMessage(f'"{party}" is no client of this run. Its clients: {known}.')
+            raise InvalidMessage("VFL-6051", f'"{party}" is no client of this run. Its clients: {known}.')
         return party
 
     async def _agree(self, line: Line) -> int:
         """Checks what a client says first; gives how many ids it has."""
         terms, count = unpack_hello((await line.hear(Kind.HELLO))[1])
         if difference := self._terms.difference(terms):
-            raise InvalidMessage(f"the parties must agree on the alignment. Different: {difference}.")
+            raise InvalidMessage(
+                "VFL-6052", f"the parties must agree on the alignment. Different: {difference}."
+            )
         if self._begun or self._over.is_set():
-            raise InvalidMessage("the alignment has begun. Start every party again for another one.")
+            raise InvalidMessage(
+                "VFL-6053", "the alignment has begun. Start every party again for another one."
+            )
         return count
 
     def _lose(self, party: str, client: _Client) -> None:
@@ -186,7 +190,7 @@ class AlignmentServer:
             del self._clients[party]
             log.info("%s is gone", party)
         elif not self._kept and not self._failure.done():
-            self._failure.set_exception(Stalled(f"{party} went away. Start every party again."))
+            self._failure.set_exception(Stalled("VFL-6054", f"{party} went away. Start every party again."))
 
     # --- the alignment ---
 
@@ -217,8 +221,9 @@ class AlignmentServer:
             left, names = deadline - time.monotonic(), ", ".join(missing)
             if left <= 0:
                 raise Stalled(
+                    "VFL-6055",
                     f"every party must take part. Not here within {self._settings.patience:.0f} s "
-                    f"(network.patience): {names}. Start `vafl align` at every party."
+                    f"(network.patience): {names}. Start `vafl align` at every party.",
                 )
             if names != told or left <= again:
                 log.info("waiting for %s, %.0f s at most", names, left)
@@ -263,7 +268,7 @@ class AlignmentServer:
         _, again = await together(loose.compute(crew), self._exchange(crew, loose, sizes))
         advised = {party: advice(party, len(matches[party][0]), len(again[party][0])) for party in poor}
         if words := {party: text for party, text in advised.items() if text}:
-            raise Unlike(words)
+            raise Unlike("VFL-6056", words)
 
     async def _count(self, party: str) -> int:
         """How many ids a client has in the loosened form."""
@@ -281,7 +286,7 @@ class AlignmentServer:
                 'data.records = "common" needs records that every party has. There are none, though each '
                 'client has some of the server\'s. Leave out a party, or set data.records = "labelled".'
             )
-            raise Unlike(dict.fromkeys(self._terms.parties, text))
+            raise Unlike("VFL-6057", dict.fromkeys(self._terms.parties, text))
         numbers = number(count, chosen)
         order = chosen[np.argsort(numbers[chosen])]
         token = secrets.token_hex(16)

@@ -105,7 +105,7 @@ class Line:
         kind, body = unpack(content)
         if kind not in expected:
             names = " or ".join(each.name for each in expected)
-            raise InvalidMessage(f"{names} comes next. Found {kind.name}.")
+            raise InvalidMessage("VFL-6061", f"{names} comes next. Found {kind.name}.")
         return kind, body
 
     async def _next(self) -> bytes | Exception:
@@ -116,8 +116,9 @@ class Line:
                     return await self._inbox.get()
             log.info("waiting for %s, for %.0f s so far", self.other, time.monotonic() - begun)
         raise Stalled(
+            "VFL-6062",
             f"{self.other} has sent nothing but signs of life for {patience:.0f} s. network.patience sets "
-            "how long to wait."
+            "how long to wait.",
         )
 
     async def _take(self) -> None:
@@ -126,9 +127,9 @@ class Line:
             while isinstance(content := await _within(silence, self._read()), bytes):
                 if content != pack(Kind.BEAT):
                     await self._inbox.put(content)
-            await self._inbox.put(Stalled(f"{self.other} hung up before the alignment was done."))
+            await self._inbox.put(Stalled("VFL-6063", f"{self.other} hung up before the alignment was done."))
         except TimeoutError:
-            await self._inbox.put(Stalled(f"{self.other} has been silent for {silence:.0f} s."))
+            await self._inbox.put(Stalled("VFL-6064", f"{self.other} has been silent for {silence:.0f} s."))
         except (RunError, *_BROKEN) as error:
             await self._inbox.put(error)
 
@@ -145,7 +146,7 @@ class Line:
                 self._reader.cancel()
                 while not self._inbox.empty():  # whoever says may not be hearing: nothing must wait for room
                     self._inbox.get_nowait()
-                self._inbox.put_nowait(Stalled(f"{self.other} takes nothing any more."))
+                self._inbox.put_nowait(Stalled("VFL-6065", f"{self.other} takes nothing any more."))
             except _BROKEN:
                 broken = True
             finally:

@@ -214,7 +214,9 @@ class FederationClient:
             message = self._codec.from_server(frame, self.client.index)
             if isinstance(message, Stop):
                 if message.failed:
-                    raise RunError(f"the server ended the run without a result: {printable(message.reason)}.")
+                    raise RunError(
+                        "VFL-6091", f"the server ended the run without a result: {printable(message.reason)}."
+                    )
                 self._worker.tell(session.end, printable(message.reason))
                 return
             if self._pace is not None and isinstance(message, Request):
@@ -240,14 +242,18 @@ class FederationClient:
             InvalidMessage: the server broke a rule; the client has not heard of it.
         """
         if isinstance(message, Refused):
-            raise RemoteFault(f"the server refused a message of {self.party}: {printable(message.reason)}")
+            raise RemoteFault(
+                "VFL-6092", f"the server refused a message of {self.party}: {printable(message.reason)}"
+            )
         if isinstance(message, (Welcome, Gradient, Skipped)):
             self._check_counts(message.iteration, message.activations)
         if isinstance(message, (Gradient, Skipped)):
             self._skips = self._skips + 1 if isinstance(message, Skipped) else 0
         elif isinstance(message, Welcome):
             if session.welcome:
-                raise InvalidMessage("a stream has one welcome. Found another one from the server.")
+                raise InvalidMessage(
+                    "VFL-6093", "a stream has one welcome. Found another one from the server."
+                )
             session.welcome = self.welcomed = True
             self.durable = message.durable
             log.info("%s joined the run at %s", self.party, self._settings.address)
@@ -285,9 +291,10 @@ class FederationClient:
         except Diverged as error:
             if fault := self.client.server_fault:
                 raise RemoteFault(
+                    "VFL-6094",
                     f"the server at {self._settings.address} sent {fault}. The model of {self.party} is not "
                     "finite any more; its last good checkpoint is kept. Talk to the operator of the server "
-                    "before you go on with --resume."
+                    "before you go on with --resume.",
                 ) from error
             raise
         if (fault := self.client.server_fault) != self._server_fault:
@@ -301,9 +308,10 @@ class FederationClient:
         count = len(activations)
         if count != self._terms.clients or iteration < 0 or max(iteration, *activations) > LARGEST_COUNT:
             raise InvalidMessage(
+                "VFL-6095",
                 f"the server must count its steps and the uploads of {self._terms.clients} clients, each "
                 f"from 0 to {LARGEST_COUNT}. Found {iteration} and {count}, {max(activations, default=0)} at "
-                "most."
+                "most.",
             )
 
     def _turn(self, session: Session, said: list[ClientMessage], awake: bool) -> None:

@@ -153,10 +153,11 @@ def require_free(address: str) -> None:
 
 def _taken(address: str, why: str) -> ConfigError:
     return ConfigError(
+        "VFL-6101",
         "the server must be able to listen on network.address: an address of this machine, a port that is "
         f'free. Found "{address}": {why}. End what listens there, name another port, or, where clients reach '
         "this machine by an address that is not its own (NAT), give the server alone "
-        f"--set network.address=0.0.0.0:{address.rpartition(':')[2]}."
+        f"--set network.address=0.0.0.0:{address.rpartition(':')[2]}.",
     )
 
 
@@ -181,11 +182,13 @@ def identify(context: ServerStream, credentials: Credentials | None) -> str:
     party = claimed if credentials is None else party_of(context.auth_context())
     if party == LOCAL_CLIENT:
         raise Unauthenticated(
+            "VFL-6102",
             f'"{LOCAL_CLIENT}" is the client inside the server\'s process. Found a peer with that name. '
-            "Start clients under the names in data.parties."
+            "Start clients under the names in data.parties.",
         )
     if claimed not in ("", party):
         raise Unauthenticated(
-            f'a party must show its own certificate. Found that of "{party}", shown by "{claimed}".'
+            "VFL-6103",
+            f'a party must show its own certificate. Found that of "{party}", shown by "{claimed}".',
         )
     return party

@@ -55,11 +55,12 @@ class Reach:
         """Raises unless it makes sense to try again."""
         details = printable(error.details() or "")
         if error.code() in _FATAL:
-            raise RemoteFault(f"the server refused {self._party}: {details}") from error
+            raise RemoteFault("VFL-6111", f"the server refused {self._party}: {details}") from error
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:  # as it would be again
             raise RemoteFault(
+                "VFL-6112",
                 "messages must fit into network.largest_message of whoever reads them. Found: "
-                f"{details}. Set it alike at every party."
+                f"{details}. Set it alike at every party.",
             ) from error
         fault, closed = refusal(details), closed_early(details)
         self._closings = self._closings + 1 if closed and not self.welcomed else 0
@@ -68,9 +69,10 @@ class Reach:
         silent = time.monotonic() - self.heard
         if silent > self._settings.patience:
             raise Stalled(
+                "VFL-6113",
                 f"{self._settings.address} could not be reached for {silent:.0f} s: {details}. "
                 "Is the server running, and do the certificates belong to one authority? "
-                "network.patience sets how long to try."
+                "network.patience sets how long to try.",
             ) from error
 
     async def pause(self) -> None:

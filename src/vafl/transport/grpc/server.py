@@ -324,15 +324,17 @@ class FederationServer(Generic[Served]):
             named = identify(context, self._credentials)
             if named not in self.parties:
                 raise InvalidMessage(
-                    f'"{named}" is no client of this run. Its clients: {", ".join(self.parties)}.'
+                    "VFL-6121", f'"{named}" is no client of this run. Its clients: {", ".join(self.parties)}.'
                 )
             party = named
             terms = Terms.from_bytes(await asyncio.wait_for(next_message(context), self._settings.heartbeat))
             if difference := self._terms.difference(terms):
-                raise InvalidMessage(f"the parties must agree on the run's terms. Different: {difference}.")
+                raise InvalidMessage(
+                    "VFL-6122", f"the parties must agree on the run's terms. Different: {difference}."
+                )
             instance, takes_over = arrival(context)
             if instance in self._replaced:
-                raise InvalidMessage(self._replaced_reason)
+                raise InvalidMessage("VFL-6123", self._replaced_reason)
             if not takes_over and not self._over.is_set():
                 self._require_free_place(party, instance)
         except RemoteFault as fault:
@@ -350,7 +352,8 @@ class FederationServer(Generic[Served]):
             return
         found = "another process that is connected" if here else "uploads of an earlier process"
         raise InvalidMessage(
-            f"a party is one process at a time. Found {found} in the place of {party}. {self._taken_remedy}"
+            "VFL-6124",
+            f"a party is one process at a time. Found {found} in the place of {party}. {self._taken_remedy}",
         )
 
     async def _read(self, connection: Connection, context: ServerStream) -> None:
@@ -482,7 +485,7 @@ class FederationServer(Generic[Served]):
                 self._check_rate(connection)
             message = self._codec.from_client(frame, client)
             if isinstance(message, Join) is connection.joined:
-                raise InvalidMessage("a stream's first message is a join, and no other is.")
+                raise InvalidMessage("VFL-6125", "a stream's first message is a join, and no other is.")
             if isinstance(message, (Upload, Refresh)):
                 self._check_size(client, message.embeddings)
             replies = self.server.receive(message)
@@ -500,7 +503,9 @@ class FederationServer(Generic[Served]):
     def _check_rate(self, connection: Connection) -> None:
         if not self._allowances[connection.client].take():
             limit = self._settings.messages_per_second
-            raise InvalidMessage(f"at most {limit:g} messages a second. Found more from {connection.party}.")
+            raise InvalidMessage(
+                "VFL-6126", f"at most {limit:g} messages a second. Found more from {connection.party}."
+            )
 
     def _check_size(self, client: int, embeddings: Matrix) -> None:
         """Raise InvalidMessage if embeddings are beyond the limit: the one set, or the run's own."""
@@ -511,7 +516,9 @@ class FederationServer(Generic[Served]):
             with np.errstate(over="ignore"):
                 largest = float(np.linalg.norm(embeddings, axis=1).max())
             if largest > limit:
-                raise InvalidMessage(f"an embedding's norm must be at most {limit:g}. Found {largest:g}.")
+                raise InvalidMessage(
+                    "VFL-6127", f"an embedding's norm must be at most {limit:g}. Found {largest:g}."
+                )
 
     def _report_alarm(self, party: str, alarm: Alarm) -> None:
         """Log an alarm that goes on. Refusals and deadlines have log lines of their own."""

@@ -55,21 +55,24 @@ class Terms:
     def from_bytes(cls, content: bytes) -> "Terms":
         """Raises InvalidMessage for anything but terms."""
         if len(content) > LARGEST_TERMS:
-            raise InvalidMessage(f"terms have at most {LARGEST_TERMS} bytes. Found {len(content):,}.")
+            raise InvalidMessage(
+                "VFL-6131", f"terms have at most {LARGEST_TERMS} bytes. Found {len(content):,}."
+            )
         try:
             values = json.loads(content)
             terms = cls(**values)
         except (ValueError, TypeError, RecursionError) as error:
             raise InvalidMessage(
+                "VFL-6132",
                 f"a stream begins with the run's terms, as protocol {PROTOCOL} has them. Found something "
-                "else. Use the same version of vafl at every party."
+                "else. Use the same version of vafl at every party.",
             ) from error
         for name, hint in get_type_hints(cls).items():
             kind = get_origin(hint) or hint
             if type(getattr(terms, name)) is not kind:
-                raise InvalidMessage(f"{name} in the terms must be {kind.__name__}.")
+                raise InvalidMessage("VFL-6133", f"{name} in the terms must be {kind.__name__}.")
         if not all(type(value) is str for value in terms.settings.values()):
-            raise InvalidMessage("settings in the terms must be text.")
+            raise InvalidMessage("VFL-6134", "settings in the terms must be text.")
         return terms
 
     def entries(self) -> dict[str, str]:

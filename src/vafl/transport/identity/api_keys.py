@@ -56,7 +56,9 @@ class ApiKey:
         except ValueError:
             size = 0
         if size != _BYTES:
-            raise ConfigError(f"a key's digest must be {2 * _BYTES} hex digits. Found {self.digest!r}.")
+            raise ConfigError(
+                "VFL-6141", f"a key's digest must be {2 * _BYTES} hex digits. Found {self.digest!r}."
+            )
 
 
 def read_keys(path: Path) -> dict[str, ApiKey]:
@@ -70,7 +72,7 @@ def read_keys(path: Path) -> dict[str, ApiKey]:
         document = tomllib.loads(content.decode())
         return {_check_name(name): make(ApiKey, entry, name) for name, entry in document.items()}
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f'"{path}" must be a file of API keys. {error} {_REMEDY}') from error
+        raise ConfigError("VFL-6142", f'"{path}" must be a file of API keys. {error} {_REMEDY}') from error
 
 
 def add_key(path: Path, name: str) -> str:
@@ -79,8 +81,9 @@ def add_key(path: Path, name: str) -> str:
     keys = read_keys(path) if path.exists() else {}
     if name in keys:
         raise ConfigError(
+            "VFL-6143",
             f'a name stands for one key. "{path}" has a key "{name}" already. Choose another name, or remove '
-            f"that key first: vafl keys remove {path} {name}"
+            f"that key first: vafl keys remove {path} {name}",
         )
     key = _PREFIX + secrets.token_urlsafe(_BYTES)
     _write(path, {**keys, name: ApiKey(_digest(key).hex(), f"{datetime.now(UTC):%Y-%m-%d}")})
@@ -91,7 +94,7 @@ def remove_key(path: Path, name: str) -> None:
     """Remove a key; a running server refuses it within a second."""
     keys = read_keys(path)
     if name not in keys:
-        raise ConfigError(f'"{path}" has no key "{name}". Its keys: {", ".join(keys) or "none"}.')
+        raise ConfigError("VFL-6144", f'"{path}" has no key "{name}". Its keys: {", ".join(keys) or "none"}.')
     del keys[name]
     _write(path, keys)
 
@@ -108,7 +111,7 @@ class Callers:
         self._stamp = self._look()
         self._digests = self._load()
         if not self._digests:
-            raise ConfigError(f'"{path}" must have at least one key. Found none. {_REMEDY}')
+            raise ConfigError("VFL-6145", f'"{path}" must have at least one key. Found none. {_REMEDY}')
         self._looked = time.monotonic()
 
     def name_of(self, key: str) -> str | None:
@@ -154,8 +157,9 @@ def _digest(key: str) -> bytes:
 def _check_name(name: str) -> str:
     if not PARTY.fullmatch(name):
         raise ConfigError(
+            "VFL-6146",
             "a key's name must be 1 to 63 letters, digits, '.', '_' or '-', a letter or digit first. "
-            f"Found {name!r}. Choose another name."
+            f"Found {name!r}. Choose another name.",
         )
     return name
 

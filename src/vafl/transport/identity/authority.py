@@ -102,9 +102,10 @@ def _checked_days(days: int, authority: x509.Certificate) -> int:
     left = (authority.not_valid_after_utc - datetime.now(UTC)).days
     if not 1 <= days <= left:
         raise ConfigError(
+            "VFL-6151",
             "a certificate must hold for 1 day or more and end before its authority does "
             f"({authority.not_valid_after_utc:%Y-%m-%d}, {left} days left). Found {days} days. Choose "
-            "fewer, or make a new authority in another folder."
+            "fewer, or make a new authority in another folder.",
         )
     return days
 
@@ -147,8 +148,9 @@ def _alternative_names(party: str, hosts: Sequence[str]) -> list[x509.GeneralNam
         return [party_uri(party), *dict.fromkeys(map(host_name, [SERVER_NAME, *hosts]))]
     if hosts:
         raise ConfigError(
+            "VFL-6152",
             f"only the server is dialled and has host names. Found {', '.join(hosts)} for {party}. "
-            "Leave them out."
+            "Leave them out.",
         )
     return [party_uri(party)]
 
@@ -161,6 +163,7 @@ def host_name(name: str) -> x509.GeneralName:
         pass
     if not _HOST.fullmatch(name.lower()):
         raise ConfigError(
-            f"a host must be a DNS name or an IP address, without port. Found {name!r}. Correct it."
+            "VFL-6153",
+            f"a host must be a DNS name or an IP address, without port. Found {name!r}. Correct it.",
         )
     return x509.DNSName(name.lower())

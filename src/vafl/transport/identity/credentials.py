@@ -66,8 +66,9 @@ class Credentials:
         """To listen with: every client must show a certificate of this authority."""
         if self.party != SERVER:
             raise ConfigError(
+                "VFL-6161",
                 f'only the party "{SERVER}" may serve. Found the credentials of "{self.party}". '
-                "Start the server with its own files."
+                "Start the server with its own files.",
             )
         pairs = [(self.key, self.certificate)]
         return grpc.ssl_server_credentials(pairs, self.authority, require_client_auth=True)
@@ -76,8 +77,9 @@ class Credentials:
         """To dial with, together with `channel_options`."""
         if self.party == SERVER:
             raise ConfigError(
+                "VFL-6162",
                 f'the party "{SERVER}" dials nobody: its certificate is good for serving only. '
-                "Start the client with its own files."
+                "Start the client with its own files.",
             )
         return grpc.ssl_channel_credentials(self.authority, self.key, self.certificate)
 
@@ -95,6 +97,7 @@ def check_name(certificate: x509.Certificate, party: str, path: Path | str) -> N
         found = []
     if found != [party_uri(party).value]:
         raise ConfigError(
+            "VFL-6163",
             f'"{path}" must name the party as {party_uri(party).value}, and no other. Found '
-            f"{', '.join(found) or 'no name'}. Use the files made for this party, under the names they had."
+            f"{', '.join(found) or 'no name'}. Use the files made for this party, under the names they had.",
         )

@@ -24,7 +24,8 @@ def make_private_folder(path: Path) -> None:
     except OSError as error:
         if not path.is_dir():
             raise ConfigError(
-                f'"{path}" must be a folder that can be made. Found: {error.strerror}. Name another.'
+                "VFL-6171",
+                f'"{path}" must be a folder that can be made. Found: {error.strerror}. Name another.',
             ) from None
         _require_private_folder(path)
 
@@ -33,8 +34,9 @@ def _require_private_folder(path: Path) -> None:
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & _OTHERS:
         raise ConfigError(
+            "VFL-6172",
             f'"{path}" must be its owner\'s alone (mode 0700), for private keys go there. '
-            f"Found mode {mode:04o}. Run: chmod 700 {path}, or name a folder that does not exist yet."
+            f"Found mode {mode:04o}. Run: chmod 700 {path}, or name a folder that does not exist yet.",
         )
 
 
@@ -47,8 +49,9 @@ def refuse_taken(paths: Iterable[Path]) -> None:
 
 def _taken(path: Path) -> ConfigError:
     return ConfigError(
+        "VFL-6173",
         f'"{path}" exists and is left as it is. Say so if it is to be replaced (--overwrite), or name '
-        "another folder."
+        "another folder.",
     )
 
 
@@ -69,7 +72,8 @@ def write(path: Path, content: bytes, mode: int, *, overwrite: bool = False) -> 
         raise _taken(path) from None
     except OSError as error:
         raise ConfigError(
-            f'"{path}" must be a file that can be written. Found: {error.strerror}. Name another folder.'
+            "VFL-6174",
+            f'"{path}" must be a file that can be written. Found: {error.strerror}. Name another folder.',
         ) from None
     finally:
         temporary.unlink(missing_ok=True)
@@ -98,11 +102,12 @@ def read(path: Path, *, private: bool = False, remedy: str = _REMEDY) -> bytes:
             content = file.read()
     except OSError as error:
         raise ConfigError(
-            f'"{path}" must be a file this user can read. Found: {error.strerror}. {remedy}'
+            "VFL-6175", f'"{path}" must be a file this user can read. Found: {error.strerror}. {remedy}'
         ) from None
     if private and mode & _OTHERS:
         raise ConfigError(
+            "VFL-6176",
             f'"{path}" must be readable by its owner only. Found mode {mode:04o}. Run: chmod 600 {path}; if '
-            "others may have read it, replace it by a new one (`vafl certs --overwrite`, `vafl keys`)."
+            "others may have read it, replace it by a new one (`vafl certs --overwrite`, `vafl keys`).",
         )
     return content

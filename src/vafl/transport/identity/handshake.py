@@ -49,12 +49,13 @@ def refusal(details: str) -> Unauthenticated | None:
     """What a failed call's `details()` say about certificates, or None if it failed for another reason."""
     for sign, meaning in _MEANINGS:
         if sign in details:
-            return Unauthenticated(meaning)
+            return Unauthenticated("VFL-6181", meaning)
     if closed_early(details):
         return Unauthenticated(
+            "VFL-6182",
             "the server must accept this party's certificate. Found that it closed the connection before "
             "the first message. Its log says why: no certificate, one of another authority, or one out of "
-            "date by its clock."
+            "date by its clock.",
         )
     return None
 

@@ -39,7 +39,9 @@ class Https:
         try:
             own = x509.load_pem_x509_certificates(content)[0]
         except (ValueError, IndexError) as error:
-            raise ConfigError(f'"{certificate}" must be a certificate in PEM form. {error}.') from error
+            raise ConfigError(
+                "VFL-6191", f'"{certificate}" must be a certificate in PEM form. {error}.'
+            ) from error
         pem.check_dates(own, certificate, datetime.now(UTC))
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -48,8 +50,9 @@ class Https:
             context.load_cert_chain(certificate, key, password=_refuse_password)
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             raise ConfigError(
+                "VFL-6192",
                 f'"{key}" must be the private key of "{certificate}", in PEM form and without a password. '
-                f"Found: {error}. Give the two files that were made together."
+                f"Found: {error}. Give the two files that were made together.",
             ) from error
         return cls(context, _names(own))
 

@@ -32,7 +32,9 @@ class CertificateWitness:
     def __init__(self, credentials: Credentials) -> None:
         key = load_pem_private_key(credentials.key, password=None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise ConfigError(f"a party's key must be an elliptic-curve one. Found {type(key).__name__}.")
+            raise ConfigError(
+                "VFL-6201", f"a party's key must be an elliptic-curve one. Found {type(key).__name__}."
+            )
         self._key = key
         self._authority = x509.load_pem_x509_certificate(credentials.authority)
         own = x509.load_pem_x509_certificate(credentials.certificate)
@@ -61,7 +63,8 @@ class CertificateWitness:
             key.verify(signature, _CONTEXT + statement, ec.ECDSA(SHA256()))
         except (ValueError, TypeError, struct.error, InvalidSignature) as error:
             raise Unauthenticated(
+                "VFL-6202",
                 f"what the server relays of {party} must be signed by {party}. Found that it is not "
                 f"({error or 'the signature is not of this statement'}). The server may be reading along: do "
-                "not go on before it is known why."
+                "not go on before it is known why.",
             ) from error

@@ -24,9 +24,10 @@ def require_loopback(address: str) -> None:
     if address.startswith("unix:") or is_loopback(address):
         return
     raise ConfigError(
+        "VFL-6211",
         "without certificates the parties must be on one machine: a loopback address (127.0.0.0/8, ::1, "
         f"localhost) or unix:PATH, for anyone on the way could read and change the traffic. "
-        f"Found {address!r}. Use certificates (`vafl certs`) or a loopback address."
+        f"Found {address!r}. Use certificates (`vafl certs`) or a loopback address.",
     )
 
 
@@ -46,7 +47,7 @@ class HttpAddress(NamedTuple):
         """Read what --http says, HOST:PORT."""
         host, _, port = option.rpartition(":")
         if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > _LARGEST_PORT:
-            raise ConfigError(f'--http must be host:port. Found "{option}".')
+            raise ConfigError("VFL-6212", f'--http must be host:port. Found "{option}".')
         return cls(host.strip("[]"), int(port))
 
     def __str__(self) -> str:

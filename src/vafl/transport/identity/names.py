@@ -30,17 +30,19 @@ def party_of(auth_context: Mapping[str, Iterable[bytes]]) -> str:
     security = _texts(auth_context, "transport_security_type")
     if security != ["ssl"]:
         raise Unauthenticated(
+            "VFL-6221",
             "a peer must show its certificate (mutual TLS). "
             f"Found a connection with security {', '.join(security) or 'unknown'}. "
-            "Connect with the files that `vafl certs` made for the party."
+            "Connect with the files that `vafl certs` made for the party.",
         )
     # "peer_uri" holds URIs only; "x509_subject_alternative_name" would mix in host names.
     uris = _texts(auth_context, "peer_uri")
     name = uris[0].removeprefix(_URI) if len(uris) == 1 and uris[0].startswith(_URI) else ""
     if not PARTY.fullmatch(name):
         raise Unauthenticated(
+            "VFL-6222",
             f"a peer's certificate must name one party, as the URI {_URI}NAME. "
-            f"Found {', '.join(map(repr, uris)) or 'no URI'}. Issue its certificate with `vafl certs`."
+            f"Found {', '.join(map(repr, uris)) or 'no URI'}. Issue its certificate with `vafl certs`.",
         )
     return name
 

@@ -38,7 +38,8 @@ def read_certificate(path: Path) -> x509.Certificate:
         found = []
     if len(found) != 1:
         raise ConfigError(
-            f'"{path}" must hold one certificate in PEM form. Found {len(found) or "none"}. {_REMEDY}'
+            "VFL-6231",
+            f'"{path}" must hold one certificate in PEM form. Found {len(found) or "none"}. {_REMEDY}',
         )
     return found[0]
 
@@ -52,8 +53,9 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(
+            "VFL-6232",
             f'"{path}" must hold an elliptic-curve private key in PEM form, without a password. '
-            f"Found {type(key).__name__ if key else 'something else'}. {_REMEDY}"
+            f"Found {type(key).__name__ if key else 'something else'}. {_REMEDY}",
         )
     return key
 
@@ -62,7 +64,8 @@ def check_pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey, p
     """The key at `path` must be the one the certificate speaks of."""
     if certificate.public_key() != key.public_key():
         raise ConfigError(
-            f'"{path}" must be the key of the certificate beside it. Found the key of another. {_REMEDY}'
+            "VFL-6233",
+            f'"{path}" must be the key of the certificate beside it. Found the key of another. {_REMEDY}',
         )
 
 
@@ -72,9 +75,10 @@ def check_issuer(certificate: x509.Certificate, authority: x509.Certificate, pat
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
         raise ConfigError(
+            "VFL-6234",
             f'"{path}" must be signed by the authority in the ca.pem beside it. Found one issued by '
             f'"{certificate.issuer.rfc4514_string()}" and the authority '
-            f'"{authority.subject.rfc4514_string()}". {_REMEDY}'
+            f'"{authority.subject.rfc4514_string()}". {_REMEDY}',
         ) from None
 
 
@@ -86,8 +90,9 @@ def check_authority(certificate: x509.Certificate, path: Path) -> None:
         may_sign = False
     if not may_sign:
         raise ConfigError(
+            "VFL-6235",
             f'"{path}" must be an authority\'s certificate. Found '
-            f'"{certificate.subject.rfc4514_string()}", which may sign nothing. {_REMEDY}'
+            f'"{certificate.subject.rfc4514_string()}", which may sign nothing. {_REMEDY}',
         )
 
 
@@ -98,7 +103,8 @@ def check_dates(certificate: x509.Certificate, path: Path | str, now: datetime) 
         return
     state = "expired" if now > end else "not valid yet"
     raise ConfigError(
+        "VFL-6236",
         f'"{path}" must be in date. Found it {state}: it holds from {begin:%Y-%m-%d %H:%M} to '
         f"{end:%Y-%m-%d %H:%M} UTC and this machine's clock says {now:%Y-%m-%d %H:%M} UTC. "
-        "Set the clock if it is wrong, or have a new one issued with `vafl certs --overwrite`."
+        "Set the clock if it is wrong, or have a new one issued with `vafl certs --overwrite`.",
     )

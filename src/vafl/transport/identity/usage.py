@@ -26,6 +26,7 @@ def check_usage(certificate: x509.Certificate, party: str, path: Path | str) -> 
     if found != [expected]:
         words = ", ".join(_WORDS.get(usage, usage.dotted_string) for usage in found)
         raise ConfigError(
+            "VFL-6241",
             f'"{path}" must be for {_WORDS[expected]} only, being the certificate of "{party}". '
-            f"Found one for {words or 'any use'}. Have it issued with `vafl certs`."
+            f"Found one for {words or 'any use'}. Have it issued with `vafl certs`.",
         )
