@@ -22,13 +22,13 @@ PACKAGES = {
 }
 _INTRO = """# Errors
 
-Every error has a stable code, such as `VFL-1203`. The message names the rule that was broken, the value that was
-found, and the remedy. Programs can match the code: it is the start of the message, and `error.code` in Python.
-`{...}` stands for a value.
+Every error has a stable code, such as `VFL-1203`. The message names the rule that was broken, the value
+that was found, and the remedy. Programs can match the code: the message starts with it, and in Python it is
+`error.code`. In the tables, `{...}` stands for a value.
 
-A command that fails ends with the exit code of its error: 2 for settings, 3 for data, 4 for a run that cannot go on,
-5 for run folders and ledgers, 6 for an audit that found a leak, 7 for another party's fault, 8 for a file that cannot
-be read or written.
+A command that fails ends with the exit code of its error: 2 for settings, 3 for data, 4 for a run that cannot
+go on, 5 for run folders and ledgers, 6 for an audit that found a leak, 7 for another party's fault, 8 for a
+file that cannot be read or written.
 
 This page is made from the code (`python -m tests.errors_page`), and a test keeps it so.
 """
@@ -66,7 +66,8 @@ def errors_page():
             for each in raised()
             if each.code.startswith(f"VFL-{digit}")
         ]
-        parts.append(f"## {title}\n\n| code | exit code | message |\n|---|---|---|\n" + "\n".join(rows) + "\n")
+        head = f"## {title}\n\n| code | exit code | message |\n|---|---|---|\n"
+        parts.append(head + "\n".join(rows) + "\n")
     return "\n".join(parts)
 
 

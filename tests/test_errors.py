@@ -1,3 +1,5 @@
+import pickle
+
 import pytest
 
 from tests.errors_page import ROOT, errors_page, raised
@@ -23,8 +25,10 @@ def test_every_error_has_its_place_and_its_exit_code(kind, code, also):
     assert issubclass(kind, also)
     assert kind.exit_code == code
     assert f"{kind.__name__} " in errors.__doc__
-    with pytest.raises(errors.VaflError, match=r"because"):
-        raise kind("because")
+    with pytest.raises(errors.VaflError, match=r"^VFL-0001: because$") as caught:
+        raise kind("VFL-0001", "because")
+    assert (caught.value.code, caught.value.message) == ("VFL-0001", "because")
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
 def test_the_tree_leaves_none_out():
