@@ -40,6 +40,7 @@ from vafl.transport.grpc.server import FederationServer
 log = logging.getLogger("vafl.server")
 
 _SILENCE = 15.0  # seconds without an update before the server says what it waits for
+_TESTED_ROWS = 32_768  # asked for at a time
 _JUDGED_ROWS, _JUDGED_CLIENTS = 2000, 8  # at one evaluation: it must stay cheap beside the evaluation itself
 
 
@@ -177,7 +178,10 @@ class Conductor:
         if best is not None and self._testing:
             best.restore()
         self._answered = None
-        self._to_ask = in_parts(self.tests if self._testing else self.held_out, self.most_rows)
+        # The models no longer change, so many small answers give what one large answer would, and a client
+        # needs less memory. An evaluation during the training is of as few moments as possible.
+        size = min(self.most_rows, _TESTED_ROWS) if self._testing else self.most_rows
+        self._to_ask = in_parts(self.tests if self._testing else self.held_out, size)
         if server.may_poll:
             return self._ask_next(federation)
         self._answered = set()
