@@ -40,6 +40,10 @@ class VaflError(Exception):
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"
 
+    def __format__(self, spec: str) -> str:
+        """Return the text without the code: f"...: {error}" makes an error with its own code."""
+        return format(self.message, spec)
+
 
 class ConfigError(VaflError, ValueError):
     """A setting is unknown, missing or out of range."""

@@ -89,7 +89,7 @@ def test_a_run_without_privacy_claims_nothing():
 
 
 def test_a_centralised_run_has_nobody_to_attack():
-    with pytest.raises(ConfigError, match="attacks a federation"):
+    with pytest.raises(ConfigError, match="VFL-8801"):
         Eavesdropper(build(from_document({"rule": {"name": "centralised"}})))
 
 

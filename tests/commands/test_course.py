@@ -81,5 +81,5 @@ def test_evaluations_by_the_clock():
 
 
 def test_a_centralised_run_uploads_nothing():
-    with pytest.raises(ConfigError, match="uploads nothing"):
+    with pytest.raises(ConfigError, match="VFL-9041"):
         courses_of(plan(rule={"name": "centralised"}))

@@ -19,7 +19,7 @@ def test_two_columns_of_one_name_are_refused_since_one_may_be_the_label(tmp_path
         lambda: header_of(path),
         lambda: Table("bank", TableSettings(str(path), "b", separator=";")),
     ):
-        with pytest.raises(DataError, match='Found "y" more than once'):
+        with pytest.raises(DataError, match=r"VFL-2093.*y"):
             opened()
     path.write_text("y,y_duplicated_0\n1,2\n")  # as polars may have written it
     assert header_of(path) == (",", ["y", "y_duplicated_0"])
@@ -28,14 +28,14 @@ def test_two_columns_of_one_name_are_refused_since_one_may_be_the_label(tmp_path
 def test_what_is_no_csv_is_told_in_words_of_the_user_s(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("a,b\n1,2\n1,2,3\n")
-    with pytest.raises(DataError, match="the same fields in every line") as ragged:
+    with pytest.raises(DataError, match="VFL-2284") as ragged:
         list(Table("bank", TableSettings(str(path), "")).all_batches(["a", "b"]))
     assert "truncate_ragged_lines" not in str(ragged.value)
     path.write_bytes("größe,b\n1,2\n".encode("utf-16"))
-    with pytest.raises(DataError, match="iconv -f UTF-16 -t UTF-8"):
+    with pytest.raises(DataError, match=r"VFL-2092.*UTF\-16"):
         header_of(path)
     path.write_text("")
-    with pytest.raises(DataError, match="must be a CSV in UTF-8 with a header line"):
+    with pytest.raises(DataError, match="VFL-2091"):
         header_of(path)
     pl.DataFrame({"a": [1]}).write_parquet(path)
     assert header_of(path) == (",", ["a"])

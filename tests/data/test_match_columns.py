@@ -18,15 +18,15 @@ def test_a_pattern_means_what_it_matches():
 
 
 def test_a_party_without_columns_is_refused():
-    with pytest.raises(DataError, match=r"^partition\.groups\.b: a party needs at least one column"):
+    with pytest.raises(DataError, match=r"VFL-2081.*partition\.groups\.b"):
         match_columns(["age"], {"a": ("age",), "b": ()})
 
 
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        ({"bank": ("agee",)}, r'^parties\.bank: no column matches "agee". Did you mean "age"\?'),
-        ({"bank": ("age",), "shop": ("a*",)}, r"^parties: a column belongs to one party"),
+        ({"bank": ("agee",)}, r'VFL-2084.*parties\.bank.*agee.* Did you mean "age"\?'),
+        ({"bank": ("age",), "shop": ("a*",)}, r"VFL-2082.*parties"),
     ],
 )
 def test_errors_call_the_setting_what_the_user_calls_it(groups, message):

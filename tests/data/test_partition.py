@@ -69,11 +69,11 @@ def test_a_name_with_brackets_means_itself():
     [
         (
             {"bank": ("pay_*",), "shop": ("pay_2",)},
-            r'"pay_2" is claimed by both "bank" and "shop". Take it out',
+            r"VFL-2082.*pay_2.*bank.*shop",
         ),
-        ({"bank": ("limits",)}, r'partition.groups.bank: no column matches "limits". Did you mean "limit"?'),
-        ({"bank": ("age",), "shop": ()}, r"partition.groups.shop.* at least one column. Found none"),
-        ({"bank": ("zzz",)}, r'no column matches "zzz". Columns: age, pay_1, pay_2, limit'),
+        ({"bank": ("limits",)}, r'VFL-2084.*partition\.groups\.bank.*limits.* Did you mean "limit"\?'),
+        ({"bank": ("age",), "shop": ()}, r"VFL-2081.*partition\.groups\.shop"),
+        ({"bank": ("zzz",)}, r"VFL-2084.*zzz"),
     ],
 )
 def test_groups_that_cannot_be_are_refused(groups, said):
@@ -82,9 +82,7 @@ def test_groups_that_cannot_be_are_refused(groups, said):
 
 
 def test_groups_need_named_columns():
-    with pytest.raises(
-        ConfigError, match=r"needs a table with named columns. Found images.*Use partition.clients"
-    ):
+    with pytest.raises(ConfigError, match=r"VFL-2233.*images"):
         share_out(images(), PartitionSettings(groups={"a": ("x",)}))
 
 
@@ -118,21 +116,19 @@ def test_series_keep_their_steps_and_are_scaled_over_them():
     assert torch.allclose(named.parties[0].features[named.train].std((0, 1), correction=0), torch.ones(2))
     shared = share_out(source, PartitionSettings(clients=2, layout="sequence"), scale="none")
     assert np.array_equal(shared.parties[1].features.numpy(), features[:, :, 2:])
-    with pytest.raises(ConfigError, match=r"at most the 1 views to share out. Found 2"):
+    with pytest.raises(ConfigError, match=r"VFL-2232.*1.*views.*2"):
         share_out(images(), PartitionSettings(clients=2, layout="views"))
 
 
 def test_a_table_has_no_bands():
-    with pytest.raises(
-        ConfigError, match=r'layout = "bands" needs images. Found a table. Use layout = "columns"'
-    ):
+    with pytest.raises(ConfigError, match=r"VFL-2234.*bands"):
         share_out(table(), PartitionSettings(layout="bands"))
 
 
 def test_there_are_at_most_as_many_clients_as_columns():
-    with pytest.raises(ConfigError, match=r"at most the 4 columns to share out. Found 5"):
+    with pytest.raises(ConfigError, match=r"VFL-2232.*4.*columns.*5"):
         share_out(table(), PartitionSettings(clients=5))
-    with pytest.raises(ConfigError, match=r"partition.clients must be 1 or more. Found 0"):
+    with pytest.raises(ConfigError, match=r"VFL-2249.*0"):
         PartitionSettings(clients=0)
 
 
@@ -174,6 +170,6 @@ def test_parts_are_slices_of_one_tensor():
 
 def test_training_labels_of_one_class_are_refused():
     source = replace(table(), labels=np.array([1] * 6 + [0, 0]))
-    with pytest.raises(DataError, match=r'^table: .*at least two classes. Found only "yes". Is data.label'):
+    with pytest.raises(DataError, match=r"VFL-2231.*table.*yes"):
         share_out(source, PartitionSettings())
     assert share_out(replace(source, classes=None), PartitionSettings()).classes is None

@@ -44,29 +44,27 @@ def test_features_are_chosen_by_name_and_pattern(tmp_path):
     assert table(tmp_path / "a.csv", content).features == ["age", "pay_1", "pay_2", "note"]
     assert table(tmp_path / "a.csv", features=("pay_*", "age")).features == ["pay_1", "pay_2", "age"]
     assert table(tmp_path / "a.csv", ignore=("pay_*", "note")).features == ["age"]
-    with pytest.raises(
-        DataError, match=r'tables.bank.features: no column matches "agee". Did you mean "age"'
-    ):
+    with pytest.raises(DataError, match=r"VFL-2084.*tables\.bank\.features.*agee"):
         _ = table(tmp_path / "a.csv", features=("agee",)).features
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", "", "empty CSV"),
-        ("a.csv", "id,x\n", "a table needs records"),
-        ("a.csv", "id;x\n1;2\n", "looks separated by ';': set tables.bank.separator"),
+        ("a.csv", "", r"VFL-2284.*empty CSV"),
+        ("a.csv", "id,x\n", "VFL-2033"),
+        ("a.csv", "id;x\n1;2\n", "VFL-2282"),
         ("a.csv", "key,x\n1,2\n", 'no column "id"'),
-        ("a.csv", "id,x\n1,2\n1,3\n", "must be unique"),
-        ("a.csv", "id,x\n1,2\n,3\n", "every record needs an id"),
-        ("a.csv", "id,x\n1,2,3\n", "same fields in every line"),
-        ("a.csv", 'id,x\n1,"2\n3,4\n', "must be a whole CSV"),
-        ("a.csv", "id,x\n1,Müller\n".encode("latin-1"), "iconv -f WINDOWS-1252"),
+        ("a.csv", "id,x\n1,2\n1,3\n", "VFL-2034"),
+        ("a.csv", "id,x\n1,2\n,3\n", r"VFL-2032.*id"),
+        ("a.csv", "id,x\n1,2,3\n", "VFL-2284"),
+        ("a.csv", 'id,x\n1,"2\n3,4\n', "VFL-2284"),
+        ("a.csv", "id,x\n1,Müller\n".encode("latin-1"), r"VFL-2092.*WINDOWS\-1252"),
         ("a.csv", bytes(range(256)) * 40, 'no column "id"'),
-        ("a.csv", b"id,x\n" + bytes(range(128, 256)) * 40, "must be UTF-8 text"),
-        ("a.csv.gz", gzip.compress(b"id,x\n" * 999, mtime=0)[:40], "must be a whole CSV"),
-        ("a.parquet", b"PAR1" + bytes(100), "must be a whole Parquet file"),
-        ("a.parquet", "id,x\n1,2\n", "must be a whole Parquet file"),
+        ("a.csv", b"id,x\n" + bytes(range(128, 256)) * 40, "VFL-2092"),
+        ("a.csv.gz", gzip.compress(b"id,x\n" * 999, mtime=0)[:40], "VFL-2284"),
+        ("a.parquet", b"PAR1" + bytes(100), r"VFL-2284.*Parquet file"),
+        ("a.parquet", "id,x\n1,2\n", r"VFL-2284.*Parquet file"),
     ],
 )
 def test_what_is_no_table_is_refused_with_the_file_s_name(tmp_path, name, content, message):
@@ -82,25 +80,25 @@ def test_a_parquet_file_cut_short_is_refused(tmp_path):
     pl.DataFrame({"id": range(5000), "x": range(5000)}).write_parquet(path)
     whole = path.read_bytes()
     for content in (whole[: len(whole) // 2], whole[:-3], whole[:-200] + bytes(100) + whole[-100:]):
-        with pytest.raises(DataError, match="must be a whole Parquet file"):
+        with pytest.raises(DataError, match=r"VFL-2284.*Parquet file"):
             read(table(path, content))
-    with pytest.raises(DataError, match="Found nothing"):
+    with pytest.raises(DataError, match="VFL-2281"):
         table(tmp_path / "missing.parquet")
 
 
 def test_a_file_changed_since_it_was_aligned_is_noticed(tmp_path):
     own = table(tmp_path / "a.csv", "id,x\n1,2\n")
     wanted = pl.DataFrame({"id": ["1", "2"], POSITION: [0, 1]})
-    with pytest.raises(DataError, match="it was changed since"):
+    with pytest.raises(DataError, match="VFL-2283"):
         own.check_found(sum(batch.height for batch in own.batches(["x"], wanted)), wanted)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"separator": "--"}, "one character"),
-        ({"most_categories": 0}, "1 or more"),
-        ({"label": "id"}, "cannot be the id"),
+        ({"separator": "--"}, "VFL-2250"),
+        ({"most_categories": 0}, "VFL-2251"),
+        ({"label": "id"}, r"VFL-2252.*id"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(settings, message):

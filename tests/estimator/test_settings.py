@@ -57,14 +57,14 @@ def test_numbers_of_numpy_are_numbers():
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"rule": "asynch"}, r'Did you mean "async"\?'),
-        ({"rule": "t-sync", "t": 5}, r"^rule\.t must be at most the number of clients, 4"),
-        ({"head": "bais"}, r'Did you mean "bias"\?'),
-        ({"batch_size": "32"}, r"^schedule\.batch_size must be a whole number"),
-        ({"delays": {"knd": "fixed"}}, r'"delays\.knd"\. Did you mean "kind"\?'),
-        ({"optimiser": "adam"}, r'Did you mean "Adam"\?'),
-        ({"epochs": -1}, r"^epochs must be a positive number, or 0 .* Found -1\.$"),
-        ({"epochs": "many"}, r"^epochs must be a positive number"),
+        ({"rule": "asynch"}, "VFL-1037"),
+        ({"rule": "t-sync", "t": 5}, r"VFL-4196.*4"),
+        ({"head": "bais"}, "VFL-1037"),
+        ({"batch_size": "32"}, r"VFL-1034.*schedule\.batch_size.*a whole number"),
+        ({"delays": {"knd": "fixed"}}, r'VFL-1032.*delays\.knd.*Did you mean "kind"\?'),
+        ({"optimiser": "adam"}, r"VFL-4052.*Adam"),
+        ({"epochs": -1}, r"VFL-8521.*\-1"),
+        ({"epochs": "many"}, "VFL-8521"),
     ],
 )
 def test_a_wrong_parameter_is_named(parameters, message):

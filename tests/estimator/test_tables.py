@@ -114,24 +114,24 @@ def test_a_dictionary_may_hold_sequences():
     model = VerticalRegressor(embedding="lstm", epochs=1, random_state=0).fit(sequences, LABELS)
     assert model.n_features_in_ == 4 * 2 + 5
     assert np.isfinite(model.predict(sequences)).all()
-    with pytest.raises(DataError, match=r'"shop" must have rows of shape \[5, 1\].*Found 5 columns'):
+    with pytest.raises(DataError, match=r"VFL-8534.*shop.*rows of shape \[5, 1\].*5 columns"):
         model.predict({**sequences, "shop": NUMBERS})
 
 
 @pytest.mark.parametrize(
     ("parties", "error", "message"),
     [
-        ({"bank": [5]}, DataError, r"^parties\.bank: .* a position in 0\.\.4\. Found 5\.$"),
-        ({"bank": [-1]}, DataError, r"Found -1"),
-        ({"bank": [0.5]}, DataError, r"Found 0\.5"),
-        ({"bank": [True, False, True]}, DataError, r"Found True"),
-        ({"bank": ["income"]}, DataError, r'^parties\.bank: no column matches "income"'),
-        ({"bank": [0, 1], "shop": [1]}, DataError, r'"1" is claimed by both "bank" and "shop"'),
-        ({"bank": None}, DataError, r"Found None"),
-        ({"bank": np.array(2)}, DataError, r"Found array\(2\)"),
-        ({"bank": []}, DataError, r"^parties\.bank: a party needs at least one column"),
-        ({}, ConfigError, r"^parties must be a dictionary"),
-        ([[0], [1]], ConfigError, r"^parties must be a dictionary"),
+        ({"bank": [5]}, DataError, r"VFL-8541.*bank.*4.*5"),
+        ({"bank": [-1]}, DataError, r"VFL-8541.*\-1"),
+        ({"bank": [0.5]}, DataError, r"VFL-8541.*0\.5"),
+        ({"bank": [True, False, True]}, DataError, r"VFL-8541.*True"),
+        ({"bank": ["income"]}, DataError, r"VFL-2084.*parties\.bank.*income"),
+        ({"bank": [0, 1], "shop": [1]}, DataError, r"VFL-2082.*1.*bank.*shop"),
+        ({"bank": None}, DataError, r"VFL-8541.*None"),
+        ({"bank": np.array(2)}, DataError, r"VFL-8541.*array\(2\)"),
+        ({"bank": []}, DataError, r"VFL-2081.*parties\.bank"),
+        ({}, ConfigError, "VFL-8540"),
+        ([[0], [1]], ConfigError, "VFL-8540"),
     ],
 )
 def test_wishes_that_cannot_be_met_are_refused(parties, error, message):
@@ -141,27 +141,27 @@ def test_wishes_that_cannot_be_met_are_refused(parties, error, message):
 
 @pytest.mark.parametrize("clients", [0, 1.5, "two"])
 def test_the_number_of_clients_is_a_whole_number(clients):
-    with pytest.raises(ConfigError, match=r"^clients must be a whole number"):
+    with pytest.raises(ConfigError, match="VFL-8539"):
         classifier(clients=clients).fit(NUMBERS, LABELS)
 
 
 def test_a_dictionary_leaves_nothing_to_split():
-    with pytest.raises(ConfigError, match="Leave parties out"):
+    with pytest.raises(ConfigError, match="VFL-8502"):
         classifier(parties={"bank": [0]}).fit(by_party(), LABELS)
-    with pytest.raises(DataError, match="at least one party"):
+    with pytest.raises(DataError, match="VFL-8531"):
         classifier().fit({}, LABELS)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"shop": None}, r'^X must hold a table for each party of fit\. Missing: "shop"\. Found "bank"\.$'),
-        ({"shops": NUMBERS}, r'Found "shops"\. Did you mean "shop"\?$'),
-        ({"customs": NUMBERS}, r'Found "customs"\. Leave it out\.$'),
-        ({"bank": NUMBERS}, r'^the table of "bank" must have 2 columns, as in fit\. Found 5 columns\.'),
-        ({"bank": NUMBERS[:3, :2]}, r'same rows in the same order\. Found 3 of "bank", 12 of "shop"\.'),
+        ({"shop": None}, r'VFL-8532.*shop.*"bank"'),
+        ({"shops": NUMBERS}, r'VFL-8533.*shops.*Did you mean "shop"\?'),
+        ({"customs": NUMBERS}, r"VFL-8533.*customs.*Leave it out\."),
+        ({"bank": NUMBERS}, r"VFL-8534.*bank.*2 columns.*5 columns"),
+        ({"bank": NUMBERS[:3, :2]}, r'VFL-8545.*3 of "bank", 12 of "shop"'),
         ({"bank": np.full((ROWS, 2), np.inf)}, r"contains infinity"),
-        ({"bank": NUMBERS[:, 0]}, r'^the table of "bank" must have 2 columns'),
+        ({"bank": NUMBERS[:, 0]}, r"VFL-8534.*bank.*2 columns"),
     ],
 )
 def test_prediction_needs_the_tables_of_fit(change, message):
@@ -174,14 +174,14 @@ def test_prediction_needs_the_tables_of_fit(change, message):
 def test_prediction_needs_the_columns_of_fit_in_their_order():
     X = {"bank": frame("polars")}
     model = classifier().fit(X, LABELS)
-    with pytest.raises(DataError, match=r'Found "bmi" in the place of "pay_1"\. Select "pay_1", "age"'):
+    with pytest.raises(DataError, match=r"VFL-8535.*bmi.*pay_1"):
         model.predict({"bank": X["bank"][NAMES[::-1]]})
 
 
 def test_prediction_needs_the_form_of_fit():
-    with pytest.raises(DataError, match=r"dictionary with one table for each party.*Found ndarray"):
+    with pytest.raises(DataError, match=r"VFL-8537.*ndarray"):
         classifier().fit(by_party(), LABELS).predict(NUMBERS)
-    with pytest.raises(DataError, match=r"X must be one table.*Found a dictionary"):
+    with pytest.raises(DataError, match="VFL-8538"):
         classifier().fit(NUMBERS, LABELS).predict(by_party())
 
 
@@ -208,7 +208,7 @@ def test_y_that_holds_no_labels_is_a_value_error(kind, y):
 
 
 def test_y_with_gaps_is_refused_with_a_remedy():
-    with pytest.raises(DataError, match=r"^y must hold a number or a text for each row.* Leave out the rows"):
+    with pytest.raises(DataError, match="VFL-8501"):
         classifier().fit(NUMBERS, ["no", None, *["no", "yes"] * 5])
 
 
@@ -265,10 +265,10 @@ def test_gaps_of_an_array_are_missing_values():
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 def test_a_column_that_no_model_can_learn_from_is_named(library):
     kind = {"pandas": pd.DataFrame, "polars": pl.DataFrame}[library]
-    with pytest.raises(DataError, match=r'Found List.* in "odd" of "bank"'):
+    with pytest.raises(DataError, match=r"VFL-8542.*odd.*bank"):
         classifier().fit({"bank": kind({"age": LABELS, "odd": [[1]] * ROWS}), "shop": NUMBERS}, LABELS)
     names = [f"name {row}" for row in range(60)]
-    with pytest.raises(DataError, match=r"bank needs at least one column.*who: text with 60 different"):
+    with pytest.raises(DataError, match=r"VFL-2201.*bank"):
         classifier().fit({"bank": kind({"who": names}), "shop": np.ones((60, 1))}, np.arange(60) % 2)
 
 
@@ -280,14 +280,14 @@ def test_constants_and_whole_numbers_in_a_row_are_features_if_the_caller_says_so
 
 
 def test_arrays_of_images_or_sequences_need_a_model_of_those():
-    with pytest.raises(ConfigError, match=r'"tabular" takes tables.* Found rows of shape \[4, 2\] of "bank"'):
+    with pytest.raises(ConfigError, match=r"VFL-8544.*\[4, 2\].*bank"):
         classifier().fit({"bank": np.zeros((ROWS, 4, 2)), "shop": NUMBERS}, LABELS)
 
 
 def test_rows_that_pandas_knows_to_be_in_another_order_are_refused():
     bank = frame("pandas")
     for shop in (bank[::-1], bank.sample(frac=1, random_state=0)):
-        with pytest.raises(DataError, match='the index of "bank" in another order in "shop"'):
+        with pytest.raises(DataError, match=r"VFL-8546.*bank.*shop"):
             classifier().fit({"bank": bank, "shop": shop}, LABELS)
     named = bank.set_index(pd.Index([f"P{row}" for row in range(ROWS)]))
     classifier().fit({"bank": bank, "shop": named, "hospital": NUMBERS}, LABELS)
@@ -296,5 +296,5 @@ def test_rows_that_pandas_knows_to_be_in_another_order_are_refused():
 def test_a_lazy_frame_is_to_be_collected_first():
     lazy = frame("polars").lazy()
     for X in (lazy, {"bank": lazy}):
-        with pytest.raises(DataError, match="Found a LazyFrame"):
+        with pytest.raises(DataError, match=r"VFL-8536.*LazyFrame"):
             classifier().fit(X, LABELS)

@@ -53,9 +53,9 @@ def test_the_sequence_encoder_ends_in_the_last_state_of_the_second_lstm():
 
 
 def test_images_and_sequences_are_asked_for():
-    with pytest.raises(ConfigError, match=r'needs images.*Found features of shape \[5\].*layout = "bands"'):
+    with pytest.raises(ConfigError, match=r"VFL-3011.*\[5\]"):
         cnn((5,), 3, [2])
-    with pytest.raises(ConfigError, match=r'needs sequences.*shape \[1, 2, 3\].*layout = "sequence"'):
+    with pytest.raises(ConfigError, match=r"VFL-3012.*\[1, 2, 3\]"):
         lstm((1, 2, 3), 3, [2])
 
 

@@ -62,7 +62,7 @@ def test_a_crash_between_the_two_files_is_noticed(folder):
     manifest = (folder / MANIFEST).read_bytes()
     write_model(folder, nn.Linear(3, 2), **FACTS)
     (folder / MANIFEST).write_bytes(manifest)
-    with pytest.raises(RunFolderError, match=r"is not the one that manifest\.toml was written for"):
+    with pytest.raises(RunFolderError, match="VFL-3043"):
         read_model(folder)
 
 
@@ -70,15 +70,15 @@ def test_a_crash_between_the_two_files_is_noticed(folder):
     ("entry", "value", "message"),
     [
         ("format", FORMAT + 1, rf"is of format {FORMAT + 1}, by vafl .* reads format {FORMAT}"),
-        ("outputs", "two", "damaged: outputs must be a whole number"),
-        ("colour", "red", "damaged: .*colour"),
-        ("classes", ["yes", "no"], r"damaged: manifest\.toml is not as it was written"),
+        ("outputs", "two", "VFL-3043"),
+        ("colour", "red", "VFL-3043"),
+        ("classes", ["yes", "no"], r"VFL-3043.*manifest\.toml is not as it was written"),
         (
             "schema",
             {"columns": ["age", "town", "income"]},
-            r"damaged: manifest\.toml is not as it was written",
+            r"VFL-3043.*manifest\.toml is not as it was written",
         ),
-        ("digest", "", r"damaged: manifest\.toml is not as it was written"),
+        ("digest", "", r"VFL-3043.*manifest\.toml is not as it was written"),
     ],
 )
 def test_a_manifest_that_says_something_else_is_refused(folder, entry, value, message):
@@ -91,14 +91,14 @@ def test_a_manifest_that_says_something_else_is_refused(folder, entry, value, me
 @pytest.mark.parametrize(
     ("decision", "message"),
     [
-        ({"threshold": -0.5}, r"threshold .* Found -0\.5"),
-        ({"threshold": "high"}, r"decision\.threshold must be a number"),
-        ({"calibration": {"method": "platt", "shifts": [0.0]}}, "a shift for each output, 2. Found 1"),
-        ({"calibration": {"method": "platt", "shifts": [0.0, float("nan")]}}, "finite"),
-        ({"calibration": {"method": "guess"}}, r"decision\.calibration\.method must be one of"),
+        ({"threshold": -0.5}, "VFL-3043"),
+        ({"threshold": "high"}, "VFL-3043"),
+        ({"calibration": {"method": "platt", "shifts": [0.0]}}, "VFL-3043"),
+        ({"calibration": {"method": "platt", "shifts": [0.0, float("nan")]}}, "VFL-3043"),
+        ({"calibration": {"method": "guess"}}, "VFL-3043"),
         (
             {"calibration": {"method": "isotonic", "scores": [0.0, 1.0], "shares": [0.7, 0.2]}},
-            "shares must not fall",
+            "VFL-3043",
         ),
     ],
 )
@@ -129,6 +129,6 @@ def test_every_difference_is_shown(folder):
 def test_parameters_of_other_shapes_change_nothing(folder):
     module = nn.Linear(4, 2)
     before = module.weight.detach().clone()
-    with pytest.raises(RunFolderError, match=r"weight: \[2, 3\] float32 in the model, \[2, 4\] float32 here"):
+    with pytest.raises(RunFolderError, match="VFL-3041"):
         read_model(folder).load_into(module)
     assert torch.equal(module.weight, before)

@@ -38,14 +38,14 @@ def test_rows_of_a_regression_may_have_weights():
 
 
 def test_weights_that_are_all_zero_are_refused():
-    with pytest.raises(DataError, match=r"above 0.* 3 training rows"):
+    with pytest.raises(DataError, match=r"VFL-3053.*3"):
         row_weights("none", np.zeros(3), None, [0, 0, 0])
 
 
 def test_weights_of_unknown_classes_are_refused_with_the_known_ones():
-    with pytest.raises(ConfigError, match=r"no, perhaps, yes.*'Yes'"):
+    with pytest.raises(ConfigError, match=r"VFL-3052.*no, perhaps, yes.*'Yes'"):
         check_class_weight({"Yes": 2.0}, CLASSES)
-    with pytest.raises(ConfigError, match=r"class_weight is for classes.*balanced"):
+    with pytest.raises(ConfigError, match="VFL-3051"):
         check_class_weight("balanced", None)
     check_class_weight("none", None)
     check_class_weight({"yes": 2.0}, CLASSES)

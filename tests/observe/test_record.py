@@ -42,7 +42,7 @@ def test_a_history_that_is_damaged_is_left_as_it_is(tmp_path, line):
         folder.append(point(0))
         content = (tmp_path / "history.jsonl").read_bytes() + line
         (tmp_path / "history.jsonl").write_bytes(content)
-        with pytest.raises(RunFolderError, match=r"Line 2 of .* is damaged: .* resume again"):
+        with pytest.raises(RunFolderError, match=r"VFL-8021.*2"):
             folder.rewind(100.0)
     assert (tmp_path / "history.jsonl").read_bytes() == content
 
@@ -56,7 +56,7 @@ def test_a_run_that_goes_on_has_not_ended(tmp_path):
     with RunFolder(tmp_path, resume=True) as folder:
         read_run(tmp_path)  # whatever speaks against going on can still be found
         folder.begin("")
-        with pytest.raises(RunFolderError, match="summary"):
+        with pytest.raises(RunFolderError, match="VFL-8027"):
             read_run(tmp_path)
 
 
@@ -82,7 +82,7 @@ def test_a_folder_in_use_is_left_alone(tmp_path):
         folder.append(point(0))
         before = sorted(tmp_path.iterdir())
         for how in ({"overwrite": True}, {"resume": True}):
-            with pytest.raises(RunFolderError, match=r"is in use by another, .* name another --out"):
+            with pytest.raises(RunFolderError, match="VFL-1041"):
                 RunFolder(tmp_path, **how)
         assert sorted(tmp_path.iterdir()) == before
     with RunFolder(tmp_path, overwrite=True):
@@ -92,7 +92,7 @@ def test_a_folder_in_use_is_left_alone(tmp_path):
 def test_a_folder_whose_client_is_at_work_is_not_replaced(tmp_path):
     with RunFolder(tmp_path) as folder:
         folder.begin("")
-    with HeldFolder(tmp_path / "state" / "client-1"), pytest.raises(RunFolderError, match="client-1"):
+    with HeldFolder(tmp_path / "state" / "client-1"), pytest.raises(RunFolderError, match="VFL-1041"):
         RunFolder(tmp_path, overwrite=True)
     assert (tmp_path / "config.toml").is_file()
     with RunFolder(tmp_path, overwrite=True):
@@ -112,14 +112,14 @@ def test_a_folder_that_is_refused_is_not_touched(tmp_path):
     [
         (
             ["models/precious.bin", "logs/app.log", "config.toml"],
-            r"holds models/precious\.bin, which no run wrote",
+            r"VFL-8025.*models/precious\.bin",
         ),
         (
             ["logs/app.log", "config.toml", "history.jsonl"],
-            "neither a run.s .lock nor its history of evaluations",
+            r"VFL-8026.*\.lock",
         ),
-        ([".lock", "config.toml", "models/mine/model.safetensors/deep"], "which no run wrote"),
-        ([".lock", "models/bank/notes.txt"], r"holds models/bank/notes\.txt, which no run wrote"),
+        ([".lock", "config.toml", "models/mine/model.safetensors/deep"], "VFL-8025"),
+        ([".lock", "models/bank/notes.txt"], r"VFL-8025.*models/bank/notes\.txt"),
     ],
 )
 def test_overwrite_takes_nothing_that_no_run_wrote(tmp_path, names, said):
@@ -138,7 +138,7 @@ def test_a_link_is_followed_by_no_overwrite(tmp_path):
         folder.begin("")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run" / "models" / "bank").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(RunFolderError, match="holds models/bank, which no run wrote"):
+    with pytest.raises(RunFolderError, match=r"VFL-8025.*models/bank"):
         RunFolder(tmp_path / "run", overwrite=True)
 
 

@@ -150,15 +150,15 @@ def test_bad_messages_change_nothing():
     number = next(request.number for request in parties.asked if request.client == 0)
     two, wide = np.zeros((2, WIDTH), np.float32), np.zeros((2, WIDTH + 1), np.float32)
     bad = [
-        (Refresh(0, 1, rows(1, 3), two, number), "rows of it"),
-        (Refresh(0, 1, rows(1, 1), two, number), "at most once"),
-        (Refresh(0, 1, rows(1, 2), wide, number), "2 wide"),
-        (Refresh(1, 1, rows(1, 2), two, number), "was not asked"),
-        (Refresh(0, 1, rows(1, 2), two), "was not asked"),
-        (Decline(0, 1, 99, ""), "was not asked"),
-        (Upload(0, 1, 0, rows(1), two[:1]), "no steps are made"),
-        (Query(0, 1, 0), "no steps are made"),
-        (Join(2), "client must be in 0..1"),
+        (Refresh(0, 1, rows(1, 3), two, number), "VFL-4103"),
+        (Refresh(0, 1, rows(1, 1), two, number), "VFL-4103"),
+        (Refresh(0, 1, rows(1, 2), wide, number), r"VFL-4104.*2"),
+        (Refresh(1, 1, rows(1, 2), two, number), "VFL-4071"),
+        (Refresh(0, 1, rows(1, 2), two), "VFL-4071"),
+        (Decline(0, 1, 99, ""), "VFL-4071"),
+        (Upload(0, 1, 0, rows(1), two[:1]), "VFL-4102"),
+        (Query(0, 1, 0), "VFL-4102"),
+        (Join(2), r"VFL-4101.*1"),
     ]
     for message, reason in bad:
         with pytest.raises(InvalidMessage, match=reason):
@@ -167,7 +167,7 @@ def test_bad_messages_change_nothing():
     parties.answer(0, 1)
     assert (inquiry.states == ANSWERED).all()
     parties.scorer.receive(Leave(0))
-    with pytest.raises(InvalidMessage, match="a client joins"):
+    with pytest.raises(InvalidMessage, match="VFL-4102"):
         parties.scorer.receive(Decline(0, 9, number, ""))
 
 

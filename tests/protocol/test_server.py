@@ -296,7 +296,7 @@ def test_a_refresh_is_stored_and_not_answered():
 def test_a_loss_that_is_not_finite_stops_the_run():
     data = vertical_data(rows=10, clients=2, classes=0)
     server = run_of(data).runtime.server
-    with pytest.raises(Diverged, match=r"Found inf at iteration 0. Lower optimiser.step_size"):
+    with pytest.raises(Diverged, match=r"VFL-4011.*inf.*0"):
         server.receive(Upload(0, 0, 0, np.array([1]), np.full((1, 1), 3e38, np.float32)))
 
 
@@ -304,7 +304,7 @@ def test_a_gradient_that_is_not_finite_is_our_own_fault_not_the_clients():
     run = run_of(vertical_data(rows=10, clients=2, classes=0), model={"head": "linear", "width": 1})
     with torch.no_grad():
         run.head.weight.fill_(1e38)
-    with pytest.raises(Diverged, match=r"gradients must be finite"):
+    with pytest.raises(Diverged, match="VFL-4035"):
         run.runtime.server.receive(Upload(0, 0, 0, np.array([1]), np.full((1, 1), 1e-20, np.float32)))
 
 

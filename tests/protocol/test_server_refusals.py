@@ -42,29 +42,29 @@ def refuses(server, message, said):
 
 
 MESSAGES = {
-    "client 3 of 3": (upload(client=3), r"client must be in 0\.\.2. Found 3"),
-    "client -1": (Join(-1), "Found -1"),
-    "client 9 leaves": (Leave(9), "Found 9"),
-    "a repeated sequence": (upload(sequence=2), "sequence of client 0 must grow beyond 2. Found 2"),
-    "a stale sequence": (refresh(sequence=0), "must grow beyond 3. Found 0"),
-    "a repeated activation": (upload(activation=0), "must be activation 1. Found 0"),
-    "an activation left out": (upload(activation=2), "must be activation 1. Found 2"),
-    "rows beyond the table": (upload(rows=(0, 6)), r"rows must be in 0\.\.5. Found 0\.\.6"),
-    "a negative row": (upload(rows=(-1, 2)), r"Found -1\.\.2"),
-    "a row named twice": (upload(rows=(2, 4, 2)), "rows must be distinct"),
-    "another width": (upload(width=4), "client 0 must be 3 wide. Found 4"),
-    "a refresh beyond the table": (refresh(rows=(7,)), r"Found 7\.\.7"),
-    "a refresh that names a row twice": (refresh(rows=(1, 1)), "rows must be distinct"),
-    "a refresh of another width": (refresh(width=1), "must be 3 wide. Found 1"),
-    "a refresh nobody asked for": (refresh(request=0), "client 1 was not asked request 0"),
-    "an answer to another request": (refresh(client=2, request=77), "client 2 was not asked request 77"),
-    "an answer with too few rows": (refresh(client=2, rows=(0, 1), request=2), "exactly its rows"),
-    "a decline nobody asked for": (Decline(0, 100, 0, "no"), "client 0 was not asked request 0"),
-    "a decline with a stale sequence": (Decline(2, 0, 2, "no"), "must grow beyond"),
-    "a query for nothing": (Query(0, 100, 1), "client 0 has no unanswered upload of activation 1"),
-    "a query with a stale sequence": (Query(1, 1, 0), "must grow beyond"),
-    "a join from beyond all counting": (Join(0, 2**63 - 1, 2**63 - 1), "Found 9223372036854775807"),
-    "a join with too many in flight": (Join(0, 66, 1), "may have 64 uploads in flight. Found 65"),
+    "client 3 of 3": (upload(client=3), r"VFL-4171.*2.*3"),
+    "client -1": (Join(-1), r"VFL-4171.*\-1"),
+    "client 9 leaves": (Leave(9), r"VFL-4171.*9"),
+    "a repeated sequence": (upload(sequence=2), r"VFL-4031.*0.*2"),
+    "a stale sequence": (refresh(sequence=0), r"VFL-4031.*3.*0"),
+    "a repeated activation": (upload(activation=0), r"VFL-4177.*0.*1"),
+    "an activation left out": (upload(activation=2), r"VFL-4177.*1.*2"),
+    "rows beyond the table": (upload(rows=(0, 6)), r"VFL-4082.*5.*0.*6"),
+    "a negative row": (upload(rows=(-1, 2)), r"VFL-4082.*\-1.*2"),
+    "a row named twice": (upload(rows=(2, 4, 2)), "VFL-4081"),
+    "another width": (upload(width=4), r"VFL-4222.*0.*3.*4"),
+    "a refresh beyond the table": (refresh(rows=(7,)), r"VFL-4082.*7"),
+    "a refresh that names a row twice": (refresh(rows=(1, 1)), "VFL-4081"),
+    "a refresh of another width": (refresh(width=1), r"VFL-4222.*1.*3"),
+    "a refresh nobody asked for": (refresh(request=0), r"VFL-4071.*1.*0"),
+    "an answer to another request": (refresh(client=2, request=77), r"VFL-4071.*2.*77"),
+    "an answer with too few rows": (refresh(client=2, rows=(0, 1), request=2), "VFL-4072"),
+    "a decline nobody asked for": (Decline(0, 100, 0, "no"), r"VFL-4071.*0"),
+    "a decline with a stale sequence": (Decline(2, 0, 2, "no"), "VFL-4031"),
+    "a query for nothing": (Query(0, 100, 1), r"VFL-4174.*0.*1"),
+    "a query with a stale sequence": (Query(1, 1, 0), "VFL-4031"),
+    "a join from beyond all counting": (Join(0, 2**63 - 1, 2**63 - 1), r"VFL-4175.*0.*9223372036854775807"),
+    "a join with too many in flight": (Join(0, 66, 1), r"VFL-4176.*64.*65"),
 }
 
 
@@ -137,7 +137,7 @@ def test_rows_that_are_held_out_are_refreshed_but_never_stepped_on():
     """The table has 6 rows; only the first 4 have labels at the server."""
     server = run_of(DATA).runtime.server
     server._training_rows = 4
-    message = "rows of an upload must be below 4: the others are held out"
+    message = r"VFL-4179.*4"
     refuses(server, upload(activation=0, rows=(0, 4)), message)
     assert server.receive(refresh(client=0, rows=(4, 5))) == []
     (answer,) = server.receive(upload(activation=0, sequence=101, rows=(0, 3)))

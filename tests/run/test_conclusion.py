@@ -201,10 +201,10 @@ def test_without_weights_probabilities_stay_as_they_are(balanced):
             "data.validation_fraction",
         ),
         ({"decision": {"goal": "f1"}, "data": {"validation_fraction": 0.0}}, "data.validation_fraction"),
-        ({"decision": {"goal": "f1"}, "data": {"name": "iris"}}, "3 classes"),
-        ({"decision": {"goal": "f1"}, "data": {"name": "diabetes"}}, "numbers"),
-        ({"model": {"calibration": "isotonic"}, "data": {"name": "iris"}}, '3 classes. Use "platt"'),
-        ({"model": {"calibration": "platt"}, "data": {"name": "diabetes"}}, 'numbers. Use "none"'),
+        ({"decision": {"goal": "f1"}, "data": {"name": "iris"}}, r"VFL-3005.*3 classes"),
+        ({"decision": {"goal": "f1"}, "data": {"name": "diabetes"}}, r"VFL-3005.*numbers"),
+        ({"model": {"calibration": "isotonic"}, "data": {"name": "iris"}}, r'VFL-3036.*3 classes.*"platt"'),
+        ({"model": {"calibration": "platt"}, "data": {"name": "diabetes"}}, r'VFL-3036.*numbers.*"none"'),
     ],
 )
 def test_what_the_labels_do_not_allow_is_refused_before_training(sections, said):

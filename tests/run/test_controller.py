@@ -239,12 +239,12 @@ def test_times_are_numbers(value):
 
 
 def test_counts_are_positive():
-    with pytest.raises(ConfigError, match=r"stop.updates must be 1 or more, .* Found -1"):
+    with pytest.raises(ConfigError, match=r"VFL-1002.*\-1"):
         StopSettings(updates=-1)
-    with pytest.raises(ConfigError, match=r"evaluation.every must be 1 or more, .* Found -1"):
+    with pytest.raises(ConfigError, match=r"VFL-1005.*\-1"):
         EvaluationSettings(every=-1)
 
 
 def test_a_target_is_a_number():
-    with pytest.raises(ConfigError, match=r"stop.metric must be a number. Found nan"):
+    with pytest.raises(ConfigError, match=r"VFL-1004.*nan"):
         StopSettings(metric=math.nan)

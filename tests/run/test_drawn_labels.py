@@ -43,7 +43,7 @@ def test_labels_of_another_epsilon_or_column_or_of_others_are_refused(tmp_path, 
     path = tmp_path / "labels.safetensors"
     draw_once(TRUE, 3, 1.0, "label", "records", path)
     before = path.read_bytes()
-    with pytest.raises(DataError, match="drawing again spends epsilon again"):
+    with pytest.raises(DataError, match="VFL-7072"):
         draw_once(TRUE, 3, *terms, path)
     assert path.read_bytes() == before
 
@@ -52,7 +52,7 @@ def test_a_damaged_file_is_refused_and_not_drawn_again(tmp_path):
     path = tmp_path / "labels.safetensors"
     draw_once(TRUE, 3, 1.0, "label", "records", path)
     path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(DataError, match="damaged"):
+    with pytest.raises(DataError, match="VFL-7071"):
         draw_once(TRUE, 3, 1.0, "label", "records", path)
 
 
@@ -86,5 +86,5 @@ def test_a_server_that_drew_its_labels_does_not_go_on_with_others(tmp_path, monk
 def test_a_server_whose_labels_are_lost_does_not_resume(tmp_path):
     server_state(tmp_path, resume=False).save(0.0)
     (tmp_path / "labels.safetensors").unlink()
-    with pytest.raises(RunFolderError, match="needs the labels the run drew"):
+    with pytest.raises(RunFolderError, match="VFL-7212"):
         server_state(tmp_path, resume=True)

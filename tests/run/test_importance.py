@@ -96,7 +96,7 @@ def test_a_secure_sum_and_a_client_that_allows_nothing(tmp_path, capsys):
         '[schedule]\nrefresh = "none"\n'
     )
     launch(read_config(path, ["privacy.secure_sum=true"]), tmp_path / "sum", Console(file=io.StringIO()))
-    with pytest.raises(ConfigError, match="secure_sum"):
+    with pytest.raises(ConfigError, match="VFL-7161"):
         Deployed.load(read_config(path), "server", tmp_path / "sum").importance_scorer()
     masked = Deployed.load(read_config(path), "client-1", tmp_path / "sum").respondent()
     assert masked._permutations is None

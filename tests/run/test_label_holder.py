@@ -89,7 +89,7 @@ def test_each_party_learns_from_its_alignment_that_the_client_exists(folder, tmp
         "shop": [False, True, False],
     }
     without = {"server": replace(tables["server"], ignore=("*",))}
-    with pytest.raises(DataError, match=r"0 feature columns now, and an alignment with them.*align again"):
+    with pytest.raises(DataError, match=r"VFL-2001.*0.*with"):
         load_tables(whole.data, without, whole.seed, "server")
 
 
@@ -97,7 +97,7 @@ def test_columns_that_nothing_can_be_learnt_from_are_named_with_the_remedy(tmp_p
     write_companies(tmp_path)
     labels = pl.read_csv(tmp_path / "labels.csv")
     labels.with_columns(country=pl.lit("NL")).write_csv(tmp_path / "labels.csv")
-    with pytest.raises(DataError, match=r'country: always "NL".*tables\.server\.ignore = \["\*"\]'):
+    with pytest.raises(DataError, match=r"VFL-2201.*server"):
         build(configuration(tmp_path))
 
 
@@ -176,7 +176,7 @@ def test_no_command_starts_it_as_a_process(folder, tmp_path, command, capsys):
 
 def test_a_peer_that_claims_its_name_without_certificates_is_refused():
     peer = SimpleNamespace(invocation_metadata=lambda: ((CLAIM, LOCAL_CLIENT),))
-    with pytest.raises(Unauthenticated, match="inside the server's process"):
+    with pytest.raises(Unauthenticated, match="VFL-6102"):
         identify(peer, None)
 
 

@@ -54,7 +54,7 @@ def test_servers_that_share_a_file_keep_each_others_marks(tmp_path):
 def test_a_damaged_file_is_refused_and_left_alone(tmp_path, content):
     path = tmp_path / "server.marks"
     path.write_bytes(content)
-    with pytest.raises(RunFolderError, match=r'server\.marks" must hold .*Restore it'):
+    with pytest.raises(RunFolderError, match="VFL-7121"):
         MarkFile(path, ["bank"])
     assert path.read_bytes() == content
 

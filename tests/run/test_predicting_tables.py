@@ -140,7 +140,7 @@ def test_a_model_of_common_records_refuses_an_alignment_of_all_labelled_ones(tmp
     assert "bank has 320 of 400; shop has 320 of 400" in said
     assert 'trained with data.records = "common"' in said
     assert not (tmp_path / "scores.csv").exists()
-    with pytest.raises(DataError, match=r'trained with data\.records = "common".*bank has 320 of 400'):
+    with pytest.raises(DataError, match="VFL-2012"):
         Deployed.load(read_config(path), "bank", tmp_path / "run")
 
 
@@ -207,12 +207,10 @@ def test_tables_that_changed_are_refused(tmp_path, console):
     path = tmp_path / "then" / "bank.csv"
     bank, stored = pl.read_csv(path), open_model(tmp_path / "run", "bank")
     bank.drop("income").write_csv(path)
-    with pytest.raises(DataError, match=r"every column the model was trained on\. Missing: income"):
+    with pytest.raises(DataError, match=r"VFL-2194.*income"):
         load_subjects(before, "bank", stored)
     bank.with_columns(income=pl.lit("a lot")).write_csv(path)
-    with pytest.raises(
-        DataError, match=r'numbers or dates in "income"\. Found (\d+) of \1 values that are none'
-    ):
+    with pytest.raises(DataError, match=r"VFL-2195.*income"):
         load_subjects(before, "bank", stored)
 
 
@@ -258,7 +256,7 @@ def test_a_file_that_is_valid_only_with_the_sets_of_the_training_still_predicts(
     path.write_text(
         '[data]\nname = "iris"\n[stop]\nupdates = 5\n[privacy]\nmu_max = 50.0\n[partition]\nclients = 3\n'
     )
-    with pytest.raises(ConfigError, match=r"makes no use of privacy\.mu_max"):
+    with pytest.raises(ConfigError, match=r"VFL-5107.*privacy\.mu_max"):
         read_config(path)
     noise = ["privacy.mode=frozen", "privacy.clip=1", "privacy.noise=4", "data.scale=none"]
     launch(read_config(path, [*noise, "model.head=linear", "privacy.delta=1e-3"]), run, console)
@@ -315,5 +313,5 @@ def test_a_model_of_one_csv_scores_new_lines_of_another(tmp_path, console):
     scores = batch_of(later, tmp_path / "run", tmp_path / "scores.csv", ["client-1", "client-2"])
     assert scores["id"].cast(pl.String).to_list() == ["0", "1", "2", "3", "4"]
     new.drop("z").write_csv(tmp_path / "new.csv")
-    with pytest.raises(DataError, match=r"must have every column the model was trained on. Missing: z"):
+    with pytest.raises(DataError, match=r"VFL-2194.*z"):
         load_subjects(later, "client-2", stored)

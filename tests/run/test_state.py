@@ -74,10 +74,10 @@ def resume_client(config, path):
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"seed": 7}, "Different: seed 0 then, 7 now"),  # the same sizes, but other rows
-        ({"partition": {"clients": 3}}, "clients 2 then, 3 now"),
-        ({"schedule": {"batch_size": 7}}, r"Different: schedule.batch_size 32 then, 7 now"),
-        ({"model": {"embedding": "mlp", "head": "linear", "width": 3}}, r"Resume with the \[model\]"),
+        ({"seed": 7}, r"VFL-7001.*seed 0 then, 7 now"),  # the same sizes, but other rows
+        ({"partition": {"clients": 3}}, "VFL-7001"),
+        ({"schedule": {"batch_size": 7}}, r"VFL-7001.*schedule\.batch_size 32 then, 7 now"),
+        ({"model": {"embedding": "mlp", "head": "linear", "width": 3}}, "VFL-7001"),
     ],
 )
 def test_a_run_is_resumed_on_its_own_terms_or_left_as_it_is(tmp_path, kept, resume, other, said):
@@ -124,7 +124,7 @@ def test_a_resumed_server_goes_on_counting(tmp_path):
 
 def test_a_clients_checkpoint_is_not_replaced_by_accident(tmp_path):
     kept_by_a_client(tmp_path)
-    with pytest.raises(RunFolderError, match="--resume to go on from it, or --overwrite"):
+    with pytest.raises(RunFolderError, match="VFL-7041"):
         run_client(CONFIG, "client-1", tmp_path)
 
 
@@ -233,7 +233,7 @@ def test_a_second_client_on_one_folder_is_refused(tmp_path, how):
     kept_by_a_client(tmp_path)
     with (
         HeldFolder(tmp_path / "state" / "client-1"),
-        pytest.raises(RunFolderError, match=r"client-1\" is in use by another"),
+        pytest.raises(RunFolderError, match="VFL-1041"),
     ):
         run_client(CONFIG, "client-1", tmp_path, **how)
 
@@ -347,7 +347,7 @@ def test_a_server_without_its_table_is_not_resumed(tmp_path):
     """As after a run of before there were records, whose table was two other files."""
     ServerState(make_plan(CONFIG), tmp_path, resume=False)
     (tmp_path / "table.records").rename(tmp_path / "cells.f32")
-    with pytest.raises(RunFolderError, match=r'table\.records" must hold [0-9,]+ bytes, as the run had'):
+    with pytest.raises(RunFolderError, match="VFL-7036"):
         ServerState(make_plan(CONFIG), tmp_path, resume=True)
 
 

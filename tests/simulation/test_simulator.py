@@ -263,9 +263,7 @@ def test_training_gets_over_many_drop_outs(name, order):
 
 def test_a_quorum_that_can_never_be_reached_is_stalled_with_the_reason():
     run = run_of(DATA, rule={"name": "t-sync", "t": 2}, delays=gone(2, 3.5, math.inf))
-    with pytest.raises(
-        Stalled, match=r"at 4.00 s: .* uploads of 2 different clients; it has those of \[0\]; gone: \[1\]"
-    ) as caught:
+    with pytest.raises(Stalled, match=r"VFL-6821.*4\.00") as caught:
         run.train()
     assert "lower rule.t" in str(caught.value)
     assert run.runtime.updates == 3
@@ -275,7 +273,7 @@ def test_skipping_everything_for_ever_is_stalled_with_the_reason():
     run = run_of(DATA, rule={"delay_bound": 2, "when_unanswered": "skip"}, delays=gone(2, 3.5, math.inf))
     with pytest.raises(
         Stalled,
-        match=r"embeddings from clients \[1\]: every upload since iteration \d+ was skipped .*; gone: \[1\]",
+        match="VFL-7051",
     ):
         run.train()
 
@@ -295,7 +293,7 @@ def test_skipping_everything_is_no_stall_if_it_ends(end, stop):
 def test_a_bound_that_can_never_be_kept_is_stalled_with_the_reason():
     run = run_of(DATA, rule={"delay_bound": 2}, delays=gone(2, 3.5, math.inf))
     with pytest.raises(
-        Stalled, match=r"fresh embeddings from clients \[1\] \(delay bound\); gone: \[1\].*when_unanswered"
+        Stalled, match=r"VFL-6821.*fresh embeddings from clients \[1\] \(delay bound\); gone: \[1\]"
     ):
         run.train()
 
@@ -323,7 +321,7 @@ def test_nothing_is_left_to_happen_when_nobody_is_there():
         vertical_data(clients=1),
         delays={"seconds": [1.0], "dropouts": [{"client": 1, "start": 0.5, "end": math.inf}]},
     )
-    with pytest.raises(Stalled, match=r"nothing can happen any more at 1.00 s"):
+    with pytest.raises(Stalled, match=r"VFL-6821.*1\.00"):
         run.train()
     assert same(run.runtime.server.activations, [0])
 

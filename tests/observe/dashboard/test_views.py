@@ -122,7 +122,7 @@ def test_of_many_runs_those_that_changed_last_are_shown(tmp_path):
 
 
 def test_what_is_not_there_cannot_be_watched(tmp_path):
-    with pytest.raises(RunFolderError, match="Found no folder"):
+    with pytest.raises(RunFolderError, match="VFL-8011"):
         look([tmp_path / "missing"])
 
 

@@ -227,17 +227,17 @@ def test_damaged_scores_are_refused_by_name_and_the_old_report_stays(tmp_path, c
     folder = written(tmp_path / "run")
     before = write_report(folder).read_bytes()
     (folder / "scores.parquet").write_bytes(content)
-    with pytest.raises(RunFolderError, match="damaged"):
+    with pytest.raises(RunFolderError, match="VFL-8031"):
         write_report(folder)
     assert (folder / "report.html").read_bytes() == before
 
 
 def test_labels_of_no_class_and_damaged_importance_are_refused(tmp_path):
-    with pytest.raises(RunFolderError, match="damaged"):
+    with pytest.raises(RunFolderError, match="VFL-8031"):
         write_report(written(tmp_path / "classes", classes=["no", "yes", "maybe"]))
     folder = written(tmp_path / "importance")
     (folder / "importance.json").write_text('{"rows": 3}')
-    with pytest.raises(RunFolderError, match="damaged"):
+    with pytest.raises(RunFolderError, match="VFL-8031"):
         write_report(folder)
 
 

@@ -147,7 +147,7 @@ def test_a_client_whose_ledger_and_head_were_rolled_back_stops_before_it_sends(p
     shutil.rmtree(parties.run / "privacy")
     shutil.copytree(older, parties.run / "privacy")
     for _ in range(2):
-        with pytest.raises(LedgerError, match=r'the ledger ".*\.ledger".*--accept-ledger'):
+        with pytest.raises(LedgerError, match="VFL-5053"):
             parties.start()
         assert parties.marks.recall(0) == newer, "the server keeps the mark that proves it"
 

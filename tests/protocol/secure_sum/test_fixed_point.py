@@ -31,9 +31,7 @@ def test_the_sum_of_the_largest_scores_does_not_wrap_around(clients):
 @pytest.mark.parametrize("value", [1e9, -1e9, float("inf"), float("nan")])
 def test_a_score_too_large_is_named(value):
     scores = np.array([[1.0, value], [0.0, 2.0]], np.float32)
-    with pytest.raises(
-        Diverged, match=r"below 715,827,883 in magnitude.*3 clients. Found (-?1e\+09|inf|nan)"
-    ):
+    with pytest.raises(Diverged, match=r"VFL-4121.*715,827,883.*3"):
         encode(scores, 3)
 
 

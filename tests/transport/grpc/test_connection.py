@@ -46,9 +46,9 @@ def test_an_alignment_at_a_port_in_use_is_one_error(taken, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("address", "why"),
     [
-        ("192.0.2.1:7443", r"assign requested address.*--set network.address=0\.0\.0\.0:7443"),
-        ("127.0.0.1:70000", "no such port"),
-        (f"{'a' * 70}.invalid:7443", "label empty or too long"),
+        ("192.0.2.1:7443", r"VFL-6101.*7443"),
+        ("127.0.0.1:70000", r"VFL-6101.*no such port"),
+        (f"{'a' * 70}.invalid:7443", "VFL-6101"),
     ],
 )
 def test_an_address_that_is_not_of_this_machine_is_named_with_the_remedy(address, why):

@@ -70,7 +70,7 @@ def test_other_terms_are_refused_with_the_difference(caplog):
         serving = asyncio.create_task(federation.serve())
         await federation.listening.wait()
         wrong = Terms(**{**federation.terms.__dict__, "run_id": "another", "records": 7})
-        with pytest.raises(RemoteFault, match="run_id 'vafl' at the server, 'another' at the client; rec"):
+        with pytest.raises(RemoteFault, match="VFL-6111"):
             await federation.client(0, wrong).run()
         federation.end.finish("enough")
         await serving
@@ -166,7 +166,7 @@ def test_a_stranger_is_refused():
         await federation.listening.wait()
         stranger = federation.client(0)
         stranger.party = "mallory"
-        with pytest.raises(RemoteFault, match='"mallory" is no client of this run'):
+        with pytest.raises(RemoteFault, match="VFL-6111"):
             await stranger.run()
         federation.end.finish("enough")
         await serving

@@ -121,7 +121,7 @@ def test_parties_must_agree_whether_to_mask():
             )
         )
         plain.address = federation.address
-        with pytest.raises(RemoteFault, match=r"privacy\.secure_sum true at the server, false at the client"):
+        with pytest.raises(RemoteFault, match="VFL-6111"):
             await plain.client(0).run()
         serving.cancel()
 

@@ -54,7 +54,7 @@ def test_sockets_of_this_machine(address):
 @pytest.mark.parametrize("host", LEAVES)
 def test_hosts_elsewhere(host):
     for address in (host, f"{host}:50051", f"[{host}]:50051"):
-        with pytest.raises(ConfigError, match=r"must be on one machine.*Found.*vafl certs"):
+        with pytest.raises(ConfigError, match="VFL-6211"):
             require_loopback(address)
 
 
@@ -69,7 +69,7 @@ def test_hosts_elsewhere(host):
     ],
 )
 def test_other_ways_to_write_an_address_are_not_trusted(address):
-    with pytest.raises(ConfigError, match="must be on one machine"):
+    with pytest.raises(ConfigError, match="VFL-6211"):
         require_loopback(address)
 
 
@@ -95,7 +95,7 @@ def test_an_http_address_is_read_and_written_alike(option):
 
 @pytest.mark.parametrize("option", ["8080", ":8080", "host:", "host:65536", "host:x", "host:-1", ""])
 def test_an_http_address_has_a_host_and_a_port(option):
-    with pytest.raises(ConfigError, match="host:port"):
+    with pytest.raises(ConfigError, match="VFL-6212"):
         HttpAddress.of(option)
 
 
