@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.metadata
-import inspect
 import subprocess
 import sys
 
@@ -37,12 +36,6 @@ def test_every_public_name_is_there(name):
 def test_a_name_that_is_not_there_fails_as_anywhere():
     with pytest.raises(AttributeError, match="module 'vafl' has no attribute 'Verticle'"):
         _ = vafl.Verticle
-
-
-def test_build_is_the_function_also_once_its_module_is_loaded():
-    module = importlib.import_module("vafl.run.assembly")
-    assert inspect.ismodule(module)
-    assert vafl.run.assembly is module.build
 
 
 def test_the_version_is_that_of_the_package():

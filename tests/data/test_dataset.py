@@ -36,7 +36,7 @@ def spoilt(value, shape=(4, 2)):
     ],
 )
 def test_a_data_set_is_checked_when_made(changes, said):
-    with pytest.raises(DataError, match=r"^toy: .*" + said):
+    with pytest.raises(DataError, match=r": toy: .*" + said):
         dataset(**changes)
 
 

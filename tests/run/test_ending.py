@@ -64,7 +64,7 @@ def test_clients_are_not_told_what_the_server_s_failure_says_of_its_files():
         return ends
 
     ends = complete(story())
-    assert [str(end) for end in ends] == [
+    assert [end.message for end in ends] == [
         "the server ended the run without a result: the server failed; its log says why."
     ] * 2
     assert {end.exit_code for end in ends} == {4}

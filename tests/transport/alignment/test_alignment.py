@@ -111,7 +111,7 @@ def test_what_fails_at_one_party_is_not_told_to_the_others():
     server, bank, shop = asyncio.run(story())
     assert isinstance(server, OSError)
     for error in (results["shop"], bank, shop):
-        assert str(error).startswith("the server ended the alignment: the reason is not this party's.")
+        assert error.message.startswith("the server ended the alignment: the reason is not this party's.")
         assert "bank" not in str(error)
         assert "secret" not in str(error)
 

@@ -100,7 +100,7 @@ def test_a_second_exchange_is_in_the_clients_log(caplog):
 def test_a_server_that_says_why_it_stops_before_and_after_it_began():
     before = told(pack(Kind.FAILED, b"not\x1b[31m today"))
     assert isinstance(before, RemoteFault)
-    assert str(before) == "the server refused bank: not[31m today"
+    assert before.message == "the server refused bank: not[31m today"
     assert "\x1b" not in str(told(pack(Kind.BEGIN, b'"\\u001b[2J"')))
     after = told(BEGIN, pack(Kind.FAILED, b"later"))
     assert isinstance(after, RunError)
@@ -113,7 +113,7 @@ def test_a_status_is_shown_without_what_would_steer_a_terminal():
 
     error = served(refuse)
     assert isinstance(error, RemoteFault)
-    assert str(error) == "the server refused bank: no[2J"
+    assert error.message == "the server refused bank: no[2J"
 
 
 def test_a_server_that_never_says_that_everybody_is_done_leaves_no_file():
