@@ -20,7 +20,7 @@ from vafl.data.settings import DataSettings
 from vafl.data.sources import load
 from vafl.data.split import Split
 from vafl.errors import ConfigError, Diverged, RunFolderError
-from vafl.observe.evaluation import Point
+from vafl.observe.evaluation import Evaluation
 from vafl.observe.record import RecordedRun, RunFolder, read_run
 from vafl.run.assembly import Run, build
 from vafl.run.conclusion import conclude
@@ -123,12 +123,12 @@ def train(job: Job) -> Timed:
     # A set much smaller than the real one, as the tests have, cannot give minibatches as large.
     size = min(config.schedule.batch_size, data.rows // 20)
     run = build(replace(config, schedule=replace(config.schedule, batch_size=size)), data)
-    points: list[Point] = []
+    points: list[Evaluation] = []
     diverged = False
     with RunFolder(job.out) as folder:
         folder.begin(config.to_toml())
 
-        def observe(point: Point) -> None:
+        def observe(point: Evaluation) -> None:
             points.append(point)
             folder.append(point)
 
@@ -160,7 +160,7 @@ def _known(job: Job, config: Config) -> RecordedRun | None:
     return run if same and run.summary.get("held_out") == job.held_out else None
 
 
-def _summary(run: Run, end: Point) -> dict[str, Any]:
+def _summary(run: Run, end: Evaluation) -> dict[str, Any]:
     activations = run.runtime.server.activations if isinstance(run.runtime, Simulator) else []
     return summarise(
         run.config,

@@ -24,7 +24,7 @@ from vafl.run.agreement import STATE, make_terms
 from vafl.run.assembly import build, make_client
 from vafl.run.client import ClientState
 from vafl.run.plan import make_plan
-from vafl.transport.grpc.wire import CLAIM, Terms
+from vafl.transport.grpc.wire import CLAIM, Agreement
 from vafl.transport.identity import SERVER, Credentials, issue
 
 NAME, INDEX = "client-4", 3
@@ -113,7 +113,7 @@ def _knock_on_every_door(parties: Parties, turncoat: Turncoat, times: int) -> No
 
 def _come_to_reason(parties: Parties, turncoat: Turncoat) -> None:
     """The hostile party's own client takes its place again, and the run ends."""
-    terms = Terms.from_bytes(turncoat.terms)
+    terms = Agreement.from_bytes(turncoat.terms)
     ClientState(turncoat.client, parties.folder / NAME / STATE / NAME, 1, terms, resume=False)
     parties.start(NAME, resume=True)
     parties.until_over()

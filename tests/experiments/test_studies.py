@@ -12,14 +12,14 @@ from experiments.study import FOLDER, names, read_study
 from experiments.timed_runs import Job, Timed, crossing, hold_out, train, was_made
 
 from vafl.data.split import Parts, Split
-from vafl.observe.evaluation import Point
+from vafl.observe.evaluation import Evaluation
 from vafl.observe.record import RecordedRun
 
 pytestmark = pytest.mark.no_cover  # what they use of vafl has tests of its own
 
 
 def run(step_size, metrics, seed=0, diverged=False):
-    points = [Point(2.0 * i, i, 10**6 * i, 0, 0.5, value) for i, value in enumerate(metrics)]
+    points = [Evaluation(2.0 * i, i, 10**6 * i, 0, 0.5, value) for i, value in enumerate(metrics)]
     recorded = RecordedRun("run", None, {"metric": {"name": "accuracy"}}, points)
     return Timed(recorded, step_size, seed, np.arange(len(points)), diverged, 1.0, 2, 0.0)
 

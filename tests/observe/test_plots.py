@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from vafl.observe import plots
-from vafl.observe.evaluation import Point
+from vafl.observe.evaluation import Evaluation
 from vafl.observe.record import RecordedRun
 
 
@@ -26,7 +26,7 @@ def drawn(tmp_path, monkeypatch):
 
 
 def run(losses, **summary):
-    points = [Point(float(n), n, n, n, loss, 0.5 + n / 100) for n, loss in enumerate(losses)]
+    points = [Evaluation(float(n), n, n, n, loss, 0.5 + n / 100) for n, loss in enumerate(losses)]
     return RecordedRun(
         "run",
         Path(),

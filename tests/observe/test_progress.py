@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from rich.console import Console
 
 from vafl.observe.counting import CountProgress
-from vafl.observe.evaluation import Point
+from vafl.observe.evaluation import Evaluation
 from vafl.observe.progress import Progress, ShownFigures
 from vafl.observe.status import ClientStatus, Status
 from vafl.protocol.staleness import DelaySummary
@@ -38,7 +38,7 @@ def shown(folder, *, terminal: bool, points: int = 1) -> str:
     output = io.StringIO()
     with made(folder, output, terminal=terminal) as progress:
         for _ in range(points):
-            progress.observe(Point(12.5, 40, 2_000_000, 500_000, 0.25, 0.875))
+            progress.observe(Evaluation(12.5, 40, 2_000_000, 500_000, 0.25, 0.875))
     return output.getvalue()
 
 

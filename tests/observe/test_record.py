@@ -6,7 +6,7 @@ import pytest
 
 from vafl.errors import RunFolderError
 from vafl.folders import HeldFolder
-from vafl.observe.evaluation import Point
+from vafl.observe.evaluation import Evaluation
 from vafl.observe.record import RunFolder, read_run
 
 SUMMARY = {
@@ -18,7 +18,7 @@ SUMMARY = {
 
 
 def point(updates):
-    return Point(updates + 0.5, updates, 10, 20, None, 0.5, {"accuracy": 0.5})
+    return Evaluation(updates + 0.5, updates, 10, 20, None, 0.5, {"accuracy": 0.5})
 
 
 def test_what_a_crash_undid_is_taken_out_of_the_history(tmp_path):
@@ -63,15 +63,15 @@ def test_a_run_that_goes_on_has_not_ended(tmp_path):
 def test_a_run_that_went_on_with_another_headline_is_read_by_the_last(tmp_path):
     """All metrics are recorded, so the earlier evaluations have that one too."""
     with RunFolder(tmp_path) as folder:
-        folder.append(Point(0.5, 0, 10, 20, None, 0.7, {"auc": 0.7, "accuracy": 0.5}))
-        folder.append(Point(1.5, 10, 10, 20, None, 0.6, {"auc": 0.8, "accuracy": 0.6}))
+        folder.append(Evaluation(0.5, 0, 10, 20, None, 0.7, {"auc": 0.7, "accuracy": 0.5}))
+        folder.append(Evaluation(1.5, 10, 10, 20, None, 0.6, {"auc": 0.8, "accuracy": 0.6}))
         folder.finish(SUMMARY)
     assert [each.metric for each in read_run(tmp_path).points] == [0.5, 0.6]
 
 
 def test_what_is_not_a_number_is_not_recorded(tmp_path):
     with RunFolder(tmp_path) as folder, pytest.raises(ValueError, match="JSON"):
-        folder.append(Point(0.5, 0, 10, 20, None, math.nan))
+        folder.append(Evaluation(0.5, 0, 10, 20, None, math.nan))
     assert (tmp_path / "history.jsonl").read_bytes() == b""
 
 

@@ -11,7 +11,7 @@ from tests.protocol.test_scoring import DEFAULTS, ROWS, WIDTH, Cap, rows
 from vafl.errors import InvalidMessage
 from vafl.protocol.importance import ImportanceScorer
 from vafl.protocol.messages import EVERYTHING, LONGEST_GROUP, Decline, Join, Leave, Refresh, Request
-from vafl.protocol.prediction_client import Permutations, Respondent
+from vafl.protocol.prediction_client import Permutations, PredictionClient
 from vafl.protocol.scoring import ANSWERED, AWAITED, DECLINED
 
 FEATURES = torch.arange(float(ROWS * WIDTH)).view(ROWS, WIDTH)
@@ -25,7 +25,7 @@ def permutations(*names):
 def respondent(index=0, allowed=None, budget=None, features=FEATURES):
     model = nn.Linear(WIDTH, WIDTH, bias=False)
     nn.init.eye_(model.weight)
-    return Respondent(index, features, model, permutations=allowed, budget=budget)
+    return PredictionClient(index, features, model, permutations=allowed, budget=budget)
 
 
 def answer_to(client, group, asked=EVERYONE):

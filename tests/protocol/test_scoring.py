@@ -10,7 +10,7 @@ from torch import nn
 from tests.protocol.budgets import NoMarks
 from vafl.errors import InvalidMessage
 from vafl.protocol.messages import Decline, Join, Leave, Query, Refresh, Upload
-from vafl.protocol.prediction_client import Respondent
+from vafl.protocol.prediction_client import PredictionClient
 from vafl.protocol.scoring import ABSENT, ANSWERED, DECLINED, LATE, Scorer
 
 ROWS, WIDTH = 8, 2
@@ -28,7 +28,9 @@ class Parties:
         self.features = [torch.arange(16.0).view(ROWS, WIDTH), -torch.arange(16.0).view(ROWS, WIDTH)]
         model = nn.Linear(WIDTH, WIDTH, bias=False)
         nn.init.eye_(model.weight).data.mul_(2)
-        self.clients = [Respondent(m, own, model, budget=budgets[m]) for m, own in enumerate(self.features)]
+        self.clients = [
+            PredictionClient(m, own, model, budget=budgets[m]) for m, own in enumerate(self.features)
+        ]
         self.scorer = Scorer(ROWS, nn.Identity(), DEFAULTS, summed=summed, cached=cached)
         self.asked = []
         for client in self.clients:

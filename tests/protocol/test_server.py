@@ -35,7 +35,7 @@ models = st.sampled_from(
 )
 
 
-class Witness(Exchange):
+class KeySigner(Exchange):
     """Recomputes every answer and every step of the head from the table, and compares."""
 
     def __init__(self, run):
@@ -72,7 +72,7 @@ class Witness(Exchange):
 
 @given(rules, models, st.lists(st.integers(0, 23), min_size=20, max_size=80))
 def test_every_answer_is_the_gradient_of_the_clients_own_mean_loss(rule, model, order):
-    exchange = Witness(run_of(DATA, rule=rule, model=model))
+    exchange = KeySigner(run_of(DATA, rule=rule, model=model))
     for choice in order:
         if choice < 2:
             (exchange.join if choice in exchange.server.absent else exchange.leave)(choice)
@@ -82,7 +82,7 @@ def test_every_answer_is_the_gradient_of_the_clients_own_mean_loss(rule, model, 
 
 @given(st.integers(1, CLIENTS), models, st.lists(st.integers(0, 11), min_size=10, max_size=60))
 def test_t_sync_steps_on_t_different_clients_by_the_mean_over_them(t, model, order):
-    exchange = Witness(run_of(DATA, rule={"name": "t-sync", "t": t}, model=model))
+    exchange = KeySigner(run_of(DATA, rule={"name": "t-sync", "t": t}, model=model))
     server = exchange.server
     for choice in order:
         before, table = server.iteration, server.table
@@ -194,7 +194,7 @@ def test_a_query_is_answered_without_a_step():
 
 def test_a_sync_round_survives_a_client_that_comes_back_in_query_first_order():
     """Its lost query must neither block the others nor hand anyone the gradient of other rows."""
-    exchange = Witness(run_of(DATA, rule={"name": "sync", "order": "query-first"}))
+    exchange = KeySigner(run_of(DATA, rule={"name": "sync", "order": "query-first"}))
     for client in range(CLIENTS):
         exchange.turn(client)
     exchange.leave(0)

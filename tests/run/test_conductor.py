@@ -11,7 +11,7 @@ from vafl.models.losses import LOSSES
 from vafl.models.metrics import Metrics
 from vafl.protocol.losslog import LossLog
 from vafl.protocol.requests import Poll
-from vafl.run.conductor import Conductor
+from vafl.run.conductor import RunController
 from vafl.run.controller import BUDGETS_SPENT, Watch
 
 
@@ -82,7 +82,7 @@ class Federation:
 
 def conductor(points, stop, evaluation, best=None):
     metrics = Metrics.of("binary", 1, headline="accuracy", select="accuracy")
-    return Conductor(
+    return RunController(
         held_out=np.array([4, 5]),
         labels=torch.ones(2),
         metrics=metrics,

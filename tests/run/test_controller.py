@@ -12,7 +12,7 @@ from vafl.config.run_settings import EvaluationSettings, StopSettings
 from vafl.data.split import Parts
 from vafl.errors import ConfigError
 from vafl.models.metrics import Metrics
-from vafl.observe.evaluation import Point
+from vafl.observe.evaluation import Evaluation
 from vafl.protocol.losslog import LossLog
 from vafl.run.controller import CentralisedRuntime, Watch, train
 from vafl.run.evaluator import Evaluator
@@ -149,7 +149,7 @@ def watched(stop, *evaluations):
     kept.keep = kept.points.append
     watch = Watch(stop, Metrics.of("binary", 1, select=stop.select), kept)
     points = [
-        Point(float(n), n, 0, 0, None, auc, {"auc": auc, "log_loss": loss})
+        Evaluation(float(n), n, 0, 0, None, auc, {"auc": auc, "log_loss": loss})
         for n, (auc, loss) in enumerate(evaluations)
     ]
     return [watch.sees(point) for point in points], [points.index(point) for point in kept.points]

@@ -9,7 +9,7 @@ from vafl.errors import Stalled
 from vafl.models.metrics import Metrics
 from vafl.protocol.importance import ImportanceScorer
 from vafl.protocol.messages import EVERYTHING, Leave
-from vafl.protocol.prediction_client import Permutations, Respondent
+from vafl.protocol.prediction_client import Permutations, PredictionClient
 from vafl.run.permutations import Study
 
 ROWS = 400
@@ -29,7 +29,7 @@ class Parties:
             model.weight.data = weight
             named = {name: np.array([m]) for m, name in enumerate(groups)} if index == 0 else {}
             allowed = Permutations(np.random.default_rng(index), named) if offered[index] else None
-            self.clients.append(Respondent(index, own, model, permutations=allowed))
+            self.clients.append(PredictionClient(index, own, model, permutations=allowed))
         self.scorer = ImportanceScorer(ROWS, nn.Identity(), torch.zeros(2, 1), summed=True)
         for client in self.clients:
             self.scorer.receive(client.join())

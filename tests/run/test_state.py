@@ -20,7 +20,7 @@ from vafl.config import from_document, read_config
 from vafl.errors import RemoteFault, RunFolderError
 from vafl.folders import HeldFolder
 from vafl.models.store import read_model
-from vafl.observe.evaluation import Point
+from vafl.observe.evaluation import Evaluation
 from vafl.observe.record import RunFolder
 from vafl.protocol.messages import Request, Welcome
 from vafl.run.agreement import make_terms, require_same_run
@@ -52,7 +52,7 @@ def kept_by_a_server(path):
     with RunFolder(path) as folder:
         ServerState(make_plan(CONFIG), path / "state" / "server", resume=False)
         folder.begin(CONFIG.to_toml())
-        folder.append(Point(1.5, 20, 1, 2, None, 0.75))
+        folder.append(Evaluation(1.5, 20, 1, 2, None, 0.75))
         folder.finish({"metric": {"name": "accuracy", "value": 0.75}})
 
 
@@ -329,7 +329,10 @@ def test_a_new_run_knows_no_best_evaluation_of_another(tmp_path, caplog):
 
 
 def test_a_resumed_server_has_the_head_of_the_best_evaluation(tmp_path):
-    state, point = ServerState(make_plan(CONFIG), tmp_path, resume=False), Point(1.5, 20, 1, 2, None, 0.75)
+    state, point = (
+        ServerState(make_plan(CONFIG), tmp_path, resume=False),
+        Evaluation(1.5, 20, 1, 2, None, 0.75),
+    )
     head = moved(state.server.head)
     state.outputs["validation"] = outputs = torch.tensor([[0.25], [math.inf]])
     state.best.keep(point)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from vafl.config import Config
 from vafl.privacy.ledger.accounts import KINDS, Floats
 from vafl.privacy.ledger.ledger import Ledger
-from vafl.privacy.mechanism.client_privacy import Guard, guard
+from vafl.privacy.mechanism.client_privacy import ClientPrivacy, guard
 from vafl.privacy.settings import UNLIMITED, PrivacySettings
 from vafl.protocol.client import Client
 from vafl.protocol.descent import Descent
@@ -194,7 +194,7 @@ def _score_rounds(
     return score, _costs(own, claimed, steps)
 
 
-def _costs(own: Guard, claimed: PrivacySettings, local_steps: int) -> Floats:
+def _costs(own: ClientPrivacy, claimed: PrivacySettings, local_steps: int) -> Floats:
     """[canaries], the mu^2 that is claimed for all their uploads, as the ledger has counted them."""
     counts = own.budget.ledger.counts.astype(np.float64)
     batches = counts[KINDS.index("batch")]
@@ -210,7 +210,7 @@ def _weight(cost: float, deviation: float) -> float:
 
 def _client(
     config: Config, settings: PrivacySettings, features: Tensor, training_rows: int, clients: int
-) -> tuple[Client, Guard]:
+) -> tuple[Client, ClientPrivacy]:
     """A client whose canary i has feature i, which its model turns into a loud first coordinate."""
     rows, columns = features.shape
     model = nn.Linear(columns, 2, bias=False)
@@ -240,7 +240,7 @@ def _client(
 
 
 def _answer(
-    client: Client, own: Guard, upload: ClientMessage, clients: int, slope: float
+    client: Client, own: ClientPrivacy, upload: ClientMessage, clients: int, slope: float
 ) -> tuple[Tensor, list[ClientMessage]]:
     """Answers an upload with a steep second slope: (the sums of each canary's gradients, what is said then).
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vafl.commands.configured import add_config_options, as_json, overrides
-from vafl.commands.course import courses_of
+from vafl.commands.expected_usage import courses_of
 from vafl.config import from_document, read_document
 from vafl.errors import ConfigError
 from vafl.privacy.analysis import accountant
@@ -25,7 +25,7 @@ from vafl.privacy.analysis.calibration import (
     calibrate,
     guarantee,
 )
-from vafl.privacy.analysis.exposure import Course, Exposure, expose, worst
+from vafl.privacy.analysis.exposure import ExpectedUsage, Exposure, expose, worst
 from vafl.privacy.settings import GUARANTEED, NEEDS, UNLIMITED, PrivacySettings
 from vafl.run.plan import a_party, make_plan
 
@@ -104,7 +104,7 @@ class Wish:
         return Mechanism(mode, settings.clip or 1.0, settings.gradient_clip or 1.0, settings.neighbours)
 
 
-def _report(wish: Wish, courses: Sequence[Course], clients: dict[str, Exposure]) -> dict[str, Any]:
+def _report(wish: Wish, courses: Sequence[ExpectedUsage], clients: dict[str, Exposure]) -> dict[str, Any]:
     exposure = worst(list(clients.values()))
     course = max(courses, key=lambda course: course.activations)
     modes: tuple[PrivateMode, ...] = get_args(PrivateMode)
@@ -187,7 +187,7 @@ def _rounded(value: float, digits: int, way: Callable[[float], int]) -> float:
     return float(f"{way(value * 10.0**place) / 10.0**place:.{digits}g}")
 
 
-def _papers(wish: Wish, course: Course) -> dict[str, PaperCalibration]:
+def _papers(wish: Wish, course: ExpectedUsage) -> dict[str, PaperCalibration]:
     sensitivity = wish.mechanism("embed_only").sensitivity
     return {
         f"K counts {kind}": PaperCalibration(
@@ -197,7 +197,7 @@ def _papers(wish: Wish, course: Course) -> dict[str, PaperCalibration]:
     }
 
 
-def _paper_noise(wish: Wish, course: Course) -> dict[str, Any]:
+def _paper_noise(wish: Wish, course: ExpectedUsage) -> dict[str, Any]:
     forms = {
         name: {"first_order": paper.first_order(wish.mu), "central_limit": paper.central_limit(wish.mu)}
         for name, paper in _papers(wish, course).items()
@@ -205,7 +205,7 @@ def _paper_noise(wish: Wish, course: Course) -> dict[str, Any]:
     return {"label": NOT_VALID, "noise": forms}
 
 
-def _paper_mu(wish: Wish, course: Course) -> dict[str, Any]:
+def _paper_mu(wish: Wish, course: ExpectedUsage) -> dict[str, Any]:
     forms = {
         name: {
             "first_order": paper.first_order_mu(wish.own.noise),

@@ -14,7 +14,7 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from vafl.commands.configured import add_config_options, as_json, overrides
-from vafl.commands.course import expected_activations
+from vafl.commands.expected_usage import expected_activations
 from vafl.commands.objective import Objective
 from vafl.config import Config, read_config
 from vafl.errors import ConfigError

@@ -34,7 +34,7 @@ from vafl.estimator.tables import (
     is_dictionary,
 )
 from vafl.models.metrics import as_text
-from vafl.observe.evaluation import Point
+from vafl.observe.evaluation import Evaluation
 from vafl.run.assembly import Run, build
 from vafl.run.conclusion import conclude
 from vafl.run.evaluator import outputs
@@ -296,13 +296,13 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         """[rows, ...] of each party, encoded as in fit."""
         return {party: encode(party, own, self.encoders_[party]) for party, own in tables.items()}
 
-    def _report(self, point: Point) -> None:
+    def _report(self, point: Evaluation) -> None:
         if self.verbose:
             loss = "" if point.train_loss is None else f", training loss {point.train_loss:.4f}"
             figures = as_text(self._in_units(point).metrics)
             print(f"{point.updates} updates, {point.seconds:.1f} simulated s{loss}, {figures}")
 
-    def _in_units(self, point: Point) -> Point:
+    def _in_units(self, point: Evaluation) -> Evaluation:
         """Return the evaluation with errors in the unit of y."""
         return point
 

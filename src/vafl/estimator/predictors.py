@@ -15,7 +15,7 @@ from vafl.errors import DataError
 from vafl.estimator.fitting import Labels, VerticalEstimator
 from vafl.models.metrics import IN_LABEL_UNITS, Metrics
 from vafl.models.probabilities import probabilities
-from vafl.observe.evaluation import Point
+from vafl.observe.evaluation import Evaluation
 
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -29,7 +29,7 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
         n_features_in_, feature_names_in_: as everywhere in scikit-learn; a dictionary X has no
             `feature_names_in_`.
         n_iter_: steps of the server.
-        history_: evaluations from the start to the end of training (vafl.observe.evaluation.Point). `metrics`
+        history_: every vafl.observe.evaluation.Evaluation from the start to the end of training. `metrics`
             of each has every metric.
         best_: the evaluation of the models that were kept, the one with the lowest loss on the held-out rows;
             None if no rows were held out.
@@ -113,7 +113,7 @@ class VerticalRegressor(RegressorMixin, VerticalEstimator):  # type: ignore[misc
         self.target_scale_ = float(labels[train].std()) or 1.0
         return ((labels - self.target_mean_) / self.target_scale_).astype(np.float32), None
 
-    def _in_units(self, point: Point) -> Point:
+    def _in_units(self, point: Evaluation) -> Evaluation:
         headline, scale = Metrics.of("squared", 1, self.metric).headline.name, self.target_scale_
         metrics = {
             name: value * scale if value is not None and name in IN_LABEL_UNITS else value

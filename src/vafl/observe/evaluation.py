@@ -5,7 +5,7 @@ from typing import Literal, Protocol
 
 
 @dataclass(frozen=True)
-class Point:
+class Evaluation:
     """One evaluation: a line of history.jsonl.
 
     Attributes:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from vafl.models.metrics import figure
 from vafl.observe.counting import Tenths
-from vafl.observe.evaluation import Clock, Point
+from vafl.observe.evaluation import Clock, Evaluation
 from vafl.observe.status import Baselines, ClientStatus, Status
 from vafl.protocol.staleness import DelaySummary
 
@@ -65,7 +65,7 @@ class Progress:
     clients: Callable[[], list[ClientStatus]]
     delays: Callable[[], Sequence[DelaySummary]]
     waiting: Callable[[], str] = lambda: ""
-    _point: Point | None = None
+    _point: Evaluation | None = None
     _delays: Sequence[DelaySummary] = ()
     _measured: float = 0.0
     _pace: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_PACE))
@@ -92,7 +92,7 @@ class Progress:
         if self.console.is_terminal:
             self._live.stop()
 
-    def observe(self, point: Point) -> None:
+    def observe(self, point: Evaluation) -> None:
         """Takes note of an evaluation."""
         self._point = point
         if (now := time.monotonic()) - self._measured > _EVERY:

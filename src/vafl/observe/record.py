@@ -32,7 +32,7 @@ from vafl.files import drafted, make_private_folder, write_atomically
 from vafl.folders import LOCK, HeldFolder
 from vafl.kernels import NATIVE
 from vafl.models.metrics import LOWER_IS_BETTER
-from vafl.observe.evaluation import Point
+from vafl.observe.evaluation import Evaluation
 from vafl.observe.status import STATUS
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class RunFolder:
         write_atomically(self.path / "config.toml", config_toml.encode())
         self._history.touch()
 
-    def rewind(self, seconds: float) -> list[Point]:
+    def rewind(self, seconds: float) -> list[Evaluation]:
         """Goes back to where the run stood after so many seconds; gives the evaluations made until then.
 
         Those after it were undone by a crash, which may also have cut the last line short.
@@ -95,7 +95,7 @@ class RunFolder:
         Raises:
             RunFolderError: a line is damaged.
         """
-        points, length = list[Point](), 0
+        points, length = list[Evaluation](), 0
         for line in self._history.read_bytes().splitlines(keepends=True):
             if not line.endswith(b"\n") or (point := self._read_point(line, len(points))).seconds > seconds:
                 break
@@ -104,9 +104,9 @@ class RunFolder:
         os.truncate(self._history, length)
         return points
 
-    def _read_point(self, line: bytes, before: int) -> Point:
+    def _read_point(self, line: bytes, before: int) -> Evaluation:
         try:
-            return Point(**json.loads(line))
+            return Evaluation(**json.loads(line))
         except (ValueError, TypeError) as error:
             raise RunFolderError(
                 "VFL-8021",
@@ -182,7 +182,7 @@ class RunFolder:
     def __exit__(self, *raised: object) -> None:
         self._held.close()
 
-    def append(self, point: Point) -> None:
+    def append(self, point: Evaluation) -> None:
         """Adds one evaluation; it is in the file when this returns, should the process die."""
         with self._history.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(point), allow_nan=False) + "\n")
@@ -198,9 +198,9 @@ class RunFolder:
         write_atomically(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
 
 
-def _read_points(path: Path) -> list[Point]:
+def _read_points(path: Path) -> list[Evaluation]:
     lines = (path / HISTORY).read_text(encoding="utf-8").splitlines()
-    return [Point(**json.loads(line)) for line in lines]
+    return [Evaluation(**json.loads(line)) for line in lines]
 
 
 def versions() -> dict[str, str]:
@@ -216,7 +216,7 @@ class RecordedRun:
     name: str
     path: Path
     summary: Mapping[str, Any]
-    points: Sequence[Point]
+    points: Sequence[Evaluation]
 
     @property
     def metric(self) -> str:
@@ -233,7 +233,7 @@ class RecordedRun:
         return str(self.summary["watched"])
 
     @property
-    def measured(self) -> list[tuple[Point, float]]:
+    def measured(self) -> list[tuple[Evaluation, float]]:
         """Its evaluations that have the headline metric, and their values."""
         return [(point, point.metric) for point in self.points if point.metric is not None]
 
@@ -269,7 +269,7 @@ class RecordedRun:
             self, points=points, summary={**self.summary, "metric": {"name": metric, "value": value}}
         )
 
-    def first_reaching(self, target: float) -> Point | None:
+    def first_reaching(self, target: float) -> Evaluation | None:
         """Return the first evaluation as good as `target`; None if there is none."""
         sign = 1 if self.higher_is_better else -1
         return next((point for point, value in self.measured if sign * (value - target) >= 0), None)

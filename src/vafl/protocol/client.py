@@ -33,7 +33,7 @@ from vafl.protocol.messages import (
     Welcome,
     made_here,
 )
-from vafl.protocol.prediction_client import Budget, Perturb, Respondent, UploadKind
+from vafl.protocol.prediction_client import Budget, Perturb, PredictionClient, UploadKind
 from vafl.protocol.rows import Array, Matrix, Rows, in_parts
 from vafl.protocol.schedule import BatchSchedule
 from vafl.protocol.schedule import Refresh as RefreshPolicy
@@ -85,7 +85,7 @@ class Staleness:
         return self.total / max(1, self.answers)
 
 
-class Client(Respondent):
+class Client(PredictionClient):
     """Holds the features and the embedding model theta_m of one party.
 
     Args:

@@ -73,7 +73,7 @@ class Permutations:
     groups: Mapping[str, Rows]
 
 
-class Respondent:
+class PredictionClient:
     """Holds the features and the trained model of one party, for predictions.
 
     Args:

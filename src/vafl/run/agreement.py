@@ -11,7 +11,7 @@ from vafl.run.checkpoint import load_facts
 from vafl.run.model_store import shared_settings
 from vafl.run.plan import Plan, sized
 from vafl.transport.codec import Codec
-from vafl.transport.grpc.wire import PROTOCOL, Terms, differing, schedule_digest, settled
+from vafl.transport.grpc.wire import PROTOCOL, Agreement, differing, schedule_digest, settled
 
 _TRAINING = ("rule", "schedule", "optimiser")
 _AGREED_ANEW = ("protocol", "encoding", "rule.", "optimiser.", "stop.")
@@ -29,7 +29,7 @@ def rows_at_once(config: Config, width: int) -> int:
     return codec.most_rows(width, masked=config.privacy.secure_sum)
 
 
-def require_same_run(folder: Path, terms: Terms) -> None:
+def require_same_run(folder: Path, terms: Agreement) -> None:
     """Raises RunFolderError unless the checkpoint there is of a run on these terms: what it holds means other
     rows, clients or models elsewhere. The network, and how training goes on, may change: on those the parties
     agree anew."""
@@ -49,11 +49,11 @@ def require_same_run(folder: Path, terms: Terms) -> None:
         )
 
 
-def make_terms(plan: Plan) -> Terms:
+def make_terms(plan: Plan) -> Agreement:
     """What the parties of this run must agree on, as this party sees it."""
     config, clients = over_network(plan.config), len(plan.data.parties)
     schedules = [make_schedule(config, plan.data.rows, index) for index in range(clients)]
-    return Terms(
+    return Agreement(
         protocol=PROTOCOL,
         run_id=config.network.run_id,
         records=plan.data.parts.total,

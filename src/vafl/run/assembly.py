@@ -15,9 +15,9 @@ from vafl.config import Config
 from vafl.data.partition import VerticalData
 from vafl.data.settings import LABEL_HOLDER
 from vafl.names import LOCAL_CLIENT
-from vafl.observe.evaluation import Point
+from vafl.observe.evaluation import Evaluation
 from vafl.privacy.ledger.ledger import Ledger
-from vafl.privacy.mechanism.client_privacy import Guard, guard
+from vafl.privacy.mechanism.client_privacy import ClientPrivacy, guard
 from vafl.privacy.mechanism.labels import GradientMask
 from vafl.protocol.bound import DelayBound
 from vafl.protocol.centralised import Centralised
@@ -36,7 +36,7 @@ from vafl.protocol.schedule import (
 )
 from vafl.protocol.secure_sum.client import MaskedClient
 from vafl.protocol.secure_sum.fixed_point import decode
-from vafl.protocol.secure_sum.masks import KeyAgreement, NoWitness, Witness
+from vafl.protocol.secure_sum.masks import KeyAgreement, KeySigner, NoKeySigner
 from vafl.protocol.secure_sum.server import MaskedServer, SumTable
 from vafl.protocol.server import Server
 from vafl.protocol.staleness import DelaySummary
@@ -70,8 +70,8 @@ class Run:
     ended: str = ""
 
     def train(
-        self, observe: Callable[[Point], None] = lambda point: None, *, keep_best: bool | None = None
-    ) -> list[Point]:
+        self, observe: Callable[[Evaluation], None] = lambda point: None, *, keep_best: bool | None = None
+    ) -> list[Evaluation]:
         """Train until a stop criterion holds, and return all evaluations. Why it ended is then in `ended`.
 
         Args:
@@ -95,7 +95,7 @@ class Run:
         finally:
             self.ended = watch.ended
 
-    def measure(self) -> Point:
+    def measure(self) -> Evaluation:
         """Evaluate the models as they are now."""
         return measure(self.runtime, self.evaluator, self.task.metrics.headline.name)
 
@@ -134,7 +134,7 @@ def build(config: Config, data: VerticalData | None = None) -> Run:
     return Run(config, plan.data, plan.task, plan.models, plan.head, runtime, evaluator, ledgers)
 
 
-def _simulator(plan: Plan, guards: Sequence[Guard | None]) -> Simulator:
+def _simulator(plan: Plan, guards: Sequence[ClientPrivacy | None]) -> Simulator:
     config, parties = plan.config, range(len(plan.models))
     schedules = [make_schedule(config, plan.data.rows, index) for index in parties]
     clients = [make_client(plan, index, schedules, own) for index, own in enumerate(guards)]
@@ -199,7 +199,7 @@ def widths(plan: Plan) -> list[int]:
 
 def make_guard(
     plan: Plan, index: int, run: Path | None = None, *, accept_ledger: bool = False
-) -> Guard | None:
+) -> ClientPrivacy | None:
     """Make what keeps client `index` private or accountable, if its settings or its ledger ask for that.
 
     Args:
@@ -230,10 +230,10 @@ def make_client(
     plan: Plan,
     index: int,
     schedules: Sequence[BatchSchedule] | None = None,
-    own: Guard | None = None,
+    own: ClientPrivacy | None = None,
     *,
     with_held_out: bool = False,
-    witness: Witness | None = None,
+    witness: KeySigner | None = None,
     own_seed: int | None = None,
 ) -> Client:
     """One client of a run, with its own features only; of the held-out rows too if it is asked for those.
@@ -250,7 +250,7 @@ def make_client(
     kind: Callable[..., Client] = Client
     if config.privacy.secure_sum:
         names = [party.name for party in plan.data.parties]
-        keys = KeyAgreement(config.network.run_id, names, index, witness or NoWitness())
+        keys = KeyAgreement(config.network.run_id, names, index, witness or NoKeySigner())
         kind = partial(MaskedClient, keys=keys)
     return kind(
         index,

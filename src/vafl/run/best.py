@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from vafl.observe.evaluation import Point
+from vafl.observe.evaluation import Evaluation
 from vafl.protocol.client import Client
 from vafl.run.checkpoint import has_checkpoint, load_checkpoint, move_checkpoint, save_checkpoint
 
@@ -34,13 +34,13 @@ class BestHead:
 
     def __init__(self, head: nn.Module, folder: Path, measured: dict[str, Tensor], *, resume: bool) -> None:
         self._head, self._folder, self._measured = head, folder, measured
-        self.point: Point | None = None
+        self.point: Evaluation | None = None
         self.count = 0
         if resume and has_checkpoint(folder):
             _, facts = load_checkpoint(folder)
-            self.point, self.count = Point(**facts["point"]), facts["count"]
+            self.point, self.count = Evaluation(**facts["point"]), facts["count"]
 
-    def keep(self, point: Point) -> None:
+    def keep(self, point: Evaluation) -> None:
         """The head as it is now was measured, and is the best so far."""
         self.point, self.count = point, self.count + 1
         facts = {"point": asdict(point), "count": self.count}

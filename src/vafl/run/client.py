@@ -36,7 +36,7 @@ from vafl.run.model_store import keep_embedding, run_name
 from vafl.run.plan import Plan, make_plan
 from vafl.transport.grpc.client import FederationClient
 from vafl.transport.grpc.local import LocalCall, Metadata
-from vafl.transport.grpc.wire import Terms, run
+from vafl.transport.grpc.wire import Agreement, run
 from vafl.transport.identity import SERVER, CertificateWitness, Credentials
 
 log = logging.getLogger("vafl.client")
@@ -56,7 +56,7 @@ class ClientState:
         client: Client,
         folder: Path,
         every: int,
-        terms: Terms,
+        terms: Agreement,
         *,
         resume: bool,
         own_seed: int | None = None,
@@ -232,7 +232,7 @@ class ClientRun:
         plan: Plan,
         party: str,
         path: Path,
-        terms: Terms,
+        terms: Agreement,
         credentials: Credentials | None,
         *,
         resume: bool,

@@ -10,7 +10,7 @@ Invariants:
 
 - An evaluation always comes to an end: every request expires after `answer_timeout` seconds.
 - It uses what each client sent last, or the client's mean embedding where it has not sent these rows. Each
-  client that did not answer is named in the evaluation (`Point.unanswered`).
+  client that did not answer is named in the evaluation (`Evaluation.unanswered`).
 - What is measured last is what is saved: no step is made once the run is to end.
 - A run that has made updates keeps its models, measured or not.
 """
@@ -28,7 +28,7 @@ from vafl.config.run_settings import EvaluationSettings, StopSettings
 from vafl.models.losses import Loss, evenly
 from vafl.models.metrics import Figures, Metrics, as_text
 from vafl.models.probabilities import Calibration
-from vafl.observe.evaluation import Point
+from vafl.observe.evaluation import Evaluation
 from vafl.protocol.messages import ServerMessage
 from vafl.protocol.requests import Poll
 from vafl.protocol.rows import NO_ROWS, Matrix, Rows, in_parts
@@ -45,7 +45,7 @@ _JUDGED_ROWS, _JUDGED_CLIENTS = 2000, 8  # at one evaluation: it must stay cheap
 
 
 @dataclass
-class Conductor:
+class RunController:
     """Keeps a networked run going and brings it to its end.
 
     Args:
@@ -79,7 +79,7 @@ class Conductor:
     stop: StopSettings
     watch: Watch
     evaluation: EvaluationSettings
-    observe: Callable[[Point], None]
+    observe: Callable[[Evaluation], None]
     checkpoint: Callable[[], list[int]]
     checkpoint_every: int
     answer_timeout: float
@@ -242,7 +242,7 @@ class Conductor:
         if measured is None:
             return
         bytes_up, bytes_down = federation.bytes_moved
-        point = Point(
+        point = Evaluation(
             seconds=federation.now,
             updates=federation.updates,
             bytes_up=bytes_up,
@@ -257,7 +257,7 @@ class Conductor:
         self._ending, self.has_result = self._ending or reason, True
         self.observe(point)
 
-    def _log_end(self, last: Point, reason: str) -> None:
+    def _log_end(self, last: Evaluation, reason: str) -> None:
         """Log why the run ends, and the figures of the models that are kept, which may not be the last."""
         best = self.watch.best
         kept = last if best is None or best.point is None else best.point

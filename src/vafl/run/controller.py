@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from vafl.config.run_settings import EvaluationSettings, StopSettings
 from vafl.errors import Stalled
 from vafl.models.metrics import Figures, Metrics
-from vafl.observe.evaluation import Clock, Point
+from vafl.observe.evaluation import Clock, Evaluation
 from vafl.protocol.centralised import Centralised
 from vafl.protocol.losslog import LossLog
 from vafl.transport.traffic import Traffic
@@ -24,10 +24,10 @@ class Best(Protocol):
         count: how many were the best so far.
     """
 
-    point: Point | None
+    point: Evaluation | None
     count: int
 
-    def keep(self, point: Point) -> None:
+    def keep(self, point: Evaluation) -> None:
         """Keep the models as they are now. This evaluation of them is the best so far."""
 
     def restore(self) -> None:
@@ -45,10 +45,10 @@ class BestModels:
         self._modules, self._measured = modules, measured
         self._states: list[dict[str, Tensor]] = []
         self._outputs: dict[str, Tensor] = {}
-        self.point: Point | None = None
+        self.point: Evaluation | None = None
         self.count = 0
 
-    def keep(self, point: Point) -> None:
+    def keep(self, point: Evaluation) -> None:
         self.point, self.count = point, self.count + 1
         self._outputs = dict(self._measured)
         self._states = [
@@ -86,7 +86,7 @@ class Watch:
         """The name of the headline metric."""
         return self._metrics.headline.name
 
-    def sees(self, point: Point) -> str:
+    def sees(self, point: Evaluation) -> str:
         """Take an evaluation of the models as they are now.
 
         Returns:
@@ -98,7 +98,7 @@ class Watch:
             self.best.keep(point)
         return reason
 
-    def recalls(self, point: Point) -> str:
+    def recalls(self, point: Evaluation) -> str:
         """Take an evaluation that was made before this process started; return as `sees` does."""
         stop, headline, select = self._stop, self._metrics.headline, self._metrics.select
         value = point.metrics[select.name]
@@ -164,8 +164,8 @@ def train(
     watch: Watch,
     stop: StopSettings,
     evaluation: EvaluationSettings,
-    observe: Callable[[Point], None],
-) -> list[Point]:
+    observe: Callable[[Evaluation], None],
+) -> list[Evaluation]:
     """Runs until a stop criterion holds; evaluates at the start, at every interval and at the end.
 
     An interrupt ends it after one more evaluation, and is raised again.
@@ -173,7 +173,7 @@ def train(
     Raises:
         Stalled: no step will be made any more, and no time is set at which the run ends all the same.
     """
-    points: list[Point] = []
+    points: list[Evaluation] = []
 
     def look() -> str:
         points.append(measure(runtime, evaluate, watch.headline))
@@ -234,10 +234,10 @@ def _next_due(runtime: Runtime, evaluation: EvaluationSettings) -> float:
     return (_progress(runtime, evaluation) // interval + 1) * interval
 
 
-def measure(runtime: Runtime, evaluate: Callable[[], Figures], headline: str) -> Point:
+def measure(runtime: Runtime, evaluate: Callable[[], Figures], headline: str) -> Evaluation:
     """Evaluate the models as they are now."""
     figures = evaluate()
-    return Point(
+    return Evaluation(
         seconds=runtime.now,
         updates=runtime.updates,
         bytes_up=sum(traffic.bytes_up for traffic in runtime.traffic),

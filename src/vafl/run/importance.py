@@ -19,7 +19,7 @@ from vafl.observe.counting import CountProgress
 from vafl.observe.importance import Importance, Measured
 from vafl.protocol.importance import ImportanceScorer
 from vafl.protocol.messages import EVERYTHING, ServerMessage
-from vafl.protocol.prediction_client import Respondent
+from vafl.protocol.prediction_client import PredictionClient
 from vafl.run.agreement import rows_at_once
 from vafl.run.assembly import limited_threads
 from vafl.run.importance_driver import Questions
@@ -100,7 +100,7 @@ def measure_locally(
     scorer = deployed.importance_scorer()
     study = _study(deployed, scorer, repeats, rows)
     counted = CountProgress(console, "permutations")
-    clients: list[Respondent] = []
+    clients: list[PredictionClient] = []
     try:
         for party in deployed.parties:
             own = _by_column(configs(party))
@@ -127,7 +127,9 @@ def _by_column(config: Config) -> Config:
     return replace(config, prediction=replace(config.prediction, importance="columns"))
 
 
-def _deliver(scorer: ImportanceScorer, clients: list[Respondent], messages: Sequence[ServerMessage]) -> None:
+def _deliver(
+    scorer: ImportanceScorer, clients: list[PredictionClient], messages: Sequence[ServerMessage]
+) -> None:
     """Let every message and all that follows from it arrive."""
     queue = list(messages)
     while queue:

@@ -21,7 +21,7 @@ from vafl.data.partition import Party, VerticalData
 from vafl.errors import BudgetExhausted, VaflError
 from vafl.models.metrics import by_class
 from vafl.names import LOCAL_CLIENT
-from vafl.observe.evaluation import Clock, Point
+from vafl.observe.evaluation import Clock, Evaluation
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import Progress, ShownFigures
 from vafl.observe.record import SIMULATED_LEDGERS, RecordedRun, RunFolder, read_run, versions
@@ -170,11 +170,11 @@ def require_updates(config: Config, ended: str, updates: int) -> None:
         )
 
 
-def _train(run: Run, folder: RunFolder, console: Console) -> tuple[list[Point], bool]:
+def _train(run: Run, folder: RunFolder, console: Console) -> tuple[list[Evaluation], bool]:
     """Trains to the end or to an interrupt; every evaluation is shown and recorded as it is made."""
-    points: list[Point] = []
+    points: list[Evaluation] = []
 
-    def observe(point: Point) -> None:
+    def observe(point: Evaluation) -> None:
         points.append(point)
         folder.append(point)
         progress.observe(point)
@@ -233,7 +233,7 @@ def summarise(
     config: Config,
     task: Task,
     data: VerticalData,
-    end: Point,
+    end: Evaluation,
     delays: Sequence[DelaySummary],
     activations: Sequence[int],
     *,

@@ -18,7 +18,7 @@ from vafl.run.client import ClientRun
 from vafl.run.plan import Plan
 from vafl.transport.grpc.client import FederationClient
 from vafl.transport.grpc.server import FederationServer, Served
-from vafl.transport.grpc.wire import Terms
+from vafl.transport.grpc.wire import Agreement
 from vafl.transport.identity import Credentials
 
 log = logging.getLogger("vafl.server")
@@ -29,7 +29,7 @@ _TOLD_EVERY = 15.0  # seconds between two notes about what this process waits fo
 def local_client(
     plan: Plan,
     path: Path,
-    terms: Terms,
+    terms: Agreement,
     server: FederationServer[Server],
     credentials: Credentials | None,
     *,

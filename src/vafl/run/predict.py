@@ -24,11 +24,11 @@ from vafl.observe.scores import ScoreFile, missing_column
 from vafl.privacy.mechanism.client_privacy import guard
 from vafl.protocol.importance import ImportanceScorer
 from vafl.protocol.messages import ServerMessage
-from vafl.protocol.prediction_client import Permutations, Respondent
+from vafl.protocol.prediction_client import Permutations, PredictionClient
 from vafl.protocol.rows import Rows
 from vafl.protocol.scoring import ANSWERED, STATES, Scorer
 from vafl.protocol.secure_sum.fixed_point import decode
-from vafl.protocol.secure_sum.masks import KeyAgreement, NoWitness, Witness
+from vafl.protocol.secure_sum.masks import KeyAgreement, KeySigner, NoKeySigner
 from vafl.protocol.secure_sum.scoring import MaskedRespondent, MaskedScorer
 from vafl.run.agreement import rows_at_once
 from vafl.run.assembly import limited_threads
@@ -39,10 +39,10 @@ from vafl.run.local import serve_with
 from vafl.run.marks import MarkFile, marks_path
 from vafl.run.model_store import as_trained, feature_groups, open_model, rebuild
 from vafl.run.prediction_driver import Batch, Served, States
-from vafl.run.prediction_records import Subjects, load_subjects
+from vafl.run.prediction_records import PredictionRecords, load_subjects
 from vafl.transport.grpc.client import FederationClient
 from vafl.transport.grpc.server import FederationServer
-from vafl.transport.grpc.wire import PROTOCOL, Terms, run
+from vafl.transport.grpc.wire import PROTOCOL, Agreement, run
 from vafl.transport.identity import SERVER
 
 AnyScorer = TypeVar("AnyScorer", bound=Scorer)
@@ -59,7 +59,7 @@ class Deployed:
     config: Config
     party: str
     model: StoredModel
-    subjects: Subjects
+    subjects: PredictionRecords
     run: Path
 
     @classmethod
@@ -94,10 +94,10 @@ class Deployed:
         """How the head's outputs become probabilities and a class."""
         return self.model.manifest.decision
 
-    def terms(self) -> Terms:
+    def terms(self) -> Agreement:
         """What the parties must agree on, as this one sees it."""
         manifest, config = self.model.manifest, self.config
-        return Terms(
+        return Agreement(
             protocol=PROTOCOL,
             run_id=config.network.run_id,
             records=self.subjects.rows,
@@ -109,7 +109,9 @@ class Deployed:
             model=f"{manifest.config_digest} of run {manifest.run}",
         )
 
-    def respondent(self, witness: Witness | None = None, *, accept_ledger: bool = False) -> Respondent:
+    def respondent(
+        self, witness: KeySigner | None = None, *, accept_ledger: bool = False
+    ) -> PredictionClient:
         """Make the client, private if it was private in training.
 
         It goes on with the ledger of the training, unless privacy.ledger names another folder.
@@ -121,13 +123,13 @@ class Deployed:
         config, subjects = self.config, self.subjects
         index = self.parties.index(self.party)
         module = rebuild(self.model, config.model.embedding)
-        make: Callable[..., Respondent] = Respondent
+        make: Callable[..., PredictionClient] = PredictionClient
         if not config.privacy.secure_sum:
-            make = partial(Respondent, permutations=self._permutations())
+            make = partial(PredictionClient, permutations=self._permutations())
         else:
             # Without permutations: the sums with and without one differ by one client's embeddings alone.
             purpose = f"{config.network.run_id}: prediction"
-            keys = KeyAgreement(purpose, self.parties, index, witness or NoWitness())
+            keys = KeyAgreement(purpose, self.parties, index, witness or NoKeySigner())
             make = partial(MaskedRespondent, keys=keys)
         path = self._ledger()
         if not is_entered(config, self.party, path):
@@ -146,7 +148,7 @@ class Deployed:
         steps = config.rule.local_steps
         own = guard(config.privacy, module, subjects.features, ledger, accounts, steps)
         if own.features.shape[1:] != subjects.features.shape[1:] and not config.privacy.secure_sum:
-            make = partial(Respondent, permutations=self._permutations(columns=False))
+            make = partial(PredictionClient, permutations=self._permutations(columns=False))
         return make(index, own.features, own.model, perturb=own.release, budget=own.budget)
 
     def _permutations(self, *, columns: bool = True) -> Permutations | None:

@@ -18,7 +18,7 @@ from vafl.run.plan import encoder_of, load_data, tables_of
 
 
 @dataclass(frozen=True)
-class Subjects:
+class PredictionRecords:
     """Records, numbered alike at all parties.
 
     Attributes:
@@ -42,7 +42,7 @@ class Subjects:
         return len(self.ids)
 
 
-def load_subjects(config: Config, party: str, model: StoredModel) -> Subjects:
+def load_subjects(config: Config, party: str, model: StoredModel) -> PredictionRecords:
     """Read a party's table, and encode it as in training. All its records are scored.
 
     Other data sets have record numbers for ids, and their test rows are scored.
@@ -68,7 +68,7 @@ def load_subjects(config: Config, party: str, model: StoredModel) -> Subjects:
             model.require({"features": list(features.shape[1:])})
     chosen = np.arange(data.test.start, data.test.stop)
     ids = pl.Series(data.record_numbers).cast(pl.String)
-    return Subjects(data.record_digest, data.source, chosen, ids, features)
+    return PredictionRecords(data.record_digest, data.source, chosen, ids, features)
 
 
 def held_out(config: Config, model: StoredModel) -> tuple[Records, Tensor]:
@@ -90,7 +90,7 @@ def held_out(config: Config, model: StoredModel) -> tuple[Records, Tensor]:
     return rows[tested][order], data.labels[tested][torch.from_numpy(order)]
 
 
-def _from_tables(config: Config, party: str, model: StoredModel) -> Subjects:
+def _from_tables(config: Config, party: str, model: StoredModel) -> PredictionRecords:
     settings, tables = tables_of(config, labelled=False)
     owner = table_owner(party)
     alignment = find_alignments(settings, tables, owner, labelled=False)[owner]
@@ -109,4 +109,4 @@ def _from_tables(config: Config, party: str, model: StoredModel) -> Subjects:
         features = torch.from_numpy(encoder.read(open_table(tables, party), wanted, alignment.rows))
     ids = ids_by_position(wanted, alignment.rows)
     source = alignment.token if settings.name == "csv" else "tables"
-    return Subjects(alignment.token, source, np.arange(alignment.rows), ids, features, unscored)
+    return PredictionRecords(alignment.token, source, np.arange(alignment.rows), ids, features, unscored)

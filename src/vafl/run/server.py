@@ -19,7 +19,7 @@ from vafl.config import Config
 from vafl.data import leakage
 from vafl.errors import RunError, RunFolderError, VaflError
 from vafl.files import make_private_folder, remove_drafts
-from vafl.observe.evaluation import Point
+from vafl.observe.evaluation import Evaluation
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import Progress
 from vafl.observe.record import RecordedRun, RunFolder, read_run
@@ -39,7 +39,7 @@ from vafl.run.checkpoint import (
     unflatten,
 )
 from vafl.run.conclusion import Conclusion, conclude
-from vafl.run.conductor import Conductor
+from vafl.run.conductor import RunController
 from vafl.run.controller import Watch
 from vafl.run.credentials import load_credentials
 from vafl.run.launch import (
@@ -255,9 +255,9 @@ class ServerRun:
         state: ServerState,
         credentials: Credentials | None,
         folder: RunFolder,
-        points: list[Point],
-    ) -> tuple[Conductor, FederationServer[Server]]:
-        def observe(point: Point) -> None:
+        points: list[Evaluation],
+    ) -> tuple[RunController, FederationServer[Server]]:
+        def observe(point: Evaluation) -> None:
             points.append(point)
             folder.append(point)
             self._shown.observe(point)
@@ -270,7 +270,7 @@ class ServerRun:
             watch.recalls(point)
         if best is not None and best.point is not None and best.point not in points:
             watch.recalls(best.point)  # a crash undid the evaluation, but its models are kept
-        conductor = Conductor(
+        conductor = RunController(
             held_out=np.arange(data.held_out.start, data.held_out.stop),
             labels=data.labels[data.held_out],
             tests=np.arange(tests.start, tests.stop),
@@ -297,7 +297,9 @@ class ServerRun:
             federation.resume(account)
         return conductor, federation
 
-    def _progress(self, plan: Plan, federation: FederationServer[Server], conductor: Conductor) -> Progress:
+    def _progress(
+        self, plan: Plan, federation: FederationServer[Server], conductor: RunController
+    ) -> Progress:
         def clients() -> list[ClientStatus]:
             here, vitals, server = federation.connections, federation.vitals, federation.server
             rows = zip(federation.parties, server.activations, federation.traffic, strict=True)
@@ -334,12 +336,12 @@ class ServerRun:
         self,
         plan: Plan,
         federation: FederationServer[Server],
-        points: list[Point],
-        conductor: Conductor,
+        points: list[Evaluation],
+        conductor: RunController,
         conclusion: Conclusion,
     ) -> dict[str, Any]:
         server = federation.server
-        unmeasured = Point(federation.now, federation.updates, *federation.bytes_moved, None, None)
+        unmeasured = Evaluation(federation.now, federation.updates, *federation.bytes_moved, None, None)
         summary = summarise(
             self.config,
             plan.task,
@@ -363,7 +365,7 @@ class ServerRun:
             "durable": list(server.durable),
         }
 
-    def _require_result(self, conductor: Conductor, updates: int) -> None:
+    def _require_result(self, conductor: RunController, updates: int) -> None:
         """Raise RunError if the run ended without an evaluation; what was trained is kept by then."""
         if conductor.has_result:
             return
@@ -384,7 +386,7 @@ class _ToldTwice(Exception):
 
 async def _serve(
     federation: FederationServer[Server],
-    conductor: Conductor,
+    conductor: RunController,
     listening: Callable[[str], None],
     watch: Callable[[], None],
     local: FederationClient | None = None,

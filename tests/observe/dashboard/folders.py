@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vafl.observe.evaluation import Point
+from vafl.observe.evaluation import Evaluation
 from vafl.observe.status import ClientStatus, Status
 
 CLIENTS = (
@@ -19,7 +19,7 @@ def written(folder: Path, points: int = 3, summary: dict[str, Any] | None = None
     """A folder with so many evaluations; with a status, if something of it is given."""
     folder.mkdir(parents=True)
     history = [
-        Point(
+        Evaluation(
             float(n),
             40 * n,
             10**6 * n,

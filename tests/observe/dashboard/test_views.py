@@ -12,7 +12,7 @@ from tests.observe.dashboard.folders import BASELINES, written
 from vafl.errors import RunFolderError
 from vafl.observe.dashboard.exporter import as_prometheus
 from vafl.observe.dashboard.views import MOST_RUNS, look, view
-from vafl.observe.evaluation import Point
+from vafl.observe.evaluation import Evaluation
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,10 @@ def test_figures_that_no_run_wrote_are_left_out(tmp_path, wrong):
     summary = {"metric": {"name": "auc"}, "watched": "test", "kept": KEPT, "baselines": BASELINES, **wrong}
     run = written(tmp_path / "run", summary=summary)
     with (run / "history.jsonl").open("a") as file:
-        file.write(json.dumps({**asdict(Point(9.0, 9, 0, 0, None, 0.5)), "metrics": {"auc": "<b>"}}) + "\n")
-        file.write(json.dumps({**asdict(Point(9.0, 9, 0, 0, None, 0.5)), "metrics": 5}) + "\n")
+        file.write(
+            json.dumps({**asdict(Evaluation(9.0, 9, 0, 0, None, 0.5)), "metrics": {"auc": "<b>"}}) + "\n"
+        )
+        file.write(json.dumps({**asdict(Evaluation(9.0, 9, 0, 0, None, 0.5)), "metrics": 5}) + "\n")
     seen = view(run, "run")
     json.dumps(seen.as_json(), allow_nan=False)
     assert "<b>" not in as_prometheus([seen])
@@ -135,7 +137,7 @@ def test_a_page_gets_no_more_points_than_it_can_show_and_always_the_last(tmp_pat
 def test_json_has_no_word_for_what_is_not_a_number(tmp_path):
     run = written(tmp_path / "run", points=1, summary={"ended": ""})
     with (run / "history.jsonl").open("a") as file:
-        file.write(json.dumps(asdict(Point(1.0, 2, 0, 0, math.nan, math.inf))) + "\n")
+        file.write(json.dumps(asdict(Evaluation(1.0, 2, 0, 0, math.nan, math.inf))) + "\n")
     facts = view(run, "run").as_json()
     json.dumps(facts, allow_nan=False)
     assert facts["points"][-1]["metric"] is None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from vafl.observe.evaluation import Point
+from vafl.observe.evaluation import Evaluation
 
 EVIL = "<script>alert(1)</script>"
 _METRICS = {
@@ -33,7 +33,7 @@ def written(folder: Path, kind: str = "two", *, rows: int = 300, scored: bool = 
     folder.mkdir(parents=True)
     metrics, classes = _METRICS[kind], summary.get("classes", _CLASSES[kind])
     headline = next(iter(metrics))
-    point = Point(12.5, 600, 2_000_000, 500_000, 0.4, metrics[headline], metrics)
+    point = Evaluation(12.5, 600, 2_000_000, 500_000, 0.4, metrics[headline], metrics)
     (folder / "history.jsonl").write_text(json.dumps(asdict(point)) + "\n")
     known = {
         "data": "people.csv",

@@ -7,7 +7,7 @@ import pytest
 
 from tests.federation import run_of, vertical_data
 from vafl.errors import ConfigError
-from vafl.privacy.analysis.exposure import Course, Exposure, expose, worst
+from vafl.privacy.analysis.exposure import ExpectedUsage, Exposure, expose, worst
 from vafl.protocol.messages import Refresh, Upload
 
 ROWS, BATCH, CLIENTS = 200, 20, 3
@@ -40,7 +40,7 @@ def counted(refresh="none", kind="epochs", delays=None, rule=None, updates=150):
 def planned(run, client, **terms):
     done = run.runtime.server.activations
     others = tuple(map(float, done[:client] + done[client + 1 :]))
-    return expose(Course(ROWS, BATCH, activations=float(done[client]), others=others, **terms))
+    return expose(ExpectedUsage(ROWS, BATCH, activations=float(done[client]), others=others, **terms))
 
 
 DELAYS = [
@@ -65,9 +65,9 @@ def test_afresh_drawn_batches_use_some_record_much_more_often():
     for client in range(CLIENTS):
         found, most = planned(run, client, kind="iid"), counts[client, 0].max()
         assert most <= found.batches <= 1.6 * most
-    example = expose(Course(60_000, 600, activations=2000, kind="iid"))
+    example = expose(ExpectedUsage(60_000, 600, activations=2000, kind="iid"))
     assert 41 <= example.batches <= 50  # privacy.md: about 41, against 20 in epochs
-    assert expose(Course(60_000, 600, activations=2000)).batches == 20
+    assert expose(ExpectedUsage(60_000, 600, activations=2000)).batches == 20
 
 
 @pytest.mark.parametrize("delays", DELAYS)
@@ -121,10 +121,10 @@ def test_a_first_upload_of_all_rows_and_local_steps_count():
 
 
 def test_evaluations_use_held_out_records_only():
-    found = expose(Course(ROWS, BATCH, activations=20, held_out=50, evaluations=7))
+    found = expose(ExpectedUsage(ROWS, BATCH, activations=20, held_out=50, evaluations=7))
     assert (found.evaluations, found.uploads) == (7, 2)
     assert found.vectors == 20 * BATCH + 7 * 50
-    assert expose(Course(ROWS, BATCH, activations=20, evaluations=7)).evaluations == 0
+    assert expose(ExpectedUsage(ROWS, BATCH, activations=20, evaluations=7)).evaluations == 0
 
 
 def test_the_worst_of_several_clients_is_the_worst_in_every_count():
@@ -134,6 +134,6 @@ def test_the_worst_of_several_clients_is_the_worst_in_every_count():
 
 def test_a_course_that_cannot_be_is_refused():
     with pytest.raises(ConfigError, match=r"VFL-5021.*10.*11"):
-        Course(10, 11, activations=1)
+        ExpectedUsage(10, 11, activations=1)
     with pytest.raises(ConfigError, match="VFL-5022"):
-        Course(10, 5, activations=math.nan)
+        ExpectedUsage(10, 5, activations=math.nan)

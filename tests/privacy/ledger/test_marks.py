@@ -11,10 +11,10 @@ from vafl.config import from_document
 from vafl.errors import InvalidMessage, LedgerError
 from vafl.protocol.marks import Marks
 from vafl.protocol.messages import LedgerMark, Welcome
-from vafl.protocol.prediction_client import Respondent
+from vafl.protocol.prediction_client import PredictionClient
 from vafl.protocol.scoring import Scorer
 from vafl.protocol.secure_sum.fixed_point import decode
-from vafl.protocol.secure_sum.masks import KeyAgreement, NoWitness
+from vafl.protocol.secure_sum.masks import KeyAgreement, NoKeySigner
 from vafl.protocol.secure_sum.scoring import MaskedRespondent, MaskedScorer
 from vafl.run.assembly import make_client, make_guard, make_plan, make_server, make_table
 
@@ -91,11 +91,11 @@ class Parties:
         return make_client(self.plan, 0, own=self.own), make_server(self.plan, table, self.marks)
 
     def _prediction(self):
-        make, names = Respondent, [party.name for party in self.plan.data.parties]
+        make, names = PredictionClient, [party.name for party in self.plan.data.parties]
         head, rows = nn.Identity(), len(self.own.features)
         how = {"perturb": self.own.release, "budget": self.own.budget}
         if self.masked:
-            make, how = MaskedRespondent, how | {"keys": KeyAgreement("run", names, 0, NoWitness())}
+            make, how = MaskedRespondent, how | {"keys": KeyAgreement("run", names, 0, NoKeySigner())}
             server = MaskedScorer(rows, head, CLIENTS, WIDTH, decode, self.marks)
         else:
             server = Scorer(

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from vafl.errors import InvalidMessage
 from vafl.protocol.secure_sum.fixed_point import encode
-from vafl.protocol.secure_sum.masks import KeyAgreement, NoWitness
+from vafl.protocol.secure_sum.masks import KeyAgreement, NoKeySigner
 
 
 def agreements(clients, run_id="run"):
     names = [f"client-{number}" for number in range(1, clients + 1)]
-    return [KeyAgreement(run_id, names, index, NoWitness()) for index in range(clients)]
+    return [KeyAgreement(run_id, names, index, NoKeySigner()) for index in range(clients)]
 
 
 def masks(parties, epoch=0):

@@ -10,7 +10,7 @@ from vafl.errors import InvalidMessage
 from vafl.protocol.messages import Decline, Leave, MaskedRefresh, Refresh
 from vafl.protocol.scoring import DECLINED
 from vafl.protocol.secure_sum.fixed_point import decode
-from vafl.protocol.secure_sum.masks import KeyAgreement, NoWitness
+from vafl.protocol.secure_sum.masks import KeyAgreement, NoKeySigner
 from vafl.protocol.secure_sum.scoring import MaskedRespondent, MaskedScorer
 
 ROWS, WIDTH, CLIENTS = 8, 2, 3
@@ -25,7 +25,7 @@ class Parties:
         self.features = [torch.randn(ROWS, WIDTH, generator=generator) for _ in NAMES]
         self.clients = [
             MaskedRespondent(
-                m, own, nn.Identity(), budget=budgets[m], keys=KeyAgreement("run", NAMES, m, NoWitness())
+                m, own, nn.Identity(), budget=budgets[m], keys=KeyAgreement("run", NAMES, m, NoKeySigner())
             )
             for m, own in enumerate(self.features)
         ]

@@ -9,7 +9,7 @@ from tests.transport.alignment.parties import Alignments, align
 from vafl.data.alignment.curve import POINT
 from vafl.errors import DataError, RunError
 from vafl.transport.alignment.frames import Kind
-from vafl.transport.alignment.stream import Line
+from vafl.transport.alignment.stream import AlignmentStream
 
 IDS = st.lists(st.integers(0, 60).map(lambda n: f"c{n:03}"), min_size=40, max_size=60, unique=True)
 
@@ -51,13 +51,13 @@ def test_row_numbers_and_tokens_are_drawn_anew():
 
 def test_what_is_said_holds_no_id_and_no_bytes_of_an_earlier_alignment(monkeypatch):
     said = []
-    honest = Line.say
+    honest = AlignmentStream.say
 
     async def recorded(line, content):
         said.append(bytes(content))
         await honest(line, content)
 
-    monkeypatch.setattr(Line, "say", recorded)
+    monkeypatch.setattr(AlignmentStream, "say", recorded)
     ids = [f"customer-{n:06}" for n in range(20)]
     points = []
     for _ in range(2):

@@ -104,7 +104,7 @@ def test_a_server_that_says_why_it_stops_before_and_after_it_began():
     assert "\x1b" not in str(told(pack(Kind.BEGIN, b'"\\u001b[2J"')))
     after = told(BEGIN, pack(Kind.FAILED, b"later"))
     assert isinstance(after, RunError)
-    assert str(after) == "the server ended the alignment: later"
+    assert after.message == "the server ended the alignment: later"
 
 
 def test_a_status_is_shown_without_what_would_steer_a_terminal():

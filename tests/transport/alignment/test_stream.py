@@ -8,7 +8,7 @@ import pytest
 from vafl.errors import Stalled
 from vafl.transport.alignment import stream as module
 from vafl.transport.alignment.frames import Kind, pack
-from vafl.transport.alignment.stream import Line
+from vafl.transport.alignment.stream import AlignmentStream
 from vafl.transport.settings import NetworkSettings
 
 PATIENCE = 0.2
@@ -23,7 +23,7 @@ def played(story, read, write=None):
         pass
 
     async def play():
-        async with Line("shop", read, write or take, SETTINGS) as line:
+        async with AlignmentStream("shop", read, write or take, SETTINGS) as line:
             return await story(line)
 
     return asyncio.run(asyncio.wait_for(play(), LIMIT))
@@ -60,7 +60,7 @@ def test_whoever_is_speaking_when_the_line_is_closed_does_not_wait_for_ever():
         await asyncio.Event().wait()
 
     async def play():
-        async with Line("shop", alive, never, SETTINGS) as line:
+        async with AlignmentStream("shop", alive, never, SETTINGS) as line:
             speaking = [asyncio.create_task(line.say(pack(Kind.DONE))) for _ in range(5)]
             await asyncio.sleep(0)
             assert not all(word.done() for word in speaking)

@@ -15,7 +15,7 @@ from vafl.protocol.messages import Upload
 from vafl.protocol.table import EmbeddingTable
 from vafl.run.agreement import make_terms
 from vafl.run.assembly import make_client, make_server, widths
-from vafl.run.conductor import Conductor
+from vafl.run.conductor import RunController
 from vafl.run.controller import Watch
 from vafl.run.plan import make_plan
 from vafl.transport.codec import Codec
@@ -54,7 +54,7 @@ class Federation:
         table = EmbeddingTable(rows + tests, widths(self.plan), summed=summed)
         self.server = make_server(self.plan, table)
         self.points = []
-        self.conductor = Conductor(
+        self.conductor = RunController(
             held_out=np.arange(rows, rows + tests),
             labels=self.plan.data.labels[rows:],
             metrics=self.plan.task.metrics,

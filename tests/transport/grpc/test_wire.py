@@ -7,19 +7,19 @@ import pytest
 
 from vafl.errors import ConfigError, InvalidMessage
 from vafl.protocol.schedule import BatchSchedule
-from vafl.transport.grpc.wire import PROTOCOL, Terms, schedule_digest, settled
+from vafl.transport.grpc.wire import PROTOCOL, Agreement, schedule_digest, settled
 from vafl.transport.settings import NetworkSettings
 
-TERMS = Terms(1, "run", 100, "abc", 3, 2, "def", "float32", {"rule.t": "2"})
+TERMS = Agreement(1, "run", 100, "abc", 3, 2, "def", "float32", {"rule.t": "2"})
 
 
 def test_terms_survive_the_way():
-    assert Terms.from_bytes(TERMS.to_bytes()) == TERMS
+    assert Agreement.from_bytes(TERMS.to_bytes()) == TERMS
     assert TERMS.difference(TERMS) == ""
 
 
 @pytest.mark.parametrize(
-    "field", [field.name for field in dataclasses.fields(Terms) if field.name != "settings"]
+    "field", [field.name for field in dataclasses.fields(Agreement) if field.name != "settings"]
 )
 def test_every_difference_is_named(field):
     value = getattr(TERMS, field)
@@ -39,14 +39,14 @@ def test_long_settings_are_told_apart_and_fit():
     long, other = (settled({"partition": {"groups": {**groups, "z": ends}}}) for ends in (["a"], ["b"]))
     assert long != other
     terms = dataclasses.replace(TERMS, settings={f"section.{n}": long["partition.groups"] for n in range(50)})
-    assert Terms.from_bytes(terms.to_bytes()) == terms
+    assert Agreement.from_bytes(terms.to_bytes()) == terms
     assert len(terms.difference(TERMS)) <= 1000
 
 
 def test_another_versions_terms_are_said_to_be_that():
     before = {**dataclasses.asdict(TERMS), "protocol": 2, "secure_sum": False}
     with pytest.raises(InvalidMessage, match=f"as protocol {PROTOCOL} has them.* same version of vafl"):
-        Terms.from_bytes(json.dumps(before).encode())
+        Agreement.from_bytes(json.dumps(before).encode())
 
 
 @pytest.mark.parametrize(
@@ -55,15 +55,15 @@ def test_another_versions_terms_are_said_to_be_that():
 )
 def test_anything_but_terms_is_refused(content):
     with pytest.raises(InvalidMessage):
-        Terms.from_bytes(content)
+        Agreement.from_bytes(content)
 
 
 def test_terms_of_the_wrong_types_are_refused():
     wrong = TERMS.to_bytes().replace(b'"records": 100', b'"records": "100"')
     with pytest.raises(InvalidMessage, match=r"VFL-6133.*records.*int"):
-        Terms.from_bytes(wrong)
+        Agreement.from_bytes(wrong)
     with pytest.raises(InvalidMessage, match="VFL-6134"):
-        Terms.from_bytes(TERMS.to_bytes().replace(b'"rule.t": "2"', b'"rule.t": 2'))
+        Agreement.from_bytes(TERMS.to_bytes().replace(b'"rule.t": "2"', b'"rule.t": 2'))
 
 
 def test_schedules_are_told_apart_by_what_they_deal_out():

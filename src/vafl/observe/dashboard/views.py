@@ -11,7 +11,7 @@ from typing import Any
 
 from vafl.errors import RunFolderError
 from vafl.observe.compare import distinct_names
-from vafl.observe.evaluation import Point
+from vafl.observe.evaluation import Evaluation
 from vafl.observe.record import HISTORY, SUMMARY
 from vafl.observe.status import STATUS, Baselines, Status, checked_baselines, checked_figures
 
@@ -39,7 +39,7 @@ class View:
     state: str
     why: str
     status: Status | None
-    points: Sequence[Point]
+    points: Sequence[Evaluation]
     metric: str
     rows: str
     kept: Kept
@@ -135,17 +135,17 @@ def _document(path: Path) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def _points(run: Path) -> Iterator[Point]:
+def _points(run: Path) -> Iterator[Evaluation]:
     """Its evaluations; of the last one, half a line may be there."""
     try:
         for line in (run / HISTORY).read_bytes().splitlines():
-            point = Point(**json.loads(line))
+            point = Evaluation(**json.loads(line))
             yield replace(point, metrics={name: _number(value) for name, value in point.metrics.items()})
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return
 
 
-def _thinned(points: Sequence[Point]) -> Sequence[Point]:
+def _thinned(points: Sequence[Evaluation]) -> Sequence[Evaluation]:
     """The last one, and so many evenly before it."""
     every = math.ceil(len(points) / _MOST_POINTS) or 1
     return points[(len(points) - 1) % every :: every]

@@ -19,7 +19,7 @@ _RISK = 1e-3  # that some record is beyond a figure that rests on chance
 
 
 @dataclass(frozen=True)
-class Course:
+class ExpectedUsage:
     """A run as one client lives through it.
 
     Attributes:
@@ -99,7 +99,7 @@ def worst(exposures: Sequence[Exposure]) -> Exposure:
     return Exposure(**largest, notes=tuple(notes))
 
 
-def expose(course: Course) -> Exposure:
+def expose(course: ExpectedUsage) -> Exposure:
     """What a run makes of its most used record."""
     batches = _uses(course, course.activations)
     refreshes, total = _REFRESHES[course.refresh](course)
@@ -117,32 +117,32 @@ def expose(course: Course) -> Exposure:
     )
 
 
-def _uses(course: Course, activations: float) -> float:
+def _uses(course: ExpectedUsage, activations: float) -> float:
     """How often one record is in so many minibatches of one client: at most, or with probability 99.9 %."""
     if course.kind == "epochs":
         return math.ceil(activations / math.ceil(course.rows / course.batch_size))
     return _most(course, activations, course.batch_size)
 
 
-def _most(course: Course, draws: float, size: int) -> float:
+def _most(course: ExpectedUsage, draws: float, size: int) -> float:
     """The most often any record is drawn, when `size` of them are, so many times afresh."""
     return float(binom.isf(_RISK / course.rows, math.ceil(draws), min(1.0, size / course.rows)))
 
 
-def _no_refresh(course: Course) -> tuple[float, float]:
+def _no_refresh(course: ExpectedUsage) -> tuple[float, float]:
     return 0.0, 0.0
 
 
-def _refresh_all(course: Course) -> tuple[float, float]:
+def _refresh_all(course: ExpectedUsage) -> tuple[float, float]:
     return course.activations, course.activations * course.rows
 
 
-def _random_refresh(course: Course) -> tuple[float, float]:
+def _random_refresh(course: ExpectedUsage) -> tuple[float, float]:
     size = min(course.refresh_rows, course.rows)
     return _most(course, course.activations, size), course.activations * size
 
 
-def _lookahead(course: Course) -> tuple[float, float]:
+def _lookahead(course: ExpectedUsage) -> tuple[float, float]:
     """Of client j's batches a client uploads, each time, those of its last gap and one more.
 
     The gaps add up to j's activations A_j, so that makes A_j + A batches in all, and a record's mean over
@@ -161,7 +161,7 @@ def _lookahead(course: Course) -> tuple[float, float]:
     return math.ceil(min(largest, own)), mean * course.rows
 
 
-_REFRESHES: dict[str, Callable[[Course], tuple[float, float]]] = {
+_REFRESHES: dict[str, Callable[[ExpectedUsage], tuple[float, float]]] = {
     "none": _no_refresh,
     "all": _refresh_all,
     "random": _random_refresh,
@@ -169,14 +169,14 @@ _REFRESHES: dict[str, Callable[[Course], tuple[float, float]]] = {
 }
 
 
-def _requests(course: Course) -> float:
+def _requests(course: ExpectedUsage) -> float:
     """A step asks for a cell once at most; even the active client's own, if its upload has waited."""
     if not course.delay_bound:
         return 0.0
     return sum(_uses(course, activations) for activations in (*course.others, course.activations))
 
 
-def _notes(course: Course) -> tuple[str, ...]:
+def _notes(course: ExpectedUsage) -> tuple[str, ...]:
     notes = ["by expected activations; only mu_max is a limit"] if course.expected else []
     if course.kind == "iid" or course.refresh == "random":
         notes.append("drawn at random: no record is used more often with probability 99.9 %")

@@ -91,7 +91,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Guard:
+class ClientPrivacy:
     """A client's parts, made private.
 
     Attributes:
@@ -120,7 +120,7 @@ def guard(
     ledger: Ledger,
     accounts: Numbers,
     local_steps: int = 1,
-) -> Guard:
+) -> ClientPrivacy:
     """Makes a client private; of mode `none`, accountable only: every upload costs infinitely much.
 
     Args:
@@ -136,11 +136,11 @@ def guard(
         require_separate_records(model, noise.gaussian((4, *features.shape[1:]), 1.0))
     budget = Budget(ledger, settings, accounts, local_steps)
     if settings.kind == "none":
-        return Guard(features, model, None, None, budget)
+        return ClientPrivacy(features, model, None, None, budget)
     if settings.kind == "release_once":
         encoder, rest = split_frozen(model)
         released = release_once(settings, features, ledger, accounts, noise, encoder)
-        return Guard(released, rest, None, None, budget)
+        return ClientPrivacy(released, rest, None, None, budget)
     if settings.kind == "frozen":
         model.requires_grad_(False)
     body, rest = split_last(model) if settings.placement == "pre-activation" else (model, nn.Identity())
@@ -150,4 +150,4 @@ def guard(
         trained = [parameter for parameter in body.parameters() if parameter.requires_grad]
         clip, deviation = settings.gradient_clip, settings.gradient_noise
         updates = NoisyUpdates(body, trained, clip, deviation, noise, hidden, features)
-    return Guard(features, body, Release(settings.clip, settings.noise, rest, noise), updates, budget)
+    return ClientPrivacy(features, body, Release(settings.clip, settings.noise, rest, noise), updates, budget)

@@ -21,7 +21,7 @@ from vafl.protocol.messages import (
     ServerMessage,
     Words,
 )
-from vafl.protocol.prediction_client import Respondent
+from vafl.protocol.prediction_client import PredictionClient
 from vafl.protocol.rows import Matrix, Rows
 
 
@@ -42,7 +42,7 @@ class KeyAgreement(Protocol):
         """The masks that follow from everybody's offers; checks whose they are."""
 
 
-class Masking(Respondent):
+class Masking(PredictionClient):
     """A client that answers no request but under masks.
 
     Args:

@@ -30,7 +30,7 @@ KEY_BYTES = 32
 _DOMAIN = b"vafl secure sum 1"
 
 
-class Witness(Protocol):
+class KeySigner(Protocol):
     """Proves whose a statement is, and checks others' proofs."""
 
     def vouch(self, statement: bytes) -> bytes:
@@ -40,7 +40,7 @@ class Witness(Protocol):
         """Raises Unauthenticated unless `party` made it."""
 
 
-class NoWitness:
+class NoKeySigner:
     """For parties on one machine only: nothing is proved, so whoever relays keys could replace them."""
 
     def vouch(self, statement: bytes) -> bytes:
@@ -60,7 +60,7 @@ class KeyAgreement:
         witness: signs this client's keys and checks the others'.
     """
 
-    def __init__(self, run_id: str, parties: Sequence[str], index: int, witness: Witness) -> None:
+    def __init__(self, run_id: str, parties: Sequence[str], index: int, witness: KeySigner) -> None:
         self._run_id, self._parties, self._index, self._witness = run_id, list(parties), index, witness
         self._private: X25519PrivateKey | None = None
         self._offered = b""

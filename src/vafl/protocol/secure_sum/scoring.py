@@ -25,14 +25,14 @@ from vafl.protocol.messages import (
     ServerMessage,
     Words,
 )
-from vafl.protocol.prediction_client import Respondent
+from vafl.protocol.prediction_client import PredictionClient
 from vafl.protocol.rows import Matrix, Rows
 from vafl.protocol.scoring import ANSWERED, DECLINED, Inquiry, Scorer
 from vafl.protocol.secure_sum.client import Masking
 from vafl.protocol.secure_sum.key_epochs import Epochs
 
 
-class MaskedRespondent(Masking, Respondent):
+class MaskedRespondent(Masking, PredictionClient):
     """A client that answers under masks, for all rows asked for or for none."""
 
     whole = True

@@ -16,7 +16,7 @@ from vafl.data.alignment.ids import loosened
 from vafl.data.alignment.matching import Places
 from vafl.data.alignment.rows import Alignment
 from vafl.errors import DataError, InvalidMessage, RemoteFault, RunError, Stalled
-from vafl.transport.alignment.compute_pool import Crew
+from vafl.transport.alignment.compute_pool import ComputePool
 from vafl.transport.alignment.exchange import Progress, answer
 from vafl.transport.alignment.frames import (
     LARGEST_FRAME,
@@ -33,8 +33,8 @@ from vafl.transport.alignment.frames import (
     unpack_rows,
 )
 from vafl.transport.alignment.reasons import blaming
-from vafl.transport.alignment.stream import SILENT_BEATS, Line
-from vafl.transport.grpc.reconnect import Reach, open_channel
+from vafl.transport.alignment.stream import SILENT_BEATS, AlignmentStream
+from vafl.transport.grpc.reconnect import Reconnect, open_channel
 from vafl.transport.grpc.session import status_of
 from vafl.transport.grpc.wire import CLAIM, printable
 from vafl.transport.identity import SERVER, Credentials
@@ -75,7 +75,7 @@ class AlignmentClient:
         self._settings = replace(settings, largest_message=LARGEST_FRAME, patience=patience)
         self._credentials, self._workers, self._progress = credentials, workers, progress
         self._keep = keep
-        self._reach = Reach(party, settings)
+        self._reach = Reconnect(party, settings)
         self._begun = False
 
     async def run(self) -> Alignment:
@@ -86,7 +86,7 @@ class AlignmentClient:
             Stalled: the server could not be reached for `patience` seconds, or fell silent.
             RunError: the server ended the alignment, and why.
         """
-        with Crew(self._workers) as crew:
+        with ComputePool(self._workers) as crew:
             crew.expect(len(self._ids))
             while True:
                 try:
@@ -106,7 +106,7 @@ class AlignmentClient:
                     self._reach.judge(error)
                 await self._reach.pause()
 
-    async def _session(self, crew: Crew) -> Alignment:
+    async def _session(self, crew: ComputePool) -> Alignment:
         async with open_channel(self._settings, self._credentials) as channel:
             call = channel.stream_stream(PATH)(metadata=((CLAIM, self._party),))
 
@@ -122,7 +122,7 @@ class AlignmentClient:
                     return pack(Kind.BEAT)
                 return content
 
-            line = Line(f"the {SERVER}", read, call.write, self._settings)
+            line = AlignmentStream(f"the {SERVER}", read, call.write, self._settings)
             try:
                 async with line:
                     with blaming(line.other):
@@ -130,7 +130,7 @@ class AlignmentClient:
             finally:
                 call.cancel()
 
-    async def _align(self, line: Line, crew: Crew) -> Alignment:
+    async def _align(self, line: AlignmentStream, crew: ComputePool) -> Alignment:
         await line.say(pack_hello(self._terms, len(self._ids)))
         _, body = await line.hear(Kind.BEGIN)
         self._begun = True
@@ -148,11 +148,11 @@ class AlignmentClient:
         await asyncio.to_thread(self._keep, alignment)
         return alignment
 
-    async def _answer(self, line: Line, crew: Crew, ids: pl.Series, theirs: int) -> Places:
+    async def _answer(self, line: AlignmentStream, crew: ComputePool, ids: pl.Series, theirs: int) -> Places:
         self._progress.begin(len(ids) + theirs)
         return await answer(line, crew, self._party, ids, theirs, self._progress)
 
-    async def _answer_loosely(self, line: Line, crew: Crew, theirs: int) -> None:
+    async def _answer_loosely(self, line: AlignmentStream, crew: ComputePool, theirs: int) -> None:
         """Once more with ids in a form that forgets how they are written, for the server's advice."""
         log.info("the server asks once more: it has %s ids when forms are loosened", f"{theirs:,}")
         loose = loosened(self._ids).unique()
@@ -160,7 +160,7 @@ class AlignmentClient:
         await line.hear(Kind.BEGIN)
         await self._answer(line, crew, loose, theirs)
 
-    async def _receive(self, line: Line, body: bytes, order: Places, theirs: int) -> Alignment:
+    async def _receive(self, line: AlignmentStream, body: bytes, order: Places, theirs: int) -> Alignment:
         """The rows that are this party's, checked as if anybody had sent them."""
         kinds: dict[str, type] = {"token": str, "rows": int, "label": str, "with_local": bool}
         facts = unpack_facts(body, **kinds, classes=list, own=int)

@@ -20,7 +20,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Crew:
+class ComputePool:
     """Computes chunks in worker processes; few ids in a thread of this one. Use as a context manager.
 
     Args:

@@ -14,9 +14,9 @@ import polars as pl
 from vafl.data.alignment.curve import POINT, TAG, blind_ids, bound, new_salt, new_secret, tag_points
 from vafl.data.alignment.matching import Places, match, shuffled
 from vafl.errors import InvalidMessage
-from vafl.transport.alignment.compute_pool import Crew
+from vafl.transport.alignment.compute_pool import ComputePool
 from vafl.transport.alignment.frames import CHUNK, ITEM, Kind, pack
-from vafl.transport.alignment.stream import Line, together
+from vafl.transport.alignment.stream import AlignmentStream, together
 
 
 class Progress(Protocol):
@@ -30,7 +30,7 @@ class Progress(Protocol):
 
 
 async def answer(
-    line: Line, crew: Crew, party: str, ids: pl.Series, theirs: int, progress: Progress
+    line: AlignmentStream, crew: ComputePool, party: str, ids: pl.Series, theirs: int, progress: Progress
 ) -> Places:
     """A client's side; gives the order in which its ids were sent.
 
@@ -69,13 +69,13 @@ class Offer:
         self._chunks: list[bytes] = []
         self._grown = asyncio.Condition()
 
-    async def compute(self, crew: Crew) -> None:
+    async def compute(self, crew: ComputePool) -> None:
         async for points in crew.work(blind_ids, self.secret, _chunks(self.ids, self.order)):
             async with self._grown:
                 self._chunks.append(points)
                 self._grown.notify_all()
 
-    async def say(self, line: Line) -> None:
+    async def say(self, line: AlignmentStream) -> None:
         for place in range(-(-len(self.ids) // CHUNK)):
             async with self._grown:
                 while len(self._chunks) <= place:
@@ -84,7 +84,7 @@ class Offer:
 
 
 async def find(
-    line: Line, crew: Crew, party: str, offer: Offer, theirs: int, progress: Progress
+    line: AlignmentStream, crew: ComputePool, party: str, offer: Offer, theirs: int, progress: Progress
 ) -> tuple[Places, Places]:
     """The server's side with one client; gives its own ids that are common, and their places there.
 
@@ -119,7 +119,7 @@ async def find(
     return offer.order[places], at
 
 
-async def _points(line: Line, count: int) -> AsyncIterator[bytes]:
+async def _points(line: AlignmentStream, count: int) -> AsyncIterator[bytes]:
     """The server's points, as many as it said."""
     while count > 0:
         kind, body = await line.hear(Kind.POINTS)

@@ -18,7 +18,7 @@ from vafl.data.alignment.ids import loosened
 from vafl.data.alignment.matching import Places, common, number
 from vafl.data.alignment.rows import Alignment
 from vafl.errors import InvalidMessage, RemoteFault, Stalled
-from vafl.transport.alignment.compute_pool import Crew
+from vafl.transport.alignment.compute_pool import ComputePool
 from vafl.transport.alignment.exchange import Offer, Progress, find
 from vafl.transport.alignment.frames import (
     LARGEST_FRAME,
@@ -32,7 +32,7 @@ from vafl.transport.alignment.frames import (
     unpack_loosened,
 )
 from vafl.transport.alignment.reasons import Unlike, advice, blaming, reason_for
-from vafl.transport.alignment.stream import TOLD_EVERY, Line, together
+from vafl.transport.alignment.stream import TOLD_EVERY, AlignmentStream, together
 from vafl.transport.grpc.connection import identify, listen
 from vafl.transport.grpc.wire import SERVICE, channel_options
 from vafl.transport.identity import Credentials
@@ -47,7 +47,7 @@ Matches = dict[str, tuple[Places, Places]]
 
 @dataclass(frozen=True)
 class _Client:
-    line: Line
+    line: AlignmentStream
     ids: int
 
 
@@ -138,7 +138,9 @@ class AlignmentServer:
         if (task := asyncio.current_task()) is not None:
             self._streams.add(task)
             task.add_done_callback(self._streams.discard)
-        async with Line("a client", context.read, context.write, self._settings, self._heard) as line:
+        async with AlignmentStream(
+            "a client", context.read, context.write, self._settings, self._heard
+        ) as line:
             try:
                 line.other = party = self._identify(context)
                 count = await self._agree(line)
@@ -169,7 +171,7 @@ class AlignmentServer:
             raise InvalidMessage("VFL-6051", f'"{party}" is no client of this run. Its clients: {known}.')
         return party
 
-    async def _agree(self, line: Line) -> int:
+    async def _agree(self, line: AlignmentStream) -> int:
         """Checks what a client says first; gives how many ids it has."""
         terms, count = unpack_hello((await line.hear(Kind.HELLO))[1])
         if difference := self._terms.difference(terms):
@@ -195,7 +197,7 @@ class AlignmentServer:
     # --- the alignment ---
 
     async def _work(self, watch: Callable[[], None]) -> Alignment:
-        with Crew(self._workers) as crew:
+        with ComputePool(self._workers) as crew:
             crew.expect(len(self._ids))
             offer = Offer(self._ids)  # computed while clients are waited for, too
             _, matches = await together(offer.compute(crew), self._meet(crew, offer, watch))
@@ -207,7 +209,7 @@ class AlignmentServer:
         await together(*(client.line.say(pack(Kind.DONE)) for client in self._clients.values()))
         return alignment
 
-    async def _meet(self, crew: Crew, offer: Offer, watch: Callable[[], None]) -> Matches:
+    async def _meet(self, crew: ComputePool, offer: Offer, watch: Callable[[], None]) -> Matches:
         await self._wait_for_clients(watch)
         self._begun = True
         sizes = {party: client.ids for party, client in self._clients.items()}
@@ -233,7 +235,7 @@ class AlignmentServer:
                 async with asyncio.timeout(min(left, _WATCHED_EVERY)):
                     await self._arrival.wait()
 
-    async def _exchange(self, crew: Crew, offer: Offer, sizes: Mapping[str, int]) -> Matches:
+    async def _exchange(self, crew: ComputePool, offer: Offer, sizes: Mapping[str, int]) -> Matches:
         """With all these clients at once; gives what each has in common with what is offered."""
         lines, count = {party: self._clients[party].line for party in sizes}, len(offer.ids)
         self._progress.begin(sum(sizes.values()) + len(sizes) * count)
@@ -247,7 +249,7 @@ class AlignmentServer:
         found = await together(*map(with_one, sizes))
         return dict(zip(sizes, found, strict=True))
 
-    async def _check(self, crew: Crew, matches: Matches) -> None:
+    async def _check(self, crew: ComputePool, matches: Matches) -> None:
         """Where hardly anything is common, finds out whether ids are written in different ways.
 
         Raises:

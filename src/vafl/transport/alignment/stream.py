@@ -26,7 +26,7 @@ _WAITING = 2  # messages, either way
 _BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 
 
-class Line:
+class AlignmentStream:
     """Says and hears. Use as a context manager: while it is open, the other end hears signs of life.
 
     Args:

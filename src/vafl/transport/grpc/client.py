@@ -25,7 +25,7 @@ from vafl.protocol.messages import (
     Stop,
     Welcome,
 )
-from vafl.protocol.prediction_client import Respondent
+from vafl.protocol.prediction_client import PredictionClient
 from vafl.protocol.schedule import Sleeper
 from vafl.protocol.settings import LARGEST_COUNT
 from vafl.transport.codec import Codec
@@ -33,9 +33,9 @@ from vafl.transport.encodings import Frame
 from vafl.transport.grpc.connection import Allowance
 from vafl.transport.grpc.local import ClientStream, LocalCall, Metadata
 from vafl.transport.grpc.pace import Pace
-from vafl.transport.grpc.reconnect import FIRST_PAUSE, LONGEST_PAUSE, Reach, open_channel
+from vafl.transport.grpc.reconnect import FIRST_PAUSE, LONGEST_PAUSE, Reconnect, open_channel
 from vafl.transport.grpc.session import Session
-from vafl.transport.grpc.wire import CLAIM, INSTANCE, PATH, TAKES_OVER, Terms, printable
+from vafl.transport.grpc.wire import CLAIM, INSTANCE, PATH, TAKES_OVER, Agreement, printable
 from vafl.transport.grpc.worker import HELD_BACK, Worker
 from vafl.transport.identity import Credentials
 from vafl.transport.settings import NetworkSettings
@@ -69,9 +69,9 @@ class FederationClient:
 
     def __init__(
         self,
-        client: Respondent,
+        client: PredictionClient,
         party: str,
-        terms: Terms,
+        terms: Agreement,
         settings: NetworkSettings,
         credentials: Credentials | None,
         sleeper: Sleeper | None = None,
@@ -91,7 +91,7 @@ class FederationClient:
         self._terms, self._settings, self._credentials = terms, settings, credentials
         self._sleeper, self._after = sleeper, after
         self._codec = Codec(settings.encoding, settings.largest_message)
-        self._reach = Reach(party, settings)
+        self._reach = Reconnect(party, settings)
         self._began = time.monotonic()
         self._skips = 0
         self._pace = Pace(client.rows) if client.noisy else None

@@ -36,7 +36,7 @@ def open_channel(settings: NetworkSettings, credentials: Credentials | None) -> 
     return grpc.aio.secure_channel(settings.address, credentials.channel_credentials(), options)
 
 
-class Reach:
+class Reconnect:
     """Whether the server is there, as far as this party can tell.
 
     Attributes:

@@ -36,7 +36,7 @@ from vafl.transport.codec import Codec
 from vafl.transport.encodings import Frame
 from vafl.transport.grpc.connection import Allowance, Connection, arrival, identify, listen, next_message
 from vafl.transport.grpc.local import LocalCall, Metadata, ServerStream
-from vafl.transport.grpc.wire import MANY_VIOLATIONS, METHOD, SERVICE, Terms, channel_options
+from vafl.transport.grpc.wire import MANY_VIOLATIONS, METHOD, SERVICE, Agreement, channel_options
 from vafl.transport.grpc.worker import HELD_BACK, Worker
 from vafl.transport.identity import Credentials
 from vafl.transport.settings import NetworkSettings
@@ -97,7 +97,7 @@ class FederationServer(Generic[Served]):
         self,
         server: Served,
         parties: Sequence[str],
-        terms: Terms,
+        terms: Agreement,
         settings: NetworkSettings,
         credentials: Credentials | None,
         after: Callable[["FederationServer[Served]"], list[ServerMessage]],
@@ -327,7 +327,9 @@ class FederationServer(Generic[Served]):
                     "VFL-6121", f'"{named}" is no client of this run. Its clients: {", ".join(self.parties)}.'
                 )
             party = named
-            terms = Terms.from_bytes(await asyncio.wait_for(next_message(context), self._settings.heartbeat))
+            terms = Agreement.from_bytes(
+                await asyncio.wait_for(next_message(context), self._settings.heartbeat)
+            )
             if difference := self._terms.difference(terms):
                 raise InvalidMessage(
                     "VFL-6122", f"the parties must agree on the run's terms. Different: {difference}."

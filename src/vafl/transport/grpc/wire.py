@@ -29,7 +29,7 @@ MANY_VIOLATIONS = 100
 
 
 @dataclass(frozen=True)
-class Terms:
+class Agreement:
     """What a joining party proves it agrees on.
 
     Attributes:
@@ -52,7 +52,7 @@ class Terms:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> "Terms":
+    def from_bytes(cls, content: bytes) -> "Agreement":
         """Raises InvalidMessage for anything but terms."""
         if len(content) > LARGEST_TERMS:
             raise InvalidMessage(
@@ -80,7 +80,7 @@ class Terms:
         own = {name: repr(value) for name, value in vars(self).items() if name != "settings"}
         return own | self.settings
 
-    def difference(self, other: "Terms") -> str:
+    def difference(self, other: "Agreement") -> str:
         """The terms that differ, in words; empty if none do. `self` are the server's."""
         found = differing(self.entries(), other.entries())
         return printable("; ".join(f"{name} {a} at the server, {b} at the client" for name, a, b in found))
@@ -137,7 +137,7 @@ def channel_options(settings: NetworkSettings) -> list[tuple[str, Any]]:
         ("grpc.http2.max_ping_strikes", 0),  # each party chooses its own heartbeat
         ("grpc.max_concurrent_streams", 4),
         ("grpc.enable_retries", 0),
-        # A channel dials once and shares nothing: when to dial again `Reach` decides, and one that was closed
+        # A channel dials once and shares nothing: `Reconnect` decides when to dial again, and a closed one
         # goes on dialling for as long as something holds its stream.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.max_reconnect_backoff_ms", 3 * period),

@@ -6,13 +6,13 @@ from typing import Any
 
 from vafl.config import Config
 from vafl.errors import ConfigError
-from vafl.privacy.analysis.exposure import Course
+from vafl.privacy.analysis.exposure import ExpectedUsage
 from vafl.protocol.rules import Rule
 from vafl.protocol.schedule import parse_refresh
 from vafl.run.plan import Plan
 
 
-def courses_of(plan: Plan, epochs: float | None = None) -> list[Course]:
+def courses_of(plan: Plan, epochs: float | None = None) -> list[ExpectedUsage]:
     """One course a client; so many epochs for each, or what stop and delays let expect.
 
     Only where every step takes every client is the number of activations known beforehand, but for an upload
@@ -43,7 +43,7 @@ def courses_of(plan: Plan, epochs: float | None = None) -> list[Course]:
         "expected": not known or config.evaluation.every_seconds > 0,
     }
     return [
-        Course(activations=own, others=tuple(counts[:index] + counts[index + 1 :]), **common)
+        ExpectedUsage(activations=own, others=tuple(counts[:index] + counts[index + 1 :]), **common)
         for index, own in enumerate(counts)
     ]
 

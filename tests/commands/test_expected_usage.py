@@ -3,7 +3,7 @@
 import pytest
 
 from tests.federation import run_of, vertical_data
-from vafl.commands.course import courses_of, expected_activations
+from vafl.commands.expected_usage import courses_of, expected_activations
 from vafl.config import from_document
 from vafl.errors import ConfigError
 from vafl.run.plan import make_plan
