@@ -7,11 +7,18 @@ from pathlib import Path
 from typing import get_args
 
 from vafl.config import Config
+from vafl.scope import Scope, declarations
 
 _INTRO = """# Configuration
 
 Every key of a run's TOML, with its default. A key left out keeps the default; an unknown key is an error
-with a suggestion; `--set section.key=value` overrides the file. This page is made from the code
+with a suggestion; `--set section.key=value` overrides the file.
+
+"Who decides" is the party whose file counts. `all parties` must have the same value, and the trained model
+keeps it. `all parties, in training` must have the same value while they train: a client that differs is
+refused when it joins. Only the server reads what the `server` decides. `each party` chooses its own value.
+
+This page is made from the code
 (`python -m tests.configuration_page`), and a test keeps it so.
 """
 
@@ -32,11 +39,13 @@ def _section(name, kind):
     summary = docstring.partition("\n\n")[0]
     heading = f"## [{name}]\n\n{summary}" if name else "## At the top"
     notes = _notes(docstring)
-    rows = ["| key | default | meaning |", "|---|---|---|"]
+    rows = ["| key | default | who decides | meaning |", "|---|---|---|---|"]
+    scopes = {key: declared.scope for section, key, declared in declarations(Config) if section == name}
     for field in dataclasses.fields(kind):
         if not dataclasses.is_dataclass(field.type):
             meaning = notes[field.name].replace("|", "\\|")
-            rows.append(f"| `{field.name}` | `{_default(field)}` | {meaning} |")
+            scope = scopes.get(field.name) or Scope.PARTY
+            rows.append(f"| `{field.name}` | `{_default(field)}` | {scope} | {meaning} |")
     return f"{heading}\n\n" + "\n".join(rows) + "\n"
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from vafl.errors import ConfigError
 from vafl.models.metrics import MetricName
+from vafl.scope import Scope, setting
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class StopSettings:
     updates: int = 1000
     seconds: float = 0.0
     metric: float | None = None
-    patience: int = 0
+    patience: int = setting(0, scope=Scope.TRAINING)
     select: MetricName = "loss"
 
     def __post_init__(self) -> None:

@@ -21,16 +21,11 @@ from vafl.models.settings import ModelSettings
 from vafl.privacy.settings import LabelSettings, PrivacySettings
 from vafl.protocol.schedule import ScheduleSettings
 from vafl.protocol.settings import OptimiserSettings, RuleSettings
+from vafl.scope import Scope, declarations, section, setting
 from vafl.simulation.delays import DelaySettings
 from vafl.transport.settings import NetworkSettings
 
 _LARGEST_SEED = 2**53  # streams count up from it, and what reads JSON knows no larger whole number
-_FILES = (
-    *(("data", "path"), ("delays", "trace"), ("network", "certificates")),
-    *(("labels", "file"), ("privacy", "ledger")),
-)
-
-
 # The defaults for tables: chosen on six public tables, judged on five others (python -m experiments.tables).
 TABLE_DEFAULTS: dict[str, dict[str, Any]] = {
     "data": {"test_fraction": 0.2, "validation_fraction": 0.1},
@@ -58,23 +53,23 @@ class Config:
         tables: party name -> its own table, for data.name = "tables"; a party's file needs its own only.
     """
 
-    seed: int = 0
-    threads: int = 1
-    data: DataSettings = field(default_factory=DataSettings)
+    seed: int = setting(0, scope=Scope.MODEL)
+    threads: int = setting(1, scope=Scope.PARTY)
+    data: DataSettings = section(DataSettings, Scope.MODEL)
     tables: dict[str, TableSettings] = field(default_factory=dict)
-    partition: PartitionSettings = field(default_factory=PartitionSettings)
-    model: ModelSettings = field(default_factory=ModelSettings)
-    decision: DecisionSettings = field(default_factory=DecisionSettings)
-    rule: RuleSettings = field(default_factory=RuleSettings)
-    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
-    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
-    privacy: PrivacySettings = field(default_factory=PrivacySettings)
-    labels: LabelSettings = field(default_factory=LabelSettings)
-    delays: DelaySettings = field(default_factory=DelaySettings)
-    network: NetworkSettings = field(default_factory=NetworkSettings)
-    stop: StopSettings = field(default_factory=StopSettings)
-    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
-    prediction: PredictionSettings = field(default_factory=PredictionSettings)
+    partition: PartitionSettings = section(PartitionSettings, Scope.MODEL)
+    model: ModelSettings = section(ModelSettings, Scope.MODEL)
+    decision: DecisionSettings = section(DecisionSettings, Scope.SERVER)
+    rule: RuleSettings = section(RuleSettings, Scope.TRAINING, may_change=True)
+    schedule: ScheduleSettings = section(ScheduleSettings, Scope.TRAINING)
+    optimiser: OptimiserSettings = section(OptimiserSettings, Scope.TRAINING, may_change=True)
+    privacy: PrivacySettings = section(PrivacySettings, Scope.MODEL)
+    labels: LabelSettings = section(LabelSettings, Scope.SERVER)
+    delays: DelaySettings = section(DelaySettings, Scope.PARTY)
+    network: NetworkSettings = section(NetworkSettings, Scope.PARTY)
+    stop: StopSettings = section(StopSettings, Scope.SERVER, may_change=True)
+    evaluation: EvaluationSettings = section(EvaluationSettings, Scope.SERVER)
+    prediction: PredictionSettings = section(PredictionSettings, Scope.PARTY)
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= _LARGEST_SEED:
@@ -220,9 +215,9 @@ def _takes_table_defaults(document: dict[str, Any]) -> bool:
 def _with_table_defaults(document: dict[str, Any]) -> dict[str, Any]:
     """The document with the defaults for tables in place of the general ones. What it gives stays."""
     whole = dict(document)
-    for section, defaults in TABLE_DEFAULTS.items():
-        own = document.get(section, {})
-        whole[section] = {**defaults, **own} if isinstance(own, dict) else own
+    for name, defaults in TABLE_DEFAULTS.items():
+        values = document.get(name, {})
+        whole[name] = {**defaults, **values} if isinstance(values, dict) else values
     return whole
 
 
@@ -232,10 +227,10 @@ def _override(document: dict[str, Any], text: str) -> None:
     if not equals or not all(keys):
         raise ConfigError("VFL-1023", f'--set takes section.key=value. Found "{text}".')
     *sections, last = keys
-    for section in sections:
-        document = document.setdefault(section, {})
+    for name in sections:
+        document = document.setdefault(name, {})
         if not isinstance(document, dict):
-            raise ConfigError("VFL-1024", f'--set {text}: "{section}" is not a section.')
+            raise ConfigError("VFL-1024", f'--set {text}: "{name}" is not a section.')
     try:
         document[last] = tomllib.loads(f"value = {value.strip()}")["value"]
     except tomllib.TOMLDecodeError:
@@ -244,9 +239,9 @@ def _override(document: dict[str, Any], text: str) -> None:
 
 def _anchor_paths(document: dict[str, Any], folder: Path) -> None:
     """Relative files in a config are meant from where the config lies."""
-    for section, key in _FILES:
-        table = document.get(section)
-        if isinstance(table, dict) and isinstance(table.get(key), str) and table[key]:
+    for name, key, declared in declarations(Config):
+        table = document.get(name)
+        if declared.is_path and isinstance(table, dict) and isinstance(table.get(key), str) and table[key]:
             table[key] = str((folder / table[key]).resolve())
     tables = document.get("tables")
     for name, table in tables.items() if isinstance(tables, dict) else ():

@@ -8,6 +8,7 @@ from typing import Literal
 
 from vafl.errors import ConfigError
 from vafl.names import SERVER, check_client
+from vafl.scope import Scope, setting
 
 LABEL_HOLDER = SERVER
 NAMES = (
@@ -57,9 +58,9 @@ class DataSettings:
     """
 
     name: str = "digits"
-    path: str = ""
+    path: str = setting("", scope=Scope.PARTY, is_path=True)
     label: str = ""
-    weight: str = ""
+    weight: str = setting("", scope=Scope.PARTY)
     ignore: tuple[str, ...] = ()
     task: Literal["classification", "regression"] = "classification"
     parties: tuple[str, ...] = ()
@@ -67,7 +68,7 @@ class DataSettings:
     test_fraction: float = 0.25
     validation_fraction: float = 0.0
     scale: Literal["auto", "standard", "none"] = "auto"
-    folder: str = ""
+    folder: str = setting("", scope=Scope.PARTY)
 
     def __post_init__(self) -> None:
         if self.name not in NAMES:

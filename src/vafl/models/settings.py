@@ -9,6 +9,7 @@ from vafl.errors import ConfigError
 from vafl.models.metrics import MetricName
 from vafl.models.probabilities import Method
 from vafl.models.weights import ClassWeight
+from vafl.scope import Scope, setting
 
 _BUILT_IN = ("tabular", "linear", "mlp", "cnn", "lstm")
 _LARGEST_WIDTH = 2**20  # of any layer
@@ -52,9 +53,9 @@ class ModelSettings:
     head_hidden: tuple[int, ...] = (64,)
     combine: Literal["sum", "concat"] = "sum"
     loss: Literal["auto", "softmax", "binary", "squared"] = "auto"
-    metric: Literal["auto"] | MetricName = "auto"
-    class_weight: ClassWeight = "none"
-    calibration: Literal["auto", "none", "platt", "isotonic"] = "auto"
+    metric: Literal["auto"] | MetricName = setting("auto", scope=Scope.PARTY)
+    class_weight: ClassWeight = setting("none", scope=Scope.SERVER)
+    calibration: Literal["auto", "none", "platt", "isotonic"] = setting("auto", scope=Scope.SERVER)
 
     def __post_init__(self) -> None:
         if self.embedding not in _BUILT_IN and not _names_factory(self.embedding):

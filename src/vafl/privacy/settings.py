@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vafl.errors import ConfigError
+from vafl.scope import Scope, setting
 
 Mode = Literal["none", "release_once", "frozen", "dp_train", "embed_only"]
 Neighbours = Literal["zero_out", "replace"]
@@ -66,9 +67,9 @@ class PrivacySettings:
     layers: tuple[float, ...] = ()
     layer_noise: Literal["uniform", "gaussian"] = "uniform"
     placement: Literal["pre-activation", "output"] = "pre-activation"
-    mu_max: float | Literal["unlimited"] | None = None
-    delta: float = 1e-5
-    ledger: str = ""
+    mu_max: float | Literal["unlimited"] | None = setting(None, scope=Scope.PARTY)
+    delta: float = setting(1e-5, scope=Scope.PARTY)
+    ledger: str = setting("", scope=Scope.PARTY, is_path=True)
     secure_sum: bool = False
 
     def __post_init__(self) -> None:
@@ -199,7 +200,7 @@ class LabelSettings:
     """
 
     epsilon: float = 0.0
-    file: str = ""
+    file: str = setting("", is_path=True)
     gradient_clip: float = 0.0
     gradient_noise: float = 0.0
 

@@ -5,16 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from vafl.config import Config
+from vafl.config.agreement import changeable, shared_settings, training_settings
 from vafl.errors import RunFolderError
 from vafl.run.assembly import make_schedule, widths
 from vafl.run.checkpoint import load_facts
-from vafl.run.model_store import shared_settings
 from vafl.run.plan import Plan, sized
 from vafl.transport.codec import Codec
 from vafl.transport.grpc.wire import PROTOCOL, Agreement, differing, schedule_digest, settled
 
-_TRAINING = ("rule", "schedule", "optimiser")
-_AGREED_ANEW = ("protocol", "encoding", "rule.", "optimiser.", "stop.")
+_RENEGOTIATED = ("protocol", "encoding")  # entries of an agreement that a resumed run may change
 STATE = "state"  # in a run folder: each party's own folder for what it must not forget
 
 
@@ -36,7 +35,11 @@ def require_same_run(folder: Path, terms: Agreement) -> None:
     facts = load_facts(folder).get("terms", {})
     before = facts.pop("settings", {}) | {name: repr(value) for name, value in facts.items()}
     kept, now = (
-        {name: value for name, value in entries.items() if not name.startswith(_AGREED_ANEW)}
+        {
+            name: value
+            for name, value in entries.items()
+            if not name.startswith((*_RENEGOTIATED, *changeable()))
+        }
         for entries in (before, terms.entries())
     )
     if found := differing(kept, now):
@@ -74,11 +77,9 @@ def _common(config: Config, rows: int, clients: int) -> dict[str, Any]:
     refusal must name settings that users can find in their files. So K is left out, and stop.updates is
     compared in its place: 0 if schedule.epochs decides, which is compared anyway.
     """
-    document = config.document()
-    training = {name: document[name] for name in _TRAINING}
-    stop = {"patience": config.stop.patience}
+    training = training_settings(config)
     if config.optimiser.schedule == "cosine" and config.optimiser.constants == {"K": config.stop.updates}:
-        training["optimiser"] = document["optimiser"] | {"constants": {}}
+        training["optimiser"]["constants"] = {}
         by_epochs = sized(replace(config, stop=replace(config.stop, updates=0)), rows, clients).stop.updates
-        stop["updates"] = 0 if config.stop.updates == by_epochs else config.stop.updates
-    return shared_settings(config) | training | {"stop": stop}
+        training["stop"]["updates"] = 0 if config.stop.updates == by_epochs else config.stop.updates
+    return shared_settings(config) | training

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vafl.config import Config, from_document, read_document
+from vafl.config.agreement import chosen_by_party, sections_of, shared_settings
 from vafl.data.columns import match_columns
 from vafl.data.partition import Party, VerticalData
 from vafl.errors import ConfigError, RunFolderError
@@ -26,16 +27,11 @@ from vafl.protocol.secure_sum.server import SumTable
 from vafl.protocol.table import FOREVER, EmbeddingTable
 from vafl.run.assembly import Run
 from vafl.run.plan import Plan, encoder_of, inputs_of
+from vafl.scope import Scope
 
 MODELS = "models"  # in a run folder: one folder for each party's model
-_OWN: dict[str, tuple[str, ...]] = {  # settings that each party chooses by itself, before and after training
-    "data": ("path", "folder", "weight"),
-    "partition": (),
-    "model": ("metric", "class_weight", "calibration"),
-    "privacy": ("ledger", "mu_max", "delta"),
-}
 _NEVER_FROM_THE_RUN = ("ledger",)  # a run folder may come from someone else: it chooses no new files
-_FOR_TRAINING = ("rule", "schedule", "optimiser", "labels", "delays", "stop", "evaluation", "decision")
+_PREDICTING = ("seed", "threads", "data", "tables", "partition", "model", "privacy", "network", "prediction")
 _SHOWN = 10  # differences in one log line
 
 log = logging.getLogger("vafl.model")
@@ -198,11 +194,11 @@ def as_trained(document: Mapping[str, Any], stored: StoredModel, run: Path) -> C
     manifest, then = stored.manifest, _training_document(run)
     _check_factory(document, stored)
     _check_protection(document, stored)
-    whole: dict[str, Any] = {name: value for name, value in document.items() if name not in _FOR_TRAINING}
+    whole: dict[str, Any] = {name: value for name, value in document.items() if name in _PREDICTING}
     whole["seed"] = manifest.settings.get("seed", 0)
-    for name in (*_OWN, "rule", "schedule"):
+    for name in (*sections_of(Scope.MODEL), "rule", "schedule"):
         # A manifest may come from someone else. It must not choose files, budgets or addresses.
-        own = _OWN.get(name, ())
+        own = chosen_by_party(name) if name in sections_of(Scope.MODEL) else ()
         kept = {key: value for key, value in manifest.settings.get(name, {}).items() if key not in own}
         chosen = {key: _entry(document, name, key) or _entry(then, name, key) for key in own}
         chosen |= {key: _entry(document, name, key) for key in _NEVER_FROM_THE_RUN if key in own}
@@ -263,7 +259,7 @@ def _overridden(document: Mapping[str, Any], used: Mapping[str, Any]) -> list[tu
     """Return (dotted name, value that is used) for each entry of the document that is not used."""
     found = []
     for name, entries in document.items():
-        if name in _FOR_TRAINING:
+        if name not in _PREDICTING:
             continue
         pairs = entries.items() if isinstance(entries, dict) else [("", entries)]
         for key, value in pairs:
@@ -357,16 +353,6 @@ def _not_named(stored: StoredModel, factory: str) -> RunFolderError:
         f"it. Found {factory or 'no factory'}. If you trust that code, say --embedding {named}, or set "
         "model.embedding in your own configuration.",
     )
-
-
-def shared_settings(config: Config) -> dict[str, Any]:
-    """Return the settings that must be the same at all parties, and that a model keeps."""
-    document = config.document()
-    shared: dict[str, Any] = {"seed": config.seed}
-    for section, own in _OWN.items():
-        shared[section] = {key: value for key, value in document[section].items() if key not in own}
-    shared["privacy"]["mode"] = config.privacy.kind
-    return shared
 
 
 def _shared(plan: Plan | Run) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from vafl.errors import ConfigError, DataError
 from vafl.protocol.schedule import Sleeper
+from vafl.scope import setting
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class DelaySettings:
     kind: Literal["poisson", "exponential", "poisson-process", "fixed", "none", "trace"] = "poisson"
     unit: float = 1.0
     seconds: tuple[float, ...] = ()
-    trace: str = ""
+    trace: str = setting("", is_path=True)
     latency: float = 0.0
     bandwidth: float = 0.0
     dropouts: tuple[DropOut, ...] = ()

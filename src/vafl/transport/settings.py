@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vafl.errors import ConfigError
+from vafl.scope import Scope, setting
 
 Encoding = Literal["float32", "float16", "bfloat16", "int8"]
 ENCODINGS: tuple[Encoding, ...] = ("float32", "float16", "bfloat16", "int8")
@@ -36,10 +37,10 @@ class NetworkSettings:
     """
 
     address: str = "127.0.0.1:7443"
-    certificates: str = ""
+    certificates: str = setting("", is_path=True)
     security: Literal["mtls", "plaintext"] = "mtls"
-    run_id: str = "vafl"
-    encoding: Encoding = "float32"
+    run_id: str = setting("vafl", scope=Scope.TRAINING)
+    encoding: Encoding = setting("float32", scope=Scope.TRAINING, may_change=True)
     largest_message: int = 64 << 20
     largest_norm: float = 0.0
     messages_per_second: float = 0.0
