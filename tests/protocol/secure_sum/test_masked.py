@@ -157,7 +157,7 @@ def test_a_drop_out_aborts_the_round_and_begins_an_epoch():
         (Rekey, 0, epoch + 1),
         (Rekey, 1, epoch + 1),
     ]
-    assert "client 2 left: what was under way is said again" in replies[0].reason
+    assert "client 2 left" in replies[0].reason
     assert (server.activations, server._words, server._waiting) == ([0, 0, 0], {}, [])
     assert "keys of clients [0, 1, 2]" in server.waiting_for()
 
@@ -331,9 +331,7 @@ def test_what_was_said_in_an_older_epoch_is_passed_over():
 def test_keys_of_another_epoch_are_refused_by_the_client():
     exchange = Exchange(run())
     server = joined(exchange)
-    with pytest.raises(
-        InvalidMessage, match=f"must be of epoch {server.epochs.number}. Found keys of epoch 9"
-    ):
+    with pytest.raises(InvalidMessage, match=rf"VFL-4111.*epoch {server.epochs.number}\b.*epoch 9"):
         exchange.clients[0].receive(Keys(0, 9, (b"a", b"b", b"c")))
 
 

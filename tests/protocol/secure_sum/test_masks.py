@@ -81,7 +81,7 @@ def test_masks_of_a_round_serve_once(number):
     own = masks(agreements(3))[0]
     rows, ones = np.arange(2), np.ones((2, 1), np.float32)
     own.hide("batch", 5, rows, ones)
-    with pytest.raises(InvalidMessage, match=f"masks are used once. Found batch round {number}"):
+    with pytest.raises(InvalidMessage, match=f"VFL-4143.*batch round {number}"):
         own.hide("batch", number, rows, ones)
     assert own.hide("evaluation", number, rows, ones).shape == (2, 1)
 
