@@ -111,7 +111,7 @@ def test_what_is_not_masked_or_not_asked_is_refused():
         parties.scorer.receive(Refresh(1, 9, rows(1), np.ones((1, WIDTH), np.float32), 0))
     parties.scorer.ask(rows(1))
     words = np.ones((1, WIDTH), dtype=np.uint64)
-    for number, row, fault in ((5, 1, "nobody was asked request 5"), (0, 2, "exactly its rows")):
+    for number, row, fault in ((5, 1, r"VFL-4155.*5"), (0, 2, r"VFL-4153.*0")):
         with pytest.raises(InvalidMessage, match=fault):
             parties.scorer.receive(MaskedRefresh(1, 9, 0, number, rows(row), words))
     with pytest.raises(InvalidMessage, match=r"VFL-4131.*0.*1"):
