@@ -141,7 +141,7 @@ class made_here:  # noqa: N801 - read as: with made_here()
         if isinstance(fault, InvalidMessage):
             raise Diverged(
                 "VFL-4035",
-                f"{fault} Lower optimiser.step_size, or scale the features, and a regression's labels.",
+                f"{fault} Lower optimiser.step_size, or scale the features, and the labels of a regression.",
             ) from fault
 
 
