@@ -247,8 +247,8 @@ class Client(PredictionClient):
         limit = self.gradient_limit
         if not limit.scaled:
             return ""
-        norms = f"norms up to {limit.largest:.3g}; the usual norm is {limit.usual:.3g}"
-        return f"{limit.scaled} gradients with {norms}"
+        norms = f"norm up to {limit.largest:.3g}; the usual norm is {limit.usual:.3g}"
+        return f"{limit.scaled} gradients of {norms}"
 
     def join(self) -> Join:
         """Start a new connection; return the `Join` that tells the server where this client stands."""

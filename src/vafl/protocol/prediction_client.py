@@ -198,7 +198,7 @@ class PredictionClient:
         """
         allowed, group, rows = self._permutations, request.permute, request.rows
         if allowed is None or not (group == EVERYTHING or group in allowed.groups):
-            reason = f"prediction.importance of this client does not allow permuting {group}"
+            reason = f"{group} is not permuted here: prediction.importance of this client does not allow it"
             return [self._decline(request.number, reason)]
         # If some features move and others stay, two of the answers depend on each record: two charges.
         for _ in range(1 if group == EVERYTHING else 2):

@@ -59,7 +59,8 @@ Invariants:
 6. `table.stored_at` holds the iteration whose model made the embedding. It is not the iteration of arrival,
    so gradients that the client had not applied yet count as delay.
 7. `iteration` grows by one with each step of the head, and never passes `last_iteration`.
-8. Each client has at most `LARGEST_WINDOW` turns in `_waiting`. This bounds the memory a client can occupy.
+8. Each client has at most `LARGEST_WINDOW` uploads and one query in `_waiting`. This bounds the memory that a
+   client can occupy.
 """
 
 from collections.abc import Iterable, Sequence, Set

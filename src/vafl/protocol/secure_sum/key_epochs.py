@@ -73,5 +73,5 @@ class Epochs:
         self.number += 1
         self._offers.clear()
         present = [other for other in range(self._clients) if other not in absent | {client}]
-        reason = f"{why}: uploads in flight are sent again under the masks of epoch {self.number}"
+        reason = f"{why}: what was under way is sent again under the masks of epoch {self.number}"
         return [Rekey(other, self.number, reason) for other in present]
