@@ -6,17 +6,17 @@
     ├── RunError             a run cannot go on                              exit code 4
     │   ├── BudgetExhausted    a record's privacy budget does not allow it
     │   ├── Diverged           the loss is no longer a finite number
-    │   └── Stalled            nothing can happen any more, and why
-    ├── AuditFailed          more leaks than the accountant says          exit code 6
+    │   └── Stalled            every party waits for another one
+    ├── AuditFailed          an audit measured more leakage than claimed     exit code 6
     ├── RunFolderError       a run folder is missing, damaged or taken       exit code 5
-    │   └── LedgerError        a privacy ledger is damaged, or not the newest one
-    └── RemoteFault          the other party refused us, or broke a rule  exit code 7
-        ├── InvalidMessage     a message that was refused; no state changed
-        └── Unauthenticated    it has not proved who it is
+    │   └── LedgerError        a privacy ledger is damaged or outdated
+    └── RemoteFault          the other party refused us, or broke a rule     exit code 7
+        ├── InvalidMessage     a message failed its checks; no state changed
+        └── Unauthenticated    the other party has not proved its identity
 
-Every message names the rule that was broken, the value that was found, and the remedy. Every place that
-raises an error has a code, such as VFL-1203. Codes are stable: programs and tests match them, and
-docs/errors.md lists them. The first digit is the package:
+Every message names the rule that was broken, the value that was found, and the remedy. Each place that raises
+has its own code, such as VFL-1203. Codes are stable: programs and tests match them, and docs/errors.md lists
+them. The first digit is the package:
 
     1 config   2 data   3 models   4 protocol   5 privacy   6 transport, simulation
     7 run      8 observe, estimator, audit      9 commands
@@ -24,10 +24,10 @@ docs/errors.md lists them. The first digit is the package:
 
 
 class VaflError(Exception):
-    """The root: `except VaflError` catches all that vafl raises on purpose.
+    """The base class: `except VaflError` catches every error that vafl raises on purpose.
 
     Attributes:
-        code: the stable code of the place that raised it, such as "VFL-1203".
+        code: the stable code of the `raise` statement, such as "VFL-1203".
         message: the text without the code.
     """
 
@@ -41,7 +41,7 @@ class VaflError(Exception):
         return f"{self.code}: {self.message}"
 
     def __format__(self, spec: str) -> str:
-        """Return the text without the code: f"...: {error}" makes an error with its own code."""
+        """Return the text without the code, so that f"...: {error}" can be the message of another error."""
         return format(self.message, spec)
 
 
@@ -52,13 +52,13 @@ class ConfigError(VaflError, ValueError):
 
 
 class DataError(VaflError, ValueError):
-    """Data cannot be used: missing file, NaN, one class only, overlapping columns."""
+    """Data cannot be used, because of a missing file, NaN, a single class or overlapping columns."""
 
     exit_code = 3
 
 
 class RunError(VaflError, RuntimeError):
-    """A run that had begun cannot go on."""
+    """A run has started and cannot go on."""
 
     exit_code = 4
 
@@ -72,34 +72,34 @@ class Diverged(RunError):
 
 
 class Stalled(RunError):
-    """Every party waits for a message that cannot come."""
+    """Every party waits for a message that will not arrive."""
 
 
 class AuditFailed(VaflError):
-    """An audit proved a leak beyond the claim."""
+    """An audit measured more leakage than the privacy guarantee allows."""
 
     exit_code = 6
 
 
 class RunFolderError(VaflError, OSError):
-    """A run folder is missing, damaged, or holds another run."""
+    """A run folder is missing or damaged, or belongs to another run."""
 
     exit_code = 5
 
 
 class LedgerError(RunFolderError):
-    """A privacy ledger was damaged, cut, edited or rolled back, or is not the one used before."""
+    """A privacy ledger was damaged, truncated, edited or rolled back, or is not the one used before."""
 
 
 class RemoteFault(VaflError):
-    """The other party refused this one, and why; or it broke the protocol: its fault, not ours."""
+    """The other party refused this one, or broke the protocol. The fault is not local."""
 
     exit_code = 7
 
 
 class InvalidMessage(RemoteFault, ValueError):
-    """A message failed its checks and was dropped before it touched any state."""
+    """A message failed its checks and was dropped before it changed any state."""
 
 
 class Unauthenticated(RemoteFault):
-    """The other party showed no certificate, or none that names it to our satisfaction."""
+    """The other party has no certificate, or its certificate does not prove the expected name."""

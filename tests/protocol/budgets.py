@@ -2,7 +2,7 @@
 
 
 class NoMarks:
-    """The part of a budget that is about marks, of a client without a ledger on disk."""
+    """The methods of a budget that concern marks, for a client without a ledger on disk."""
 
     def recognise(self, mark):
         pass

@@ -58,7 +58,7 @@ def test_no_step_ever_uses_a_cell_older_than_the_bound(rule, schedule, order):
 def test_the_bound_holds_while_clients_come_and_go(rule, schedule, order):
     exchange = Exchange(run_of(DATA, rule=rule, schedule=schedule))
     for choice, upheaval in order:
-        if upheaval < CLIENTS:  # a client leaves, or one that is gone comes back
+        if upheaval < CLIENTS:  # a client leaves, or an absent one joins
             gone = upheaval in exchange.server.absent
             (exchange.join if gone else exchange.leave)(upheaval)
         moves = exchange.moves()
@@ -78,7 +78,7 @@ def test_the_bound_holds_while_clients_come_and_go(rule, schedule, order):
 
 @given(settings, schedules, choices)
 def test_everybody_gets_on_once_all_are_back(rule, schedule, order):
-    """After any upheaval, with all clients present, rounds of fair delivery make steps again."""
+    """After any drop-outs, once all clients are present and messages are delivered, steps continue."""
     exchange = Exchange(run_of(DATA, rule=rule, schedule=schedule))
     for choice in order:
         if choice < 2:
@@ -106,7 +106,7 @@ def bounded(policy, **rule):
 
 
 def asked(exchange):
-    """Client 0 uploads; the request that follows from it is taken from client 1's hands."""
+    """Client 0 uploads; return the resulting request to client 1 without delivering it."""
     exchange.play(("wake", 0))
     exchange.play(("up", 0))
     return exchange.down[1].popleft()
@@ -131,7 +131,7 @@ def test_a_client_is_asked_once_while_it_has_not_answered():
     exchange = bounded("wait")
     first = asked(exchange)
     exchange.play(("wake", 1))
-    exchange.play(("up", 1))  # its own upload makes the cells fresh, but the question stands
+    exchange.play(("up", 1))  # its upload makes the cells fresh, but the request stays open
     assert exchange.server.bound.asked == {1: first.number}
     assert exchange.server.requests.of(1) == [first]
     assert not exchange.down[1]
@@ -143,7 +143,7 @@ def decline(exchange, request):
 
 
 def test_a_declined_step_waits_and_the_run_is_over():
-    """A budget that is spent does not come back, unless with a client that has another."""
+    """A spent budget stays spent, unless a client with another budget joins."""
     exchange = bounded("wait")
     assert not exchange.server.over
     assert decline(exchange, asked(exchange)) == []
@@ -167,7 +167,7 @@ def test_a_declined_step_is_skipped():
 
 
 def test_when_nothing_but_skips_has_come_of_two_epochs_the_run_is_over():
-    """Those who would have to answer are here and decline: only a client that comes back may change that."""
+    """The clients asked are present and decline. Only a client that joins can change that."""
     exchange = bounded("skip")
     while exchange.server.bound.skipped_rows < 2 * exchange.server.table.stored_at.size:
         assert not exchange.server.over
@@ -227,14 +227,14 @@ def test_a_client_that_declined_and_comes_back_is_asked_again():
 
 
 def test_a_step_that_waits_is_not_overtaken():
-    """A query waits for fresh cells; uploads that come meanwhile must not age its cells again."""
+    """While a query waits for fresh cells, further uploads must not make its cells stale again."""
     rule = {"delay_bound": 1, "order": "query-first"}
     exchange = Exchange(run_of(DATA, rule=rule, schedule={"batch_size": 9}))
     for client in (2, 0, 1):
         exchange.turn(client)
     exchange.play(("wake", 0))
     exchange.play(("up", 0))
-    (request,) = exchange.down[0]  # the query's own rows are the stale ones
+    (request,) = exchange.down[0]  # the rows of the query are the stale ones
     server, iteration = exchange.server, exchange.server.iteration
     upload = Upload(1, 100, 1, np.arange(9), np.ones((9, 3), np.float32), answer=False)
     assert server.receive(upload) == []
@@ -245,7 +245,7 @@ def test_a_step_that_waits_is_not_overtaken():
 
 
 def test_a_decline_does_not_outlive_the_step_it_was_for():
-    """Client 1 declines for client 0's step; client 0 returns without memory: client 1 is asked anew."""
+    """Client 1 declines for client 0's step. Client 0 rejoins without its state; client 1 is asked again."""
     exchange = bounded("wait")
     decline(exchange, asked(exchange))
     exchange.leave(0)
@@ -291,7 +291,7 @@ def test_stale_names_each_row_once_and_only_clients_that_have_one():
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4), st.booleans()), max_size=12))
 def test_only_the_answer_to_what_the_step_asked_settles_it(answers):
-    """Clients 0 and 1 were asked 0 and 1; other numbers (an evaluation's, say) are none of the step's."""
+    """The step waits for requests 0 and 1. Other requests, such as an evaluation's, do not affect it."""
     bound, requests = DelayBound(1), Requests()
     bound.ask({0: np.array([2]), 1: np.array([3])}, set(), requests)
     asked, declined = {0: 0, 1: 1}, set()

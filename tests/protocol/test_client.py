@@ -75,7 +75,7 @@ def test_the_answer_is_backpropagated_with_the_regulariser(l2):
 
 
 def test_local_steps_apply_the_same_gradient_at_the_moved_point():
-    """Q = 2 is two applications of one answer; the second differentiates the model where it then is."""
+    """Q = 2 applies one answer twice. The second step differentiates the updated model."""
     model = nn.Sequential(nn.Linear(COLUMNS, 4), nn.Tanh(), nn.Linear(4, WIDTH))
     own = client(model, l2=0.1, local_steps=2)
     (upload,) = own.wake()
@@ -258,7 +258,7 @@ def test_a_window_lets_so_many_uploads_be_in_flight():
 
 
 def test_an_answer_to_an_older_model_is_differentiated_where_the_model_now_is():
-    """Upload 1 was embedded before answer 0 moved the model; its gradient meets today's Jacobian."""
+    """Upload 1 was embedded before answer 0 changed the model. Its gradient uses the current Jacobian."""
     model = nn.Sequential(nn.Linear(COLUMNS, 4), nn.Tanh(), nn.Linear(4, WIDTH))
     own = client(model, window=2)
     (first,), (second,) = own.wake(), own.wake()
@@ -340,7 +340,7 @@ def test_embeddings_that_are_not_finite_are_divergence():
 
 
 class SharedGradient(nn.Module):
-    """Its two biases get one and the same gradient tensor from autograd."""
+    """Autograd returns the same gradient tensor for both biases."""
 
     def __init__(self):
         super().__init__()
@@ -447,7 +447,7 @@ class Scaled(nn.Module):
 
 
 class Rounded(nn.Module):
-    """Its parameters, and what it says, are of a kind that numpy does not know."""
+    """Its parameters and outputs have a type that numpy does not support."""
 
     def __init__(self):
         super().__init__()

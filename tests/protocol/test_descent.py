@@ -19,7 +19,7 @@ def array(*values):
 
 
 def stepped(settings, gradients, server=False, l2=0.0):
-    """Where a parameter at (1, 2) is after steps along these gradients, at iterations 0, 1, ..."""
+    """Return a parameter that starts at (1, 2), after steps along these gradients at iterations 0, 1, ..."""
     moved = parameter(1.0, 2.0)
     descent = Descent.of(settings, [moved], server=server)
     for iteration, gradient in enumerate(gradients):
@@ -116,7 +116,7 @@ def test_a_schedule_follows_the_global_iteration(options):
 
 
 def test_the_heads_step_size_scales_the_schedule():
-    """The theorems for t clients a step have eta_0 = t eta_m."""
+    """The theorems for t clients per step have eta_0 = t eta_m."""
     settings = OptimiserSettings(
         step_size=0.1,
         server_step_size=0.3,
@@ -227,7 +227,7 @@ def test_settings_that_cannot_be_are_refused(settings, said):
 
 
 def averaged(settings, weights):
-    """A model that becomes the average of what is trained, and the descent that trains it."""
+    """Return a model that averages the trained parameters, and its descent."""
     model = torch.nn.Linear(2, 1, bias=False)
     model.weight.data.copy_(torch.tensor([weights]))
     return model, Descent.averaging(settings, model)

@@ -1,4 +1,4 @@
-"""Gradients that no honest server sends are scaled down; all others pass unchanged."""
+"""Gradients that are far larger than usual are scaled down; all others pass unchanged."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def test_one_huge_gradient_is_scaled_down_and_counted(huge):
     assert limit.scaled == 1
     assert limit.largest == pytest.approx(huge * 6000**0.5, rel=1e-3)
     own = gradient(0.4)
-    assert limit(own) is own  # what follows is not held against an honest server
+    assert limit(own) is own  # an honest server is not scaled down afterwards
 
 
 def test_many_huge_gradients_raise_the_limit_slowly():

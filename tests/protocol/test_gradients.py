@@ -22,7 +22,7 @@ def test_a_head_with_a_closed_form_gives_what_a_graph_gives(frozen):
     inputs, slopes = randn(5, 3), randn(5, 3)
     parameters = [] if frozen else [head.bias]
     outputs, pull = head_with_way_back(head, parameters)(inputs.copy())
-    as_module = nn.Sequential(head)  # the same function, without its own pull_back
+    as_module = nn.Sequential(head)  # the same function without a closed form
     expected, pull_graph = head_with_way_back(as_module, parameters)(inputs.copy())
     assert np.array_equal(outputs, expected)
     (own, others), (graph_own, graph_others) = pull(slopes), pull_graph(slopes)
@@ -31,7 +31,7 @@ def test_a_head_with_a_closed_form_gives_what_a_graph_gives(frozen):
 
 
 class Opaque(nn.Module):
-    """The same function in a module that nobody takes apart."""
+    """The same function in a module that is not recognised as a chain of layers."""
 
     def __init__(self, inner):
         super().__init__()
@@ -53,7 +53,7 @@ NETWORKS = [
 @pytest.mark.parametrize("network", NETWORKS, ids=str)
 def test_affine_layers_and_relus_need_no_graph(network):
     inputs, slopes, parameters, kept = randn(5, 4), randn(5, 3), list(network.parameters()), []
-    with saved_tensors_hooks(kept.append, lambda packed: packed):  # whatever a graph needs later
+    with saved_tensors_hooks(kept.append, lambda packed: packed):  # collects the tensors that a graph saves
         embeddings, pull_model = model_with_way_back(network, parameters)(inputs, ROWS)
         outputs, pull = head_with_way_back(network, parameters)(inputs.copy())
         gradients, (own, others) = pull_model(slopes), pull(slopes)

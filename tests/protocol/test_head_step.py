@@ -11,7 +11,7 @@ from vafl.protocol.table import EmbeddingTable
 
 
 def step_with(labels, loss, width, weights=None):
-    """The gradient of a step on all rows but the first, and the step that made it."""
+    """Return the gradient of a step on all rows but the first, and the `HeadStep` that computed it."""
     table, rows = EmbeddingTable(len(labels), [width], summed=True), np.arange(1, len(labels))
     table.store(0, rows, np.random.default_rng(0).standard_normal((len(rows), width), np.float32), 0)
     head = Bias(width)

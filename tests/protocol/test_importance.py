@@ -73,7 +73,7 @@ def test_what_a_client_does_not_offer_is_declined_and_charged_to_nobody():
 
 
 def test_a_group_costs_two_uploads_and_everything_one():
-    """Where some features move and others stay, two answers depend on each record."""
+    """If only some features are permuted, two answers depend on each record."""
     budget = Cap(3)
     client = respondent(allowed=permutations("age"), budget=budget)
     answer_to(client, EVERYTHING)
@@ -118,7 +118,7 @@ def test_names_that_no_honest_client_offers_are_refused(groups):
 
 
 class Parties:
-    """A scorer and two clients; the second lets the server ask for a column."""
+    """A scorer and two clients. The second client allows permuting one column."""
 
     def __init__(self, *budgets):
         budget = budgets[0] if budgets else None
@@ -152,7 +152,7 @@ def test_only_the_client_that_permutes_is_asked_and_the_others_stay():
 
 
 def test_answers_go_to_the_inquiry_they_are_for():
-    """Two permutations of the same rows are under way at once, and a third one of another client."""
+    """Two permutations of the same rows are open at once, and a third one of another client."""
     parties = Parties()
     asked = [parties.scorer.ask_permuted(parties.base, client, EVERYTHING) for client in (1, 1, 0)]
     for inquiry, requests in reversed(asked):

@@ -20,7 +20,5 @@ def test_the_mean_is_taken_since_the_last_look():
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_no_number_raises_the_alarm(loss):
     LossLog.check(1e30, 3)
-    with pytest.raises(
-        Diverged, match=rf"must stay finite. Found {loss} at iteration 3. Lower optimiser.step_size"
-    ):
+    with pytest.raises(Diverged, match=rf"VFL-4011.*{loss} at iteration 3.*optimiser.step_size"):
         LossLog.check(loss, 3)

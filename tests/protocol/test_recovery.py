@@ -1,4 +1,4 @@
-"""Parties that crash and go back to a checkpoint: what was forgotten is said again, and the run goes on."""
+"""Parties that crash and restart from a checkpoint: lost messages are repeated, and the run goes on."""
 
 from copy import deepcopy
 
@@ -16,10 +16,10 @@ DATA = vertical_data(rows=9, clients=CLIENTS, shape=(2,))
 
 
 class Fragile(Exchange):
-    """An exchange whose parties write checkpoints, and die.
+    """An exchange whose parties write checkpoints and crash.
 
-    `makers[row, client]` is the model that made a cell: (which life of the client, how many answers it had
-    learned from in it); a client that dies takes the models since its checkpoint with it.
+    `makers[row, client]` identifies the model that made a cell: the life of the client, and how many answers
+    it had applied in that life. When a client crashes, its models since the last checkpoint are lost.
     """
 
     def __init__(self, **sections):
@@ -38,7 +38,7 @@ class Fragile(Exchange):
         self.saved_clients[i] = self._client_state(self.clients[i])
 
     def kill_client(self, i):
-        """The process is gone, the connection with it; another starts from the checkpoint."""
+        """Kill the process and its connection; start another process from the checkpoint."""
         applied, iteration, model, optimiser, version = self.saved_clients[i]
         self.dead |= {(i, self.lives[i], lost) for lost in range(version + 1, self.clients[i]._version + 1)}
         self.leave(i)
@@ -53,7 +53,7 @@ class Fragile(Exchange):
         self.saved_server = self.server.iteration, self.server.settled(), head, optimiser
 
     def kill_server(self):
-        """The table is a file and survives; every connection is gone."""
+        """Kill the server. The table is a file and survives; every connection breaks."""
         iteration, activations, head, optimiser = self.saved_server
         old, seen, last = self.server.table, self.server.delays, self.server.last_iteration
         self.server = run_of(DATA, **self.sections).runtime.server
@@ -83,7 +83,7 @@ class Fragile(Exchange):
         before = len(self.up[i])
         super().play(move)
         if self.clients[i].iteration < self.saved_clients[i][1]:
-            self.save_client(i)  # as a client's process does: the server went back
+            self.save_client(i)  # a client's process also saves when the server was restored
         for message in list(self.up[i])[before:]:
             key = (i, self.lives[i], message.activation) if isinstance(message, Upload) else message
             self.made.setdefault(key, (i, self.lives[i], self.clients[i]._version))
@@ -99,7 +99,7 @@ class Fragile(Exchange):
             self.join(i)
 
     def rounds(self, count):
-        """So many fair rounds, in which all that is under way arrives."""
+        """Play this many rounds, in which every message arrives."""
         for _ in range(count):
             self.deliver()
             for client in self.clients:
@@ -108,11 +108,11 @@ class Fragile(Exchange):
 
 
 def requested(exchange, i):
-    """The rows that the messages under way to a client ask for."""
+    """Return the rows that requests in transit to a client ask for."""
     return sorted(row for m in exchange.down[i] if isinstance(m, Request) for row in m.rows.tolist())
 
 
-# --- the server goes back ---
+# --- the server is restored ---
 
 
 def test_a_restored_server_forgets_newer_cells_and_asks_for_them_again():
@@ -157,7 +157,7 @@ def test_a_large_loss_is_asked_for_in_parts(monkeypatch):
 
 
 def test_the_server_goes_on_from_where_the_clients_stand():
-    """The clients learned from steps the server has forgotten: those uploads are not made again."""
+    """The clients applied steps that the server has lost. They do not repeat those uploads."""
     exchange = Fragile()
     exchange.rounds(3)
     exchange.kill_server()
@@ -188,7 +188,7 @@ def test_an_upload_in_the_checkpoint_whose_answer_was_lost_is_given_up():
 
 @pytest.mark.parametrize("rule", [{"name": "t-sync", "t": 2}, {"name": "sync"}, {"delay_bound": 1}])
 def test_an_upload_that_waits_when_the_checkpoint_is_written_is_not_told_durable_and_not_lost(rule):
-    """Its step was not made: after a crash nobody but its client could bring it about."""
+    """The server has not stepped on this upload. After a crash only its client can send it again."""
     exchange = Fragile(rule=rule)
     exchange.play(("wake", 0))
     exchange.play(("up", 0))
@@ -215,7 +215,7 @@ def test_an_upload_the_crash_undid_is_said_again():
 
 
 def test_the_optimiser_and_the_head_go_on_as_if_nothing_had_happened():
-    """Killed right after a checkpoint, with nothing under way: the run continues bit by bit."""
+    """Killed right after a checkpoint with no message in transit: the run continues bit for bit."""
     sections = {"optimiser": {"name": "Adam", "step_size": 0.1}, "model": {"head": "linear"}}
     whole, killed = Fragile(**sections), Fragile(**sections)
     for exchange in (whole, killed):
@@ -242,7 +242,7 @@ def test_clients_hear_what_a_checkpoint_holds_of_them():
     assert welcome.durable == 3
 
 
-# --- a client goes back ---
+# --- a client is restored ---
 
 
 def test_a_client_restored_to_an_older_state_gets_its_newer_cells_recalled():
@@ -285,7 +285,7 @@ def test_a_client_that_lost_everything_says_every_row_again_and_goes_on():
 
 
 def test_turns_and_answers_of_a_forgotten_upload_are_dropped():
-    """Client 0's upload waits for a second client; it comes back without memory of it."""
+    """Client 0's upload waits for a second client. Client 0 rejoins without remembering it."""
     server = run_of(DATA, rule={"name": "t-sync", "t": 2}).runtime.server
     server.receive(Upload(0, 0, 0, np.array([1]), np.ones((1, 3), np.float32)))
     welcome, *_ = server.receive(Join(0))
@@ -296,7 +296,7 @@ def test_turns_and_answers_of_a_forgotten_upload_are_dropped():
     assert all(isinstance(reply, Gradient) for reply in replies)
 
 
-# --- anybody goes back, at any time ---
+# --- any party is restored, at any time ---
 
 
 def with_one_in_flight_where_it_must_be(rule):
@@ -319,7 +319,7 @@ histories = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 40)), min_size
 
 
 def live(exchange, history):
-    """Crashes, checkpoints and broken connections of anybody, at any moment."""
+    """Crashes, checkpoints and broken connections of any party, at any moment."""
     for choice, upheaval in history:
         what, i = divmod(upheaval, CLIENTS)
         if what == 0:
@@ -352,7 +352,7 @@ def test_whoever_crashes_nobody_breaks_a_rule_and_the_run_goes_on(rule, refresh,
 
 
 TURN, KILL = ("turn", 0), ("kill", 0)
-SAVED_BEFORE_THE_SERVER_WENT_BACK = [  # the checkpoint names an iteration of a history that was forgotten
+SAVED_BEFORE_THE_SERVER_WENT_BACK = [  # the checkpoint names an iteration that the server has lost
     *[TURN, TURN, ("save", 0), TURN, ("kill server", 0), ("turn", 1), KILL]
 ]
 KILLED_BEFORE_THE_RECALL_WAS_HEARD = [TURN, TURN, TURN, KILL, TURN, ("save", 0), KILL, TURN, KILL, TURN]
@@ -375,7 +375,7 @@ KILLED_BEFORE_THE_RECALL_WAS_HEARD = [TURN, TURN, TURN, KILL, TURN, ("save", 0),
 @example("async", "upload-first", "none", KILLED_BEFORE_THE_RECALL_WAS_HEARD)
 @example("async", "upload-first", "none", SAVED_BEFORE_THE_SERVER_WENT_BACK)
 def test_no_cell_of_a_model_that_is_lost_stays_in_the_table(heard_at_once, name, order, refresh, history):
-    """Anybody may be killed at any time; once all are back and heard, only living models have cells."""
+    """Any party may be killed at any time. After recovery, all cells come from models that still exist."""
     rule = with_one_in_flight_where_it_must_be({"name": name, "t": 2, "window": 2, "order": order})
     exchange = Fragile(rule=rule, schedule={"refresh": refresh})
     for what, i in history:
@@ -432,7 +432,7 @@ def test_what_was_lost_is_asked_for_until_it_was_said(who):
     exchange.join(0)
     rows = requested(exchange, 0)
     assert rows == list(range(9))
-    exchange.play(("down", 0))  # the welcome is heard, the request is not
+    exchange.play(("down", 0))  # Welcome arrives, the request does not
     exchange.leave(0)
     exchange.join(0)
     assert requested(exchange, 0) == rows
@@ -446,7 +446,7 @@ def test_what_was_lost_is_asked_for_after_another_crash_of_the_server(who):
         exchange.save_server()
         exchange.kill_client(0)
         exchange.join(0)
-        exchange.play(("down", 0))  # it goes on from the welcome, so its next join hides what it lost
+        exchange.play(("down", 0))  # it continues from Welcome, so its next Join does not show what it lost
     exchange.kill_server()
     exchange.kill_server()
     exchange.join(0)

@@ -34,13 +34,13 @@ histories = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size
 
 
 class Ledger(Exchange):
-    """Counts what became of every upload, and works out by itself how old every embedding is."""
+    """Counts the outcome of every upload, and computes the delay of every embedding independently."""
 
     def __init__(self, run):
         super().__init__(run)
         self.stepped, self.applied, self.skipped = Counter(), Counter(), set()
-        self.answered = [{} for _ in self.clients]  # activation -> iteration, of every gradient so far
-        self.learned = {}  # upload or refresh -> the activations its model had learned from
+        self.answered = [{} for _ in self.clients]  # activation -> iteration of every gradient so far
+        self.learned = {}  # upload or refresh -> the activations that its model had applied
         self._count_steps()
         for client in self.clients:
             self._count_applied(client)
@@ -82,7 +82,7 @@ class Ledger(Exchange):
 
     @staticmethod
     def _key(message):
-        """An upload that is said again is the same upload, made with the model of the first time."""
+        """A repeated upload is the same upload, made with the model of the first attempt."""
         return (message.client, message.activation) if isinstance(message, Upload) else message
 
     def _heard(self, message):
@@ -102,11 +102,11 @@ class Ledger(Exchange):
         super()._dispatch(replies)
 
     def live(self, history):
-        """Plays a history in which connections break and come back at any moment; at the end all are back."""
+        """Play a history in which connections break and resume at any moment; in the end all are up."""
         for choice, upheaval in history:
             if upheaval < CLIENTS:
                 self.leave(upheaval)
-            elif upheaval < 2 * CLIENTS:  # also where the server has not noticed that the line was broken
+            elif upheaval < 2 * CLIENTS:  # also if the server has not noticed the broken connection
                 self.join(upheaval - CLIENTS)
             if moves := self.moves():
                 self.play(moves[choice % len(moves)])
@@ -117,7 +117,7 @@ class Ledger(Exchange):
 
 @given(rules, schedules, histories)
 def test_every_upload_counts_exactly_once_whenever_connections_break(rule, schedule, history):
-    """And, in `Ledger`, every embedding is stored as of the first answer its model had missed."""
+    """`Ledger` also checks that every embedding is stored under the first answer its model had missed."""
     ledger = Ledger(run_of(DATA, rule=rule, schedule=schedule))
     ledger.live(history)
     stepped, applied, skipped = ledger.stepped.keys(), ledger.applied.keys(), ledger.skipped
@@ -155,7 +155,7 @@ def test_a_run_whose_connections_break_ends_as_if_they_had_not(rule, moment):
 
 
 def play_round(exchange, breaking=None, moment=None):
-    """All wake and are heard in order; the connection of one breaks, is back, and what it says is heard."""
+    """All clients wake and are received in order; one connection breaks, resumes, and is received again."""
     for client in exchange.clients:
         if not client.waiting:
             exchange.play(("wake", client.index))

@@ -38,7 +38,7 @@ def test_every_row_comes_exactly_once_an_epoch(rows, data, seed, epoch):
 
 @given(st.sampled_from(["epochs", "iid"]), seeds, st.lists(st.integers(0, 60), max_size=20))
 def test_a_batch_depends_on_seed_stream_and_activation_only(kind, seed, visited):
-    """Whatever was asked for before, and in which order."""
+    """A batch does not depend on which batches were requested before, or in which order."""
     used = BatchSchedule(kind, 11, 3, seed, 2)
     for activation in visited:
         assert np.array_equal(used.batch(activation), BatchSchedule(kind, 11, 3, seed, 2).batch(activation))
@@ -89,14 +89,14 @@ def named(found):
 
 
 def next_rows(schedules, counters, ahead):
-    """The rows of the next `ahead[j]` batches of each client j but client 0."""
+    """Return the rows of the next `ahead[j]` batches of each client j except client 0."""
     dealt = [batches(schedules[j], counters[j], ahead[j]) for j in range(1, len(schedules))]
     return {row for client in dealt for batch in client for row in batch.tolist()}
 
 
 @given(movements, st.sampled_from(["epochs", "iid"]), st.integers(1, ROWS))
 def test_lookahead_names_the_next_batches_of_all_others(movements, kind, size):
-    """The next L batches of each, L = how far its counter moved since last time, plus one."""
+    """The next L batches of each client: L is the growth of its counter since the last time, plus one."""
     schedules = [BatchSchedule(kind, ROWS, size, 5, stream) for stream in range(3)]
     policy, now = Lookahead(0, schedules), np.array(movements[0])
     assert named(policy.rows(now.tolist())) == next_rows(schedules, now, [1, 1, 1])
@@ -117,7 +117,7 @@ def test_a_lone_client_has_nobody_to_look_ahead_for():
 @pytest.mark.parametrize("size", [3, 10, 30])
 @pytest.mark.parametrize("pattern", [[0, 1, 2], [0, 1, 1, 1, 1, 2, 1, 1]], ids=["round robin", "one is fast"])
 def test_with_lookahead_no_used_cell_is_older_than_its_clients_own_gap(kind, size, pattern):
-    """Regular activations, exact counters: after a warm-up a cell is as fresh as its client's last act."""
+    """With regular activations, after a warm-up each cell is as fresh as its client's last activation."""
     data = vertical_data(rows=30, clients=3)
     schedule = {"refresh": "lookahead", "kind": kind, "batch_size": size}
     exchange = Exchange(run_of(data, schedule=schedule))
@@ -132,7 +132,7 @@ def test_with_lookahead_no_used_cell_is_older_than_its_clients_own_gap(kind, siz
 
 
 def max_gap(pattern, client):
-    """Most steps between two activations of a client when the pattern goes round and round."""
+    """Return the most steps between two activations of a client in a repeating pattern."""
     places = [i for i, active in enumerate(pattern * 2) if active == client]
     return max(after - before for before, after in pairwise(places))
 
@@ -160,7 +160,7 @@ def test_policies_without_a_number(text):
     "text", ["", "random", "random:0", "random:-1", "random:x", "all:3", "lookahed", "none:1"]
 )
 def test_an_unknown_policy_is_refused(text):
-    with pytest.raises(ConfigError, match=f'must be none, random:R, all or lookahead. Found "{text}"'):
+    with pytest.raises(ConfigError, match=f'VFL-4095.*"{text}"'):
         ScheduleSettings(refresh=text)
 
 

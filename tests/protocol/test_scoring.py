@@ -1,4 +1,4 @@
-"""Asking and scoring without steps: whatever comes or does not, every row gets a score that says so."""
+"""Prediction: every row gets a score, with the state of each client's answer."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def rows(*numbers):
 
 
 class Parties:
-    """A scorer and two respondents whose models double their features."""
+    """A scorer and two prediction clients whose models double their features."""
 
     def __init__(self, *, cached=False, summed=True, budgets=(None, None)):
         self.features = [torch.arange(16.0).view(ROWS, WIDTH), -torch.arange(16.0).view(ROWS, WIDTH)]
@@ -42,7 +42,7 @@ class Parties:
         return inquiry
 
     def answer(self, *clients):
-        """These clients answer all they were asked."""
+        """Let these clients answer all their requests."""
         due = [request for request in self.asked if request.client in clients]
         self.asked = [request for request in self.asked if request.client not in clients]
         for request in due:
@@ -122,7 +122,7 @@ def test_what_is_under_way_is_not_asked_twice_and_what_is_kept_not_again():
 
 
 class Cap(NoMarks):
-    """Allows each row so many uploads."""
+    """Allows a fixed number of uploads of each row."""
 
     def __init__(self, most):
         self.most, self.spent = most, np.zeros(ROWS, dtype=int)

@@ -36,7 +36,7 @@ models = st.sampled_from(
 
 
 class KeySigner(Exchange):
-    """Recomputes every answer and every step of the head from the table, and compares."""
+    """Recomputes every answer and every head step from the table, and compares."""
 
     def __init__(self, run):
         super().__init__(run)
@@ -50,7 +50,7 @@ class KeySigner(Exchange):
         self.server.descent.step = remember_then_step
 
     def _dispatch(self, replies):
-        """An answer that is said again after a join is the same object: it was checked when it was made."""
+        """An answer repeated after a join is the same object, which was checked when it was created."""
         answers = [reply for reply in replies if isinstance(reply, Gradient) and reply not in self.checked]
         self.checked |= set(answers)
         for answer in answers:
@@ -63,7 +63,7 @@ class KeySigner(Exchange):
         self.answers = answers
 
     def expected(self, rows, head):
-        """Gradients of the mean loss at these rows: w.r.t. what the head sees, and w.r.t. the head."""
+        """Return the gradients of the mean loss at these rows w.r.t. the head's inputs and its parameters."""
         inputs = torch.from_numpy(self.server.table.read(rows)).requires_grad_()
         loss = F.cross_entropy(head(inputs), self.run.data.labels[rows])
         first, *rest = torch.autograd.grad(loss, [inputs, *head.parameters()])
@@ -193,7 +193,7 @@ def test_a_query_is_answered_without_a_step():
 
 
 def test_a_sync_round_survives_a_client_that_comes_back_in_query_first_order():
-    """Its lost query must neither block the others nor hand anyone the gradient of other rows."""
+    """A lost query must not block the others, and no client may get the gradient of other rows."""
     exchange = KeySigner(run_of(DATA, rule={"name": "sync", "order": "query-first"}))
     for client in range(CLIENTS):
         exchange.turn(client)
@@ -235,7 +235,7 @@ def test_what_a_client_uploaded_stays_when_it_leaves_and_counts():
 
 
 def test_a_client_restarted_from_nothing_may_count_its_messages_from_the_start():
-    """A process that died has lost its sequence; the join begins a new one."""
+    """A restarted process has lost its sequence number. Join begins a new sequence."""
     run = run_of(DATA)
     exchange = Exchange(run)
     for _ in range(3):

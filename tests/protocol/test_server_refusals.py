@@ -1,4 +1,4 @@
-"""Every message that breaks a rule is refused, and nothing has changed then."""
+"""Every message that breaks a rule is refused and changes nothing."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def refresh(client=1, sequence=100, rows=(0, 1), width=WIDTH, request=None, in_f
 
 
 def waiting_for_client_2():
-    """All have been active; another upload of client 1 waits for fresh rows of client 2."""
+    """Return a server on which an upload of client 1 waits for fresh rows of client 2."""
     exchange = Exchange(run_of(DATA, rule={"delay_bound": 2}, schedule={"batch_size": 6}))
     for client in (2, 1, 0):
         exchange.turn(client)
@@ -97,7 +97,7 @@ def test_sync_refuses_other_rows_than_the_common_ones():
     refuses(
         server,
         upload(client=0, activation=0, rows=(3, 2)),
-        "Client 0 uploaded other rows than client 1: .* seeds",
+        r"VFL-4180.*Client 0 .*client 1",
     )
     server.receive(upload(client=0, activation=0, rows=(2, 3)))
 
@@ -105,32 +105,31 @@ def test_sync_refuses_other_rows_than_the_common_ones():
 def test_a_query_is_for_the_last_upload_and_answered_once():
     server = run_of(DATA, rule={"order": "query-first"}).runtime.server
     server.receive(upload(activation=0, answer=False))
-    refuses(server, Query(0, 101, 1), "no unanswered upload of activation 1")
+    refuses(server, Query(0, 101, 1), r"VFL-4174.*activation 1")
     (answer,) = server.receive(Query(0, 101, 0))
     assert isinstance(answer, Gradient)
-    (again,) = server.receive(Query(0, 102, 0))  # no fault: the query and a rejoin's answer may cross
+    (again,) = server.receive(Query(0, 102, 0))  # no fault: the query may cross an answer repeated at a join
     assert isinstance(again, Skipped)
-    assert "not known any more" in again.reason
 
 
 def test_a_client_asks_one_thing_at_a_time():
     server = run_of(DATA, rule={"name": "t-sync", "t": 2, "order": "query-first"}).runtime.server
     server.receive(upload(activation=0, answer=False))
     assert server.receive(Query(0, 101, 0)) == []
-    refuses(server, Query(0, 102, 0), "no unanswered upload of activation 0")
+    refuses(server, Query(0, 102, 0), r"VFL-4174.*activation 0")
 
 
 def test_every_kind_of_message_counts_for_the_sequence():
     server, request = waiting_for_client_2()
     server.receive(refresh(client=0, sequence=100))
-    refuses(server, refresh(client=0, sequence=100), r"must grow beyond 100. Found 100")
+    refuses(server, refresh(client=0, sequence=100), r"VFL-4031.*100.*100")
     server.receive(Decline(2, 100, request.number, "no"))
-    refuses(server, refresh(client=2, sequence=100), r"must grow beyond 100. Found 100")
+    refuses(server, refresh(client=2, sequence=100), r"VFL-4031.*100.*100")
     server = run_of(DATA, rule={"order": "query-first"}).runtime.server
     server.receive(upload(activation=0, answer=False))
-    refuses(server, Query(0, 100, 0), r"must grow beyond 100. Found 100")
+    refuses(server, Query(0, 100, 0), r"VFL-4031.*100.*100")
     server.receive(Query(0, 101, 0))
-    refuses(server, refresh(client=0, sequence=101), r"must grow beyond 101. Found 101")
+    refuses(server, refresh(client=0, sequence=101), r"VFL-4031.*101.*101")
 
 
 def test_rows_that_are_held_out_are_refreshed_but_never_stepped_on():
@@ -147,28 +146,28 @@ def test_rows_that_are_held_out_are_refreshed_but_never_stepped_on():
 def test_a_client_that_left_must_join_first():
     server, request = waiting_for_client_2()
     server.receive(Leave(2))
-    refuses(server, upload(client=2), "client 2 is gone: it must join before it says anything else")
-    refuses(server, refresh(client=2, rows=request.rows.tolist(), request=request.number), "must join")
+    refuses(server, upload(client=2), r"VFL-4172.*2.*Upload")
+    refuses(server, refresh(client=2, rows=request.rows.tolist(), request=request.number), "VFL-4172")
     server.receive(Leave(2))
     server.receive(Join(2, activation=1, applied=1))
     server.receive(upload(client=2, sequence=0))
 
 
 def restored(forgettable=1000, activations=(0, 0, 0)):
-    """A server that went back to a checkpoint, and can have forgotten so many uploads of each client."""
+    """A server that was restored from a checkpoint and may have lost some uploads of each client."""
     server = run_of(DATA).runtime.server
     server.restore(0, activations, server.descent.state(), forgettable=forgettable)
     return server
 
 
 def test_a_client_may_be_ahead_of_a_restored_server_once_and_not_again():
-    """By what the crash made it forget. A counter that moves on makes the other clients refresh."""
+    """A client may be ahead by what the server lost. A larger count makes the other clients refresh."""
     server = restored()
     server.receive(Join(0, 1002, 1000))
     assert server.activations == [1000, 0, 0]
-    refuses(server, Join(0, 1001, 1001), "at most 1000 uploads of client 0 .* Found 1001")
+    refuses(server, Join(0, 1001, 1001), r"VFL-4175.*1000.*0.*1001")
     server.receive(Leave(0))
-    refuses(server, Join(0, 1001, 1001), "at most 1000 uploads")
+    refuses(server, Join(0, 1001, 1001), r"VFL-4175.*1000")
     server.receive(Join(0, 1001, 1000))
     server.receive(upload(activation=1000))
     server.receive(Join(0, 1001, 1001))
@@ -177,12 +176,12 @@ def test_a_client_may_be_ahead_of_a_restored_server_once_and_not_again():
 
 @pytest.mark.parametrize("claim", [1001, 2**40, 2**62])
 def test_a_first_join_claims_no_more_than_the_run_can_have_reached(claim):
-    refuses(restored(), Join(0, claim, claim), f"at most 1000 uploads of client 0 .* Found {claim}")
-    refuses(run_of(DATA).runtime.server, Join(0, claim, claim), f"at most 0 uploads .* Found {claim}")
+    refuses(restored(), Join(0, claim, claim), rf"VFL-4175.*1000.*0.*{claim}")
+    refuses(run_of(DATA).runtime.server, Join(0, claim, claim), rf"VFL-4175.*at most 0 .*{claim}")
 
 
 def test_a_checkpoint_with_a_count_beyond_reach_can_be_resumed():
-    """Such counts were written before claims were bounded. Clients refuse a server that tells them one."""
+    """Older versions wrote such counts to checkpoints. Clients refuse a server that sends one."""
     server = restored(activations=(2**62, 3, 0))
     assert server.activations == server.durable == [0, 3, 0]
     (welcome,) = server.receive(Join(0, 7, 7))
@@ -194,7 +193,7 @@ def test_a_client_cannot_pile_up_uploads_while_a_step_waits(rule):
     server = run_of(DATA, rule=rule).runtime.server
     for number in range(64):
         assert not any(isinstance(reply, Gradient) for reply in server.receive(upload(0, number, number)))
-    refuses(server, upload(0, 64, 64), "may have 64 uploads in flight. Found one more of client 0")
+    refuses(server, upload(0, 64, 64), r"VFL-4178.*64.*client 0")
     server.receive(upload(1, 0, 0))
     if "t" in rule:
         server.receive(upload(0, 64, 64))

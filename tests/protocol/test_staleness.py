@@ -20,14 +20,14 @@ step = st.tuples(
 
 
 def record(log, delays, own, iteration=7):
-    """As if a step had used one row for each line of these."""
+    """Record a step that uses one row for each line of `delays`."""
     table = EmbeddingTable(len(delays), [1] * len(delays[0]), summed=False)
     table.stored_at[:] = iteration - np.array(delays, dtype=np.int32)
     log.record(table, np.arange(len(delays)), iteration, own)
 
 
 def smallest_reached_by(values, percent):
-    """The smallest delay that at least so many per cent of the uses do not exceed."""
+    """Return the smallest delay that at least this percentage of the uses do not exceed."""
     return next(v for v in sorted(values) if 100 * sum(w <= v for w in values) >= percent * len(values))
 
 

@@ -15,7 +15,7 @@ float32s = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
 def paper_delays(history):
-    """tau[n, m], counted up step by step as equation (3) says: 1 if just stored, else one more."""
+    """tau[n, m], counted step by step as in equation (3): 1 if just stored, otherwise one more."""
     tau = np.full((ROWS, CLIENTS), np.inf)
     for stored in history:
         fresh = np.zeros((ROWS, CLIENTS), dtype=bool)
@@ -47,7 +47,7 @@ def test_delays_follow_equation_3_for_any_history(history):
     )
 )
 def test_running_sums_equal_recomputed_sums_after_any_history(history):
-    """Whatever has come and gone in between, be it 3e38: the error is that of the numbers now there."""
+    """The rounding error depends on the present values only, even if 3e38 was stored in between."""
     table = EmbeddingTable(ROWS, [2] * CLIENTS, summed=True)
     for client, row, values in history:
         table.store(client, np.array([row]), np.array([values], np.float32), 0)
@@ -116,7 +116,7 @@ def test_a_table_is_opened_again_over_its_memory_with_sums_made_anew(summed, as_
     first = EmbeddingTable(4, [2, 2], summed=summed, memory=held)
     first.store(1, np.array([3, 0]), np.array([[1, 2], [3, 4]], np.float32), 6)
     first.store(0, np.array([3]), np.array([[10, 20]], np.float32), 7)
-    held["sums"] = np.nan  # as if a crash had left a half of what was written
+    held["sums"] = np.nan  # as if a crash had interrupted a write
     held.flush()
     again = np.fromfile(tmp_path / "records", np.uint8 if as_bytes else kind)
     second = EmbeddingTable(4, [2, 2], summed=summed, memory=again)
@@ -130,7 +130,7 @@ def test_a_table_is_opened_again_over_its_memory_with_sums_made_anew(summed, as_
 
 
 def test_sums_that_are_right_are_not_written_again(monkeypatch):
-    """Or the first checkpoint after a resume would write the whole file."""
+    """Otherwise the first checkpoint after a resume would write the whole file."""
     monkeypatch.setattr("vafl.protocol.table._MENDED_ROWS", 2)
     first = EmbeddingTable(5, [2, 2], summed=True)
     first.store(0, np.arange(5), np.arange(10, dtype=np.float32).reshape(5, 2), 0)

@@ -17,7 +17,7 @@ GRADIENT = HEADER_BYTES + 4 * 3 * 4 + 2 * 8  # and 2 counters
 
 
 def step_times(run, count, limit=10_000):
-    """The virtual seconds of the first `count` steps."""
+    """Return the virtual times of the first `count` steps."""
     times, simulator = [], run.runtime
     for _ in range(limit):
         before = simulator.updates
@@ -61,7 +61,7 @@ def test_the_times_of_a_run_worked_out_by_hand():
 
 
 def test_a_full_first_upload_keeps_the_batch_behind_it_waiting_for_the_line():
-    """The refresh of 20 rows takes 48 + 80 + 240 bytes, 3.68 s; the batch's 112 follow it."""
+    """The refresh of 20 rows takes 48 + 80 + 240 bytes, 3.68 s. The 112 bytes of the batch follow it."""
     run = run_of(
         vertical_data(rows=20, clients=1),
         rule={"start": "upload"},
@@ -116,7 +116,7 @@ def test_bytes_are_those_of_the_messages_that_were_sent(name, order, refresh, bo
     run.runtime.server.receive = listen
     run.train()
     events = run.runtime._events
-    while events and events[0][0] == run.runtime.now:  # what is under way has been counted already
+    while events and events[0][0] == run.runtime.now:  # messages in transit have been counted already
         run.runtime.advance()
     for client in (0, 1):
         up = sum(message.nbytes for message, _ in said if message.client == client)
@@ -186,7 +186,7 @@ def test_sync_waits_for_a_client_and_resumes_with_it():
 
 
 def test_what_was_under_way_is_lost():
-    """Client 2's upload of 1 s would arrive at 3 s, but its connection breaks at 2 s. It says it again."""
+    """Client 2's upload of 1 s would arrive at 3 s, but its connection breaks at 2 s. It uploads again."""
     delays = {**gone(2, 2.0, 4.0), "seconds": [100.0, 1.0], "latency": 2.0}
     run = run_of(DATA, delays=delays)
     assert step_times(run, 1)[0] == 4 + 2 + 2 + 2, "back at 4, heard at 6, welcomed at 8, its upload at 10"
@@ -202,7 +202,7 @@ def test_a_new_connection_does_not_wait_for_the_lost_message_to_be_sent():
 
 
 def test_an_answer_that_was_lost_is_sent_again():
-    """Client 2's upload is heard at 3 s; its answer would be there at 5 s, but the line breaks at 4 s."""
+    """Client 2's upload arrives at 3 s. Its answer would arrive at 5 s, but the link breaks at 4 s."""
     delays = {**gone(2, 4.0, 5.5), "seconds": [100.0, 1.0], "latency": 2.0}
     run = run_of(DATA, delays=delays)
     model = run.models[1]
@@ -222,7 +222,7 @@ def test_an_answer_that_was_lost_is_sent_again():
 
 
 def test_an_answer_for_a_client_that_is_gone_is_kept_not_sent():
-    """Client 2 uploads at 1 s and goes; client 1's upload at 3 s makes the step for both."""
+    """Client 2 uploads at 1 s and leaves. Client 1's upload at 3 s triggers the step for both."""
     delays = {**gone(2, 2.0, 4.0), "seconds": [3.0, 1.0]}
     run = run_of(DATA, rule={"name": "t-sync", "t": 2}, delays=delays)
     assert step_times(run, 1) == [3.0]
@@ -239,7 +239,7 @@ def test_a_client_that_vanishes_again_before_it_was_welcomed_is_gone():
     run = run_of(DATA, delays=delays)
     while run.runtime.now < 18.0:
         run.runtime.advance()
-    assert run.runtime.server.absent == {1}, "its join of 4 s was lost at 5 s"
+    assert run.runtime.server.absent == {1}, "the join sent at 4 s was lost at 5 s"
     while run.runtime.now < 23.0:
         run.runtime.advance()
     assert run.runtime.server.absent == set()
@@ -330,7 +330,7 @@ def test_nothing_is_left_to_happen_when_nobody_is_there():
 
 
 def test_a_window_fills_the_time_that_answers_take():
-    """Awake after 1 s, and again 1 s later while the answer takes 2 + 2 s to come and go."""
+    """The client wakes after 1 s, and again 1 s later, while the round trip takes 2 + 2 s."""
     delays = {"kind": "fixed", "seconds": [1.0], "latency": 2.0}
     one, three = (
         run_of(vertical_data(clients=1), rule={"window": window}, delays=delays) for window in (1, 3)
@@ -340,8 +340,11 @@ def test_a_window_fills_the_time_that_answers_take():
 
 
 def test_what_a_model_misses_meanwhile_counts_as_delay():
-    """Uploads 1 and 2 (of 2 s and 3 s) miss answers 0 and 1; answers 0 to 2 come at 5, 6 and 7 s, uploads 3
-    to 5 are of 6, 7 and 8 s and miss answer 2, answer 3, answers 3 and 4; upload 6 of 11 s misses answer 5.
+    """Check the delays of uploads with a window of 3 and a round trip of 4 s.
+
+    Uploads 1 and 2, sent at 2 s and 3 s, miss answers 0 and 1. Answers 0 to 2 arrive at 5, 6 and 7 s. Uploads
+    3 to 5, sent at 6, 7 and 8 s, miss answer 2, answer 3, and answers 3 and 4. Upload 6, sent at 11 s, misses
+    answer 5.
     """
     delays = {"kind": "fixed", "seconds": [1.0], "latency": 2.0}
     run = run_of(
@@ -372,7 +375,7 @@ def test_a_bound_holds_with_a_window_and_drop_outs(rule, window):
 
 
 def test_answers_under_way_arrive_at_the_end_and_nothing_else_does():
-    """Steps 3 and 4 are made at 5 s; their answers would be there at 6 s, but time stands still."""
+    """Steps 3 and 4 are made at 5 s. Their answers would arrive at 6 s, but the clock has stopped."""
     delays = {"kind": "fixed", "seconds": [1.0, 1.0], "latency": 1.0}
     run = run_of(DATA, delays=delays, stop={"updates": 4})
     run.train()

@@ -1,8 +1,8 @@
-"""Loops over the rows of a batch: what the server does to its table, and a loss to its scores.
+"""Kernels: loops over the rows of a batch, for the embedding table, the losses and the optimisers.
 
-For each of them numpy needs several passes, and goes as often through its own set-up, which on small batches
-takes longer than the arithmetic. So they are written in C (native.c) and compiled when vafl is installed.
-Where there was no compiler, numpy does the same: portable.py, which also says what each of them means.
+numpy needs several passes for each of them, and on small batches the overhead of a call exceeds the
+arithmetic. So the kernels are written in C (native.c) and compiled when vafl is installed. Without a
+compiler, portable.py does the same in numpy. It also documents each kernel.
 """
 
 try:
@@ -22,7 +22,7 @@ try:
     )
 
     NATIVE = True
-except ImportError:  # it was not compiled
+except ImportError:  # the C extension was not compiled
     from vafl.kernels.portable import (
         add_row,
         all_finite,

@@ -1,4 +1,4 @@
-"""What each loop means, by numpy: for machines that had no C compiler when vafl was installed."""
+"""The kernels in numpy, for installations without a C compiler. This module defines what each kernel does."""
 
 from typing import Any
 
@@ -14,46 +14,52 @@ Iterations = npt.NDArray[np.int32]
 
 
 def in_order(rows: Numbers, count: int, /) -> bool:
-    """Whether these rise, and are in 0..count - 1."""
+    """Return whether the rows are strictly ascending and in 0..count - 1."""
     if np.count_nonzero(rows[1:] <= rows[:-1]):
         return False
     return not len(rows) or bool(rows[0] >= 0 and rows[-1] < count)
 
 
 def gather(matrix: Array, rows: Numbers) -> Array:
-    """matrix[rows]."""
-    found: Array = matrix[rows]  # `take` would first copy a whole matrix whose rows lie apart
-    return found
+    """Return matrix[rows]."""
+    gathered: Array = matrix[rows]  # `take` would first copy a matrix that is not contiguous
+    return gathered
 
 
 def gather_sums(sums: Sums, rows: Numbers) -> Floats:
-    """sums[rows], rounded to float32."""
+    """Return sums[rows], rounded to float32."""
     return sums[rows].astype(np.float32)
 
 
 def gather_delays(stored_at: Iterations, rows: Numbers, iteration: int) -> Iterations:
-    """iteration - stored_at[rows]."""
-    found: Iterations = np.int32(iteration) - stored_at[rows]
-    return found
+    """Return iteration - stored_at[rows]."""
+    delays: Iterations = np.int32(iteration) - stored_at[rows]
+    return delays
 
 
 def count_delays(
     stored_at: Iterations, rows: Numbers, counts: Numbers, iteration: int, own: int, forever: int, /
 ) -> int:
-    """Counts the delays of these rows, [uses, clients], into [clients, bins]: delay d into bin d + 2.
+    """Add the delays of these rows to a histogram per client. If the longest delay has no bin, add nothing.
 
-    Bin 1 is for delays of `forever` and more, bin 0 for all of the client `own` (-1: none). If the longest
-    delay does not fit, nothing is counted.
+    Args:
+        stored_at: [table rows, clients], the iteration that each cell was stored for.
+        rows: the rows to count.
+        counts: [clients, bins]. Delay d is in bin d + 2, delays of at least `forever` are in bin 1, and all
+            delays of the client `own` are in bin 0.
+        iteration: the current iteration.
+        own: the client to leave out of the other bins; -1 for none.
+        forever: delays from here on are infinite.
 
     Returns:
-        The longest.
+        The longest finite delay.
     """
     clients, bins = counts.shape
     delays = gather_delays(stored_at, rows, iteration)
-    known = np.where(delays < forever, delays, 0)
-    longest = int(known.max(initial=0))
-    if known.min(initial=0) < 0:
-        raise ValueError(f"a delay must be 0 or more. Found {known.min()}.")
+    finite = np.where(delays < forever, delays, 0)
+    longest = int(finite.max(initial=0))
+    if finite.min(initial=0) < 0:
+        raise ValueError(f"a delay must be 0 or more. Found {finite.min()}.")
     if longest < bins - 2:
         places = np.where(delays < forever, delays + 2, 1)
         if own >= 0:
@@ -64,7 +70,7 @@ def count_delays(
 
 
 def store(cells: Floats, stored_at: Iterations, rows: Numbers, fresh: Floats, iteration: int, /) -> bool:
-    """cells[rows] = fresh, and stored_at[rows] = iteration, for distinct rows; True."""
+    """Set cells[rows] = fresh and stored_at[rows] = iteration, for distinct rows; return True."""
     _as_items(cells)[rows] = _as_items(fresh)
     stored_at[rows] = iteration
     return True
@@ -80,10 +86,11 @@ def store_summed(
     largest: float,
     /,
 ) -> bool:
-    """As `store`, and keeps up sums that the cells are part of.
+    """Do the same as `store`, and update the sums that the cells are part of.
 
     Returns:
-        Whether nothing that came or went was beyond `largest`, which takes digits of a sum with it.
+        Whether all old and new values are at most `largest` in magnitude. If not, the sums may have lost
+        digits, and the caller must sum the cells again.
     """
     old, changed = cells[rows], sums[rows]
     changed -= old
@@ -94,41 +101,44 @@ def store_summed(
 
 
 def all_finite(matrix: Floats) -> bool:
-    """Whether there is no NaN and no infinity among these."""
+    """Return whether the matrix has no NaN and no infinity."""
     return bool(np.isfinite(matrix).all())
 
 
 @np.errstate(all="ignore")
 def add_row(matrix: Floats, row: Floats, /) -> None:
-    """matrix += row: to each of its own."""
+    """Add `row` to each row of the matrix, in place."""
     matrix += row
 
 
 @np.errstate(all="ignore")
 def descend(values: Floats, moves: Floats, step_size: float, /) -> None:
-    """values -= step_size * moves, in float32."""
+    """Subtract step_size * moves from the values, in place and in float32."""
     values -= step_size * moves
 
 
 @np.errstate(all="ignore")
 def sum_rows(matrix: Floats) -> Floats:
-    """matrix.sum(0), by way of float64: added row after row, many rows would lose digits."""
+    """Return matrix.sum(0), accumulated in float64: a float32 sum of many rows would lose digits."""
     total: Floats = matrix.sum(0, dtype=np.float64).astype(np.float32)
     return total
 
 
 @np.errstate(all="ignore")
 def softmax(scores: Floats, labels: Labels, weights: Floats) -> tuple[float, Floats]:
-    """The sum over i of weights[i] * (log(sum of exp(scores[i])) - scores[i, labels[i]]), and its slopes.
+    """Return the weighted cross-entropy loss and its slopes w.r.t. the scores.
 
-    In float64 if the scores are. Not finite if a score is infinite or not a number; one of minus infinity
-    has a share of 0, and matters at the label only.
-    Done class after class: along the last axis numpy and torch take long where classes are few.
+    The loss is the sum over i of weights[i] * (log(sum of exp(scores[i])) - scores[i, labels[i]]). It is
+    computed in the type of the scores. It is not finite if a score is NaN or infinite. An exception is minus
+    infinity, which gives a class the probability 0 and makes the loss infinite only at the label.
+
+    The reductions run over the first axis of the transposed scores, because numpy and torch are slow along a
+    short last axis.
     """
     shares = scores.T.copy()
     shares -= shares.max(0)
-    places = labels.astype(np.int64)  # a small type could not hold what follows
-    correct = places * len(scores) + np.arange(len(scores))  # their places in what is [classes, batch]
+    classes = labels.astype(np.int64)  # the products below would overflow a small integer type
+    correct = classes * len(scores) + np.arange(len(scores))  # flat indices of the labels in [classes, batch]
     of_labels = shares.take(correct)
     np.exp(shares, out=shares)
     totals = shares.sum(0)
@@ -139,5 +149,5 @@ def softmax(scores: Floats, labels: Labels, weights: Floats) -> tuple[float, Flo
 
 
 def _as_items(matrix: Array) -> npt.NDArray[np.void]:
-    """Each row as one item: numpy scatters those in a third of the time that rows take."""
+    """Return a view with each row as one item, which numpy scatters three times faster than rows."""
     return matrix.view(np.dtype((np.void, matrix.shape[1] * matrix.itemsize)))[:, 0]

@@ -1,4 +1,4 @@
-"""The delay bound D: who must be asked for what before a step, and what if they cannot answer."""
+"""The delay bound D: which embeddings to request before a step, and what to do without an answer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,18 +15,19 @@ from vafl.protocol.table import EmbeddingTable
 
 @dataclass
 class DelayBound:
-    """Sees to it that no step uses a cell older than `limit` iterations.
+    """Ensures that no step uses a cell with a delay of more than `limit` iterations.
 
-    While a step waits for fresh cells no other step is made, so nothing ages meanwhile, and once
-    every client asked has answered the step can go on: the bound cannot starve itself.
+    The server makes no other step while one is blocked, so no cell ages in the meantime. Once every client
+    asked has answered, the step can go on. So the bound cannot block itself.
 
     Attributes:
         limit: D, at least 1.
-        policy: what to do about a client that declines or is gone.
-        asked: the number of the request each client has yet to answer for the step now waiting.
-        declined: the clients that could not answer, for the step now waiting.
-        skipped_rows: rows of uploads skipped since the last step: many mean that no step can be made.
-        lacking: the clients whose cells the last of them lacked.
+        policy: what to do about a client that declines or is absent.
+        asked: for the blocked step, the number of each client's request that is not answered yet.
+        declined: for the blocked step, the clients that could not answer.
+        skipped_rows: the number of rows in uploads skipped since the last step. A large number means that no
+            step is possible.
+        lacking: the clients whose fresh cells were missing for the last skipped uploads.
     """
 
     limit: int
@@ -37,57 +38,58 @@ class DelayBound:
     lacking: frozenset[int] = frozenset()
 
     def settle(self, client: int, number: int, *, declined: bool) -> None:
-        """Takes note of a client's answer."""
+        """Note that a client has answered or declined a request."""
         if self.asked.get(client) == number:
             del self.asked[client]
             if declined:
                 self.declined.add(client)
 
     def waits_for(self, client: int, number: int) -> bool:
-        """Whether the step now waiting needs this very answer, however long it takes."""
+        """Return whether the blocked step needs the answer to this request, however long it takes."""
         return self.policy == "wait" and self.asked.get(client) == number
 
     def forget(self, client: int) -> None:
-        """The client left or came back: whether it could answer before no longer counts."""
+        """Forget the requests and refusals of a client that left or joined again."""
         self.asked.pop(client, None)
         self.declined.discard(client)
         self.skipped_rows = 0
 
     def begin_step(self) -> None:
-        """Another step is next: whoever declined for the one before may be asked again."""
+        """Start with another step. Clients that declined for the last one may be asked again."""
         self.declined.clear()
 
     def stale(self, table: EmbeddingTable, rows: Rows, iteration: int) -> dict[int, Rows]:
-        """The rows each client would have to refresh before a step may use them all."""
+        """Return, for each client, those of the rows whose cells are beyond the bound."""
         old = table.delays(rows, iteration) > self.limit
         clients = np.flatnonzero(old.any(axis=0)).tolist()
         return {client: np.unique(rows[old[:, client]]) for client in clients}
 
     def ask(self, stale: dict[int, Rows], silent: set[int], requests: Requests) -> list[Request]:
-        """Requests to every client that can be asked and was not yet; the `silent` cannot."""
-        made = []
+        """Return requests for stale rows, except to clients already asked, that declined, or are `silent`."""
+        new = []
         for client, rows in stale.items():
             if client not in self.asked and client not in self.declined and client not in silent:
-                made.append(requests.make(client, rows))
-                self.asked[client] = made[-1].number
-        return made
+                new.append(requests.make(client, rows))
+                self.asked[client] = new[-1].number
+        return new
 
     @property
     def hopeless(self) -> bool:
-        """Whether the step now waiting will never be made: who declines has spent its records' budgets."""
+        """Return whether the blocked step can never be made: a client declines once its budget is spent."""
         return self.policy == "wait" and bool(self.declined)
 
     def must_wait(self, stale: dict[int, Rows]) -> bool:
+        """Return whether the step is blocked."""
         return bool(self.asked) or (bool(stale) and self.policy == "wait")
 
     def to_skip(self, group: Sequence[Turn], stale: dict[int, Rows]) -> list[Turn]:
-        """The turns that cannot be taken under the `skip` policy."""
+        """Return the turns that the `skip` policy gives up: those with stale rows."""
         if self.policy != "skip" or not stale:
             return []
         missing = np.concatenate(list(stale.values()))
         return [turn for turn in group if np.isin(turn.rows, missing).any()]
 
     def note_skipped(self, skipped: Sequence[Turn], stale: dict[int, Rows]) -> None:
-        """Takes note of what was skipped instead of the step, or of nothing: then the step is made."""
+        """Count the skipped rows; start again from 0 if nothing was skipped, because the step is made."""
         self.skipped_rows = self.skipped_rows + sum(len(turn.rows) for turn in skipped) if skipped else 0
         self.lacking = frozenset(stale) if skipped else frozenset()

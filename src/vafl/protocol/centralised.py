@@ -1,4 +1,4 @@
-"""The ceiling: the same models and the same loss, with every column in one place."""
+"""Centralised training: the same models and loss with all columns in one place, as an upper bound."""
 
 from collections.abc import Sequence
 
@@ -16,16 +16,16 @@ from vafl.protocol.tensors import as_arrays
 
 
 class Centralised:
-    """Minibatch descent over all parties' models and the head at once; nothing is ever stale.
+    """Minibatch descent on all parties' models and the head together. No embedding is stale.
 
     Args:
-        features: [rows, ...] of each party.
+        features: the features of each party, [rows, ...].
         models: the parties' embedding models.
-        head: on the sum or on the concatenation of the embeddings.
-        summed: which of the two.
-        descents: of the parties' models, then of the head.
-        l2: the parties' regulariser.
-        weights: [rows], of mean 1: how much each row counts in the loss; None if all count the same.
+        head: maps the sum or the concatenation of the embeddings to outputs.
+        summed: whether the head takes the sum.
+        descents: one for each party's model, then one for the head.
+        l2: coefficient of the parties' regulariser.
+        weights: [rows] with mean 1, the weight of each row in the loss; None if all weights are equal.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Centralised:
 
     @np.errstate(all="ignore")
     def step(self) -> None:
-        """One minibatch: every party's model and the head move together."""
+        """Step every party's model and the head on one minibatch."""
         rows = torch.from_numpy(self._schedule.batch(self.iteration))
         parts = [
             model(features.index_select(0, rows))
@@ -68,7 +68,8 @@ class Centralised:
         parameters = [parameter for descent in self._descents for parameter in descent.parameters]
         gradients = as_arrays(pull_back(outputs, torch.from_numpy(slopes), parameters))
         for descent in self._descents:
-            mine, gradients = gradients[: len(descent.parameters)], gradients[len(descent.parameters) :]
-            l2 = 0.0 if descent is self._descents[-1] else self._l2
-            descent.step(mine, self.iteration, l2=l2)
+            count = len(descent.parameters)
+            part, gradients = gradients[:count], gradients[count:]
+            l2 = 0.0 if descent is self._descents[-1] else self._l2  # the head has no regulariser
+            descent.step(part, self.iteration, l2=l2)
         self.iteration += 1

@@ -1,4 +1,72 @@
-"""A client: picks a minibatch, embeds it, uploads, and steps its own model on the answer."""
+"""The training client: a state machine that uploads embeddings and steps its model on the gradients.
+
+The client does no I/O and has no clock. Its caller (the simulator or the network runtime) calls three methods
+and sends the messages that they return, in order:
+
+    join()            on every new connection: return the `Join` to send first
+    wake()            begin an activation; allowed only while not `waiting`
+    receive(message)  handle one message from the server
+
+The client is in one of these states. "In flight" means uploaded and not answered yet.
+
+    READY      fewer than `window` answers are owed: the caller may call wake()
+    WAITING    `window` answers are owed: only a message from the server changes the state
+    JOINING    Join is sent and Welcome has not arrived: the caller does not call wake()
+    FINISHED   no more uploads; the client still applies answers and answers requests
+
+Upload-first order, which is Algorithm 1 as written, with window = 1:
+
+                       wake(): send Upload
+           +-------------------------------------------+
+           |                                           v
+      +---------+                                 +---------+
+      |  READY  |                                 | WAITING |
+      +---------+                                 +---------+
+           ^                                           |
+           |  Gradient: step theta_m, send Refresh     |
+           |  Skipped: no step, send Refresh           |
+           +-------------------------------------------+
+
+With window = w the client stays READY until w uploads are in flight. The refresh policy chooses the rows of
+Refresh; if it chooses none, the client sends no Refresh.
+
+Query-first order, which is the footnote of Algorithm 1. Its window is 1:
+
+    +-------------+                       +-------------+    wake(): send Query      +-------------+
+    |    READY    |  wake(): send Upload  |    READY    |--------------------------->|   WAITING   |
+    | 0 in flight |---------------------->| 1 in flight |<---------------------------| 1 in flight |
+    +-------------+                       +-------------+  Gradient: step theta_m,   +-------------+
+                                                           Skipped: no step;
+                                                           then send Upload, Refresh
+
+Here the uploads have `answer=False`: the server steps on them, and sends the gradient when it gets the query.
+
+Transitions from every state, in both orders:
+
+    join(): send Join             -> JOINING
+    JOINING, Welcome              -> READY or WAITING; send the uploads that the server does not have.
+                                     If the server has uploads that this client does not know, the client was
+                                     restored from an older checkpoint: it drops its own uploads in flight and
+                                     continues from the server's count.
+    wake(), no budget left        -> FINISHED; send Finished
+    Request(rows)                 -> same state; send Refresh with these rows, or Decline
+    Gradient or Skipped, repeated -> same state; ignored
+
+Invariants:
+
+1. Uploads have the numbers 0, 1, 2, ... without gaps. `activation` is the number of the next upload. The
+   server answers uploads in order, so the uploads in flight are `applied`, ..., `activation` - 1.
+2. Each answer is applied at most once. The client removes the upload from `_flights` before it steps. It
+   ignores answers to uploads below `applied`, which a server repeats after a reconnect.
+3. A message that raises InvalidMessage changes nothing: all checks come before the first change.
+4. A retry sends the bytes of the first attempt. `Flight` keeps the embeddings, so the client neither draws
+   fresh noise nor charges the privacy budget again.
+5. The client charges the budget, durably, before embeddings leave. A crash in between wastes budget and leaks
+   nothing.
+6. A gradient is pulled back through the parameters that the client has now. `_version` counts changes of the
+   parameters. If it has changed since the upload, the client embeds the batch again for the backward pass.
+7. Sequence numbers grow within one connection and restart with join().
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,18 +109,23 @@ from vafl.protocol.settings import RuleSettings
 
 
 class AtEvaluation(Protocol):
-    """Keeps the model as it is before an evaluation's answer, or goes back to the best."""
+    """Keep a copy of the model before the client answers an evaluation, or restore the best copy."""
 
     def __call__(self, best: int, *, back: bool) -> None: ...
 
 
 @dataclass(slots=True)
 class Flight:
-    """An upload whose gradient has not come yet.
+    """An upload that the server has not answered yet.
 
-    `pull_back` takes it to theta_m's, and may be valid only while theta_m is unchanged, that is while
-    `version` is the client's. `behind` uploads were in flight already when it was made, and `latest` was the
-    last iteration of the server that the client knew of.
+    Attributes:
+        rows: [batch], the rows of the minibatch.
+        embeddings: [batch, width], as uploaded: clipped and noised if the client is private.
+        pull_back: maps the gradient w.r.t. the embeddings to the gradients of theta_m. It may be valid only
+            for the parameters it was made with.
+        version: the client's `_version` when `pull_back` was made.
+        behind: how many uploads were already in flight at that time.
+        latest: the last server iteration that the client knew of at that time.
     """
 
     rows: Rows
@@ -65,10 +138,15 @@ class Flight:
 
 @dataclass(slots=True)
 class Staleness:
-    """How old a client's uploads were when the server stepped on them, as far as the client can tell.
+    """Statistics of how stale this client's uploads were when the server used them.
 
-    The delay of an upload is the number of steps that the server made after the last one that the client knew
-    of, and before the one that used the upload.
+    The delay of an upload is the number of server steps between two steps: the last one that the client knew
+    of when it made the upload, and the one that used the upload.
+
+    Attributes:
+        answers: how many uploads were counted.
+        total: the sum of their delays.
+        largest: the longest delay.
     """
 
     answers: int = 0
@@ -76,7 +154,7 @@ class Staleness:
     largest: int = 0
 
     def note(self, delay: int) -> None:
-        """Count one more upload."""
+        """Count one upload with this delay, in server iterations."""
         self.answers, self.total = self.answers + 1, self.total + delay
         self.largest = max(self.largest, delay)
 
@@ -89,29 +167,34 @@ class Client(PredictionClient):
     """Holds the features and the embedding model theta_m of one party.
 
     Args:
-        index: which column of the server's table is this client's.
-        features: [rows, ...], the party's own features, one line a record: the rows the schedule deals
-            out, and after them any that are held out for evaluation and only sent when asked for.
-        model: maps features to embeddings [batch, width]. It answers evaluations, and is kept at the end.
+        index: the number of this client, which is its column in the server's table.
+        features: [rows, ...], the party's features, one row per record. The training rows, which the schedule
+            draws from, come first. The held-out rows follow; the client sends them only on request.
+        model: maps features to embeddings [batch, width]. The client evaluates with it and keeps it at the
+            end of the run.
         descent: steps the model's parameters.
-        schedule: which rows to pick at which activation.
-        refresh: which other rows to upload.
-        rule: the order of Algorithm 1, local steps, start.
+        schedule: the minibatch of each activation.
+        refresh: chooses the other rows to upload at the end of an activation.
+        rule: the order of Algorithm 1, the window, the number of local steps, and the start.
         l2: coefficient of the regulariser l2/2 |theta_m|^2.
-        embed_batch: how a batch (its features, its rows) is embedded and slopes are taken back to the
-            parameters' gradients, if not by plain differentiation.
-        perturb: makes embeddings of what the model gives before they leave, or None.
-        budget: limits what may be uploaded, or None.
+        embed_batch: embeds a batch (features, rows) and returns the pull-back to the parameters' gradients.
+            None uses plain differentiation.
+        perturb: turns the model's outputs into the embeddings that are sent, for example by clipping and
+            noise. None sends the outputs.
+        budget: limits the uploads of each record. None sets no limit.
 
     Attributes:
-        finished: why the client makes no more uploads; empty while it does.
-        run: the run's random number, as the server has said it last.
-        latest: the last iteration of the server that it was told; -1 if none.
-        staleness: delays of its uploads since the process began.
-        gradient_limit: scales down gradients that no honest server sends, and counts them.
-        refresh_rows: so many rows at most are refreshed in one message; None: all of them.
-        at_evaluation: called before it answers in a run that ends with its best models, with `best` and
-            `back` of the `Request`.
+        activation: the number of the next upload.
+        iteration: the last server iteration that the model has stepped on; -1 if none.
+        finished: the reason why the client makes no more uploads; empty while it makes them.
+        run: the random number that identifies the run, from the last `Welcome`.
+        latest: the last server iteration that the client was told; -1 if none.
+        staleness: delays of the uploads since the process started.
+        gradient_limit: scales down gradients that are far larger than usual, and counts them.
+        refresh_rows: the largest number of rows in one `Refresh` that the client sends unasked. None sends
+            all rows in one message.
+        at_evaluation: called before the client answers an evaluation, in a run that ends with its best
+            models, with `best` and `back` of the `Request`.
     """
 
     def __init__(
@@ -150,63 +233,69 @@ class Client(PredictionClient):
 
     @property
     def owed(self) -> int:
-        """How many answers the server owes."""
+        """Return how many answers the server owes: gradients of uploads, or of one query."""
         return int(self._queried >= 0) if self._rule.order == "query-first" else len(self._flights)
 
     @property
     def waiting(self) -> bool:
-        """Whether as many answers are owed as may be, so that the client cannot begin an activation."""
+        """Return whether the client cannot begin an activation: the window is full, or it has finished."""
         return self.owed >= (self._rule.window or 1) or bool(self.finished)
 
     @property
     def server_fault(self) -> str:
+        """Describe the gradients that were scaled down; empty if there were none."""
         limit = self.gradient_limit
         if not limit.scaled:
             return ""
-        return f"{limit.scaled} gradients of norm up to {limit.largest:.3g}, where {limit.usual:.3g} is usual"
+        norms = f"norm up to {limit.largest:.3g}; the usual norm is {limit.usual:.3g}"
+        return f"{limit.scaled} gradients of {norms}"
 
     def join(self) -> Join:
-        """What the client says first on a connection: where it stands."""
+        """Start a new connection; return the `Join` that tells the server where this client stands."""
         self._sequence = 0
         return Join(self.index, self.activation, self.applied, self.iteration)
 
     @property
     def applied(self) -> int:
-        """How many uploads were answered: those still in flight are the newest."""
+        """Return how many uploads were answered, which is the number of the oldest upload in flight."""
         return min(self._flights, default=self.activation)
 
     def restore(self, activation: int, iteration: int, optimiser: dict[str, Any]) -> None:
-        """Goes back to a checkpoint. The model is restored by whoever made it."""
+        """Go back to a checkpoint. The caller restores the model's parameters."""
         self.activation, self.iteration = activation, iteration
         self.descent.restore(optimiser)
 
     def load(self, parameters: Mapping[str, Tensor]) -> None:
-        """Takes other parameters for its model; what is in flight is embedded again when it is answered."""
+        """Replace the parameters of the model."""
         self.model.load_state_dict(parameters)
+        # The pull-backs in flight belong to the old parameters. A new version makes `_apply` embed again.
         self._version += 1
 
     @np.errstate(all="ignore")  # as in `receive`
     def wake(self) -> list[ClientMessage]:
-        """Begins an activation. Call it only when not `waiting`."""
+        """Begin an activation; return the messages to send. Call it only while not `waiting`."""
         if self._rule.order == "query-first" and self._flights:
             self._queried = next(iter(self._flights))
             return self._with_mark([Query(self.index, self._next(), self._queried)])
-        first: list[ClientMessage] = []
+        messages: list[ClientMessage] = []
         if self._rule.start == "upload" and self.activation == 0:
-            first = self._refreshed(None)
-        return self._with_mark([*first, *self._upload()])
+            messages = self._refreshed(None)
+        return self._with_mark([*messages, *self._upload()])
 
     def _take(self, message: ServerMessage) -> list[ClientMessage]:
         if isinstance(message, Welcome):
-            super()._take(message)  # stops a client whose ledger is not the newest
+            # Check the ledger first: a client with an outdated ledger must stop before it sends anything.
+            super()._take(message)
             return self._rejoin(message)
         if not isinstance(message, (Gradient, Skipped)):
             return super()._take(message)
         if message.activation < self.applied:
-            return []  # said again because it might have been lost; it was not
+            return []  # The server repeats answers that a broken connection may have lost. This one arrived.
         self._check_answer(message)
         flight = self._flights.pop(message.activation)
-        self.latest = message.iteration - isinstance(message, Skipped)  # which counts steps from 1
+        # A Gradient names the step it belongs to. A Skipped has the number of steps made so far, so the last
+        # step is one less.
+        self.latest = message.iteration - isinstance(message, Skipped)
         self._queried = -1
         if isinstance(message, Gradient):
             self.staleness.note(max(0, message.iteration - flight.latest - 1))
@@ -216,30 +305,43 @@ class Client(PredictionClient):
     def _check_answer(self, answer: Gradient | Skipped) -> None:
         flight = self._flights.get(answer.activation)
         if flight is None:
-            raise InvalidMessage("VFL-4001", f"activation {answer.activation} is not waiting for an answer.")
+            raise InvalidMessage(
+                "VFL-4001",
+                f"the server may only answer uploads in flight. Found an answer to activation "
+                f"{answer.activation}, which is not in flight.",
+            )
         if isinstance(answer, Gradient) and answer.gradients.shape != flight.embeddings.shape:
             raise InvalidMessage(
                 "VFL-4002",
-                f"gradients of activation {answer.activation} must be {list(flight.embeddings.shape)}. "
-                f"Found {list(answer.gradients.shape)}.",
+                f"gradients of activation {answer.activation} must have the shape of its embeddings, "
+                f"{list(flight.embeddings.shape)}. Found {list(answer.gradients.shape)}.",
             )
 
     def _rejoin(self, welcome: Welcome) -> list[ClientMessage]:
-        """Says again what the server never got; goes on where the server stands if that is further."""
-        known = welcome.activations[self.index]
-        self._queried = -1
+        """Send again the uploads that the server does not have, and `Finished` if it applies.
+
+        If the server is ahead, continue from its count.
+        """
+        received = welcome.activations[self.index]
+        self._queried = -1  # The server forgets queries at a join. The next wake() sends the query again.
         self.run, self.latest = welcome.run, welcome.iteration - 1
-        self.iteration = min(self.iteration, welcome.iteration)  # what it forgot will be counted again
-        if known > self.activation:
+        # A server that was restored from a checkpoint counts the iterations since then a second time. With
+        # the larger number in a later Join, the server would trust cells that it has to ask for again.
+        self.iteration = min(self.iteration, welcome.iteration)
+        if received > self.activation:
+            # This client was restored from a checkpoint older than its last uploads. The server has them, and
+            # would refuse their numbers a second time.
             self._flights.clear()
-            self.activation = known
-        missing = [activation for activation in self._flights if activation >= known]
-        again = [said for each in missing for said in self._say(each, self._flights[each])]
-        return [*again, self._finish(self.finished)] if self.finished else again
+            self.activation = received
+        missing = [activation for activation in self._flights if activation >= received]
+        messages = [message for each in missing for message in self._upload_of(each, self._flights[each])]
+        return [*messages, self._finish(self.finished)] if self.finished else messages
 
     def _upload(self) -> list[ClientMessage]:
+        """Embed the next minibatch and put it in flight; finish if the budget allows none of its rows."""
         rows = self._schedule.batch(self.activation)
         if self._budget is not None:
+            # Under sync all clients upload the same rows, so one client cannot leave some of them out.
             rows = self._budget.spend(rows, "batch", whole=self._rule.name == "sync")
             if not len(rows):
                 reason = f"the privacy budget of the rows of activation {self.activation} is spent"
@@ -248,15 +350,14 @@ class Client(PredictionClient):
         flight = Flight(rows, *self._embed_batch(rows), self._version, behind, self.latest)
         self._flights[self.activation] = flight
         self.activation += 1
-        return self._say(self.activation - 1, flight)
+        return self._upload_of(self.activation - 1, flight)
 
     def _finish(self, reason: str) -> Finished:
         self.finished = reason
         return Finished(self.index, self._next(), reason)
 
-    def _say(self, activation: int, flight: Flight) -> list[ClientMessage]:
-        """The same upload each time it is said: a retry carries the bytes of the first try."""
-        first_order = self._rule.order == "upload-first"
+    def _upload_of(self, activation: int, flight: Flight) -> list[ClientMessage]:
+        """Return the message for an upload in flight. A retry has the embeddings of the first attempt."""
         with made_here():
             upload = Upload(
                 client=self.index,
@@ -264,7 +365,7 @@ class Client(PredictionClient):
                 activation=activation,
                 rows=flight.rows,
                 embeddings=flight.embeddings,
-                answer=first_order,
+                answer=self._rule.order == "upload-first",
                 in_flight=flight.behind,
             )
         return [upload]
@@ -274,11 +375,14 @@ class Client(PredictionClient):
         return embedded if self._perturb is None else followed_by(self._perturb, embedded)
 
     def _apply(self, flight: Flight, answer: Gradient) -> None:
-        """theta_m <- theta_m - eta (grad h * gradient + grad r), Q times."""
-        if not self.descent.parameters:  # a fixed embedding
+        """Step Q times on one answer: theta_m <- theta_m - eta (grad h * gradient + grad r)."""
+        if not self.descent.parameters:  # the embedding is fixed
             return
         gradients = self.gradient_limit(answer.gradients)
         for _ in range(self._rule.local_steps):
+            # theta_m has changed since the upload if another answer was applied, or after the first local
+            # step. Then embed the batch again for a pull-back through the parameters of now. Only its
+            # backward pass is used: no embedding leaves the client, so nothing is charged.
             current = flight.version == self._version or not ages(flight.pull_back)
             pull_back = flight.pull_back if current else self._embed_batch(flight.rows)[1]
             self._step(pull_back(gradients), answer.iteration)
@@ -289,12 +393,12 @@ class Client(PredictionClient):
         self.iteration = iteration
 
     def _end_activation(self, activations: Sequence[int]) -> list[ClientMessage]:
-        """With the model just updated: the next upload (query-first order), and the refresh."""
-        said = self._upload() if self._rule.order == "query-first" else []
+        """Return what the client sends after an answer: its next upload (query-first order) and a refresh."""
+        messages = self._upload() if self._rule.order == "query-first" else []
         rows = self._refresh.rows(activations)
         if rows is None or len(rows):
-            said += self._refreshed(rows)
-        return said
+            messages += self._refreshed(rows)
+        return messages
 
     def _answer(self, request: Request) -> list[ClientMessage]:
         if request.best >= 0 and self.at_evaluation is not None:
@@ -319,9 +423,10 @@ class Client(PredictionClient):
         return self._say_rows(np.arange(training) if rows is None else rows, embeddings, request)
 
     def _say_rows(self, rows: Rows, embeddings: Matrix, request: int | None) -> list[ClientMessage]:
+        """Return the embeddings as messages: one for a request, parts of `refresh_rows` rows otherwise."""
         size = max(1, len(rows)) if request is not None or self.refresh_rows is None else self.refresh_rows
         with made_here():
             return [
-                Refresh(self.index, self._next(), part, own, request, len(self._flights))
-                for part, own in zip(in_parts(rows, size), in_parts(embeddings, size), strict=True)
+                Refresh(self.index, self._next(), rows_part, part, request, len(self._flights))
+                for rows_part, part in zip(in_parts(rows, size), in_parts(embeddings, size), strict=True)
             ]

@@ -1,4 +1,4 @@
-"""Moving parameters down their gradients, by a step size that may follow the global iteration."""
+"""Gradient descent on a list of parameters, with a step size that may depend on the global iteration."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -15,59 +15,61 @@ from vafl.protocol.settings import OptimiserSettings
 from vafl.protocol.stepsizes import StepSize
 from vafl.protocol.tensors import as_arrays
 
-_RECENT = 10  # the average covers about the last 1/10 of all steps
-_LONGEST = 500  # steps that the average covers at most, about
+_RECENT = 10  # the average covers roughly the last tenth of all steps
+_LONGEST = 500  # the average covers roughly this many steps at most
 
 
 class Average:
     """Keeps the running average of a module's parameters in another module.
 
     The average of the recent steps predicts better than any single one of them, because the noise of the
-    minibatches cancels. Training goes on from `trained`; `kept` is evaluated and saved.
+    minibatches cancels. Training continues from `trained`; `kept` is evaluated and saved.
 
-    The two share their buffers, so what a layer counts in training is known in evaluations.
+    The two modules share their buffers, so evaluations use the statistics that layers collect in training.
 
     Attributes:
-        steps: how many steps are in the average.
+        kept: the module with the averaged parameters.
+        trained: the module that is trained.
+        steps: how many steps were averaged.
     """
 
     def __init__(self, kept: nn.Module) -> None:
         self.kept, self.trained = kept, deepcopy(kept)
         self.steps = 0
-        for mine, copied in zip(kept.modules(), self.trained.modules(), strict=True):
-            copied._buffers.update(mine._buffers)
+        for original, copied in zip(kept.modules(), self.trained.modules(), strict=True):
+            copied._buffers.update(original._buffers)
         pairs = zip(self.trained.parameters(), kept.parameters(), strict=True)
         moving = [(new.data, mean.data) for new, mean in pairs if new.requires_grad]
         self._new, self._mean = [new for new, _ in moving], [mean for _, mean in moving]
 
     def add(self) -> None:
-        """Take in the parameters as they are after one more step."""
+        """Add the current parameters to the average, after a step."""
         weight = max(1 / _LONGEST, _RECENT / (_RECENT + self.steps))
         self.steps += 1
         if self._mean:
             torch._foreach_lerp_(self._mean, self._new, weight)
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint needs besides `kept`."""
+        """Return the state for a checkpoint, which stores `kept` separately."""
         return {"steps": self.steps, "trained": [tensor.clone() for tensor in self._new]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to what `state` returned."""
+        """Restore a state that `state` returned."""
         self.steps = state["steps"]
-        for mine, then in zip(self._new, state["trained"], strict=True):
-            mine.copy_(then)
+        for parameter, saved in zip(self._new, state["trained"], strict=True):
+            parameter.copy_(saved)
 
 
 class Descent:
     """Steps a fixed list of parameters.
 
     Args:
-        parameters: the tensors to move, in place; those that are frozen are left out.
+        parameters: the tensors to update in place. Frozen ones are left out.
         step_size: a function of the global iteration.
-        optimiser: makes what moves them from the list.
+        optimiser: creates the optimiser for a list of parameters.
 
     Attributes:
-        average: takes in the parameters after every step, or None.
+        average: the running average of the parameters, or None.
     """
 
     def __init__(
@@ -83,27 +85,33 @@ class Descent:
 
     @classmethod
     def of(cls, settings: OptimiserSettings, parameters: Iterable[Tensor], *, server: bool = False) -> Self:
-        """As the settings say, for the head or for a client's model."""
+        """Return the descent that the settings describe, for the head (`server`) or a client's model."""
         return cls(parameters, settings.step_sizes(server=server), partial(make_optimiser, settings))
 
     @classmethod
     def averaging(cls, settings: OptimiserSettings, model: nn.Module, *, server: bool = False) -> Self:
-        """As `of`, and the model becomes the average of what is trained: a copy of it."""
+        """Return a descent that trains a copy of the model, and makes the model the average of the copy."""
         average = Average(model)
-        made = cls.of(settings, average.trained.parameters(), server=server)
-        made.average = average
-        return made
+        descent = cls.of(settings, average.trained.parameters(), server=server)
+        descent.average = average
+        return descent
 
     def trains(self, model: nn.Module) -> nn.Module:
-        """Return the module whose parameters move: a copy of the model if it is to be their average."""
+        """Return the module that is trained: the model, or its copy if the model is an average."""
         return model if self.average is None else self.average.trained
 
     def step(self, gradients: Sequence[Array], iteration: int, *, l2: float = 0.0) -> None:
-        """One step along `gradients`, one for each parameter, at global iteration `iteration`; and along that
-        of l2/2 |parameters|^2."""
+        """Make one step down the gradients, plus the gradient of l2/2 |parameters|^2.
+
+        Args:
+            gradients: one per parameter.
+            iteration: the global iteration, which determines the step size.
+            l2: coefficient of the regulariser.
+        """
         if len(gradients) != len(self.parameters):
-            raise ValueError(f"{len(self.parameters)} gradients are needed. Found {len(gradients)}")
-        if l2:  # not in place: autograd may give one tensor for two parameters
+            raise ValueError(f"{len(self.parameters)} gradients are needed. Found {len(gradients)}.")
+        if l2:
+            # Not in place: autograd may return the same tensor as the gradient of two parameters.
             pairs = zip(gradients, as_arrays(self.parameters), strict=True)
             gradients = [np.asarray(gradient + l2 * value) for gradient, value in pairs]
         if self._optimiser is not None:
@@ -112,12 +120,12 @@ class Descent:
             self.average.add()
 
     def state(self) -> dict[str, Any]:
-        """Return what is remembered between steps: nothing, for plain SGD without an average."""
+        """Return the state for a checkpoint: empty for plain SGD without an average."""
         state = {} if self._optimiser is None else self._optimiser.state()
         return state if self.average is None else {"optimiser": state, "average": self.average.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes back what `state` gave."""
+        """Restore a state that `state` returned."""
         if self.average is not None:
             self.average.restore(state["average"])
             state = state["optimiser"]

@@ -13,12 +13,11 @@ import numpy as np
 
 from vafl.protocol.rows import Matrix
 
-_FACTOR = 100.0  # times the largest recent norm is still taken as it is
-_FIRST = 1e6  # the largest norm that is taken when there is nothing to compare with
-_GROWTH = (
-    2.0  # times the largest recent norm is what one message can make of it: a server cannot ramp it up fast
-)
-_MEMORY = 0.995  # how much of the largest norm is remembered from one message to the next
+_FACTOR = 100.0  # gradients up to this multiple of the largest recent norm are left alone
+_FIRST = 1e6  # the limit for the first gradient, which has no earlier ones to compare with
+# One message multiplies the largest recent norm by at most this, so a server cannot raise the limit quickly.
+_GROWTH = 2.0
+_MEMORY = 0.995  # the largest recent norm decays by this factor with each message
 
 
 class GradientLimit:
@@ -39,7 +38,7 @@ class GradientLimit:
         """Return the gradients of one upload, [batch, width], with a norm within the limit."""
         flat = gradients.ravel()
         norm = math.sqrt(float(flat @ flat))
-        if not norm < math.inf:  # squares beyond float32
+        if not norm < math.inf:  # the squares overflow float32
             norm = float(np.linalg.norm(flat.astype(np.float64)))
         limit = _FACTOR * self.usual or _FIRST
         self.largest = max(self.largest, norm)

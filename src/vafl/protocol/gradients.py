@@ -1,8 +1,10 @@
-"""Gradients of a few parameters: in closed form for small networks, else straight from torch's engine.
+"""Forward passes that return a pull-back: a function from slopes of the outputs to gradients.
 
-`torch.autograd.grad` does the same and no more, but its wrapper checks for symbolic shapes: that
-imports sympy at the first call (a second, 30 MB) and costs as much as a small model's backward pass
-at every other. Only this file knows the engine's own name, which torch keeps to itself.
+Chains of affine layers and ReLUs have a closed form in numpy. Other modules use torch's autograd engine.
+
+This module calls the engine directly, through a private name of torch. `torch.autograd.grad` computes the
+same, but its wrapper checks for symbolic shapes. The check imports sympy at the first call (a second, 30 MB),
+and at every later call it costs as much as the backward pass of a small model.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,40 +29,42 @@ TensorPass = Callable[[Tensor, Rows], tuple[Tensor, Callable[[Tensor], list[Tens
 
 
 def pull_back(outputs: Tensor, slopes: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The gradient of sum(slopes * outputs) w.r.t. each of the inputs; frees the graph.
+    """Return the gradient of sum(slopes * outputs) w.r.t. each of the inputs, and free the graph.
 
     Args:
-        outputs, slopes: of one shape.
-        inputs: tensors the outputs may depend on; where they do not, the gradient is zero.
+        outputs, slopes: tensors of the same shape.
+        inputs: tensors that the outputs may depend on. The gradient is zero for the others.
     """
     gradients = Variable._execution_engine.run_backward(
         (outputs,), (slopes,), False, False, tuple(inputs), allow_unreachable=True, accumulate_grad=False
     )
     pairs = zip(gradients, inputs, strict=True)
-    return [torch.zeros_like(of) if gradient is None else gradient for gradient, of in pairs]
+    return [torch.zeros_like(tensor) if gradient is None else gradient for gradient, tensor in pairs]
 
 
 def head_with_way_back(head: nn.Module, parameters: Sequence[Tensor]) -> HeadPass:
-    """inputs [batch, ...], which may be written to -> outputs, and the map from their slopes to those of the
-    inputs and parameters.
+    """Return the forward pass of a head: inputs [batch, ...] -> outputs and their pull-back.
 
-    A head may bring that itself, as `with_way_back()`; then no graph is recorded, nor for affine layers
-    and ReLUs. Which of these a head is, is found out here, once.
+    The pull-back maps slopes of the outputs to the gradients of the inputs and of the parameters. The forward
+    pass may overwrite its inputs.
+
+    A head can provide its own closed form, as the method `with_way_back()`. Neither this nor a chain of
+    affine layers and ReLUs records a graph. The kind of head is determined here, once, not at every step.
     """
     closed_form = getattr(head, "with_way_back", None)
     if closed_form is not None and parameters:
-        own: HeadPass = closed_form()
-        return own
+        head_pass: HeadPass = closed_form()
+        return head_pass
     if layers := _plain_layers(head, parameters):
         return Chain(layers).as_head
 
-    def by_a_graph(given: Matrix) -> tuple[Matrix, HeadPullBack]:
-        inputs = torch.from_numpy(given).requires_grad_()
+    def by_a_graph(array: Matrix) -> tuple[Matrix, HeadPullBack]:
+        inputs = torch.from_numpy(array).requires_grad_()
         outputs = head(inputs)
 
         def pull(slopes: Matrix) -> tuple[Matrix, Sequence[Array]]:
-            own, *others = pull_back(outputs, torch.from_numpy(slopes), [inputs, *parameters])
-            return own.numpy(), as_arrays(others)
+            gradient, *others = pull_back(outputs, torch.from_numpy(slopes), [inputs, *parameters])
+            return gradient.numpy(), as_arrays(others)
 
         return outputs.detach().numpy(), pull
 
@@ -68,9 +72,10 @@ def head_with_way_back(head: nn.Module, parameters: Sequence[Tensor]) -> HeadPas
 
 
 def model_with_way_back(model: nn.Module, parameters: Sequence[Tensor]) -> BatchPass:
-    """A batch's features -> embeddings [batch, width], and the map from their slopes to the parameters'.
+    """Return the forward pass of a client's model: features and rows -> embeddings and their pull-back.
 
-    Affine layers and ReLUs need no graph for that; what the model is made of is found out here, once.
+    The pull-back maps slopes of the embeddings [batch, width] to the gradients of the parameters. A chain of
+    affine layers and ReLUs records no graph. The kind of model is determined here, once.
     """
     if layers := _plain_layers(model, parameters):
         return Chain(layers).as_model
@@ -83,7 +88,7 @@ def model_with_way_back(model: nn.Module, parameters: Sequence[Tensor]) -> Batch
 
 
 def by_tensors(through: TensorPass) -> BatchPass:
-    """The same between arrays: their memory is the tensors'."""
+    """Wrap a pass on tensors as a pass on arrays, which share the tensors' memory."""
 
     def embedded(inputs: Array, rows: Rows) -> tuple[Matrix, PullBack]:
         embeddings, back = through(torch.from_numpy(inputs), rows)
@@ -95,9 +100,9 @@ def by_tensors(through: TensorPass) -> BatchPass:
 def followed_by(
     perturb: Callable[[Tensor], Tensor], embedded: tuple[Matrix, PullBack]
 ) -> tuple[Matrix, PullBack]:
-    """The same for embeddings that go through `perturb` afterwards.
+    """Apply `perturb` to embeddings; return the result and the pull-back through both.
 
-    It may bring its own way back, as `with_way_back(values)`; then no graph is recorded here.
+    `perturb` can provide its own closed form, as `with_way_back(values)`. Then no graph is recorded here.
     """
     values, back = torch.from_numpy(embedded[0]), embedded[1]
     closed_form = getattr(perturb, "with_way_back", None)
@@ -116,7 +121,7 @@ def followed_by(
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """The way back through one affine map: the same whatever its parameters have become meanwhile."""
+    """The pull-back of one affine layer. It depends on the inputs only, so it stays valid after a step."""
 
     inputs: Matrix
     ages: ClassVar[bool] = False
@@ -126,14 +131,17 @@ class Affine:
 
 
 def ages(back: PullBack) -> bool:
-    """Whether a way back is wrong once the parameters have changed."""
+    """Return whether a pull-back becomes invalid when the parameters change."""
     return getattr(back, "ages", True)
 
 
 class Chain:
-    """Affine layers and ReLUs, by numpy: for a small network torch's way to each operation is longer than the
-    operation. It sees the parameters' own memory, and never records a graph. What is not finite any more is
-    noticed where it is used."""
+    """A chain of affine layers and ReLUs, in numpy.
+
+    In a small network, torch's overhead per operation exceeds the operation. The arrays here share the memory
+    of the parameters, so they always have the current values. No graph is recorded. Values that are not
+    finite pass through; the checks of losses and messages detect them.
+    """
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self._affine = [
@@ -144,62 +152,70 @@ class Chain:
         ]
 
     def as_head(self, inputs: Matrix) -> tuple[Matrix, HeadPullBack]:
-        """Outputs, and the way back to the inputs and the parameters."""
-        outputs, given = self._forward(inputs)
-        return outputs, partial(self._back, given, -1)
+        """Return the outputs, and the pull-back to the inputs and the parameters."""
+        outputs, layer_inputs = self._forward(inputs)
+        return outputs, partial(self._back, layer_inputs, -1)
 
     def as_model(self, inputs: Matrix, rows: Rows) -> tuple[Matrix, PullBack]:
-        """Outputs, and the way back to the parameters."""
-        outputs, given = self._forward(inputs)
-        return outputs, Affine(inputs) if len(given) == 1 else lambda slopes: self._back(given, 0, slopes)[1]
+        """Return the outputs, and the pull-back to the parameters."""
+        outputs, layer_inputs = self._forward(inputs)
+        if len(layer_inputs) == 1:
+            return outputs, Affine(inputs)
+        return outputs, lambda slopes: self._back(layer_inputs, 0, slopes)[1]
 
     def _forward(self, values: Matrix) -> tuple[Matrix, list[Matrix]]:
-        """What the last layer gave, and what each one was given."""
-        given = []
+        """Return the output of the last layer, and the input of each layer."""
+        layer_inputs = []
         for affine in self._affine:
-            given.append(values)
+            layer_inputs.append(values)
             if affine is None:
                 values = np.maximum(values, 0)
             else:
                 values = values @ affine[0].T
                 kernels.add_row(values, affine[1])
-        return values, given
+        return values, layer_inputs
 
-    def _back(self, given: Sequence[Matrix], first: int, slopes: Matrix) -> tuple[Matrix, Sequence[Array]]:
-        """Slopes of the outputs -> those of the inputs and of the parameters; through an affine layer
-        `first` only to its parameters."""
+    def _back(
+        self, layer_inputs: Sequence[Matrix], first: int, slopes: Matrix
+    ) -> tuple[Matrix, Sequence[Array]]:
+        """Map slopes of the outputs to the gradients of the inputs and of the parameters.
+
+        Args:
+            layer_inputs: the input of each layer, from `_forward`.
+            first: an affine layer whose inputs need no gradient, which saves a product; -1 for none.
+        """
         gradients: list[Array] = []
-        for place in range(len(given) - 1, -1, -1):
+        for place in range(len(layer_inputs) - 1, -1, -1):
             affine = self._affine[place]
             if affine is None:
-                slopes = slopes * (given[place] > 0)
+                slopes = slopes * (layer_inputs[place] > 0)
                 continue
-            gradients += (kernels.sum_rows(slopes), slopes.T @ given[place])
+            gradients += (kernels.sum_rows(slopes), slopes.T @ layer_inputs[place])
             slopes = slopes if place == first else slopes @ affine[0]
         return slopes, gradients[::-1]
 
 
 def _plain_layers(module: nn.Module, parameters: Sequence[Tensor]) -> list[nn.Module]:
-    """The layers of a network that is nothing but affine layers and ReLUs, all trained; else none."""
-    if not all(own.is_contiguous() and own.dtype == torch.float32 for own in parameters):
+    """Return the layers of a module that consists of trained affine layers and ReLUs only; otherwise []."""
+    if not all(tensor.is_contiguous() and tensor.dtype == torch.float32 for tensor in parameters):
         return []
     layers = _in_order(module)
-    own: list[Tensor | None] = []
+    tensors: list[Tensor | None] = []
     for layer in layers:
         if layer._forward_hooks or layer._forward_pre_hooks:
             return []
         if type(layer) is nn.Linear:
-            own += (layer.weight, layer.bias)
+            tensors += (layer.weight, layer.bias)
         elif type(layer) is not nn.ReLU:
             return []
-    same = len(own) == len(parameters) and all(
-        one is other for one, other in zip(own, parameters, strict=True)
+    same = len(tensors) == len(parameters) and all(
+        tensor is parameter for tensor, parameter in zip(tensors, parameters, strict=True)
     )
     return layers if same else []
 
 
 def _in_order(module: nn.Module) -> list[nn.Module]:
-    """The module, or what a sequence of them is made of; whatever has hooks is not taken apart."""
+    """Return the layers of a nested Sequential in order. A module with hooks counts as one layer."""
     if type(module) is not nn.Sequential or module._forward_hooks or module._forward_pre_hooks:
         return [module]
     return [layer for part in module for layer in _in_order(part)]

@@ -1,4 +1,4 @@
-"""The arithmetic of a server's step: the loss of the turns' rows, and its slopes for head and clients."""
+"""The arithmetic of a server step: the loss on the rows of a group of turns, and its gradients."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -20,19 +20,21 @@ Mask = Callable[[Matrix], Matrix]
 
 
 class HeadStep:
-    """Evaluates the loss once for a group of turns, and may move the head by the mean over them.
+    """Evaluates the loss once for a group of turns, and steps the head by their mean gradient.
 
     Args:
-        labels: [training rows], one label a row.
-        head: maps what `table.read` gives to outputs.
-        loss: (outputs, labels, weights [batch]) -> the weighted sum of the rows' losses, and its slopes,
+        labels: [training rows], one label per row.
+        head: maps the result of `table.read` to outputs.
+        loss: (outputs, labels, weights [batch]) -> the weighted sum of the rows' losses, and its slopes
             [batch, outputs].
         descent: steps the head's parameters.
-        mask: what gradients [batch, width] go through before they leave, or None.
-        weights: [training rows], of mean 1: how much each row counts in the loss; None if all count the same.
+        mask: transforms the gradients [batch, width] before they are sent, for example by noise. None sends
+            them as they are.
+        weights: [training rows] with mean 1, the weight of each row in the loss; None if all weights are
+            equal.
 
     Attributes:
-        losses: those of the steps made.
+        losses: the losses of the steps.
     """
 
     def __init__(
@@ -52,16 +54,16 @@ class HeadStep:
     def __call__(
         self, table: EmbeddingTable, group: Sequence[Turn], iteration: int, *, shared: bool
     ) -> list[Matrix]:
-        """Return each turn's gradient of the mean loss of its rows, [its batch, its width].
+        """Return, for each turn, the gradient of the mean loss of its rows, [batch, width].
 
-        The head steps if the turns are for a step. Weights are not normalised within a batch: one with many
-        heavy rows counts for more, so the expected gradient is that of the weighted loss of all rows.
+        The head steps, unless the turns are queries. The weights are not normalised within a batch: a batch
+        with many heavy rows counts more. So the expected gradient is that of the weighted loss over all rows.
 
         Args:
-            shared: whether all turns are of the same rows.
+            shared: whether all turns have the same rows.
 
         Raises:
-            Diverged: the loss is not finite any more; nothing has changed.
+            Diverged: the loss is not finite. Nothing has changed.
         """
         turns = group[:1] if shared else group
         rows = turns[0].rows if len(turns) == 1 else np.concatenate([turn.rows for turn in turns])
@@ -78,25 +80,27 @@ class HeadStep:
         parts = _split(gradient, table, group, shared)
         if self._mask is None:
             return parts
-        # What clients share stays the same for all: noise drawn for each would average out.
+        # Clients that share a gradient get the same noise. Independent noise for each would average out.
         masked = {id(part): self._mask(part) for part in parts}
         return [masked[id(part)] for part in parts]
 
 
 def _compact(labels: Array) -> Array:
-    """Classes in the smallest type that holds them: those of 10^7 rows then stay in the processor's cache."""
+    """Return class labels in the smallest integer type, so that those of 10^7 rows fit into the cache."""
     if labels.dtype.kind in "iu" and labels.min(initial=0) >= 0:
         labels = labels.astype(np.min_scalar_type(labels.max(initial=0)))
     return np.ascontiguousarray(labels)
 
 
 def _split(gradient: Matrix, table: EmbeddingTable, group: Sequence[Turn], shared: bool) -> list[Matrix]:
-    """Each turn's own part."""
+    """Return each turn's part of the gradient."""
     if shared:
         blocks: Sequence[Matrix] = [gradient] * len(group)
     elif len(group) == 1:
         blocks = [gradient]
     else:
+        # `gradient` is of the mean over the turns. Each client needs the gradient of its own turn's mean
+        # loss.
         ends = list(accumulate(len(turn.rows) for turn in group))
         blocks = np.split(gradient * np.float32(len(group)), ends[:-1])
     if table.sums is not None:
@@ -107,5 +111,5 @@ def _split(gradient: Matrix, table: EmbeddingTable, group: Sequence[Turn], share
 
 @lru_cache(maxsize=16)
 def mean_weights(sizes: tuple[int, ...]) -> Matrix:
-    """[rows]: weights that make a sum over all rows the mean, over the turns, of each turn's mean."""
+    """Return weights [rows] that turn a sum over all rows into the mean of the turns' means."""
     return np.concatenate([np.full(size, 1 / (size * len(sizes)), np.float32) for size in sizes])

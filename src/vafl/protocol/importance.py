@@ -16,8 +16,8 @@ class Permuted:
     """An inquiry in which one client permutes a group of its features.
 
     Attributes:
-        group: its name, or "*" for all features of the client.
-        request: the number of the request under way; -1 if the client has yet to be asked.
+        group: the name of the group, or "*" for all features of the client.
+        request: the number of the open request; -1 if the client has not been asked yet.
     """
 
     inquiry: Inquiry
@@ -30,8 +30,8 @@ class ImportanceScorer(Scorer):
     """A scorer that also asks for permuted features. It keeps no cache: a permuted answer fits one inquiry.
 
     Attributes:
-        groups: client -> the names of groups that it lets the server ask for, as of its last join.
-        reasons: client -> why it declined last.
+        groups: client -> the names of the groups that it allows the server to ask for, from its last join.
+        reasons: client -> the reason of its last decline.
     """
 
     def __init__(self, *others: Any, **settings: Any) -> None:
@@ -53,14 +53,14 @@ class ImportanceScorer(Scorer):
         return inquiry, self._ask_again(asked)
 
     def close(self, inquiry: Inquiry) -> None:
-        """Forget an inquiry of `ask_permuted`. An answer that is still under way changes nothing then."""
+        """Forget an inquiry of `ask_permuted`. A later answer to it changes nothing."""
         self._permuted = [asked for asked in self._permuted if asked.inquiry is not inquiry]
 
     def receive(self, message: ClientMessage) -> list[ServerMessage]:
-        """Handle a message; a client that comes back is asked again for what it owes.
+        """Handle one message; return the replies. A client that joins again is asked again.
 
         Raises:
-            InvalidMessage: the message broke a rule; nothing has changed.
+            InvalidMessage: the message broke a rule. The state has not changed.
         """
         replies = super().receive(message)
         if isinstance(message, Join):

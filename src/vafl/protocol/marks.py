@@ -11,8 +11,8 @@ The server remembers the last mark that each client has sent:
       | -- embeddings -------------------> |
       | -- LedgerMark m3 -----------------> |   after every 32 uploads
 
-A ledger that was rolled back to before m3 does not hold m3, so the client stops when it joins again. A
-rollback to a moment after the last mark stays unnoticed.
+A ledger that was rolled back to a point before m3 does not contain m3, so the client stops when it joins
+again. A rollback to a point after the last mark is not detected.
 """
 
 from typing import Protocol
@@ -21,7 +21,7 @@ from vafl.protocol.messages import LedgerMark
 
 
 class MarkMemory(Protocol):
-    """Remembers the last mark of each client. A mark must outlast the server's process and its runs."""
+    """Remembers the last mark of each client, beyond the end of the server's process and of the run."""
 
     def recall(self, client: int) -> bytes:
         """Return the last mark of this client; empty if there is none."""
@@ -31,7 +31,7 @@ class MarkMemory(Protocol):
 
 
 class Marks:
-    """Remembers marks as long as the process lives: enough for a simulation, which has no ledgers on disk."""
+    """Remembers marks in memory: enough for a simulation, which has no ledgers on disk."""
 
     def __init__(self) -> None:
         self._marks: dict[int, bytes] = {}

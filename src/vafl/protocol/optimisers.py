@@ -1,8 +1,7 @@
-"""What moves parameters along their gradients.
+"""Optimisers: SGD and Adam without the overhead of torch.optim, and any other class of torch.optim.
 
-SGD is a loop of ours, and Adam torch's own fused kernel, called without torch.optim: its way there costs
-more than a small model's arithmetic at every step, and a second and 80 MB at the first. Any other is a class
-of torch.optim.
+SGD is a loop of this package. Adam calls torch's fused kernel directly. The wrapper in torch.optim costs more
+than the arithmetic of a small model at every step, and a second and 80 MB at the first step.
 """
 
 import inspect
@@ -21,26 +20,27 @@ from vafl.protocol.settings import OptimiserSettings
 
 
 class Optimiser(Protocol):
-    """Moves a fixed list of parameters, in place."""
+    """Updates a fixed list of parameters in place."""
 
     def step(self, gradients: Sequence[Array], step_size: float) -> None:
-        """One step along `gradients`, one for each parameter."""
+        """Make one step down `gradients`, one per parameter."""
 
     def state(self) -> dict[str, Any]:
-        """What it remembers between steps."""
+        """Return the state for a checkpoint."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes back what `state` gave."""
+        """Restore a state that `state` returned."""
 
 
 def make_optimiser(settings: OptimiserSettings, parameters: Sequence[Tensor]) -> Optimiser:
-    """The optimiser that the settings name.
+    """Return the optimiser that the settings name.
 
     Raises:
         ConfigError: torch.optim has no such class.
-        TypeError, ValueError: its options are none that it takes.
+        TypeError, ValueError: the optimiser does not accept the options.
     """
-    if all(own.is_contiguous() and own.dtype == torch.float32 for own in parameters):  # else kernels cannot
+    # The kernels need contiguous float32. torch.optim handles everything else.
+    if all(tensor.is_contiguous() and tensor.dtype == torch.float32 for tensor in parameters):
         if settings.is_plain:
             return SGD(parameters, settings.momentum)
         if settings.name in ("Adam", "AdamW") and settings.options.keys() <= {"betas", "eps", "weight_decay"}:
@@ -49,7 +49,7 @@ def make_optimiser(settings: OptimiserSettings, parameters: Sequence[Tensor]) ->
 
 
 class SGD:
-    """As torch.optim.SGD, with momentum or without."""
+    """The same as torch.optim.SGD, with or without momentum."""
 
     def __init__(self, parameters: Sequence[Tensor], momentum: float = 0.0) -> None:
         self._values = [value.numpy() for value in _memory(parameters)]
@@ -64,15 +64,17 @@ class SGD:
             kernels.descend(self._values[place], np.ascontiguousarray(move, np.float32), step_size)
 
     def state(self) -> dict[str, Any]:
-        return {"velocities": [torch.from_numpy(own) for own in self._velocities]} if self._velocities else {}
+        if not self._velocities:
+            return {}
+        return {"velocities": [torch.from_numpy(velocity) for velocity in self._velocities]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        for velocity, kept in zip(self._velocities, state.get("velocities", ()), strict=True):
-            velocity[...] = kept.numpy()
+        for velocity, saved in zip(self._velocities, state.get("velocities", ()), strict=True):
+            velocity[...] = saved.numpy()
 
 
 class Adam:
-    """As torch.optim.Adam; with `decoupled` weight decay as AdamW. Its state is laid out as theirs."""
+    """The same as torch.optim.Adam (AdamW if `decoupled`), with the same layout of its state."""
 
     def __init__(
         self,
@@ -124,14 +126,14 @@ class Adam:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        for place, kept in state["state"].items():
-            self._steps.copy_(kept["step"])
-            self._means[place].copy_(kept["exp_avg"])
-            self._squares[place].copy_(kept["exp_avg_sq"])
+        for place, saved in state["state"].items():
+            self._steps.copy_(saved["step"])
+            self._means[place].copy_(saved["exp_avg"])
+            self._squares[place].copy_(saved["exp_avg_sq"])
 
 
 class OfTorch:
-    """Any class of torch.optim whose steps need nothing but gradients."""
+    """Wraps a class of torch.optim whose step needs only gradients."""
 
     def __init__(
         self,
@@ -158,7 +160,7 @@ class OfTorch:
 
 
 def try_once(settings: OptimiserSettings) -> None:
-    """Steps a single number once.
+    """Check the settings by one step on a single number.
 
     Raises:
         ConfigError: torch.optim has no such class, or it cannot step with these options.
@@ -171,23 +173,23 @@ def try_once(settings: OptimiserSettings) -> None:
         raise ConfigError(
             "VFL-4051",
             f'optimiser.name "{settings.name}" with options {settings.options} cannot step: {error}. '
-            "Take another class of torch.optim, or other [optimiser.options].",
+            "Choose another class of torch.optim, or change [optimiser.options].",
         ) from error
 
 
 def _memory(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """The same, without a graph."""
+    """Return tensors that share the parameters' memory and record no graph."""
     return [parameter.detach() for parameter in parameters]
 
 
 def _class(name: str) -> Callable[..., torch.optim.Optimizer]:
     name = "SGD" if name == "sgd" else name
-    found = getattr(torch.optim, name, None)
-    if not (inspect.isclass(found) and issubclass(found, torch.optim.Optimizer)):
+    kind = getattr(torch.optim, name, None)
+    if not (inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer)):
         near = get_close_matches(name, dir(torch.optim), 1) or ["sgd"]
         raise ConfigError(
             "VFL-4052",
             f'optimiser.name must be "sgd" or a class of torch.optim. Found "{name}". '
             f'Did you mean "{near[0]}"?',
         )
-    return found
+    return kind

@@ -1,6 +1,7 @@
-"""What a client does whether it trains or not: it answers requests for embeddings of its rows.
+"""A client that answers requests for embeddings of its rows. The training client builds on it.
 
-Features and model never leave this object; what leaves are embeddings, perturbed if the client is private.
+Features and model parameters never leave this object. Only embeddings leave it, perturbed if the client is
+private.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,16 +34,16 @@ _EMBED_ROWS = 4096  # rows embedded at once when no gradient is needed: bounds m
 
 
 class Budget(Protocol):
-    """Decides what may still be uploaded: the accounts of a private client's records, in its ledger."""
+    """The privacy budgets of a client's records, which its ledger keeps."""
 
     def spend(self, rows: Rows, kind: UploadKind, *, whole: bool = False) -> Rows:
-        """Charges an upload and gives the rows that may be uploaded; `whole`: all of them or none."""
+        """Charge an upload of these rows; return the rows that may be uploaded: all or none if `whole`."""
 
     def recognise(self, mark: bytes) -> None:
-        """Raise LedgerError unless the ledger knows this mark, the last one that the server received."""
+        """Raise LedgerError unless the ledger contains this mark, the last one that the server received."""
 
     def due_mark(self) -> bytes:
-        """Return a fresh mark for the server, if one is due; else return nothing."""
+        """Return a fresh mark for the server if one is due, otherwise b""."""
 
     def close(self) -> None:
         """Close the ledger."""
@@ -50,13 +51,13 @@ class Budget(Protocol):
 
 @torch.no_grad()
 def embed(model: nn.Module, features: Tensor, rows: Rows | None = None) -> Tensor:
-    """Embeddings [rows, width] of these rows (None: all) without a graph, in bounded memory."""
+    """Return embeddings [rows, width] of these rows (None: all), without a graph and in bounded memory."""
     if rows is None:
         parts = [model(part) for part in torch.split(features, _EMBED_ROWS)]
     else:
-        held = features.numpy()
-        chosen = (kernels.gather(held, part) for part in in_parts(rows, _EMBED_ROWS))
-        parts = [model(torch.from_numpy(part)) for part in chosen]
+        array = features.numpy()
+        batches = (kernels.gather(array, part) for part in in_parts(rows, _EMBED_ROWS))
+        parts = [model(torch.from_numpy(batch)) for batch in batches]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -66,7 +67,7 @@ class Permutations:
 
     Attributes:
         generator: draws the permutations. No other party knows its state.
-        groups: name -> numbers of the features that are permuted together. The names are sent to the server.
+        groups: name -> numbers of the features that are permuted together. The server receives the names.
     """
 
     generator: np.random.Generator
@@ -77,16 +78,18 @@ class PredictionClient:
     """Holds the features and the trained model of one party, for predictions.
 
     Args:
-        index: which column of the server's table is this client's.
-        features: [rows, ...], the party's own features, one line a record.
+        index: the number of this client, which is its column in the server's table.
+        features: [rows, ...], the party's features, one row per record.
         model: maps features to embeddings [batch, width].
-        perturb: makes embeddings of what the model gives before they leave, or None.
-        budget: limits what may be uploaded, or None.
-        permutations: what the server may ask to be permuted; None refuses all of it.
+        perturb: turns the model's outputs into the embeddings that are sent, for example by clipping and
+            noise. None sends the outputs.
+        budget: limits the uploads of each record. None sets no limit.
+        permutations: the features that the server may ask to permute. None declines all such requests.
 
     Attributes:
-        finished: why the client makes no more uploads; empty while it does.
-        whole: whether it answers for all rows asked for, or for none.
+        finished: the reason why the client makes no more uploads; empty while it makes them.
+        whole: whether it answers a request for all rows or for none. If not, it leaves out the rows whose
+            budget is spent.
     """
 
     whole = False
@@ -103,69 +106,72 @@ class PredictionClient:
     ) -> None:
         self.index, self.model = index, model
         self.finished = ""
-        self._features = features.contiguous()  # or a gather copies all of it
+        self._features = features.contiguous()  # otherwise each gather would copy all features
         self._perturb, self._budget, self._permutations = perturb, budget, permutations
         self._sequence = 0
 
     @property
     def rows(self) -> int:
-        """How many records it can be asked for."""
+        """Return how many records the server can ask for."""
         return len(self._features)
 
     @property
     def noisy(self) -> bool:
-        """Whether every upload gets fresh noise."""
+        """Return whether uploads are perturbed."""
         return self._perturb is not None
 
     @property
     def owed(self) -> int:
-        """How many answers the server owes."""
+        """Return how many answers the server owes."""
         return 0
 
     @property
     def waiting(self) -> bool:
-        """Whether the client cannot begin anything by itself now."""
+        """Return whether the client cannot begin an activation now. A prediction client never does."""
         return True
 
     @property
     def server_fault(self) -> str:
-        """What the server has sent that no honest server sends; empty if nothing."""
+        """Describe what the server sent that an honest server does not send; empty if there was nothing."""
         return ""
 
     def close(self) -> None:
-        """Let go of the files that the client holds open."""
+        """Close the files that the client holds open."""
         if self._budget is not None:
             self._budget.close()
 
     def wake(self) -> list[ClientMessage]:
-        """Begins an activation. Call it only when not `waiting`."""
+        """Begin an activation; return the messages to send. Call it only while not `waiting`."""
         return []
 
     def join(self) -> Join:
-        """What the client says first on a connection: where it stands."""
+        """Start a new connection; return the `Join` to send first."""
         self._sequence = 0
         groups = () if self._permutations is None else tuple(self._permutations.groups)
         return Join(self.index, groups=tuple(name.encode() for name in groups))
 
-    @np.errstate(all="ignore")  # what is not finite any more is noticed where it is used
+    # numpy would warn about overflows. The checks of the messages detect them.
+    @np.errstate(all="ignore")
     def receive(self, message: ServerMessage) -> list[ClientMessage]:
-        """Takes one message of the server and gives what the client says next.
+        """Handle one message from the server; return the messages to send, in order.
 
         Raises:
-            InvalidMessage: the message broke a rule; nothing has changed.
-            Diverged: the model's embeddings are not finite any more.
+            InvalidMessage: the message broke a rule. The state of the client has not changed.
+            Diverged: the model's embeddings are not finite.
         """
         if message.client != self.index:
             raise InvalidMessage(
-                "VFL-4061", f"client {self.index} was sent a message for client {message.client}."
+                "VFL-4061",
+                f"client {self.index} must receive only its own messages. "
+                f"Found one for client {message.client}.",
             )
         return self._with_mark(self._take(message))
 
-    def _with_mark(self, said: list[ClientMessage]) -> list[ClientMessage]:
-        """Add a mark of the ledger to what is sent, if one is due."""
+    def _with_mark(self, messages: list[ClientMessage]) -> list[ClientMessage]:
+        """Append a mark of the ledger if one is due."""
         if self._budget is not None and (mark := self._budget.due_mark()):
-            said.append(LedgerMark(self.index, self._next(), mark))
-        return said
+            messages.append(LedgerMark(self.index, self._next(), mark))
+        return messages
 
     def _take(self, message: ServerMessage) -> list[ClientMessage]:
         if isinstance(message, Welcome) and self._budget is not None:
@@ -176,7 +182,7 @@ class PredictionClient:
         return self._answer_permuted(message) if message.permute else self._answer(message)
 
     def _answer(self, request: Request) -> list[ClientMessage]:
-        """Embeddings of the rows that may be uploaded; the others are left out."""
+        """Return embeddings of the rows that the budget allows, or Decline if it allows none."""
         rows = request.rows
         if self._budget is not None:
             rows = self._budget.spend(rows, "prediction", whole=self.whole)
@@ -192,7 +198,8 @@ class PredictionClient:
         """
         allowed, group, rows = self._permutations, request.permute, request.rows
         if allowed is None or not (group == EVERYTHING or group in allowed.groups):
-            return [self._decline(request.number, f"{group} is not permuted here: prediction.importance")]
+            reason = f"{group} is not permuted here: prediction.importance of this client does not allow it"
+            return [self._decline(request.number, reason)]
         # If some features move and others stay, two of the answers depend on each record: two charges.
         for _ in range(1 if group == EVERYTHING else 2):
             if self._budget is not None and len(rows):
@@ -209,10 +216,15 @@ class PredictionClient:
         return self._say_rows(rows, embeddings, request.number)
 
     def _check_rows(self, rows: Rows) -> None:
-        """One charge buys one embedding of a record, never several copies with noise of their own."""
+        """Raise InvalidMessage unless these are distinct rows of this client.
+
+        The budget is charged once per row. A row named twice would get two embeddings with independent noise
+        for one charge.
+        """
         check_rows(rows, len(self._features))
 
     def _embedded(self, model: nn.Module, features: Tensor, rows: Rows | None, *, evaluating: bool) -> Matrix:
+        """Return embeddings of these rows (None: all), perturbed if the client is private."""
         if evaluating:
             model.eval()
         embeddings = embed(model, features, rows)
@@ -224,7 +236,7 @@ class PredictionClient:
         return embeddings.float().contiguous().numpy()
 
     def _decline(
-        self, request: int, reason: str = "the privacy budget of rows asked for is spent"
+        self, request: int, reason: str = "the privacy budget of the requested rows is spent"
     ) -> Decline:
         return Decline(self.index, self._next(), request, reason)
 
@@ -233,5 +245,6 @@ class PredictionClient:
             return [Refresh(self.index, self._next(), rows, embeddings, request)]
 
     def _next(self) -> int:
+        """Return the next sequence number of this connection."""
         self._sequence += 1
         return self._sequence

@@ -1,7 +1,8 @@
-"""The update rules as one switch: which waiting uploads may the server act on now?
+"""The update rules: which of the waiting uploads may the server step on now?
 
-`async` acts on every upload; `t-sync` once t different clients have uploaded; `sync` once all have,
-on a common minibatch. Each composes with a delay bound D and with both orders of Algorithm 1.
+`async` steps on every upload. `t-sync` steps once t different clients have uploaded. `sync` steps once all
+clients have uploaded a common minibatch. Each rule works with a delay bound D and with both orders of
+Algorithm 1.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,13 @@ from vafl.protocol.settings import RuleSettings
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """Something a client is owed: a step of the server, a gradient, or (as written) both."""
+    """What the server owes a client for one upload or query.
+
+    Attributes:
+        rows: the rows of the upload.
+        steps: whether the head steps on these rows.
+        answers: whether the client gets the gradient. In upload-first order an upload has both.
+    """
 
     client: int
     activation: int
@@ -27,8 +34,8 @@ class Rule:
     """Picks the turns of the next step.
 
     Attributes:
-        quorum: how many different clients a step takes.
-        common_rows: whether they must all have uploaded the same rows.
+        quorum: how many different clients a step needs.
+        common_rows: whether all of them must have uploaded the same rows.
     """
 
     quorum: int
@@ -44,19 +51,23 @@ class Rule:
         return cls(clients, common_rows=True)
 
     def ready(self, waiting: Sequence[Turn]) -> list[Turn]:
-        """The oldest turns of `quorum` different clients that are of one kind, or none yet."""
+        """Return the oldest turns of `quorum` different clients, uploads before queries; empty if too few."""
         group = _oldest(waiting, self.quorum, steps=True)
         if group or not waiting:
             return group
-        if self.common_rows:  # a query waits for its round, not for other queries: their clients may be gone
+        if self.common_rows:
+            # A query waits for the step of its own round. It does not wait for the queries of other clients,
+            # which may have left.
             unfinished = {turn.client for turn in waiting if turn.steps}
             return [turn for turn in waiting if turn.client not in unfinished][:1]
         return _oldest(waiting, self.quorum, steps=False)
 
 
 def _oldest(turns: Sequence[Turn], quorum: int, *, steps: bool) -> list[Turn]:
-    """The oldest turn, among those that step or do not, of each of the first `quorum` clients; none if there
-    are fewer."""
+    """Return the oldest turn of each of the first `quorum` clients, among uploads (`steps`) or queries.
+
+    The result is empty if there are fewer clients.
+    """
     group: dict[int, Turn] = {}
     for turn in turns:
         if turn.steps is steps:

@@ -1,8 +1,8 @@
-"""Which rows a client picks at its i-th activation, and which other rows it refreshes.
+"""Batch schedules: the rows of a client's i-th minibatch, and the other rows that it refreshes.
 
-A schedule is a pure function of (seed, stream, activation), so every party that knows the seed can
-compute what any client will pick next. Look-ahead refresh rests on that. A client that is to keep its
-schedule to itself has a seed of its own.
+A schedule is a pure function of (seed, stream, activation). Every party that knows the seed can compute which
+rows any client picks next. Look-ahead refresh depends on this. A private schedule has a seed that only its
+client knows.
 """
 
 import math
@@ -18,9 +18,9 @@ from vafl.errors import ConfigError
 from vafl.protocol.rows import Rows
 
 ScheduleKind = Literal["epochs", "iid"]
-_BATCHES = 128  # of an epoch, where the size is left open
+_BATCHES = 128  # batches per epoch, if the batch size is chosen automatically
 _SMALLEST_BATCH, _LARGEST_BATCH = 64, 1024
-_EPOCHS, _LEAST_EPOCHS, _MANY_ROWS = 40.0, 4.0, 100_000
+_EPOCHS, _LEAST_EPOCHS, _MANY_ROWS = 40.0, 4.0, 100_000  # automatic epochs; fewer for more rows than the last
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,17 @@ class ScheduleSettings:
     """How minibatches are drawn.
 
     Attributes:
-        kind: `epochs` deals every row once per reshuffled epoch; `iid` draws each batch afresh.
-        batch_size: rows in a minibatch; 1 is the single-record algorithm. 0 is a size by the number of
-            training rows, 64 to 1024.
-        epochs: how often each client passes over the training rows, on average, where stop.updates = 0 leaves
-            the number of updates open. 0 is 40 epochs, fewer for more than 100,000 rows.
-        seed: `shared` lets every party compute every client's batches (look-ahead needs it);
-            `private` draws each client's batches and random refreshes from a seed that the client has from
-            its operating system and keeps with its checkpoint, so that they are known when they are uploaded
-            and not before. Not for the sync rule, whose batches are everybody's. A simulation has no
-            secrets: all of its batches follow from the run's seed.
+        kind: `epochs` shuffles the rows in each epoch and uses every row once; `iid` draws each batch
+            independently.
+        batch_size: rows in a minibatch. 1 is the single-record algorithm. 0 chooses a size from 64 to 1024 by
+            the number of training rows.
+        epochs: how often each client passes over the training rows, on average. Used if stop.updates = 0. 0
+            chooses 40 epochs, or fewer for more than 100,000 rows.
+        seed: `shared` lets every party compute every client's batches, which look-ahead needs. `private`
+            draws each client's batches and random refreshes from a secret seed, so that the others learn the
+            rows only from the uploads. The client gets the seed from its operating system and keeps it with
+            its checkpoint. The sync rule needs `shared`, because all clients use the same batches. In a
+            simulation all batches follow from the run's seed.
         refresh: which other rows a client uploads: `none`, `random:R`, `all` or `lookahead`.
     """
 
@@ -55,24 +56,26 @@ class ScheduleSettings:
             )
         if not 0 <= self.epochs < math.inf:
             raise ConfigError(
-                "VFL-4092", f"schedule.epochs must be above 0, or 0 for automatic. Found {self.epochs}."
+                "VFL-4092",
+                f"schedule.epochs must be a positive number, or 0 for automatic. Found {self.epochs}.",
             )
         parse_refresh(self.refresh)
         if self.seed == "private" and self.refresh == "lookahead":
             raise ConfigError(
                 "VFL-4093",
-                'schedule.refresh = "lookahead" computes the other clients\' next batches, so it needs '
+                'schedule.refresh = "lookahead" computes the next batches of the other clients, so it needs '
                 'schedule.seed = "shared". Found "private". Use refresh = "none", "random:R" or "all".',
             )
 
     def sized(self, rows: int) -> "ScheduleSettings":
-        """With a batch size and a number of epochs for so many training rows, where they are left open."""
+        """Return settings with the automatic batch size and number of epochs for this number of rows."""
         size = 2 ** round(math.log2(max(1, rows / _BATCHES)))
         batch = self.batch_size or min(rows, max(_SMALLEST_BATCH, min(_LARGEST_BATCH, size)))
         epochs = self.epochs or min(_EPOCHS, max(_LEAST_EPOCHS, _EPOCHS * _MANY_ROWS / rows))
         return replace(self, batch_size=batch, epochs=epochs)
 
     def check_rows(self, rows: int) -> None:
+        """Raise ConfigError if a minibatch is larger than the number of training rows."""
         if self.batch_size > rows:
             raise ConfigError(
                 "VFL-4094",
@@ -82,7 +85,7 @@ class ScheduleSettings:
 
 
 def parse_refresh(text: str) -> tuple[str, int]:
-    """`random:3000` -> ("random", 3000); the other policies have no number."""
+    """Return the name and number of a policy: `random:3000` -> ("random", 3000); `all` -> ("all", 0)."""
     name, _, number = text.partition(":")
     if name == "random" and number.isdigit() and int(number) > 0:
         return name, int(number)
@@ -94,22 +97,23 @@ def parse_refresh(text: str) -> tuple[str, int]:
 
 
 class Sleeper(Protocol):
-    """When does a client that is done at `now` wake up next?"""
+    """Decides when a client wakes up."""
 
-    def wakes_at(self, now: float) -> float: ...
+    def wakes_at(self, now: float) -> float:
+        """Return the time, in seconds, at which a client that goes to sleep at `now` wakes up."""
 
 
 class BatchSchedule:
-    """The minibatches of one client (or the common ones of all): `batch(i)` for any i.
+    """The minibatches of one client, or the common ones of all clients.
 
     Args:
-        rows: number of records N.
-        batch_size: rows in a minibatch; the last one of an epoch may be smaller.
-        seed: the run's, or the client's own.
-        stream: tells the clients' schedules apart; equal streams give equal batches.
+        rows: the number of training records N.
+        batch_size: rows in a minibatch. The last batch of an epoch may be smaller.
+        seed: the seed of the run, or the client's private seed.
+        stream: distinguishes the clients' schedules. Equal streams give equal batches.
     """
 
-    _REMEMBERED = 4  # look-ahead reads across the seam of two epochs
+    _REMEMBERED = 4  # epochs to cache; look-ahead reads across the boundary of two epochs
 
     def __init__(self, kind: ScheduleKind, rows: int, batch_size: int, seed: int, stream: int) -> None:
         self.rows, self.seed = rows, seed
@@ -118,10 +122,11 @@ class BatchSchedule:
 
     @property
     def batches_per_epoch(self) -> int:
+        """Return the number of batches in an epoch, including a smaller last one."""
         return -(-self.rows // self._batch_size)
 
     def batch(self, activation: int) -> Rows:
-        """The distinct rows of activation `activation`, counted from 0, in rising order."""
+        """Return the distinct rows of activation `activation`, counted from 0, in ascending order."""
         if self._kind == "iid":
             generator = self._generator(activation)
             return np.sort(generator.choice(self.rows, self._batch_size, replace=False, shuffle=False))
@@ -132,9 +137,10 @@ class BatchSchedule:
     def _epoch(self, epoch: int) -> npt.NDArray[np.int32]:
         if epoch not in self._drawn:
             order = self._generator(epoch).permutation(self.rows).astype(np.int32)
-            whole = self.rows // self._batch_size * self._batch_size
-            order[:whole].reshape(-1, self._batch_size).sort(axis=1)
-            order[whole:].sort()
+            # Sort the rows within each batch: ascending rows are faster to check, gather and store.
+            full = self.rows // self._batch_size * self._batch_size  # rows in batches of full size
+            order[:full].reshape(-1, self._batch_size).sort(axis=1)
+            order[full:].sort()
             self._drawn[epoch] = order
             if len(self._drawn) > self._REMEMBERED:
                 self._drawn.popitem(last=False)
@@ -145,28 +151,28 @@ class BatchSchedule:
 
 
 class Refresh(Protocol):
-    """Chooses the rows a client refreshes at the end of an activation."""
+    """Chooses the rows that a client refreshes at the end of an activation."""
 
     def rows(self, activations: Sequence[int]) -> Rows | None:
-        """Distinct rows, or None for all of them; `activations` counts each client's so far."""
+        """Return distinct rows, or None for all; `activations` has each client's number of uploads so far."""
 
 
 class NoRefresh:
-    """Algorithm 1 as written: nothing but the batch is ever uploaded."""
+    """Refreshes nothing: Algorithm 1 as written."""
 
     def rows(self, activations: Sequence[int]) -> Rows | None:
         return np.empty(0, dtype=np.int64)
 
 
 class RefreshAll:
-    """The footnote taken to its end: the whole column, every time."""
+    """Refreshes all rows at every activation: the extreme case of the paper's footnote."""
 
     def rows(self, activations: Sequence[int]) -> Rows | None:
         return None
 
 
 class RandomRefresh:
-    """`count` rows drawn afresh each time."""
+    """Refreshes `count` random rows at every activation."""
 
     def __init__(self, rows: int, count: int, generator: np.random.Generator) -> None:
         self._rows, self._count, self._generator = rows, min(count, rows), generator
@@ -176,11 +182,11 @@ class RandomRefresh:
 
 
 class Lookahead:
-    """The rows the other clients will pick before this client is active again.
+    """Refreshes the rows that the other clients will pick before this client is active again.
 
-    For each other client j: its next L batches, where L is how many activations j made between this
-    client's last two, plus one. So each row is uploaded about once per use, as fresh as
-    intermittence allows: the communication of the sync rule without its waiting.
+    For each other client j these are its next L batches. L is the number of activations of j between the last
+    two activations of this client, plus one. So each row is uploaded about once per use, and is as fresh as
+    the pauses between activations allow. The communication is that of the sync rule, without its waiting.
     """
 
     def __init__(self, client: int, schedules: Sequence[BatchSchedule]) -> None:
@@ -191,12 +197,12 @@ class Lookahead:
         last, self._last = self._last or activations, activations
         ahead = [(schedule, activations[j], activations[j] - last[j] + 1) for j, schedule in self._others]
         if any(count >= 2 * schedule.batches_per_epoch - 1 for schedule, _, count in ahead):
-            return None  # a whole epoch lies in that many batches, wherever they begin
+            return None  # That many consecutive batches contain a complete epoch, so all rows.
         batches = [schedule.batch(first + i) for schedule, first, count in ahead for i in range(count)]
         return _union(batches) if batches else np.empty(0, dtype=np.int64)
 
 
 def _union(batches: Sequence[Rows]) -> Rows:
-    """Distinct rows in rising order: numpy.unique hashes them, which takes ten times as long."""
+    """Return the distinct rows in ascending order. numpy.unique hashes them, which is ten times slower."""
     rows = np.sort(np.concatenate(batches))
     return rows[np.diff(rows, prepend=-1) > 0]

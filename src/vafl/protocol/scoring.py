@@ -1,6 +1,26 @@
-"""The server of a federation that makes no steps: it asks clients for embeddings of rows, and scores them.
+"""The prediction server: it asks clients for embeddings of rows, and scores the rows with the head.
 
-It keeps no clock: whoever drives it says when a client has had long enough to answer.
+It makes no training steps and has no clock. Its caller decides when to stop waiting, and calls `give_up`.
+
+An `Inquiry` asks every client for the same rows. Each cell, a row and a client, has one state:
+
+                 +---------+   Refresh with this row       +----------+
+    ask() ------>| AWAITED |------------------------------>| ANSWERED |
+                 +---------+                               +----------+
+                   |  |  |     Decline, or Refresh without this row
+                   |  |  +-------------------------------> DECLINED
+                   |  |        Leave, unless the inquiry is patient; give_up() while the client is absent
+                   |  +----------------------------------> ABSENT
+                   |           give_up() while the client is present; the client is overdue
+                   +-------------------------------------> LATE
+
+Invariants:
+
+1. A state other than AWAITED is final, with one exception: until the inquiry is scored, a late answer still
+   turns a cell into ANSWERED.
+2. A row that one open request to a client covers is not requested from it a second time. Several inquiries
+   share the answer, so a private client is charged once.
+3. All checks come before the first change: a message that raises InvalidMessage changes nothing.
 """
 
 from collections.abc import Iterable
@@ -29,17 +49,17 @@ from vafl.protocol.requests import Requests
 from vafl.protocol.rows import Matrix, Rows
 from vafl.protocol.table import EmbeddingTable
 
-STATES = ("answered", "absent", "late", "declined", "awaited")  # of a row and a client
+STATES = ("answered", "absent", "late", "declined", "awaited")  # states of a cell: a row and a client
 ANSWERED, ABSENT, LATE, DECLINED, AWAITED = range(len(STATES))
 
 
 @dataclass(eq=False)
 class Inquiry:
-    """Rows that are asked of every client at once, and what has come of it.
+    """Rows that every client is asked for, and the answers so far.
 
     Attributes:
         rows: [rows], distinct and ascending.
-        patient: whether clients that are gone are waited for: they may come back.
+        patient: whether to wait for absent clients, which may come back.
         embeddings: [rows, clients, width].
         states: [rows, clients], each an index into `STATES`.
     """
@@ -51,15 +71,15 @@ class Inquiry:
 
     @property
     def is_open(self) -> bool:
-        """Whether anything may still come."""
+        """Return whether answers may still arrive."""
         return bool((self.states == AWAITED).any())
 
     def awaited(self, client: int) -> Rows:
-        """The rows this client has yet to answer for."""
+        """Return the rows that this client has not answered yet."""
         return self.rows.compress(self.states[:, client] == AWAITED)
 
     def take(self, client: int, rows: Rows, embeddings: Matrix) -> None:
-        """Notes embeddings of those of these rows that are asked for."""
+        """Store embeddings of these rows. Rows outside the inquiry are ignored."""
         places = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
         fits = self.rows[places] == rows
         chosen = places[fits]
@@ -67,29 +87,29 @@ class Inquiry:
         self.states[chosen, client] = ANSWERED
 
     def mark(self, client: int, state: int, rows: Rows | None = None) -> None:
-        """Notes why nothing comes for these rows (None: all) that this client has not answered for."""
-        open_ = self.states[:, client] == AWAITED
+        """Set the state of the cells of these rows (None: all) that still await this client."""
+        awaited = self.states[:, client] == AWAITED
         if rows is not None:
-            open_ &= np.isin(self.rows, rows)
-        self.states[open_, client] = state
+            awaited &= np.isin(self.rows, rows)
+        self.states[awaited, client] = state
 
 
 class Scorer:
-    """Asks and scores; knows the clients only by their messages.
+    """Asks clients for embeddings and scores them. Knows the clients only by their messages.
 
     Args:
-        rows: how many records there are to ask for.
-        head: maps the clients' embeddings, summed or one after the other, to outputs.
-        defaults: [clients, width], what stands in for the embedding of a client that does not answer.
-        summed: what the head sees.
-        cached: whether embeddings are kept and used again, which costs a private client nothing.
-        marks: remembers the marks of the clients' ledgers; by default only while this object lives.
+        rows: the number of records.
+        head: maps the clients' embeddings, summed or concatenated, to outputs.
+        defaults: [clients, width], the embedding to use for a client that does not answer.
+        summed: whether the head takes the sum of the embeddings instead of their concatenation.
+        cached: whether to keep embeddings and use them again, which costs a private client no budget.
+        marks: remembers the marks of the clients' ledgers. The default keeps them in memory only.
 
     Attributes:
-        absent: the clients that are gone.
-        overdue: clients that kept an inquiry waiting too long: not asked again before they say something.
-        inquiries: what is asked and not scored yet.
-        needed, recalled: cells (a row and a client) that inquiries needed, and how many of them were cached.
+        absent: the clients that have left.
+        overdue: the clients that did not answer in time. They are asked again once they answer or join.
+        inquiries: the inquiries that are not scored yet.
+        needed, recalled: how many cells inquiries needed, and how many of these came from the cache.
     """
 
     def __init__(
@@ -116,7 +136,7 @@ class Scorer:
         self._marks = marks or Marks()
 
     def ask(self, rows: Rows, *, patient: bool = False) -> tuple[Inquiry, list[Request]]:
-        """Asks every client that is here for rows (distinct, ascending) that nobody has asked it for."""
+        """Open an inquiry for these rows (distinct, ascending); return it with the requests to send."""
         inquiry = Inquiry(
             rows,
             patient,
@@ -128,37 +148,37 @@ class Scorer:
             self.recalled += int((inquiry.states == ANSWERED).sum())
         self.needed += inquiry.states.size
         self.inquiries.append(inquiry)
-        return inquiry, [said for client in range(self.clients) for said in self._ask(inquiry, client)]
+        return inquiry, [request for client in range(self.clients) for request in self._ask(inquiry, client)]
 
     def give_up(self, inquiry: Inquiry) -> None:
-        """Waits no longer: what has not come by now stays missing."""
+        """Stop waiting for the cells that are still awaited."""
         for client in range(self.clients):
             if len(inquiry.awaited(client)):
                 self.overdue.add(client)
                 inquiry.mark(client, ABSENT if client in self.absent else LATE)
 
     def score(self, inquiry: Inquiry) -> Tensor:
-        """Closes the inquiry; gives the outputs [rows, outputs], with defaults for what has not come."""
+        """Close the inquiry; return the outputs [rows, outputs], with defaults for missing embeddings."""
         self.inquiries.remove(inquiry)
         return self.outputs(inquiry)
 
     @torch.no_grad()
     def outputs(self, inquiry: Inquiry) -> Tensor:
-        """Return the head's outputs [rows, outputs], with defaults for what has not come."""
-        came = torch.from_numpy(inquiry.states == ANSWERED)[..., None]
-        inputs = torch.where(came, torch.from_numpy(inquiry.embeddings), self._defaults)
+        """Return the head's outputs [rows, outputs], with defaults for missing embeddings."""
+        answered = torch.from_numpy(inquiry.states == ANSWERED)[..., None]
+        inputs = torch.where(answered, torch.from_numpy(inquiry.embeddings), self._defaults)
         outputs: Tensor = self._head(inputs.sum(1) if self._summed else inputs.flatten(1))
         return outputs
 
     def is_under_way(self, client: int) -> bool:
-        """False: a client that only answers has nothing that another process would have to know of."""
+        """Return False: a prediction client has no progress that a restart could lose."""
         return False
 
     def receive(self, message: ClientMessage) -> list[ServerMessage]:
-        """Takes one message and gives the replies that follow from it.
+        """Handle one message; return the replies, in the order to send them.
 
         Raises:
-            InvalidMessage: the message broke a rule; nothing has changed.
+            InvalidMessage: the message broke a rule. The state has not changed.
         """
         client = message.client
         if not 0 <= client < self.clients:
@@ -171,8 +191,8 @@ class Scorer:
         if client in self.absent or not isinstance(message, Refresh | Decline | LedgerMark):
             raise InvalidMessage(
                 "VFL-4102",
-                f"a client joins, and answers what it is asked. Found {type(message).__name__} of client "
-                f"{client}: no steps are made here.",
+                f"a prediction server accepts Join, and then Refresh, Decline or LedgerMark. Found "
+                f"{type(message).__name__} of client {client}.",
             )
         if isinstance(message, LedgerMark):
             self._take_mark(message)
@@ -180,16 +200,16 @@ class Scorer:
             self._take_answer(message)
         return []
 
-    # --- each kind of message: first every check, then the change ---
+    # --- one method per kind of message: all checks come before the first change ---
 
     def _take_join(self, client: int) -> list[ServerMessage]:
         self.absent.discard(client)
         self.overdue.discard(client)
         self._sequences[client] = -1
         self._requests.forget(client)
-        owed = [said for inquiry in self.inquiries for said in self._ask(inquiry, client)]
+        requests = [request for inquiry in self.inquiries for request in self._ask(inquiry, client)]
         welcome = Welcome(client, 0, (0,) * self.clients, mark=self._marks.recall(client))
-        return [welcome, *owed]
+        return [welcome, *requests]
 
     def _take_leave(self, client: int) -> None:
         self.absent.add(client)
@@ -217,6 +237,7 @@ class Scorer:
                 self._cache.store(client, message.rows, message.embeddings, 0)
             for inquiry in self.inquiries:
                 inquiry.take(client, message.rows, message.embeddings)
+        # A Refresh may leave out rows whose budget is spent. They count as declined.
         for inquiry in self.inquiries:
             inquiry.mark(client, DECLINED, request.rows)
 
@@ -227,7 +248,9 @@ class Scorer:
         rows = answer.rows
         if len(np.unique(rows)) < len(rows) or not np.isin(rows, request.rows).all():
             raise InvalidMessage(
-                "VFL-4103", f"the answer to request {request.number} must hold rows of it, each at most once."
+                "VFL-4103",
+                f"the answer to request {request.number} must have distinct rows of the request. Found other "
+                f"rows, or a row twice, from client {answer.client}.",
             )
         if answer.embeddings.shape[1] != self._width:
             raise InvalidMessage(
@@ -239,6 +262,7 @@ class Scorer:
     # --- asking ---
 
     def _ask(self, inquiry: Inquiry, client: int) -> Iterable[Request]:
+        """Yield the request to this client, if it has to be asked, or mark why it is not asked."""
         if client in self.overdue:
             inquiry.mark(client, ABSENT if client in self.absent else LATE)
         if client in self.absent:
@@ -246,6 +270,7 @@ class Scorer:
                 inquiry.mark(client, ABSENT)
             return
         rows = inquiry.awaited(client)
+        # Other inquiries may have asked for some of the rows. Their answers count for this inquiry, too.
         for request in self._requests.of(client):
             rows = np.setdiff1d(rows, request.rows, assume_unique=True)
         if len(rows):
@@ -253,7 +278,7 @@ class Scorer:
 
 
 def _recall(inquiry: Inquiry, cache: EmbeddingTable) -> None:
-    """Takes what is kept already."""
+    """Answer the cells that the cache holds."""
     for client in range(cache.clients):
         known = inquiry.rows[cache.stored_at[inquiry.rows, client] >= 0]
         if len(known):

@@ -1,7 +1,66 @@
-"""The server: stores embeddings, decides by its rule, steps the head, answers gradients.
+"""The server: a state machine that stores embeddings, steps the head and answers with gradients.
 
-The whole life of an upload is here: `receive` -> checked -> stored -> the rule decides -> the delay
-bound may ask for fresh cells -> one evaluation of the loss -> the head steps, gradients go back.
+The server does no I/O and has no clock. Its caller passes each message to `receive` and sends the replies in
+order. The caller also decides when a request has taken too long, and calls `expire`.
+
+A `Turn` is what the server owes for one message: a step of the head, a gradient, or both.
+
+    message                  turn.steps   turn.answers
+    Upload(answer=True)      yes          yes            upload-first order
+    Upload(answer=False)     yes          no             query-first order
+    Query                    no           yes            query-first order
+
+The life of a turn:
+
+    Upload, Query
+         |  checks fail: InvalidMessage, nothing changes
+         v
+    +---------+  Join: the client has lost the upload, or asks its query again
+    | WAITING |-----------------------------------------------------------------> dropped
+    +---------+  sync: a newer round has begun; reply Skipped
+         |
+         |  Rule.ready: enough different clients wait
+         v
+    +---------+  a cell is older than the delay bound D; reply Request    +---------+
+    |  GROUP  |---------------------------------------------------------->| BLOCKED |
+    |         |<----------------------------------------------------------|         |
+    +---------+  Refresh, Decline, Leave, Join or expire: check again     +---------+
+         |    |
+         |    |  cells stay stale, policy "skip"
+         |    +---------------------------------------> reply Skipped
+         |  all cells are fresh enough, or policy "use"
+         v
+    step the head; reply Gradient
+
+WAITING turns are in `_waiting`. The turns of GROUP and BLOCKED are in `_group`, and still in `_waiting`.
+With policy "wait" a group stays BLOCKED until the cells are fresh. A group of queries makes no step: the
+server only evaluates the gradient.
+
+The life of a client, as the server sees it:
+
+    +---------+  Leave                                       +--------+
+    | PRESENT |--------------------------------------------->| ABSENT |
+    |         |<---------------------------------------------|        |
+    +---------+  Join: reply Welcome, repeat the answers     +--------+
+                 that may be lost, request the lost rows
+
+A PRESENT client can also be in `finished` (it uploads no more) and in `overdue` (it let a request expire).
+Join clears both. A client is PRESENT at the start: a simulated client does not join.
+
+Invariants:
+
+1. All checks come before the first change: a message that raises InvalidMessage changes nothing.
+2. The uploads of a client are taken in order, each once. `activations[m]` is the number of the next one.
+3. While a group is BLOCKED no step is made, so no cell ages. Once every client asked has answered, the group
+   can go on. So the delay bound cannot block itself.
+4. A turn leaves `_waiting` exactly once: in a step, as skipped, or dropped at a join.
+5. A Gradient is kept until its client shows that it applied it. After a reconnect the server sends the kept
+   object, so it neither steps a second time nor draws fresh noise for the same labels.
+6. `table.stored_at` holds the iteration whose model made the embedding. It is not the iteration of arrival,
+   so gradients that the client had not applied yet count as delay.
+7. `iteration` grows by one with each step of the head, and never passes `last_iteration`.
+8. Each client has at most `LARGEST_WINDOW` uploads and one query in `_waiting`. This bounds the memory that a
+   client can occupy.
 """
 
 from collections.abc import Iterable, Sequence, Set
@@ -43,33 +102,33 @@ from vafl.protocol.settings import LARGEST_COUNT, LARGEST_WINDOW
 from vafl.protocol.staleness import DelayLog
 from vafl.protocol.table import FOREVER, EmbeddingTable
 
-_COUNTED_CLIENTS = 8  # whose delays are counted cell by cell at full cost
-_FRUITLESS = 2  # epochs of every client skipped in a row: as things are there will be no step any more
-RECALL_ROWS = 65_536  # rows of one request for what a client lost
+_COUNTED_CLIENTS = 8  # up to this many clients the delay of every used cell is counted; beyond, a sample
+_FRUITLESS = 2  # after this many epochs of all clients without a step, the run counts as fruitless
+RECALL_ROWS = 65_536  # rows in one request for lost embeddings
 
 
 class Server:
-    """Holds the labels, the head theta_0 and the table; knows the clients only by their messages.
+    """Holds the labels, the head theta_0 and the embedding table. Knows the clients only by their messages.
 
     Args:
         table: the last embedding of every row and client.
-        labels: [training rows], one label a row; rows of the table beyond are held out: no step uses them.
+        labels: [training rows], one label per row. Later rows of the table are held out: no step uses them.
         head, loss, descent, mask, weights: as in `HeadStep`.
-        rule: when to act.
-        bound: the delay bound, if any.
-        marks: remembers the marks of the clients' ledgers; by default only while this object lives.
+        rule: chooses the uploads of the next step.
+        bound: the delay bound, or None.
+        marks: remembers the marks of the clients' ledgers. The default keeps them in memory only.
 
     Attributes:
-        iteration: the global counter k: how many steps were made.
-        last_iteration: no step is made beyond it.
-        activations: how many uploads each client has made.
-        durable: how many of them the last checkpoint holds.
-        absent: the clients that are gone.
+        iteration: the global counter k, which is the number of steps made.
+        last_iteration: the number of steps after which the server makes no more.
+        activations: how many uploads of each client the server has taken.
+        durable: how many uploads of each client the last checkpoint holds.
+        absent: the clients that have left.
         finished: the clients that make no more uploads.
-        overdue: the clients that let a request expire. They are not asked again before they answer or join.
-        requests: what was asked of clients and is not answered yet.
-        recall_rows: so many lost rows at most are asked for at a time: answers must fit into messages.
-        run: the run's random number, for clients to keep with their models.
+        overdue: the clients that let a request expire. The server asks them again once they answer or join.
+        requests: the requests to clients that are not answered yet.
+        recall_rows: the largest number of lost rows in one request, so that the answer fits into one message.
+        run: the random number that identifies the run. Clients keep it with their models.
     """
 
     def __init__(
@@ -101,7 +160,9 @@ class Server:
         self.recall_rows = RECALL_ROWS
         self.run = 0
         self._met: set[int] = set()
-        self._forgettable = 0  # uploads of one client that a crash can have made this server forget
+        self._forgettable = (
+            0  # uploads of one client that this server can have lost in a crash; see `restore`
+        )
         self._evaluate = HeadStep(labels, descent.trains(head), loss, descent, mask, weights)
         self.losses = self._evaluate.losses
         self._training_rows = len(labels)
@@ -111,13 +172,14 @@ class Server:
         self._answers = Answers(table.clients)
         self._marks = marks or Marks()
 
-    @np.errstate(all="ignore")  # what is not finite any more is noticed where it is used
+    # numpy would warn about overflows. The checks of the loss and of the gradients detect them.
+    @np.errstate(all="ignore")
     def receive(self, message: ClientMessage) -> list[ServerMessage]:
-        """Takes one message and gives the replies that follow from it, in order.
+        """Handle one message; return the replies, in the order to send them.
 
         Raises:
-            InvalidMessage: the message broke a rule; nothing has changed.
-            Diverged: the loss or its gradient is not finite any more.
+            InvalidMessage: the message broke a rule. The state of the server has not changed.
+            Diverged: the loss or its gradient is not finite.
         """
         if not 0 <= message.client < self.table.clients:
             raise InvalidMessage(
@@ -125,16 +187,17 @@ class Server:
             )
         if message.client in self.absent and not isinstance(message, Join | Leave):
             raise InvalidMessage(
-                "VFL-4172", f"client {message.client} is gone: it must join before it says anything else."
+                "VFL-4172",
+                f"client {message.client} has left and must join first. Found {type(message).__name__}.",
             )
         return self._take(message) + self._advance()
 
     may_stand_in = True
-    """Whether a default can stand in for the embeddings of a client that does not answer."""
+    """Whether the server can evaluate with default embeddings for a client that does not answer."""
 
     @property
     def may_poll(self) -> bool:
-        """Whether an evaluation can be asked for now."""
+        """Return whether `poll` may be called now."""
         return True
 
     def poll(self, rows: Rows, best: int = -1, *, back: bool = False) -> Poll:
@@ -148,14 +211,15 @@ class Server:
 
     @property
     def open_requests(self) -> Set[int]:
-        """The numbers of the requests that are waited for."""
+        """Return the numbers of the requests that are open."""
         return self.requests.open.keys()
 
     def expire(self, numbers: Iterable[int]) -> list[ServerMessage]:
-        """Stop waiting for these requests; return the replies to steps that waited for them.
+        """Stop waiting for these requests; return the replies of the steps that this unblocks.
 
-        The caller keeps the clock. The delay bound goes on by its policy; under `wait` its own requests do
-        not expire. An answer that comes later is taken as usual, and its client may be asked again.
+        The caller keeps the clock. For a step that waits for such a request, the delay bound follows its
+        policy; under `wait` its requests do not expire. A late answer is still stored, and makes its client
+        eligible for requests again.
         """
         for number in numbers:
             request = self.requests.open[number]
@@ -179,8 +243,9 @@ class Server:
                 client that joins may be ahead of the checkpoint by at most this many.
         """
         self.iteration = iteration
-        # A count beyond any run's reach was claimed by a hostile client, before claims were bounded. The
-        # iteration is at least the number of this client's uploads that were stepped on.
+        # Older versions did not bound what a client may claim in Join, so a checkpoint can hold a count that
+        # no run reaches. Replace such a count by the iteration: the server has stepped on at most that many
+        # uploads of one client.
         counts = [count if count <= LARGEST_COUNT // 2 else iteration for count in activations]
         self.activations, self.durable = counts, list(counts)
         self._forgettable = forgettable
@@ -188,13 +253,14 @@ class Server:
         self.table.lose_since(iteration)
 
     def is_under_way(self, client: int) -> bool:
-        """Whether this client has uploaded anything in this run."""
+        """Return whether this client has uploaded anything in this run."""
         return self.activations[client] > 0
 
     def settled(self) -> list[int]:
-        """How many uploads of each client were acted on: those before the first that still waits.
+        """Return how many uploads of each client a checkpoint may count: those before the first that waits.
 
-        A checkpoint holds these. One that waits is lost in a crash, and must be said again."""
+        A crash loses the turns that wait, so their clients must upload them again.
+        """
         counts = list(self.activations)
         for turn in self._waiting:
             if turn.steps:
@@ -202,32 +268,33 @@ class Server:
         return counts
 
     def made_durable(self, activations: Sequence[int]) -> list[Durable]:
-        """A checkpoint holds so many uploads of each client: tells those whose number has grown."""
-        grown = [m for m, count in enumerate(activations) if count > self.durable[m]]
+        """Note how many uploads of each client a checkpoint holds; return the news for the clients."""
+        grown = [client for client, count in enumerate(activations) if count > self.durable[client]]
         self.durable = list(activations)
         return [Durable(client, activations[client]) for client in grown]
 
     @property
     def over(self) -> bool:
-        """Whether so many clients may upload or answer no more that no step can be made."""
+        """Return whether no further step is possible, because clients have finished or declined."""
         hopeless = self.bound is not None and self.bound.hopeless
-        declined = self.fruitless and not self.absent  # by whoever the uploads are skipped for want of
+        # With all clients present, uploads are skipped because clients decline requests or let them expire.
+        declined = self.fruitless and not self.absent
         return hopeless or declined or self.table.clients - len(self.finished) < self.rule.quorum
 
     @property
     def fruitless(self) -> bool:
-        """Whether all uploads have been skipped for so long that, unless a client comes back, all will be."""
+        """Return whether the server has skipped every upload for two epochs: only a join can change that."""
         return self.bound is not None and self.bound.skipped_rows >= _FRUITLESS * self.table.stored_at.size
 
     def owes_reply(self, client: int) -> bool:
-        """Whether an upload of a client waits for a step: the client may have nothing to say until then."""
+        """Return whether a turn of this client waits. The client may send nothing until it is answered."""
         return any(turn.client == client for turn in self._waiting)
 
     def waiting_for(self, names: Sequence[str] = ()) -> str:
-        """What the server is waiting for, in words, for whoever watches.
+        """Describe what the server is waiting for, for logs and error messages.
 
         Args:
-            names: what the clients are called; without, they are numbered.
+            names: the names of the clients. Without them, the text has the clients' numbers.
         """
         who, gone = "" if names else "clients ", listed(self.absent, names)
         if self.bound and self._group:
@@ -242,7 +309,7 @@ class Server:
         here = listed({turn.client for turn in self._waiting}, names)
         return f"uploads of {self.rule.quorum} different clients; it has those of {here}; gone: {gone}"
 
-    # --- each kind of message: first every check, then the change ---
+    # --- one method per kind of message: all checks come before the first change ---
 
     def _take(self, message: ClientMessage) -> list[ServerMessage]:
         if isinstance(message, Upload):
@@ -265,8 +332,8 @@ class Server:
         else:
             raise InvalidMessage(
                 "VFL-4173",
-                f"nothing is masked in this run. Found {type(message).__name__} of client {message.client}: "
-                "all parties must agree on privacy.secure_sum.",
+                f"this run has no secure sum. Found {type(message).__name__} of client {message.client}. "
+                "Set privacy.secure_sum to the same value at all parties.",
             )
         return replies
 
@@ -305,7 +372,9 @@ class Server:
         upload = self._answers.unasked.get(query.client)
         turn = Turn(query.client, query.activation, NO_ROWS, False, True)
         if upload is None or upload.activation != query.activation:
-            return [self._skipped(turn, "this upload is not known any more")]
+            # Not a fault: the query crossed an answer that the server repeated at a join, or the server was
+            # restored and has lost the upload. Skipped lets the client continue.
+            return [self._skipped(turn, "the server no longer has this upload")]
         self._waiting.append(replace(turn, rows=upload.rows))
         return []
 
@@ -328,21 +397,29 @@ class Server:
         return []
 
     def _take_leave(self, leave: Leave) -> list[ServerMessage]:
-        """What the client had uploaded stays, and counts; its answers are kept for when it is back."""
+        """Mark the client absent. Its uploads stay valid, and its answers are kept until it joins again."""
         self.absent.add(leave.client)
         self._forget_requests(leave.client)
         return []
 
     def _take_join(self, join: Join) -> list[ServerMessage]:
-        """Both sides say where they stand; what one of them has forgotten is said again or given up."""
+        """Bring a client and the server back to the same point of the run.
+
+        Either of them may have lost messages, or been restored from a checkpoint. After this method:
+
+        - `Welcome` tells the client which uploads the server has. The client sends the others again.
+        - The server repeats the answers that the client has not applied, or skips those that it lost.
+        - The server requests the embeddings that it lost, and those made by a model that the client lost.
+        """
         client = join.client
         self._met.add(client)
         self.absent.discard(client)
         self.finished.discard(client)
-        self._sequences[client] = -1  # a connection counts its messages anew
+        self._sequences[client] = -1  # sequence numbers restart with each connection
         self._forget_requests(client)
         recalled = self._recall(client, join)
         self._drop_turns(client, join.activation)
+        # A restored server may know fewer answered uploads than the client. `_check_join` bounds the claim.
         self.activations[client] = max(self.activations[client], join.applied)
         mark = self._marks.recall(client)
         counts = tuple(self.activations)
@@ -351,7 +428,7 @@ class Server:
         return [welcome, *owed, *recalled]
 
     def _owed(self, client: int, flights: range) -> list[ServerMessage]:
-        """Answers to uploads that were taken and whose answers may have been lost on the way."""
+        """Return the answers to these uploads that the client may have missed; Skipped for lost ones."""
         waiting = {turn.activation for turn in self._waiting if turn.client == client}
         owed: list[ServerMessage] = []
         for activation, answer in self._answers.owed(client, flights, waiting):
@@ -360,20 +437,26 @@ class Server:
         return owed
 
     def _recall(self, client: int, join: Join) -> list[ServerMessage]:
-        """Asks again for embeddings the server lost, and for those made by what the client's model lost."""
+        """Request the client's embeddings that the server lost, and those made by a model the client lost."""
         if join.activation < self.activations[client]:
+            # The client was restored from a checkpoint. Its model has lost the steps after `iteration`, so
+            # the embeddings stored since then come from a model that no longer exists.
             self.table.lose_since(join.iteration, client)
         lost = self.table.lost(client)
         return [*self.requests.make_in_turn(client, in_parts(lost, self.recall_rows) if len(lost) else ())]
 
     def _drop_turns(self, client: int, activation: int) -> None:
-        """The client waits for no answer from that activation on, and asks its queries again."""
-        mine = [turn for turn in self._waiting if turn.client == client]
-        dropped = [turn for turn in mine if not turn.steps or turn.activation >= activation]
+        """Drop the client's turns that it no longer waits for: uploads from `activation` on, and queries.
+
+        The client has lost these uploads, and sends its query again when it wakes.
+        """
+        turns = [turn for turn in self._waiting if turn.client == client]
+        dropped = [turn for turn in turns if not turn.steps or turn.activation >= activation]
         self._finish(dropped)
-        if self.rule.common_rows:  # those rounds are not over: the client uploads them again
+        if self.rule.common_rows:  # The rounds are still open. The client uploads its part again.
             self.activations[client] -= sum(turn.steps for turn in dropped)
         if any(turn in dropped for turn in self._group):
+            # The blocked step has lost a member. Let the rule choose the group again.
             self._group = []
             if self.bound:
                 self.bound.begin_step()
@@ -385,17 +468,17 @@ class Server:
             self.bound.forget(client)
 
     def _settle(self, request: Request, *, declined: bool) -> list[ServerMessage]:
-        """Takes note of an answer; gives what is to be asked next."""
+        """Close a request; return the requests to send next."""
         self.overdue.discard(request.client)
         if self.bound:
             self.bound.settle(request.client, request.number, declined=declined)
         return [*self.requests.answered(request, declined=declined)]
 
     def _store(self, message: Upload | Refresh) -> None:
-        """Stores embeddings as of the iteration whose model they were made with.
+        """Store embeddings under the iteration whose model made them.
 
-        That is now, unless the client had yet to take in answers it was sent: then it is the
-        iteration of the first of those.
+        This is the current iteration if the client has applied all its answers. Otherwise it is the iteration
+        of the first answer that was missing from the model, so the missing steps count as delay.
         """
         client = message.client
         unapplied = self._answers.first_unapplied(client, self.activations[client] - message.in_flight)
@@ -408,10 +491,10 @@ class Server:
     def _check_join(self, join: Join) -> None:
         """Raise InvalidMessage if the client claims more answered uploads than the run can have reached.
 
-        A restored server has forgotten the uploads it took after its checkpoint. It learns of them when a
-        client joins for the first time since, and only as many as fit between two checkpoints. From then on
-        it knows of every upload that was answered. All other clients look ahead from this number, so a free
-        claim would send them anywhere.
+        A restored server has lost the uploads that it took after its checkpoint. It accepts a larger count at
+        the client's first join since then, and only by as many uploads as fit between two checkpoints. From
+        then on it knows every upload that was answered. All other clients look ahead from this count, so a
+        client that could claim any count would control which rows they upload.
         """
         known = self.activations[join.client]
         known += 0 if join.client in self._met else self._forgettable
@@ -419,70 +502,80 @@ class Server:
             raise InvalidMessage(
                 "VFL-4175",
                 f"at most {known} uploads of client {join.client} can have been answered. Found "
-                f"{join.applied}. Resume it with the state it kept of this run, or start it afresh.",
+                f"{join.applied}. Resume the client from its state of this run, or start it without a state.",
             )
         if join.activation - join.applied > LARGEST_WINDOW:
             raise InvalidMessage(
                 "VFL-4176",
                 f"a client may have {LARGEST_WINDOW} uploads in flight. "
-                f"Found {join.activation - join.applied} of client {join.client}.",
+                f"Found {join.activation - join.applied} of client {join.client}. It must wait for answers.",
             )
 
     def _check_turn(self, client: int, activation: int, rows: Rows) -> None:
-        """Whether an upload is the client's next, and of rows it may be of."""
+        """Raise InvalidMessage unless this is the client's next upload, of rows the server may step on."""
         if activation != self.activations[client]:
             raise InvalidMessage(
                 "VFL-4177",
                 f"the next upload of client {client} must be activation {self.activations[client]}. "
                 f"Found {activation}.",
             )
+        # The first comparison is cheap and almost always decides.
         many = len(self._waiting) >= LARGEST_WINDOW
         if many and sum(turn.client == client for turn in self._waiting) >= LARGEST_WINDOW:
             raise InvalidMessage(
                 "VFL-4178",
-                f"a client may have {LARGEST_WINDOW} uploads in flight. Found one more of client {client}: "
-                "it must wait for answers.",
+                f"a client may have {LARGEST_WINDOW} uploads in flight. Found one more of client {client}. "
+                "It must wait for answers.",
             )
         if self.table.rows > self._training_rows and int(rows.max()) >= self._training_rows:
             raise InvalidMessage(
-                "VFL-4179", f"rows of an upload must be below {self._training_rows}: the others are held out."
+                "VFL-4179",
+                f"rows of an upload must be training rows, below {self._training_rows}. "
+                f"Found {int(rows.max())}, a held-out row.",
             )
         for turn in self._waiting if self.rule.common_rows else ():
             if turn.activation == activation and not np.array_equal(turn.rows, rows):
                 raise InvalidMessage(
                     "VFL-4180",
                     f"the sync rule needs one common minibatch. Client {client} uploaded other "
-                    f"rows than client {turn.client}: the schedules' seeds must agree.",
+                    f"rows than client {turn.client}. Give all parties the same seed.",
                 )
 
     def _end_older_rounds(self) -> list[ServerMessage]:
-        """Sync, after a crash made somebody forget: only the newest round can still be completed."""
+        """Skip the turns of older sync rounds.
+
+        After a crash, clients can be in different rounds. A client never goes back to an earlier round, so
+        only the newest round can still become complete.
+        """
         newest = max(turn.activation for turn in self._waiting)
         older = [turn for turn in self._waiting if turn.steps and turn.activation < newest]
         self._finish(older)
-        return [self._skipped(turn, "the others are past this round") for turn in older if turn.answers]
+        return [self._skipped(turn, "other clients are in a later round") for turn in older if turn.answers]
 
     # --- deciding and stepping ---
 
     def _advance(self) -> list[ServerMessage]:
-        """Makes every step the rule and the bound allow now."""
+        """Make every step that the rule and the delay bound allow now; return the replies."""
         replies: list[ServerMessage] = []
         while self._waiting and self.iteration < self.last_iteration:
+            # A blocked group keeps its members: uploads that arrive later must not change the rows for which
+            # fresh cells were requested.
             self._group = self._group or self.rule.ready(self._waiting)
             if not self._group:
                 return replies
             if self.bound and self._must_wait(self.bound, replies):
                 return replies
-            if self._group:
+            if self._group:  # empty if its turns were skipped
                 group, self._group = self._group, []
                 self._finish(group)
                 replies += self._step(group)
         return replies
 
     def _must_wait(self, bound: DelayBound, replies: list[ServerMessage]) -> bool:
-        """Asks for what the step lacks; skips what cannot be had, if that is the policy."""
+        """Return whether the group must wait for fresh cells; add requests and skipped turns to `replies`."""
         rows = np.concatenate([turn.rows for turn in self._group])
         stale = bound.stale(self.table, rows, self.iteration)
+        # Policy "wait" needs every answer, however late, so it also asks clients that let a request expire.
         silent = self.absent if bound.policy == "wait" else self.absent | self.overdue
         replies += bound.ask(stale, silent, self.requests)
         if bound.must_wait(stale):
@@ -498,6 +591,7 @@ class Server:
         return False
 
     def _finish(self, turns: Sequence[Turn]) -> None:
+        """Remove these turns from those that wait."""
         self._waiting = [turn for turn in self._waiting if turn not in turns]
 
     def _skipped(self, turn: Turn, reason: str) -> Skipped:
@@ -505,7 +599,7 @@ class Server:
         return Skipped(turn.client, turn.activation, self.iteration, tuple(self.activations), reason)
 
     def _step(self, group: Sequence[Turn]) -> list[ServerMessage]:
-        """One evaluation of the loss for all turns; the head moves by the mean over them."""
+        """Evaluate the loss once for all turns, step the head by their mean gradient, return the answers."""
         shared, iteration = self.rule.common_rows, self.iteration
         self._record_delays(group[:1] if shared else group, shared)
         parts = self._evaluate(self.table, group, iteration, shared=shared)
@@ -522,8 +616,11 @@ class Server:
         return list(answers)
 
     def _record_delays(self, turns: Sequence[Turn], shared: bool) -> None:
-        """Notes how stale the cells were. With many clients a share of the rows stands for all of them, so
-        that a step costs the same for 4 or 40, unless a bound asks for each."""
+        """Record how stale the used cells were.
+
+        With many clients and no delay bound, `delays.sample` takes only some of the rows. A step then costs
+        the same for 4 or 40 clients.
+        """
         for turn in turns:
             rows = self.delays.sample(turn.rows)
             if len(rows):
@@ -531,6 +628,6 @@ class Server:
 
 
 def listed(clients: Iterable[int], names: Sequence[str]) -> str:
-    """The clients by name; by number where they have none."""
-    found = sorted(clients)
-    return ", ".join(names[client] for client in found) or "nobody" if names else str(found)
+    """Return the clients' names, or their numbers if there are no names."""
+    numbers = sorted(clients)
+    return ", ".join(names[client] for client in numbers) or "nobody" if names else str(numbers)

@@ -1,6 +1,7 @@
-"""What a configuration says of the protocol: when the server acts, and how every party steps.
+"""Settings of the protocol: when the server steps, and with which optimiser the parties step.
 
-Every command reads a whole configuration, so nothing here loads torch but where a class of it is named.
+Every command reads the whole configuration. So this module imports torch only if the settings name one of its
+classes.
 """
 
 import inspect
@@ -11,9 +12,11 @@ from typing import Any, Literal
 from vafl.errors import ConfigError
 from vafl.protocol.stepsizes import SCHEDULES, StepSize, constant, cosine
 
-LARGEST_COUNT = 2**62  # of uploads or steps; counters travel and are kept as 64-bit numbers
-_WARM_UP = 300  # iterations in which step sizes grow, at most
-LARGEST_WINDOW = 64  # uploads a client may ever have in flight: bounds what the server keeps for it
+LARGEST_COUNT = 2**62  # the largest number of uploads or steps; counters are 64-bit integers on wire and disk
+_WARM_UP = 300  # the cosine schedule warms up for at most this many iterations
+LARGEST_WINDOW = (
+    64  # the most uploads a client may have in flight, which bounds the server's memory per client
+)
 RuleName = Literal["async", "t-sync", "sync", "centralised"]
 Order = Literal["upload-first", "query-first"]
 Unanswered = Literal["wait", "skip", "use"]
@@ -21,24 +24,24 @@ Unanswered = Literal["wait", "skip", "use"]
 
 @dataclass(frozen=True)
 class RuleSettings:
-    """When the server acts.
+    """When the server steps.
 
     Attributes:
-        name: `async`, `t-sync`, `sync`, or `centralised` (all columns in one place, without
-            any noise: the ceiling).
+        name: `async`, `t-sync`, `sync`, or `centralised` (all columns in one place, without noise, as an
+            upper bound).
         t: for `t-sync`, how many different clients a step waits for.
-        delay_bound: D; before a step uses a cell older than D iterations, the server asks its client
-            for a fresh embedding. 0 means no bound.
-        when_unanswered: what to do when that client cannot answer: `wait` for it, `skip` the upload
-            that needs it, or `use` the stale cell and report it.
-        order: `upload-first` is Algorithm 1 as written; `query-first` is its footnote: the client
-            asks for the gradient of its last upload, updates, then picks and uploads anew.
-        start: cells nobody has uploaded yet count as `zeros`, or each client's first act is a full
-            `upload`.
-        window: uploads a client may have in flight, so that a long way to the server does not throttle it;
-            what its model misses meanwhile counts as delay. 0 is 2 over a network, and 1 in a simulation,
-            with delays injected for an experiment, under sync and in query-first order.
-        local_steps: Q, the client's steps on one answer (the same gradient, re-applied).
+        delay_bound: D. Before a step uses an embedding older than D iterations, the server asks its client
+            for a fresh one. 0 means no bound.
+        when_unanswered: what to do if that client cannot answer: `wait` for it, `skip` the upload that needs
+            the embedding, or `use` the stale embedding and report it.
+        order: `upload-first` is Algorithm 1 as written. `query-first` is its footnote: the client asks for
+            the gradient of its last upload, updates its model, then picks and uploads the next batch.
+        start: `zeros` stand for embeddings that were never uploaded; with `upload`, each client first uploads
+            all rows.
+        window: how many uploads a client may have in flight. More than 1 hides the latency of the network.
+            Gradients that are missing from the client's model count as delay. 0 chooses 2 over a network, and
+            1 in a simulation, with injected delays, under sync and in query-first order.
+        local_steps: Q, how many steps the client makes on one answer, with the same gradient.
     """
 
     name: RuleName = "async"
@@ -63,13 +66,13 @@ class RuleSettings:
         if not 0 <= self.window <= LARGEST_WINDOW:
             raise ConfigError(
                 "VFL-4193",
-                f"rule.window must be 1 to {LARGEST_WINDOW}, or 0 for what suits. Found {self.window}.",
+                f"rule.window must be 1 to {LARGEST_WINDOW}, or 0 for automatic. Found {self.window}.",
             )
         if self.window > 1 and not self._may_pipeline:
             raise ConfigError(
                 "VFL-4194",
-                f'rule.window = {self.window} needs order = "upload-first" and a rule other than sync, whose '
-                "rounds are one upload each. Set rule.window to 1.",
+                f'a rule.window above 1 needs rule.order = "upload-first" and a rule other than sync. Found '
+                f'window {self.window}, order "{self.order}", rule "{self.name}". Set rule.window to 1.',
             )
         if self.local_steps < 1:
             raise ConfigError("VFL-4195", f"rule.local_steps must be 1 or more. Found {self.local_steps}.")
@@ -79,34 +82,34 @@ class RuleSettings:
         return self.order == "upload-first" and self.name != "sync"
 
     def pipelined(self) -> "RuleSettings":
-        """With two uploads in flight, where the rule allows it and no other window is set."""
+        """Return settings whose automatic window is 2 if the rule allows it, otherwise 1."""
         return replace(self, window=self.window or (2 if self._may_pipeline else 1))
 
     def check_clients(self, clients: int) -> None:
-        """Raises ConfigError where the rule cannot be followed by so many clients."""
+        """Raise ConfigError if the rule needs more clients than there are."""
         if self.name == "t-sync" and self.t > clients:
             raise ConfigError(
                 "VFL-4196",
                 f"rule.t must be at most the number of clients, {clients}. Found {self.t}. "
-                f"Set rule.t to {clients} or less; t = {clients} waits for everyone.",
+                f"Set rule.t to {clients} or less. t = {clients} waits for all clients.",
             )
 
 
 @dataclass(frozen=True)
 class OptimiserSettings:
-    """How every party steps.
+    """The optimiser and step sizes of every party.
 
     Attributes:
         name: `sgd`, or a class of torch.optim (`Adam`, `AdamW`, ...).
-        step_size: eta_m, the clients' step size; a schedule takes its place.
-        server_step_size: eta_0, the head's; 0 means the same as `step_size`. Under a schedule the head's
-            steps are the schedule's times server_step_size / step_size.
+        step_size: eta_m, the clients' step size. Schedules from the paper replace it.
+        server_step_size: eta_0, the head's step size; 0 means the same as `step_size`. With a schedule from
+            the paper, the head's step size is the schedule's times server_step_size / step_size.
         schedule: `constant`; `cosine`, which warms up and falls to 0 at the last planned update; or a
-            schedule of vafl.protocol.stepsizes, from the paper.
-        constants: the constants that schedule needs, by the paper's names. Of `cosine`, K is the last
-            planned update, and vafl sets it.
+            schedule from the paper, in vafl.protocol.stepsizes.
+        constants: the constants of the schedule, with the paper's names. For `cosine`, vafl sets K to the
+            last planned update.
         options: more arguments for the optimiser, e.g. { momentum = 0.9 }.
-        l2: the clients' regulariser r(theta_m) = l2/2 |theta_m|^2.
+        l2: the coefficient of the clients' regulariser r(theta_m) = l2/2 |theta_m|^2.
         average: whether every party evaluates and keeps the average of its model over the recent steps,
             instead of the model after the last step. A client that trains with differential privacy does not
             average.
@@ -123,11 +126,13 @@ class OptimiserSettings:
 
     def __post_init__(self) -> None:
         if not 0 < self.step_size < math.inf:
-            raise ConfigError("VFL-4197", f"optimiser.step_size must be above 0. Found {self.step_size}.")
+            raise ConfigError(
+                "VFL-4197", f"optimiser.step_size must be a positive number. Found {self.step_size}."
+            )
         if not 0 <= self.server_step_size < math.inf:
             raise ConfigError(
                 "VFL-4198",
-                "optimiser.server_step_size must be above 0, or 0 to take step_size. "
+                "optimiser.server_step_size must be a positive number, or 0 to use step_size. "
                 f"Found {self.server_step_size}.",
             )
         if not 0 <= self.l2 < math.inf:
@@ -136,7 +141,7 @@ class OptimiserSettings:
         self._check_optimiser()
 
     def _check_optimiser(self) -> None:
-        """A wrong option fails here, not in the middle of a run."""
+        """Raise ConfigError for options that the optimiser does not accept, before a run starts."""
         if self.is_plain:
             momentum = self.momentum
             if type(momentum) not in (int, float) or not 0 <= momentum < math.inf:
@@ -151,30 +156,30 @@ class OptimiserSettings:
 
     @property
     def is_plain(self) -> bool:
-        """SGD, with momentum or without, needs nothing of torch.optim."""
+        """Return whether this is SGD with or without momentum, which does not use torch.optim."""
         return self.name == "sgd" and self.options.keys() <= {"momentum"}
 
     @property
     def momentum(self) -> float:
-        """Of plain SGD."""
+        """Return the momentum of plain SGD; 0 for other optimisers."""
         momentum: float = self.options.get("momentum", 0.0) if self.is_plain else 0.0
         return momentum
 
     @property
     def decay(self) -> float:
-        """SGD's weight decay, which regularises every party's parameters; 0 for any other class."""
+        """Return the weight decay of SGD, which regularises every party; 0 for other optimisers."""
         decay: float = self.options.get("weight_decay", 0.0) if self.name.lower() == "sgd" else 0.0
         return decay
 
     def own_step_size(self, *, server: bool = False) -> float:
-        """The head's, or the clients'."""
+        """Return the step size of the head (`server`) or of the clients."""
         return self.server_step_size if server and self.server_step_size else self.step_size
 
     def step_sizes(self, *, server: bool = False) -> StepSize:
-        """The step size as a function of the global iteration.
+        """Return the step size as a function of the global iteration.
 
         Raises:
-            ConfigError: the schedule is unknown, or its constants are not those it takes.
+            ConfigError: the schedule is unknown, or does not accept the constants.
         """
         if self.schedule == "constant":
             return constant(self.own_step_size(server=server))
@@ -195,7 +200,7 @@ class OptimiserSettings:
             raise ConfigError(
                 "VFL-4202",
                 f'optimiser.schedule "{self.schedule}" takes the constants {needs}: {error}. '
-                "Put them into [optimiser.constants].",
+                "Set them in [optimiser.constants].",
             ) from None
         ratio = self.own_step_size(server=server) / self.step_size
         return lambda iteration: ratio * scheduled(iteration)
@@ -204,14 +209,14 @@ class OptimiserSettings:
         if self.constants.keys() - {"K"}:
             raise ConfigError(
                 "VFL-4203",
-                'optimiser.schedule "cosine" takes no constant but K, the last planned update. Found '
+                'optimiser.schedule "cosine" takes only the constant K, the last planned update. Found '
                 f"{', '.join(self.constants)}.",
             )
         last = self.constants.get("K", 1)
         return cosine(step_size, last, max(1, min(_WARM_UP, last // 10)))
 
     def planned(self, updates: int) -> "OptimiserSettings":
-        """With step sizes for so many updates, where the schedule needs to know."""
+        """Return settings for this number of updates, which the cosine schedule needs."""
         if self.schedule != "cosine" or "K" in self.constants:
             return self
         return replace(self, constants={"K": updates})

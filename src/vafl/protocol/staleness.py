@@ -1,4 +1,4 @@
-"""How stale the embeddings were that the steps really used: the whole distribution, per client."""
+"""The distribution of the delays of the embeddings that steps used, per client."""
 
 from dataclasses import dataclass
 
@@ -16,14 +16,16 @@ _COUNTED = ("counts", "longest", "excess")
 
 @dataclass(frozen=True)
 class DelaySummary:
-    """Delays, in global iterations, of one client's cells when they were used.
+    """Delays of one client's cells when steps used them, in global iterations.
 
     Attributes:
-        max, mean, p50, p99: of the uses that were looked at. Where not all were, a delay longer than `max`
-            may have been missed: to know it, each step would have to look at every client's cells.
-        never: uses of cells that had never been uploaded (infinitely stale, not in the figures).
-        over_bound: uses beyond the delay bound, under the policy that allows them.
-        sampled: one use in so many was looked at and stands for that many in `uses` and `never`; 1 is all.
+        uses: how often a step used a cell of this client.
+        max, mean, p50, p99: statistics of the recorded uses. If `sampled` is above 1, a delay longer than
+            `max` may have been missed.
+        never: uses of cells that had never been uploaded. Their delay is infinite and not in the statistics.
+        over_bound: uses beyond the delay bound, which the policy `use` allows.
+        sampled: one use in this many was recorded. `uses`, `never` and `over_bound` are scaled up; 1 is
+            exact.
     """
 
     uses: int
@@ -37,21 +39,23 @@ class DelaySummary:
 
 
 class DelayLog:
-    """Counts used delays.
+    """Counts the delays of used cells in a histogram per client.
 
     Args:
-        every: of all rows that steps use, one after the other, `sample` takes one in so many.
+        clients: the number of clients.
+        bound: the delay bound D, or None.
+        every: record one in this many of the rows that steps use.
     """
 
     def __init__(self, clients: int, bound: int | None = None, every: int = 1) -> None:
         self._bound, self._every, self._skipping = bound, every, 0
         self._longest_bin = max(EXACT_BELOW, (bound or 0) + 1)
-        self._counts = np.zeros((clients, 64), dtype=np.int64)  # as `count_delays` has them; grows as needed
+        self._counts = np.zeros((clients, 64), dtype=np.int64)  # bins of `count_delays`; grows as needed
         self._longest = np.zeros(clients, dtype=np.int64)
-        self._excess = np.zeros(clients, dtype=np.int64)  # of delays over the longest bin
+        self._excess = np.zeros(clients, dtype=np.int64)  # sum of what delays exceed the longest bin by
 
     def sample(self, rows: Rows) -> Rows:
-        """Those of the rows of the next step whose delays are to be recorded; none, maybe."""
+        """Return the rows of the next step to record. The result may be empty."""
         if self._every == 1:
             return rows
         sampled = rows[self._skipping :: self._every].copy()
@@ -59,8 +63,9 @@ class DelayLog:
         return sampled
 
     def record(self, table: EmbeddingTable, rows: Rows, iteration: int, own: int | None) -> None:
-        """Notes the delays of these rows at step `iteration`; those of `own` (just uploaded) are left out."""
+        """Record the delays of these rows at step `iteration`, except those of `own`, which just uploaded."""
         left_out = -1 if own is None else own
+        # `count_delays` counts nothing if the longest delay has no bin. Then add bins and count again.
         longest = table.count_delays(rows, iteration, self._counts, left_out)
         if longest + 2 < self._counts.shape[1]:
             return
@@ -69,23 +74,24 @@ class DelayLog:
             delays, longest = self._shortened(delays, own), self._longest_bin
         if longest + 2 >= self._counts.shape[1]:
             self._counts = np.pad(self._counts, ((0, 0), (0, longest + 3)))
-        stored_at = -delays  # as iteration 0 would have it
+        stored_at = -delays  # so that at iteration 0 the delays are those in `delays`
         kernels.count_delays(stored_at, np.arange(len(rows)), self._counts, 0, left_out, FOREVER)
 
     def summaries(self) -> list[DelaySummary]:
+        """Return the summary of each client."""
         return [self._summary(client) for client in range(len(self._counts))]
 
     def state(self) -> dict[str, Tensor]:
-        """All that was counted, for a checkpoint."""
+        """Return the counts for a checkpoint."""
         return {name: torch.from_numpy(getattr(self, f"_{name}").copy()) for name in _COUNTED}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Goes on counting from a checkpoint."""
+        """Restore counts that `state` returned."""
         for name in _COUNTED:
             setattr(self, f"_{name}", state[name].numpy().copy())
 
     def _shortened(self, delays: Delays, own: int | None) -> Delays:
-        """What is longer than the longest bin as if it were in it; the rest of it is kept beside."""
+        """Return the delays, limited to the longest bin; add what they exceed it by to `_excess`."""
         used = np.where(delays < FOREVER, delays, 0)
         used[:, [] if own is None else own] = 0
         self._longest = np.maximum(self._longest, used.max(axis=0))

@@ -1,8 +1,9 @@
-"""Step sizes: a constant, and the schedules of the paper's theorems (as corrected by its proofs).
+"""Step sizes: constant, cosine, and the schedules of the paper's theorems (as corrected by its proofs).
 
-A step size is a function of the global iteration k. Symbols are the paper's: L smoothness, mu strong
-convexity, D the delay bound, K the planned iterations, q_min the smallest activation probability (all of them
-sum to the t clients of a step), and the stochastic delay's P(tau = d) <= pbar rho^d.
+A step size is a function of the global iteration k. The symbols are the paper's: L is the smoothness, mu the
+strong convexity, D the delay bound and K the planned number of iterations. q_min is the smallest activation
+probability, where the probabilities of all clients sum to the t clients of a step. Stochastic delays satisfy
+P(tau = d) <= pbar rho^d.
 """
 
 import math
@@ -14,19 +15,19 @@ StepSize = Callable[[int], float]
 
 
 def constant(eta: float) -> StepSize:
-    """The same step for ever."""
+    """Return a constant step size."""
     _require_positive(step_size=eta)
     return lambda k: eta
 
 
 def harmonic(numerator: float, offset: float) -> StepSize:
-    """numerator / (k + offset)."""
+    """Return numerator / (k + offset)."""
     _require_positive(numerator=numerator, offset=offset)
     return lambda k: numerator / (k + offset)
 
 
 def cosine(eta: float, K: int, warmup: int) -> StepSize:  # noqa: N803
-    """From 0 to eta in `warmup` iterations, then down to 0 at iteration K, along half a cosine."""
+    """Rise from 0 to eta in `warmup` iterations, and fall to 0 at iteration K along half a cosine."""
     _require_positive(step_size=eta, K=K, warmup=warmup)
 
     def size(k: int) -> float:
@@ -81,10 +82,13 @@ def _largest_stochastic_step(L: float, rho: float, pbar: Sequence[float]) -> flo
     """etabar = 1 / (4(1 + max_m sqrt(c_m))L)."""
     if not 0 < rho < 1:
         raise ConfigError(
-            "VFL-4211", f"rho must be between 0 and 1. Found {rho}. It is the delay tail's ratio."
+            "VFL-4211",
+            f"rho, the decay rate of the delay probabilities, must be between 0 and 1. Found {rho}.",
         )
     if not (isinstance(pbar, Sequence) and pbar and min(pbar) > 0):
-        raise ConfigError("VFL-4212", f"pbar must be positive numbers, one a client. Found {pbar}.")
+        raise ConfigError(
+            "VFL-4212", f"pbar must be a list of positive numbers, one per client. Found {pbar}."
+        )
     moment = rho / (1 - rho) ** 2 + 2 * rho**2 / (1 - rho) ** 3
     return 1 / (4 * (1 + math.sqrt(max(pbar) * moment)) * L)
 
@@ -97,9 +101,7 @@ def _require_positive(**values: float) -> None:
 
 def _require_bound(D: int) -> None:  # noqa: N803
     if not (isinstance(D, int) and D >= 0):
-        raise ConfigError(
-            "VFL-4214", f"D must be a whole number, 0 or more. Found {D}. It is the delay bound."
-        )
+        raise ConfigError("VFL-4214", f"D, the delay bound, must be an integer, 0 or more. Found {D}.")
 
 
 SCHEDULES: dict[str, Callable[..., StepSize]] = {

@@ -1,8 +1,8 @@
-"""The server's memory: the last embedding of every row and client, and how old each one is.
+"""The embedding table: the last embedding of every row and client, and how stale each one is.
 
-A cell's delay is counted in global iterations by the paper's equation (3): a cell stored for
-iteration k has delay 0 in that step, 1 in the next, and so on. The table keeps the iteration of
-storing, so nothing has to be counted up: delay = iteration - stored_at.
+The paper's equation (3) counts the delay of a cell in global iterations: a cell stored for iteration k has
+delay 0 in that step, 1 in the next, and so on. The table keeps the iteration of storing, so no counter has to
+be updated at each step: delay = iteration - stored_at.
 """
 
 from collections.abc import Sequence
@@ -14,34 +14,34 @@ from vafl import kernels
 from vafl.errors import ConfigError, InvalidMessage
 from vafl.protocol.rows import Array, Matrix, Rows, check_rows, mean_of_rows
 
-FOREVER = 2**30  # a delay at or above this means: never uploaded, or lost
-_LOST = -FOREVER - 1  # stands for when a cell was stored, if a crash made it worthless
-_LARGEST_EXACT = 2.0**20  # beyond it float64 no longer remembers the small embeddings beside a large one
-_LINE = 64  # bytes
-_MENDED_ROWS = 65_536  # at a time
-_DRIFT = 1e-9  # of a sum that has been kept up for long: far below what float32 shows
+FOREVER = 2**30  # a delay at or above this means that the cell was never uploaded, or was lost
+_LOST = -FOREVER - 1  # the value of stored_at for a cell that was lost in a crash
+_LARGEST_EXACT = 2.0**20  # beside a larger value, a float64 sum loses digits of small embeddings
+_LINE = 64  # bytes in a cache line
+_MENDED_ROWS = 65_536  # rows checked at a time, which bounds memory
+_DRIFT = 1e-9  # tolerated rounding error of a sum after many updates, far below the precision of float32
 Delays = npt.NDArray[np.int32]
 Sums = npt.NDArray[np.float64]
 
 
 class EmbeddingTable:
-    """H[row, client], and the delay of each cell.
+    """The embeddings H[row, client], and the delay of each cell.
 
     Args:
-        rows: number of records N.
-        widths: embedding width of each client.
-        summed: keep the running sum S[row] of the clients' embeddings, for heads that see nothing
-            else. A read then costs the same for 4 or 40 clients. The sum is kept in float64, so that
-            adding and removing float32 embeddings for ever does not drift.
-        memory: bytes, or records as `record_type` has them, with what they hold already; they may outlast
-            the process.
+        rows: the number of records N.
+        widths: the embedding width of each client.
+        summed: keep the running sum S[row] of the clients' embeddings, for heads that only use the sum. A
+            read then costs the same for 4 or 40 clients. The sum is float64, so that it does not drift while
+            float32 embeddings are added and removed.
+        memory: an array of bytes or of `record_type` records to use as the table, with its present content.
+            It may be a mapped file, which survives the process. None starts with an empty table.
 
     Attributes:
-        records: all of the table, one record a row.
-        cells: [rows, all widths]; if summed [rows, clients, width].
-        stored_at: [rows, clients], the iteration each cell was stored for.
-        sums: [rows, width], or None.
-        columns: where each client's embedding stands in a row that is not summed.
+        records: the whole table, one record per row.
+        cells: [rows, sum of widths]; if summed, [rows, clients, width].
+        stored_at: [rows, clients], the iteration that each cell was stored for.
+        sums: [rows, width], or None if not summed.
+        columns: the slice of each client's embedding in a row of `cells`, if not summed.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class EmbeddingTable:
         if summed and len(set(widths)) > 1:
             raise ConfigError(
                 "VFL-4221",
-                f"a head on the sum needs embeddings of one width. Found {list(widths)}. "
+                f"a head on the sum needs embeddings of the same width. Found {list(widths)}. "
                 'Give every client the same width, or use combine = "concat".',
             )
         ends = np.cumsum(widths).tolist()
@@ -61,8 +61,8 @@ class EmbeddingTable:
         self.stored_at: Delays = self.records["stored_at"]
         self.cells: Array = self.records["cells"]
         self.sums: Sums | None = self.records["sums"] if summed else None
-        own: Sequence[int | slice] = range(len(widths)) if summed else self.columns
-        self._views = [self.cells[:, place] for place in own]
+        places: Sequence[int | slice] = range(len(widths)) if summed else self.columns
+        self._views = [self.cells[:, place] for place in places]
         self._stored_at = [self.stored_at[:, client] for client in range(len(widths))]
         if memory is None:
             self.stored_at[:] = -FOREVER
@@ -70,13 +70,17 @@ class EmbeddingTable:
             self._mend(self.sums)
 
     def _mend(self, sums: Sums) -> None:
-        """A crash may have torn sums and cells apart. What is right is not written again: where memory is a
-        file, the next checkpoint would have to write it too."""
+        """Recompute the sums that do not match their cells.
+
+        A crash can happen after a cell was written and before its sum was. Correct sums are not written: if
+        the memory is a mapped file, a write would make the page dirty, and the next checkpoint would write it
+        out.
+        """
         for begin in range(0, self.rows, _MENDED_ROWS):
             part = slice(begin, begin + _MENDED_ROWS)
-            right = self.cells[part].sum(1, dtype=np.float64)
-            wrong = ~np.isclose(sums[part], right, rtol=_DRIFT, atol=_DRIFT).all(1)
-            sums[part][wrong] = right[wrong]
+            expected = self.cells[part].sum(1, dtype=np.float64)
+            wrong = ~np.isclose(sums[part], expected, rtol=_DRIFT, atol=_DRIFT).all(1)
+            sums[part][wrong] = expected[wrong]
 
     @property
     def clients(self) -> int:
@@ -87,54 +91,58 @@ class EmbeddingTable:
         return self.records.nbytes
 
     def check(self, client: int, rows: Rows, embeddings: Array) -> None:
-        """Raises InvalidMessage unless `store` may take these; changes nothing."""
+        """Raise InvalidMessage unless `store` accepts these rows and embeddings."""
         check_rows(rows, self.rows)
         if embeddings.shape[1] != self.widths[client]:
             raise InvalidMessage(
                 "VFL-4222",
-                f"embeddings of client {client} must be {self.widths[client]} wide. "
+                f"embeddings of client {client} must have width {self.widths[client]}. "
                 f"Found {embeddings.shape[1]}.",
             )
 
     def store(self, client: int, rows: Rows, embeddings: Matrix, iteration: int) -> None:
-        """Replaces the cells of `client` at distinct `rows`: fresh for step `iteration`."""
+        """Replace the cells of `client` at these distinct rows. Their delay is 0 at step `iteration`."""
         fresh = np.ascontiguousarray(embeddings)
         cells, stored_at = self._views[client], self._stored_at[client]
         if self.sums is None:
             kernels.store(cells, stored_at, rows, fresh, iteration)
-        elif not kernels.store_summed(
-            cells, stored_at, rows, fresh, self.sums, iteration, _LARGEST_EXACT
-        ):  # summed anew: something huge came or went and took digits with it
+        elif not kernels.store_summed(cells, stored_at, rows, fresh, self.sums, iteration, _LARGEST_EXACT):
+            # A huge value was added or removed, and rounding cost the sum some digits. Sum the cells again.
             self.sums[rows] = self.cells[rows].sum(1, dtype=np.float64)
 
     def column(self, client: int) -> Matrix:
-        """[rows, width]: this client's cells, as they are."""
-        own: Matrix = self._views[client]
-        return own
+        """Return a view of this client's cells, [rows, width]."""
+        view: Matrix = self._views[client]
+        return view
 
     def lose_since(self, iteration: int, client: int | None = None) -> None:
-        """Cells (of one client) stored for step `iteration` or later ones are lost until they are stored
-        again; that is kept where `stored_at` is, so it outlasts the next crash."""
+        """Mark the cells stored for step `iteration` or later, of one client or of all, as lost.
+
+        They stay lost until they are stored again. The marks are in `stored_at`, so they survive another
+        crash.
+        """
         stored_at = self.stored_at if client is None else self.stored_at[:, client]
         stored_at[stored_at >= iteration] = _LOST
 
     def lost(self, client: int) -> Rows:
-        """The rows of this client's cells that are lost."""
+        """Return the rows of this client's lost cells."""
         return np.flatnonzero(self.stored_at[:, client] == _LOST)
 
     def read(self, rows: Rows) -> Matrix:
-        """What the head sees of these rows: [batch, width] of sums, or [batch, all widths]."""
+        """Return the head's input for these rows: sums [batch, width], or cells [batch, sum of widths]."""
         if self.sums is None:
-            found: Matrix = kernels.gather(self.cells, rows)
-            return found
+            inputs: Matrix = kernels.gather(self.cells, rows)
+            return inputs
         return kernels.gather_sums(self.sums, rows)
 
     def read_filled(self, rows: Rows) -> tuple[Matrix, dict[int, Rows]]:
-        """Return what the head sees of these rows, without gaps: where a client has never sent an embedding
-        of a row, the mean of those it has sent stands in, or zeros if it has sent none.
+        """Return the head's input for these rows, with gaps filled in.
+
+        Where a client has never sent an embedding of a row, use the mean of the embeddings that it has sent,
+        or zeros if it has sent none.
 
         Returns:
-            The head's input as `read` gives it, and for each client with gaps the rows it has never sent.
+            The head's input as in `read`, and for each client with gaps the rows that it has never sent.
         """
         inputs, gaps = self.read(rows), {}
         unsent = self.stored_at[rows] == -FOREVER
@@ -149,33 +157,33 @@ class EmbeddingTable:
         return inputs, gaps
 
     def without(self, client: int, rows: Rows, inputs: Matrix) -> Matrix:
-        """Return the head's input of these rows with the client's mean over them in place of its embeddings.
+        """Return the head's input for these rows, with one client's embeddings replaced by their mean.
 
         Args:
-            inputs: the input with its embeddings, as `read` gives it.
+            inputs: the head's input with the client's embeddings, as returned by `read`.
         """
-        own = self.column(client)[rows]
-        mean, changed = own.mean(axis=0, dtype=np.float64).astype(np.float32), inputs.copy()
+        embeddings = self.column(client)[rows]
+        mean, changed = embeddings.mean(axis=0, dtype=np.float64).astype(np.float32), inputs.copy()
         if self.sums is None:
             changed[:, self.columns[client]] = mean
         else:
-            changed += mean - own
+            changed += mean - embeddings
         return changed
 
     def delays(self, rows: Rows, iteration: int) -> Delays:
-        """[batch, clients]: the delay of each cell at step `iteration`; FOREVER or more if never stored."""
+        """Return each cell's delay at step `iteration`, [batch, clients]; FOREVER or more if not stored."""
         return kernels.gather_delays(self.stored_at, rows, iteration)
 
     def count_delays(self, rows: Rows, iteration: int, counts: Rows, own: int) -> int:
-        """Counts the same as `kernels.count_delays` does; gives the longest."""
+        """Add the delays of these rows to `counts`, as `kernels.count_delays` does; return the longest."""
         return kernels.count_delays(self.stored_at, rows, counts, iteration, own, FOREVER)
 
 
 def record_type(widths: Sequence[int], *, summed: bool) -> np.dtype[np.void]:
-    """One row of a table: its sums, when its cells were stored, its cells; a multiple of 8 bytes.
+    """Return the record of one row: its sums, the iterations of storing, its cells; a multiple of 8 bytes.
 
-    What a step needs of a row lies side by side: with many rows each is on a page of memory of its own, and
-    to find the page takes longer than to read it.
+    All fields of a row are adjacent. In a large table each row is on a different memory page, and the address
+    translation takes longer than the read. One record costs one page.
     """
     cells = (len(widths), widths[0]) if summed else (sum(widths),)
     parts = [("sums", "<f8", (widths[0] if summed else 0,)), ("stored_at", "<i4", (len(widths),))]
@@ -183,7 +191,7 @@ def record_type(widths: Sequence[int], *, summed: bool) -> np.dtype[np.void]:
 
 
 def _zeros(rows: int, kind: np.dtype[np.void]) -> Array:
-    """Records that begin where a line of the processor's cache does."""
+    """Return zeroed records that start at a cache line."""
     memory = np.zeros(rows * kind.itemsize + _LINE, np.uint8)
     begin = -memory.ctypes.data % _LINE
     return memory[begin : begin + rows * kind.itemsize].view(kind)

@@ -1,4 +1,4 @@
-"""The border between the protocol's arrays and torch: nothing is copied that can be shared."""
+"""Conversions between numpy arrays and torch tensors, which share memory where possible."""
 
 from collections.abc import Sequence
 
@@ -9,11 +9,11 @@ from vafl.protocol.rows import Array
 
 
 def as_tensor(array: Array) -> Tensor:
-    """In the array's memory, unless that is not to be written to: torch would not keep to it."""
+    """Return a tensor in the array's memory; a copy if it is read-only, because torch might write to it."""
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def as_arrays(tensors: Sequence[Tensor]) -> list[Array]:
-    """The tensors' own memory, but for numbers that numpy does not know."""
-    plain = (tensor.detach() for tensor in tensors)
-    return [(own.float() if own.dtype == torch.bfloat16 else own).numpy() for own in plain]
+    """Return arrays in the tensors' memory; bfloat16, which numpy lacks, is converted to float32."""
+    detached = (tensor.detach() for tensor in tensors)
+    return [(tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy() for tensor in detached]

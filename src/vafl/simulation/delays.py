@@ -1,4 +1,4 @@
-"""How long clients sleep, when they are gone, and what their links cost: objects, for experiments."""
+"""Delays for experiments: how long clients sleep, when they drop out, and how fast their links are."""
 
 import csv
 import itertools
@@ -16,7 +16,7 @@ from vafl.scope import setting
 
 @dataclass(frozen=True)
 class DropOut:
-    """Client `client` (counted from 1) is gone from `start` to `end`, in seconds; `inf` is for ever."""
+    """Client `client` (counted from 1) is absent from `start` to `end`, in seconds. `end` may be `inf`."""
 
     client: int
     start: float
@@ -25,26 +25,28 @@ class DropOut:
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end:
             raise ConfigError(
-                "VFL-6801", f"delays.dropouts: 0 <= start < end is needed. Found {self.start} to {self.end}."
+                "VFL-6801",
+                f"delays.dropouts must have 0 <= start < end. Found start {self.start}, end {self.end}.",
             )
 
 
 @dataclass(frozen=True)
 class DelaySettings:
-    """Time, as the virtual clock tells it. m counts the clients from 1 to M.
+    """Delays on the virtual clock. m is the number of a client, from 1 to M.
 
     Attributes:
-        kind: `poisson`: Poisson(2m)/(2M) units between activations (the paper's logistic regression);
-            `exponential`: exponential with a mean of m units (its deep learning);
-            `poisson-process`: activations are a Poisson process of mean gap m units, whatever the
-            answers take; `fixed`: always m units, or `seconds`; `none`; `trace`: from a file.
-        unit: seconds a unit lasts.
-        seconds: for `fixed`, one number a client instead of m units.
-        trace: CSV with the columns client (from 1) and seconds; each client's lines are used in
-            order, over and over.
-        latency: seconds a message takes one way.
-        bandwidth: bytes a second of each client's link, each way; 0 is endless.
-        dropouts: windows in which a client is gone: { client = 2, start = 10.0, end = 20.0 }.
+        kind: the pause of client m between activations. `poisson`: Poisson(2m)/(2M) units (the paper's
+            logistic regression); `exponential`: exponential with a mean of m units (the paper's deep
+            learning); `poisson-process`: activations are a Poisson process with a mean gap of m units,
+            however long the answers take; `fixed`: always m units, or `seconds`; `none`: no pause; `trace`:
+            from a file.
+        unit: the length of a unit in seconds.
+        seconds: for `fixed`, the pause of each client in seconds, instead of m units.
+        trace: a CSV file with the columns client (from 1) and seconds. Each client uses its lines in order,
+            and starts again after the last one.
+        latency: seconds that a message takes one way.
+        bandwidth: bytes per second of each client's link, in each direction; 0 is unlimited.
+        dropouts: windows in which a client is absent: { client = 2, start = 10.0, end = 20.0 }.
     """
 
     kind: Literal["poisson", "exponential", "poisson-process", "fixed", "none", "trace"] = "poisson"
@@ -59,18 +61,20 @@ class DelaySettings:
         for name in ("unit", "latency", "bandwidth"):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
-                raise ConfigError("VFL-6802", f"delays.{name} must be 0 or more. Found {value}.")
+                raise ConfigError("VFL-6802", f"delays.{name} must be finite and 0 or more. Found {value}.")
         if (self.kind == "trace") != bool(self.trace):
             raise ConfigError(
                 "VFL-6803",
-                'delays.kind = "trace" and delays.trace (its CSV file) go together. '
+                'delays.kind = "trace" needs a CSV file in delays.trace, and no other kind uses one. '
                 f'Found kind "{self.kind}", trace "{self.trace}".',
             )
         if any(not 0 <= value < float("inf") for value in self.seconds):
-            raise ConfigError("VFL-6804", f"delays.seconds must be 0 or more. Found {list(self.seconds)}.")
+            raise ConfigError(
+                "VFL-6804", f"delays.seconds must be finite and 0 or more. Found {list(self.seconds)}."
+            )
         if self.seconds and self.kind != "fixed":
             raise ConfigError(
-                "VFL-6805", f'delays.seconds belongs to kind = "fixed". Found kind "{self.kind}".'
+                "VFL-6805", f'delays.seconds needs delays.kind = "fixed". Found kind "{self.kind}".'
             )
         if self.kind == "poisson-process" and not self.unit:
             raise ConfigError(
@@ -80,15 +84,17 @@ class DelaySettings:
 
     def _check_windows(self) -> None:
         windows = sorted(self.dropouts, key=lambda dropout: (dropout.client, dropout.start))
-        for one, other in itertools.pairwise(windows):
-            if one.client == other.client and other.start <= one.end:
+        for first, second in itertools.pairwise(windows):
+            if first.client == second.client and second.start <= first.end:
                 raise ConfigError(
                     "VFL-6807",
-                    f"delays.dropouts: the windows of one client must not meet. Client {one.client} is gone "
-                    f"from {one.start} to {one.end} and from {other.start} to {other.end}. Join them.",
+                    "delays.dropouts of the same client must not touch or overlap. Found client "
+                    f"{first.client} absent from {first.start} to {first.end} and from {second.start} to "
+                    f"{second.end}. Merge the two windows.",
                 )
 
     def check_clients(self, clients: int) -> None:
+        """Raise ConfigError unless the settings fit this number of clients."""
         if self.seconds and len(self.seconds) != clients:
             raise ConfigError(
                 "VFL-6808",
@@ -101,18 +107,18 @@ class DelaySettings:
                 )
 
     def clock(self, clients: int, seed: int) -> "list[Sleeper]":
-        """One sleeper a client, each with a random stream of its own."""
+        """Return one sleeper per client, each with an independent random stream."""
         self.check_clients(clients)
         if self.kind == "trace":
             return _read_trace(Path(self.trace), clients)
         return [self._sleeper(number, clients, _generator(seed, number)) for number in range(1, clients + 1)]
 
     def mean_gaps(self, clients: int) -> list[float]:
-        """Seconds between two activations of each client, on average, if nothing else makes it wait."""
+        """Return the mean seconds between two activations of each client, if nothing else delays it."""
         numbers = range(1, clients + 1)
         if self.kind == "trace":
-            lines = _read_lines(Path(self.trace), clients)
-            gaps = [sum(own) / len(own) for own in lines]
+            traces = _read_lines(Path(self.trace), clients)
+            gaps = [sum(seconds) / len(seconds) for seconds in traces]
         elif self.kind == "none":
             gaps = [0.0] * clients
         elif self.seconds:
@@ -136,7 +142,7 @@ class DelaySettings:
 
 
 class Sampled:
-    """Sleeps a sampled time after each activation."""
+    """Sleeps for a sampled number of seconds after each activation."""
 
     def __init__(self, sample: Callable[[], float]) -> None:
         self._sample = sample
@@ -146,7 +152,7 @@ class Sampled:
 
 
 class PoissonProcess:
-    """Wakes at the next point of a Poisson process that runs on its own; points missed are lost."""
+    """Wakes at the next event of a Poisson process. Events that pass while the client is busy are lost."""
 
     def __init__(self, mean: float, generator: np.random.Generator) -> None:
         self._mean, self._generator = mean, generator
@@ -163,33 +169,38 @@ def _generator(seed: int, number: int) -> np.random.Generator:
 
 
 def _read_trace(path: Path, clients: int) -> "list[Sleeper]":
-    return [Sampled(itertools.cycle(own).__next__) for own in _read_lines(path, clients)]
+    return [Sampled(itertools.cycle(seconds).__next__) for seconds in _read_lines(path, clients)]
 
 
 def _read_lines(path: Path, clients: int) -> list[list[float]]:
-    """Each client's seconds, in order."""
+    """Return the pauses of each client in seconds, in the order of the file."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             lines = [(int(line["client"]), float(line["seconds"])) for line in csv.DictReader(file)]
     except OSError as error:
         raise DataError(
-            "VFL-6810", f'delays.trace must be a readable CSV. "{path}": {error.strerror}.'
+            "VFL-6810", f'delays.trace must be a readable CSV file. Cannot read "{path}": {error.strerror}.'
         ) from error
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
             "VFL-6811",
-            f'delays.trace "{path}" needs the columns client and seconds, with numbers. Found: {error}.',
+            f'delays.trace "{path}" needs the columns client and seconds, with a number in each line. '
+            f"Found: {error}.",
         ) from error
-    found = []
+    traces = []
     for number in range(1, clients + 1):
-        own = [seconds for client, seconds in lines if client == number]
-        if not own:
-            raise DataError("VFL-6812", f'delays.trace "{path}" has no delays for client {number}.')
-        for seconds in own:
+        trace = [seconds for client, seconds in lines if client == number]
+        if not trace:
+            raise DataError(
+                "VFL-6812",
+                f'delays.trace "{path}" needs a line for each client. Found none for client {number}.',
+            )
+        for seconds in trace:
             if not 0 <= seconds < float("inf"):
                 raise DataError(
                     "VFL-6813",
-                    f'delays.trace "{path}": seconds must be 0 or more. Found {seconds} for client {number}.',
+                    f'delays.trace "{path}": seconds must be finite and 0 or more. '
+                    f"Found {seconds} for client {number}.",
                 )
-        found.append(own)
-    return found
+        traces.append(trace)
+    return traces

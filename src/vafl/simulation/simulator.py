@@ -1,8 +1,20 @@
-"""The simulator: the protocol's own objects, moved by discrete events on a virtual clock.
+"""A discrete-event simulator that runs the protocol's server and clients on a virtual clock.
 
-Simulated seconds cost nothing, and the seed fixes the whole history, byte for byte, but for noise that
-protects records or labels, which is never seeded. Nothing of the algorithm is here: the simulator decides
-only when a message arrives.
+Simulated seconds take no real time. The seed determines the whole history, byte for byte, except for the
+noise that protects records or labels, which is never seeded. The simulator only decides when messages arrive.
+The algorithm is in vafl.protocol.
+
+Events are in a heap, ordered by time and then by creation:
+
+    _wake          a client's sleep ends: it begins an activation
+    _at_server     a client's message arrives: the replies travel back
+    _at_client     a reply arrives: the client handles it, and sleeps unless it waits for an answer
+    _answer        a client answers a request, after a pause like that between activations
+    _vanish        a client drops out: messages in transit, and its sleep, are lost
+    _return        a client comes back and sends Join
+
+A client has a new life each time it vanishes or returns. Events carry the life they belong to, and are
+ignored when the client is in a later one. So nothing has to be removed from the heap.
 """
 
 import heapq
@@ -28,20 +40,20 @@ _REMEDY = (
 
 
 class Link:
-    """A client's way to the server or back: messages queue for the bandwidth, then take the latency."""
+    """One direction of a client's link: messages queue for the bandwidth, then take the latency."""
 
     def __init__(self, latency: float, bandwidth: float) -> None:
         self._latency, self._bandwidth = latency, bandwidth
         self._free_at = 0.0
 
     def arrival(self, now: float, nbytes: int) -> float:
-        """When a message of that size, handed over now, arrives."""
+        """Return when a message of this size, sent now, arrives."""
         sending = nbytes / self._bandwidth if self._bandwidth else 0.0
         self._free_at = max(now, self._free_at) + sending
         return self._free_at + self._latency
 
     def cut(self) -> None:
-        """The connection is broken: nothing waits to be sent any more."""
+        """Break the connection and drop the queue."""
         self._free_at = 0.0
 
 
@@ -51,11 +63,15 @@ class Simulator:
     Args:
         server, clients: the protocol's objects.
         delays: sleep times, links and drop-outs.
-        seed: of the sleep times.
-        codec: how messages travel; with other encodings than float32 they lose what they would lose on
-            the wire, and are as short.
-        local: the client that runs inside the server's process. Its messages use no network, so they are not
-            counted as traffic.
+        seed: the seed of the sleep times.
+        codec: the encoding of messages, which determines their sizes. Encodings with less precision than
+            float32 round the values as they do on a network.
+        local: the client that runs in the server's process. Its messages do not count as traffic, because
+            they use no network.
+
+    Attributes:
+        now: the virtual time in seconds.
+        traffic: bytes and messages of each client.
     """
 
     def __init__(
@@ -87,45 +103,46 @@ class Simulator:
 
     @property
     def updates(self) -> int:
-        """Steps of the server so far: the global iteration."""
+        """Return the number of server steps so far, which is the global iteration."""
         return self.server.iteration
 
     @property
     def over(self) -> bool:
-        """Whether no update can be made any more: too many clients have finished."""
+        """Return whether no further step is possible, because clients have finished or declined."""
         return self.server.over
 
     @property
     def losses(self) -> LossLog:
+        """Return the losses of the server's steps."""
         return self.server.losses
 
     def advance(self) -> None:
-        """Lets the next event happen.
+        """Process the next event.
 
         Raises:
-            Stalled: no event is left, so nobody will ever act again.
+            Stalled: no event is left, so the run cannot continue.
         """
         if not self._events:
             raise Stalled(
                 "VFL-6821",
-                f"nothing can happen any more at {self.now:.2f} s: the server waits for "
-                f"{self.server.waiting_for()}. {_REMEDY}",
+                f"the run is stalled at {self.now:.2f} s, because every party waits for another. The server "
+                f"waits for {self.server.waiting_for()}. {_REMEDY}",
             )
         self.now, _, event = heapq.heappop(self._events)
         event()
 
     @property
     def stalled(self) -> str:
-        """Why no step will be made any more, although clients go on uploading; empty while one may be."""
+        """Return why no step will follow, although clients go on uploading; empty while one is possible."""
         server = self.server
         if server.over or not server.fruitless:
             return ""
         if any(event.func == self._return or isinstance(event.args[0], Join) for _, _, event in self._events):
-            return ""  # somebody comes back
+            return ""  # A client will come back, and its embeddings may allow a step.
         return f"the server waits for {server.waiting_for()}. {_REMEDY}"
 
     def settle(self) -> None:
-        """The run is over: answers that are under way still arrive, and nobody acts on anything else."""
+        """End the run: deliver the gradients in transit, and drop all other messages to clients."""
         answers = [entry for entry in self._events if entry[2].func == self._at_client]
         for _, _, answer in sorted(answers):
             message, life = answer.args
@@ -137,6 +154,7 @@ class Simulator:
         heapq.heappush(self._events, (time, next(self._order), event))
 
     def _sleep(self, index: int) -> None:
+        """Let a client sleep until its next activation."""
         self._asleep[index] = True
         self._at(self._sleepers[index].wakes_at(self.now), partial(self._wake, index, self._lives[index]))
 
@@ -146,7 +164,7 @@ class Simulator:
             self._say(index, self.clients[index].wake())
 
     def _say(self, index: int, messages: Sequence[ClientMessage]) -> None:
-        """Sends what a client says; if it waits for no answer then, it goes to sleep."""
+        """Send a client's messages; let it sleep unless it waits for an answer."""
         self._send(index, messages)
         if not (self.clients[index].waiting or self._asleep[index]):
             self._sleep(index)
@@ -164,10 +182,10 @@ class Simulator:
 
     def _at_server(self, message: ClientMessage, life: int) -> None:
         if life != self._lives[message.client]:
-            return  # lost with the connection it was sent on
+            return  # The connection broke while the message was in transit.
         for reply in self.server.receive(message):
             if reply.client in self.server.absent:
-                continue  # nobody to send it to: the server keeps it for when the client is back
+                continue  # The server keeps answers for absent clients, and repeats them at Join.
             index, nbytes = reply.client, self._codec.size(reply)
             if index != self._local:
                 self.traffic[index].bytes_down += nbytes
@@ -178,7 +196,7 @@ class Simulator:
     def _at_client(self, message: ServerMessage, life: int) -> None:
         if life != self._lives[message.client]:
             return
-        if isinstance(message, Request):  # a slow client is slow to answer, too
+        if isinstance(message, Request):  # A client that is slow to activate is slow to answer, too.
             self._at(self._sleepers[message.client].wakes_at(self.now), partial(self._answer, message, life))
         else:
             self._say(message.client, self.clients[message.client].receive(message))
@@ -188,7 +206,7 @@ class Simulator:
             self._send(request.client, self.clients[request.client].receive(request))
 
     def _vanish(self, index: int) -> None:
-        """What is under way to or from a client that vanishes is lost."""
+        """Drop a client out, and tell the server. All messages in transit to and from the client are lost."""
         self._cut(index)
         self._at_server(Leave(index), self._lives[index])
 

@@ -1,4 +1,4 @@
-"""Masks cancel in the sum of all clients, hide everything else, and never serve twice."""
+"""Masks cancel in the sum of all clients, hide every other sum, and are used once."""
 
 import itertools
 
@@ -38,7 +38,7 @@ def test_the_sum_of_what_is_hidden_is_the_sum_of_the_scores(clients, lines, widt
 
 @pytest.mark.parametrize("clients", [3, 6])
 def test_without_one_client_everything_looks_uniform(clients):
-    """Each byte of what M - 1 clients say, and of its sum, occurs as often as any other."""
+    """All byte values are equally frequent in the words of M - 1 clients, and in their sum."""
     scores = np.full((clients, 4000, 2), 3.25, np.float32)
     said = hidden(masks(agreements(clients)), scores)[1:]
     for words in (*said, np.add.reduce(said)):
@@ -81,7 +81,7 @@ def test_masks_of_a_round_serve_once(number):
     own = masks(agreements(3))[0]
     rows, ones = np.arange(2), np.ones((2, 1), np.float32)
     own.hide("batch", 5, rows, ones)
-    with pytest.raises(InvalidMessage, match=f"masks are used once. Found batch round {number}"):
+    with pytest.raises(InvalidMessage, match=f"VFL-4143.*batch round {number}"):
         own.hide("batch", number, rows, ones)
     assert own.hide("evaluation", number, rows, ones).shape == (2, 1)
 
@@ -114,7 +114,7 @@ def test_a_key_that_is_none_is_refused(key):
 
 
 def test_whoever_was_told_other_keys_masks_differently():
-    """A server that shows clients different keys gets no sum, whatever it does with it."""
+    """A server that shows different keys to different clients gets no sum."""
     parties = agreements(3)
     offers = [party.offer(0) for party in parties]
     forged = agreements(3)[2].offer(0)

@@ -1,4 +1,4 @@
-"""Predictions under masks: a round of all clients, or no score; who comes or goes begins a new epoch."""
+"""Masked predictions: a round needs all clients, and a join or leave begins a new epoch."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ NAMES = [f"client-{number}" for number in range(CLIENTS)]
 
 
 class Parties:
-    """Messages go to and fro until there are none."""
+    """Deliver messages in both directions until none is left."""
 
     def __init__(self, budgets=(None,) * CLIENTS):
         generator = torch.Generator().manual_seed(0)
@@ -97,7 +97,7 @@ def test_a_budget_that_is_spent_leaves_the_whole_round_without_a_score():
     for client in range(CLIENTS):
         parties.join(client)
     inquiry, asked = parties.scorer.ask(rows(3, 5))
-    parties.carry(asked)  # the third answers what is over by then, and that is no fault
+    parties.carry(asked)  # the third answers a closed request, which is no fault
     assert (inquiry.states == DECLINED).all()
 
 
@@ -111,7 +111,7 @@ def test_what_is_not_masked_or_not_asked_is_refused():
         parties.scorer.receive(Refresh(1, 9, rows(1), np.ones((1, WIDTH), np.float32), 0))
     parties.scorer.ask(rows(1))
     words = np.ones((1, WIDTH), dtype=np.uint64)
-    for number, row, fault in ((5, 1, "nobody was asked request 5"), (0, 2, "exactly its rows")):
+    for number, row, fault in ((5, 1, r"VFL-4155.*5"), (0, 2, r"VFL-4153.*0")):
         with pytest.raises(InvalidMessage, match=fault):
             parties.scorer.receive(MaskedRefresh(1, 9, 0, number, rows(row), words))
     with pytest.raises(InvalidMessage, match=r"VFL-4131.*0.*1"):

@@ -1,21 +1,20 @@
-"""Everything the parties say to each other: frozen, and checked when made.
+"""The messages between clients and server. They are immutable and check themselves when created.
 
-What a message says about itself (shapes, types, signs) is checked here; what only the receiver can
-know (how many rows there are, whose turn it is) is checked by the receiver. No message carries raw
-features or model parameters, and none of these types could.
+A message checks its own shapes, types and ranges. The receiver checks what depends on the state of the run,
+such as the number of rows or the next activation. No message type can carry raw features or model parameters.
 
-| client says | server says |
+| client sends | server sends |
 |---|---|
-| `Join`; `Leave` (said by the runtime when a client vanished) | `Welcome`, then what is still owed |
-| `Upload`: embeddings of a minibatch, at one activation | `Gradient` or `Skipped` |
-| `Query`: the gradient for an earlier upload (query-first order) | `Gradient` or `Skipped` |
-| `Refresh`: embeddings of other rows, or of the rows asked for | |
-| `Decline`: cannot give the rows asked for | `Request`: send fresh embeddings of these rows |
-| `Finished`: makes no more uploads | |
-| `LedgerMark`: what the next `Welcome` must show, to prove that the client's ledger is the newest | |
-| `Offer`: a fresh key for an epoch of masks | `Rekey`: a new epoch begins; `Keys`: everybody's keys |
-| `MaskedUpload`, `MaskedRefresh`: as above, readable only in the sum over all clients | |
-| | `Durable`: what a checkpoint now holds of this client |
+| `Join`; `Leave` (from the runtime, when a connection ends) | `Welcome`, then the answers still owed |
+| `Upload`: embeddings of the minibatch of one activation | `Gradient` or `Skipped` |
+| `Query`: ask for the gradient of an earlier upload (query-first order) | `Gradient` or `Skipped` |
+| `Refresh`: embeddings of other rows, or the answer to a `Request` | |
+| `Decline`: refuse a `Request` | `Request`: ask for fresh embeddings of these rows |
+| `Finished`: no more uploads will follow | |
+| `LedgerMark`: a mark that the next `Welcome` returns, to detect an outdated privacy ledger | |
+| `Offer`: a fresh key for a key epoch | `Rekey`: a new epoch begins; `Keys`: the keys of all clients |
+| `MaskedUpload`, `MaskedRefresh`: masked scores, readable only in the sum over all clients | |
+| | `Durable`: how many uploads of this client a checkpoint holds |
 | | `Refused`: a message broke a rule; `Stop`: the run is over |
 """
 

@@ -1,4 +1,4 @@
-"""What is said as a client comes and goes, and as a run ends; and what a crash cannot undo."""
+"""Messages about connections, checkpoints and the end of a run."""
 
 from dataclasses import dataclass
 
@@ -13,13 +13,14 @@ from vafl.protocol.messages.checks import (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Join:
-    """Client `client` is here, for the first time or again, and says where it stands.
+    """Client `client` connects, for the first time or again, and reports where it stands.
 
     Attributes:
         activation: the number of its next upload.
-        applied: how many of its uploads were answered; it still waits for those from here on.
-        iteration: the last global iteration its model has learned from; -1 if none.
-        groups: names of feature groups that the server may ask it to permute, in UTF-8.
+        applied: how many of its uploads were answered. The uploads `applied`, ..., `activation` - 1 are in
+            flight.
+        iteration: the last global iteration that its model has stepped on; -1 if none.
+        groups: names of the feature groups that the server may ask it to permute, in UTF-8.
     """
 
     client: int
@@ -29,8 +30,8 @@ class Join:
     groups: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
-        waiting = self.activation - self.applied
-        require_counts(applied=self.applied, activation=waiting, iteration=self.iteration + 1)
+        in_flight = self.activation - self.applied
+        require_counts(applied=self.applied, activation=in_flight, iteration=self.iteration + 1)
         if self.groups:
             require_groups(self.groups)
 
@@ -41,7 +42,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leave:
-    """Client `client` is gone. What it had uploaded stays in the table."""
+    """The connection of client `client` has ended. Its uploads stay in the table."""
 
     client: int
     nbytes = HEADER_BYTES
@@ -49,16 +50,15 @@ class Leave:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Welcome:
-    """Where the run stands.
+    """The server's answer to `Join`: where the run stands.
 
     Attributes:
         iteration: the global iteration.
-        activations: how many uploads of each client the server has; the client says again what it is
-            missing, and leaves out what it has.
+        activations: how many uploads of each client the server has. The client sends the later ones again.
         durable: how many uploads of this client a checkpoint holds.
-        run: the run's random number: models belong together if they were trained in one run.
-        mark: the last mark of this client's privacy ledger that the server received; empty if none. A client
-            whose ledger does not know it has another ledger, or an older one.
+        run: a random number that identifies the run. Models with the same number belong together.
+        mark: the last mark of this client's privacy ledger that the server received; empty if none. If the
+            ledger does not contain it, the client has another ledger or an outdated one.
     """
 
     client: int
@@ -79,9 +79,9 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LedgerMark:
-    """A mark that the client has just entered in its privacy ledger, for the server to remember.
+    """A mark that the client has written to its privacy ledger. The server remembers it.
 
-    Marks are random: the server learns neither what is in the ledger nor how often others got marks.
+    Marks are random, so the server learns nothing about the ledger from them.
     """
 
     client: int
@@ -99,7 +99,7 @@ class LedgerMark:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Durable:
-    """A checkpoint now holds the client's first `activation` uploads: no crash can undo them."""
+    """A checkpoint holds the client's first `activation` uploads, so no crash can undo them."""
 
     client: int
     activation: int
@@ -108,7 +108,7 @@ class Durable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Refused(Explained):
-    """A message of the client broke a rule and was dropped; the reason says which."""
+    """The server dropped a message of the client that broke a rule. The reason names the rule."""
 
     client: int
     reason: str
@@ -116,10 +116,10 @@ class Refused(Explained):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stop(Explained):
-    """The run is over, and why.
+    """The run is over. The reason says why.
 
     Attributes:
-        failed: it has no result: the server could not, or may not, go on.
+        failed: whether the run ended without a result because the server could not continue.
     """
 
     client: int

@@ -1,4 +1,4 @@
-"""What a secure sum needs beside: keys for each epoch of masks, and embeddings under masks."""
+"""Messages of a secure sum: the keys of each epoch, and masked scores."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from vafl.protocol.rows import Rows
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Offer:
-    """A client's public key for one epoch of masks, with the proof whose it is: for the other clients."""
+    """A client's public key for one key epoch, with a proof of origin. The server relays it to the others."""
 
     client: int
     sequence: int
@@ -35,7 +35,7 @@ class Offer:
 
 
 class Masked:
-    """Words of some rows, under the masks of an epoch."""
+    """Base of messages with masked words."""
 
     __slots__ = ()
     sequence: int
@@ -43,9 +43,9 @@ class Masked:
     rows: Rows
     words: Words
 
-    def require(self, **own: int) -> None:
-        """Raises InvalidMessage with the first fault; `own` are counts that this kind has beside."""
-        require_counts(sequence=self.sequence, epoch=self.epoch, **own)
+    def require(self, **counts: int) -> None:
+        """Raise InvalidMessage for the first field that is wrong; `counts` are counts of the subclass."""
+        require_counts(sequence=self.sequence, epoch=self.epoch, **counts)
         require_rows(self.rows)
         require_words(self.words, self.rows.size)
 
@@ -56,11 +56,11 @@ class Masked:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskedUpload(Masked):
-    """As `Upload`, but each word is a score under masks that cancel only in the sum over all clients.
+    """Masked scores of the minibatch of one activation. The masks cancel in the sum over all clients.
 
     Attributes:
-        epoch: whose masks these are.
-        words: [batch, width] modulo 2^64.
+        epoch: the key epoch of the masks.
+        words: [batch, width], masked scores modulo 2^64.
     """
 
     client: int
@@ -77,7 +77,7 @@ class MaskedUpload(Masked):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskedRefresh(Masked):
-    """As `Refresh`, in answer to `request`, under masks as `MaskedUpload` is."""
+    """The answer to `request`: masked scores of its rows."""
 
     client: int
     sequence: int
@@ -92,7 +92,7 @@ class MaskedRefresh(Masked):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rekey(Explained):
-    """Masks made so far are void, and why; a fresh key for the new epoch, please."""
+    """A new key epoch begins: earlier masks are void, and the client must offer a fresh key."""
 
     client: int
     epoch: int
@@ -104,7 +104,7 @@ class Rekey(Explained):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Keys:
-    """What every client has offered for an epoch, in their order: masks can be made."""
+    """The offers of all clients for an epoch, in the order of the clients."""
 
     client: int
     epoch: int

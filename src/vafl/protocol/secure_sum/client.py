@@ -1,7 +1,37 @@
-"""The client of a secure sum: all that leaves it is under masks that cancel only in the sum over all.
+"""The client of a secure sum: it sends scores only under masks, which cancel in the sum over all clients.
 
-Masks come with an epoch's keys. An upload made while there are none waits for them; one that was under
-way when an epoch ended is said again, the same scores under new masks.
+Masks belong to a key epoch. In each epoch every client offers one public key, and the server relays all keys.
+An epoch ends when a client that has offered a key leaves or joins again. The states of one client:
+
+                       join(): epoch = -1, no masks
+    +---------------------------------------------------------------+
+    v                                                               |
+    +--------+  wake(): send Offer(0)   +------------+  Keys(e):    +-----------+
+    | NO KEY |------------------------->| OFFERED(e) |------------->| MASKED(e) |
+    +--------+  Rekey(e): send Offer(e) +------------+  send the    +-----------+
+                                         ^    |    ^    uploads in       |
+                                         |    |    |    flight           |
+                                         +----+    +---------------------+
+                                    Rekey(e'), e' != e: send Offer(e')
+
+join() leads to NO KEY from OFFERED, too. What the client does in each state:
+
+    message or event     NO KEY, OFFERED                       MASKED
+    upload (wake())      kept in flight; sent after Keys       MaskedUpload
+    Request              ignored; the server repeats it        MaskedRefresh or Decline
+                         once all keys are there
+    Rekey of epoch e     Offer, unless e is already offered    the same
+
+Invariants:
+
+1. No score leaves the client without masks.
+2. A key pair serves one agreement. Each Offer has a fresh key, and `KeyAgreement.agree` deletes the private
+   key. So a server that repeats an epoch number cannot make a client use the same masks twice.
+3. Within an epoch, masks of one purpose ("batch" or "evaluation") and number are used once. Two different
+   scores under one mask would reveal their difference.
+4. An upload that was in flight when an epoch ended is sent again in the next one: the same scores under other
+   masks. The privacy budget is not charged again.
+5. Keys of any other epoch than the one offered last are refused.
 """
 
 from collections.abc import Sequence
@@ -26,24 +56,24 @@ from vafl.protocol.rows import Matrix, Rows
 
 
 class Masks(Protocol):
-    """One client's masks of one epoch."""
+    """The masks of one client in one epoch."""
 
     def hide(self, purpose: str, number: int, rows: Rows, scores: Matrix) -> Words:
-        """Scores under the masks of a round; those of one purpose and number serve once."""
+        """Return masked scores. Each purpose and number can be used once."""
 
 
 class KeyAgreement(Protocol):
-    """One client's keys."""
+    """Makes the keys of one client and checks those of the others."""
 
     def offer(self, epoch: int) -> bytes:
-        """A fresh public key, with the proof whose it is."""
+        """Return a fresh public key and the proof that it belongs to this client."""
 
     def agree(self, epoch: int, offers: Sequence[bytes]) -> Masks:
-        """The masks that follow from everybody's offers; checks whose they are."""
+        """Check that each offer comes from its client; return the masks that follow from all offers."""
 
 
 class Masking(PredictionClient):
-    """A client that answers no request but under masks.
+    """A client that answers requests only under masks.
 
     Args:
         keys: makes and checks keys.
@@ -52,11 +82,11 @@ class Masking(PredictionClient):
     def __init__(self, *others: Any, keys: KeyAgreement, **settings: Any) -> None:
         super().__init__(*others, **settings)
         self._keys = keys
-        self._epoch = -1  # of the key offered last on this connection
+        self._epoch = -1  # the epoch of the last key offered on this connection; -1 if none
         self._masks: Masks | None = None
 
     def join(self) -> Join:
-        """Another connection: what was agreed on the last one is void."""
+        """Start a new connection. The keys of the last connection are void."""
         self._epoch, self._masks = -1, None
         return super().join()
 
@@ -66,10 +96,11 @@ class Masking(PredictionClient):
         if isinstance(message, Keys):
             return self._agree(message)
         if isinstance(message, Request) and self._masks is None:
-            return []  # said again once there are keys
+            return []  # The server repeats the request once all clients have keys.
         return super()._take(message)
 
     def _offer(self, epoch: int) -> list[ClientMessage]:
+        """Drop the masks and offer a key for the epoch, unless this client has offered one for it."""
         if epoch == self._epoch:
             return []
         self._epoch, self._masks = epoch, None
@@ -78,7 +109,9 @@ class Masking(PredictionClient):
     def _agree(self, keys: Keys) -> list[ClientMessage]:
         if keys.epoch != self._epoch:
             raise InvalidMessage(
-                "VFL-4111", f"keys must be of epoch {self._epoch}. Found keys of epoch {keys.epoch}."
+                "VFL-4111",
+                f"keys must be of epoch {self._epoch}. Found keys of epoch {keys.epoch}. This client has no "
+                "key for that epoch.",
             )
         self._masks = self._keys.agree(keys.epoch, keys.offers)
         return []
@@ -91,27 +124,33 @@ class Masking(PredictionClient):
 
 
 class MaskedClient(Masking, Client):
-    """A client that says no score but under masks."""
+    """A training client that sends scores only under masks."""
 
     def wake(self) -> list[ClientMessage]:
-        """Nobody has to ask for the first key."""
-        first = self._offer(0) if self._epoch < 0 else []
-        return [*first, *super().wake()]
+        """Begin an activation. The client offers its first key without a `Rekey`."""
+        offer = self._offer(0) if self._epoch < 0 else []
+        return [*offer, *super().wake()]
 
     def _agree(self, keys: Keys) -> list[ClientMessage]:
         super()._agree(keys)
-        return [said for number, flight in self._flights.items() for said in self._say(number, flight)]
+        # Everything in flight was masked in an earlier epoch, or waits for its first masks.
+        return [
+            message
+            for activation, flight in self._flights.items()
+            for message in self._upload_of(activation, flight)
+        ]
 
     def _check_rows(self, rows: Rows) -> None:
         super()._check_rows(rows)
         if len(rows) and int(rows.min()) < self._schedule.rows:
             raise InvalidMessage(
                 "VFL-4112",
-                f"only held-out rows, from {self._schedule.rows} on, are summed on request. "
-                f"Found {int(rows.min())}: training rows are summed in rounds.",
+                f"the server may request sums of held-out rows only, from row {self._schedule.rows} on. "
+                f"Found row {int(rows.min())}, a training row, which is summed in training rounds.",
             )
 
-    def _say(self, activation: int, flight: Flight) -> list[ClientMessage]:
+    def _upload_of(self, activation: int, flight: Flight) -> list[ClientMessage]:
+        """Return the masked upload, or nothing while there are no masks: `_agree` sends it then."""
         if self._masks is None:
             return []
         words = self._masks.hide("batch", activation, flight.rows, flight.embeddings)

@@ -1,22 +1,22 @@
-"""Scores as whole numbers modulo 2^64: sums of them are exact, so masks that cancel leave nothing behind."""
+"""Fixed-point scores: integers modulo 2^64. Their sums are exact, so masks cancel without a remainder."""
 
 import numpy as np
 import numpy.typing as npt
 
 from vafl.errors import Diverged
 
-FRACTION_BITS = 32  # a float32 of magnitude 2^-9 or more has no digit below 2^-32: it is encoded exactly
+FRACTION_BITS = 32  # exact for float32 of magnitude 2^-9 or more, which has no digit below 2^-32
 Words = npt.NDArray[np.uint64]
 Scores = npt.NDArray[np.float32]
 
 
 def largest_score(clients: int) -> float:
-    """What no client's score may reach, so that the sum of so many cannot wrap around."""
+    """Return the magnitude below which scores must stay, so that the sum over all clients cannot overflow."""
     return 2.0 ** (63 - FRACTION_BITS) / clients
 
 
 def encode(scores: Scores, clients: int) -> Words:
-    """Multiples of 2^-32, negative ones as two's complements.
+    """Return scores as multiples of 2^-32, with negative values in two's complement.
 
     Raises:
         Diverged: a score is too large for a sum of `clients` of them.
@@ -24,16 +24,16 @@ def encode(scores: Scores, clients: int) -> Words:
     values = scores.astype(np.float64)
     limit = largest_score(clients)
     if values.size and not np.abs(values).max() < limit:
-        found = values.flat[np.abs(values).argmax()]  # NaN, if there is one
+        largest = values.flat[np.abs(values).argmax()]  # argmax returns the position of a NaN if there is one
         raise Diverged(
             "VFL-4121",
             f"a score must be below {limit:,.0f} in magnitude for the secure sum of {clients} clients. "
-            f"Found {found:g}. Lower optimiser.step_size, or scale the features.",
+            f"Found {largest:g}. Lower optimiser.step_size, or scale the features.",
         )
     return np.rint(np.ldexp(values, FRACTION_BITS)).astype(np.int64).view(np.uint64)
 
 
 def decode(total: Words) -> Scores:
-    """The sum, as float32, that the words stand for."""
+    """Return the scores, as float32, that a sum of words represents."""
     sums: Scores = np.ldexp(total.view(np.int64).astype(np.float64), -FRACTION_BITS).astype(np.float32)
     return sums

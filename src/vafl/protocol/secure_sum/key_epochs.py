@@ -1,4 +1,4 @@
-"""The epochs of a secure sum as the server keeps them: who has offered a key for this one."""
+"""The key epochs of a secure sum, as the server keeps them. The diagram is in server.py."""
 
 from collections.abc import Set
 
@@ -7,10 +7,10 @@ from vafl.protocol.messages import Keys, Offer, Rekey
 
 
 class Epochs:
-    """Begins with epoch 0; there are masks once all clients have offered a key.
+    """Collects one key per client and epoch, starting with epoch 0.
 
     Attributes:
-        number: of the epoch whose keys are in use, or being agreed on.
+        number: the current epoch.
     """
 
     def __init__(self, clients: int) -> None:
@@ -19,28 +19,41 @@ class Epochs:
 
     @property
     def missing(self) -> set[int]:
-        """The clients whose keys are not there."""
+        """Return the clients that have not offered a key for the current epoch."""
         return set(range(self._clients)) - self._offers.keys()
 
     def is_void(self, number: int) -> bool:
-        """Whether it was said before its client knew of this epoch: no fault, and of no use."""
+        """Return whether a message of epoch `number` is out of date.
+
+        Its client sent it before it knew of the current epoch, so this is no fault.
+
+        Raises:
+            InvalidMessage: the epoch has not begun.
+        """
         if number > self.number:
-            raise InvalidMessage("VFL-4131", f"masks are in epoch {self.number}. Found epoch {number}.")
+            raise InvalidMessage(
+                "VFL-4131",
+                f"a message must be of the current key epoch, {self.number}, or an earlier one. "
+                f"Found epoch {number}.",
+            )
         return number < self.number
 
     def require_keys(self, client: int) -> None:
-        """Raises InvalidMessage unless there are masks."""
+        """Raise InvalidMessage if a client sends masked words before all keys are there."""
         if self.missing:
             raise InvalidMessage(
                 "VFL-4132",
-                f"client {client} cannot have masks for epoch {self.number}: not all keys are there.",
+                f"client {client} cannot have masks for epoch {self.number}: the keys of clients "
+                f"{sorted(self.missing)} are missing.",
             )
 
     def take(self, offer: Offer) -> list[Keys]:
-        """Notes a key; with the last one, gives all keys to everybody."""
+        """Store a key; when the last one arrives, return all keys for every client."""
         if offer.client in self._offers:
             raise InvalidMessage(
-                "VFL-4133", f"a client has one key an epoch. Found another of client {offer.client}."
+                "VFL-4133",
+                f"a client offers one key per epoch. Found a second one of client {offer.client} for epoch "
+                f"{self.number}.",
             )
         self._offers[offer.client] = offer.offer
         if self.missing:
@@ -49,15 +62,16 @@ class Epochs:
         return [Keys(client, self.number, offers) for client in range(self._clients)]
 
     def end(self, client: int, why: str, absent: Set[int]) -> list[Rekey] | None:
-        """A client came or went: keys it has offered are worth nothing any more, and so are all masks.
+        """Begin the next epoch because a client left or joined again. Its key and all masks are void.
 
         Returns:
-            what the others are told; None if it had offered none.
+            A `Rekey` for each other client that is present; None if the client had offered no key, so that
+            the epoch goes on.
         """
         if client not in self._offers:
             return None
         self.number += 1
         self._offers.clear()
         present = [other for other in range(self._clients) if other not in absent | {client}]
-        reason = f"{why}: what was under way is said again under the masks of epoch {self.number}"
+        reason = f"{why}: what was under way is sent again under the masks of epoch {self.number}"
         return [Rekey(other, self.number, reason) for other in present]

@@ -1,12 +1,12 @@
-"""Pairwise masks: what each client uploads looks random, and the sum over all clients is exact.
+"""Pairwise masks: each upload looks random, and the sum over all clients is exact.
 
-Every two clients agree on a secret (X25519, a new key pair each epoch). For each round it gives both the
-same stream of random words; one adds it to its scores, the other subtracts it. Modulo 2^64 a masked score
-is uniform to whoever lacks one of its masks, and all masks cancel in the sum.
+Each pair of clients agrees on a secret (X25519, with a new key pair in each epoch). From the secret both
+derive the same stream of random words for each round. One adds the stream to its scores, the other subtracts
+it. To anyone who lacks one of its masks, a masked score is uniform modulo 2^64. In the sum all masks cancel.
 
-A mask used twice would reveal a difference of scores, so a key pair serves one epoch, and a stream one
-round. What a stream is for (run, epoch, everybody's keys, purpose, number, rows, width) goes into its key:
-clients that were told different things mask differently, and their sum is noise.
+A mask used twice would reveal a difference of scores. So a key pair serves one epoch, and a stream serves one
+round. The key of a stream depends on its use: run, epoch, all clients' keys, purpose, number, rows and width.
+If the server tells clients different things, their masks differ and the sum is noise.
 """
 
 import hashlib
@@ -31,33 +31,33 @@ _DOMAIN = b"vafl secure sum 1"
 
 
 class KeySigner(Protocol):
-    """Proves whose a statement is, and checks others' proofs."""
+    """Signs statements of this party and checks the signatures of others."""
 
     def vouch(self, statement: bytes) -> bytes:
-        """A proof that this party made the statement."""
+        """Return a proof that this party made the statement."""
 
     def check(self, party: str, statement: bytes, proof: bytes) -> None:
-        """Raises Unauthenticated unless `party` made it."""
+        """Raise Unauthenticated unless `party` made the statement."""
 
 
 class NoKeySigner:
-    """For parties on one machine only: nothing is proved, so whoever relays keys could replace them."""
+    """Signs nothing. For parties on one machine only: a server that relays keys could replace them."""
 
     def vouch(self, statement: bytes) -> bytes:
         return b""
 
     def check(self, party: str, statement: bytes, proof: bytes) -> None:
-        """Believes anything."""
+        """Accept every statement."""
 
 
 class KeyAgreement:
-    """One client's keys, an epoch at a time.
+    """Makes the keys of one client, one epoch at a time, and checks the keys of the others.
 
     Args:
-        run_id: keys are for this run only.
-        parties: the clients' names, in their order.
-        index: which of them this is.
-        witness: signs this client's keys and checks the others'.
+        run_id: identifies the run. Keys are valid for one run.
+        parties: the clients' names, in order.
+        index: the position of this client in `parties`.
+        witness: signs this client's keys and checks the signatures of the others.
     """
 
     def __init__(self, run_id: str, parties: Sequence[str], index: int, witness: KeySigner) -> None:
@@ -66,25 +66,27 @@ class KeyAgreement:
         self._offered = b""
 
     def offer(self, epoch: int) -> bytes:
-        """A new public key and the proof that it is this client's, for the others."""
+        """Return a fresh public key and the proof that it belongs to this client."""
         self._private = X25519PrivateKey.generate()
         key = self._private.public_key().public_bytes_raw()
         self._offered = key + self._witness.vouch(self._statement(epoch, self._index, key))
         return self._offered
 
     def agree(self, epoch: int, offers: Sequence[bytes]) -> "Masks":
-        """The masks of an epoch, from what every client has offered; the own key is used up.
+        """Return the masks of an epoch, derived from the offers of all clients.
 
         Raises:
-            InvalidMessage: these are not one offer each of all clients, this one's among them.
-            Unauthenticated: a key is not proved to be that client's.
+            InvalidMessage: there is not one offer per client, or this client's offer is not among them.
+            Unauthenticated: the proof of a key is not valid for its client.
         """
+        # Delete the private key, also if the checks fail: a key pair must not serve two sets of offers.
         private, self._private = self._private, None
         if private is None or len(offers) != len(self._parties) or offers[self._index] != self._offered:
             raise InvalidMessage(
                 "VFL-4141",
-                f"the keys of epoch {epoch} must be one of each of {len(self._parties)} clients, with the "
-                "one this client offered last. Found others: is the server honest?",
+                f"the keys of epoch {epoch} must be one from each of {len(self._parties)} clients, including "
+                f"the one that this client offered last. Found {len(offers)} keys, or another key of this "
+                "client. The server may be dishonest.",
             )
         keys = [offer[:KEY_BYTES] for offer in offers]
         for party, (key, offer) in enumerate(zip(keys, offers, strict=True)):
@@ -95,31 +97,33 @@ class KeyAgreement:
         )
 
     def _statement(self, epoch: int, party: int, key: bytes) -> bytes:
-        """What a client proves: this is my key, in this epoch of this run."""
+        """Return the bytes that a client signs: this is my key, in this epoch of this run."""
         return _joined(
             _DOMAIN, self._run_id.encode(), struct.pack("<Q", epoch), self._parties[party].encode(), key
         )
 
     def _pair(self, private: X25519PrivateKey, other: int, key: bytes, transcript: bytes) -> bytes:
-        """The key this client shares with another one; none with itself."""
+        """Return the secret key shared with another client; empty for this client itself."""
         if other == self._index:
             return b""
         try:
             secret = private.exchange(X25519PublicKey.from_public_bytes(key))
-        except ValueError as error:  # too short, or a point that would give away the secret
+        except ValueError as error:  # wrong length, or a low-order point: the secret would be 0
             raise InvalidMessage(
-                "VFL-4142", f"the key of {self._parties[other]} must be an X25519 public key."
+                "VFL-4142",
+                f"the key of {self._parties[other]} must be a valid X25519 public key. Found {len(key)} "
+                "bytes that are not.",
             ) from error
         pair = struct.pack("<II", *sorted((self._index, other)))
         return HKDF(SHA256(), 32, None, _joined(_DOMAIN, transcript, pair)).derive(secret)
 
 
 class Masks:
-    """One client's masks of one epoch; each is used once.
+    """The masks of one client in one epoch. Each mask is used once.
 
     Args:
-        index: which client this is.
-        pairs: the key shared with each client, in their order.
+        index: the number of this client.
+        pairs: the key shared with each client, in order.
     """
 
     def __init__(self, index: int, pairs: Sequence[bytes]) -> None:
@@ -127,27 +131,28 @@ class Masks:
         self._last: dict[str, int] = {}
 
     def hide(self, purpose: str, number: int, rows: Rows, scores: Scores) -> Words:
-        """Scores [rows, width] in fixed point, under this client's masks of one round.
+        """Return scores [rows, width] in fixed point, masked for one round.
 
         Args:
-            purpose: rounds of different purposes are numbered separately.
-            number: of the round; it grows.
-            rows: which rows these are: the sum comes out only if all clients mean the same.
+            purpose: "batch" or "evaluation". Each purpose has its own round numbers.
+            number: the number of the round. It must grow.
+            rows: the rows of the scores. The masks cancel only if all clients use the same rows.
 
         Raises:
-            InvalidMessage: the masks of this round were used already.
+            InvalidMessage: the masks of this round have been used.
             Diverged: a score is too large.
         """
         words = encode(scores, len(self._pairs))
         if number <= self._last.get(purpose, -1):
             raise InvalidMessage(
                 "VFL-4143",
-                f"masks are used once. Found {purpose} round {number} asked for after round "
-                f"{self._last[purpose]}: is the server honest?",
+                f"each mask is used once. Found {purpose} round {number} requested after round "
+                f"{self._last[purpose]}. The server may be dishonest.",
             )
         self._last[purpose] = number
-        what = struct.pack("<QII", number, *scores.shape)
-        label = _joined(_DOMAIN, purpose.encode(), what, rows.astype("<i8").tobytes())
+        header = struct.pack("<QII", number, *scores.shape)
+        label = _joined(_DOMAIN, purpose.encode(), header, rows.astype("<i8").tobytes())
+        # Of each pair, the client with the smaller number adds the stream and the other one subtracts it.
         for other, key in enumerate(self._pairs):
             if other > self._index:
                 words += _stream(key, label, words.shape)
@@ -157,14 +162,17 @@ class Masks:
 
 
 def _stream(key: bytes, label: bytes, shape: tuple[int, ...]) -> Words:
-    """Random words from AES in counter mode, whose key serves this label only."""
-    own = HKDFExpand(SHA256(), 32, _digest(label)).derive(key)
-    encryptor = Cipher(algorithms.AES(own), modes.CTR(bytes(16))).encryptor()
+    """Return pseudo-random words from AES in counter mode.
+
+    The AES key is derived for this label only, so the counter can start at 0.
+    """
+    stream_key = HKDFExpand(SHA256(), 32, _digest(label)).derive(key)
+    encryptor = Cipher(algorithms.AES(stream_key), modes.CTR(bytes(16))).encryptor()
     return np.frombuffer(encryptor.update(bytes(8 * int(np.prod(shape)))), "<u8").reshape(shape)
 
 
 def _joined(*parts: bytes) -> bytes:
-    """The parts with their lengths, so that no two lists of parts look the same."""
+    """Join the parts, each after its length, so that different lists of parts give different bytes."""
     return b"".join(struct.pack("<I", len(part)) + part for part in parts)
 
 

@@ -1,9 +1,51 @@
-"""The server of a secure sum: it learns the sum of all clients' scores of a row, and nothing of any one.
+"""The server of a secure sum: it learns the sum of all clients' scores of a row, and no single score.
 
-Uploads come under masks that cancel when all clients' words are added modulo 2^64 (privacy/secure_sum.py).
-So a round is taken whole or not at all. When a client leaves or comes, the words of the round under way
-are thrown away and a new epoch begins: every client offers a fresh key, the server relays them all, and
-what was under way is said again under new masks.
+Clients send masked words. The masks cancel when the server adds the words of all clients modulo 2^64 (see
+masks.py). So the server needs the words of every client, masked with keys of the same epoch. The states of a
+key epoch:
+
+    +-------------------+   the last client's Offer(e):    +------------------+
+    |   COLLECTING(e)   |   send Keys(e) to all clients,   |    AGREED(e)     |
+    | some clients have |--------------------------------->| every client has |
+    |    no key yet     |   repeat the open Request        |    the keys      |
+    +-------------------+                                  +------------------+
+          ^       |  a client that offered a key for e               |
+          |       |  leaves or joins again                           |
+          |       v                                                  v
+        e = e + 1: drop the words of the open round, send Rekey(e) to the other clients that are present
+
+    Join                 always answered with Rekey(e), so that the client offers a key
+    MaskedUpload(e)      in AGREED: keep the words; with the last client's words, sum them and step
+    MaskedRefresh(e)     in AGREED: keep the words; with the last client's words, store the sum
+    message of epoch < e ignored: the client sent it before it received Rekey(e)
+    message of epoch > e InvalidMessage
+
+Example with two clients:
+
+    client 0             server              client 1
+       | -- Offer(0) ------> |                   |
+       |                     | <---- Offer(0) -- |
+       | <------ Keys(0) --- | --- Keys(0) ----> |
+       | -- MaskedUpload --> |                   |
+       |                     | <------ Leave --- |     the words of client 0 are useless now
+       | <----- Rekey(1) --- |                   |
+       | -- Offer(1) ------> |                   |
+       |                     | <------- Join --- |
+       |                     | -- Welcome,       |
+       |                     |    Rekey(1) ----> |
+       |                     | <---- Offer(1) -- |
+       | <------ Keys(1) --- | --- Keys(1) ----> |
+       | -- MaskedUpload --> |                   |     the same scores under other masks
+
+Invariants:
+
+1. The server adds words only if all clients sent them for the same rows in the same epoch. Any other sum is
+   random.
+2. A round counts for all clients or for none. When an epoch ends, the server takes back the uploads of the
+   open round: `activations` goes back, and the clients send them again.
+3. The server asks all clients for a sum, never one alone, and has one evaluation open at a time.
+4. The open evaluation survives the end of an epoch. The server asks for it again once all keys are there.
+5. Words are deleted once they are summed.
 """
 
 from collections.abc import Callable, Iterable, Sequence, Set
@@ -39,7 +81,7 @@ from vafl.protocol.table import FOREVER, Delays, EmbeddingTable
 
 
 class SumTable(EmbeddingTable):
-    """The last sum of each row over all clients, as one column; there is no cell of any client."""
+    """The last sum over all clients of each row, as a single column. No client has cells here."""
 
     def __init__(self, rows: int, clients: int, width: int) -> None:
         super().__init__(rows, [width], summed=True)
@@ -50,23 +92,26 @@ class SumTable(EmbeddingTable):
         return self._clients
 
     def lose_since(self, iteration: int, client: int | None = None) -> None:
-        """Nothing is lost in a crash: every step sums its rows anew."""
+        """Do nothing: every step sums its rows again, so a crash loses no cells."""
 
     def lost(self, client: int) -> Rows:
-        """No rows: no client has cells to say again."""
+        """Return no rows: no client has cells here."""
         return NO_ROWS
 
     def read_filled(self, rows: Rows) -> tuple[Matrix, dict[int, Rows]]:
-        """As for any table, but nothing can stand in for a part of a sum: without one there is no sum."""
+        """Return the sums of these rows, and the rows without a sum for every client.
+
+        Nothing can stand in for one client's part of a sum.
+        """
         gap = rows[self.stored_at[rows, 0] == -FOREVER]
         return self.read(rows), dict.fromkeys(range(self._clients), gap) if len(gap) else {}
 
     def delays(self, rows: Rows, iteration: int) -> Delays:
-        """[batch, clients]: all clients' parts of a sum are of one age."""
+        """Return the delays, [batch, clients]. All parts of a sum have the same delay."""
         return np.repeat(super().delays(rows, iteration), self._clients, axis=1)
 
     def count_delays(self, rows: Rows, iteration: int, counts: Rows, own: int) -> int:
-        """As above; a round is everybody's, so nobody is left out."""
+        """Count the delays of the sums for every client, since each one takes part in every sum."""
         of_sums = np.zeros_like(counts[:1])
         longest = super().count_delays(rows, iteration, of_sums, own)
         counts += of_sums
@@ -74,14 +119,14 @@ class SumTable(EmbeddingTable):
 
 
 class MaskedServer(Server):
-    """A server that takes masked words only.
+    """A server that accepts only masked words.
 
     Args:
-        table: for the sums.
-        decode: the sum [rows, width] that added words stand for.
+        table: stores the sums.
+        decode: converts the sum of the words to the sum of the scores, [rows, width].
 
     Attributes:
-        epochs: which keys are in use, or being agreed on.
+        epochs: the current key epoch and the keys offered for it.
     """
 
     table: SumTable
@@ -105,7 +150,7 @@ class MaskedServer(Server):
 
     @property
     def may_poll(self) -> bool:
-        """Whether all clients have keys: a sum needs all of them."""
+        """Return whether all clients have keys. A sum needs all of them."""
         return not self.epochs.missing
 
     def poll(self, rows: Rows, best: int = -1, *, back: bool = False) -> Poll:
@@ -117,17 +162,17 @@ class MaskedServer(Server):
 
     @property
     def open_requests(self) -> Set[int]:
-        """The number of the sum asked for, if its parts are still coming."""
+        """Return the number of the evaluation that is open, if there is one."""
         return set() if self._asked is None else {self._asked.number}
 
     def expire(self, numbers: Iterable[int]) -> list[ServerMessage]:
-        """Give up the sum asked for; parts of it that come later are void."""
+        """Give up the open evaluation. Words that arrive for it later are ignored."""
         if any(True for _ in numbers):
             self._end_poll()
         return []
 
     def _end_poll(self) -> None:
-        """No more parts are waited for: the sum is complete, declined or late."""
+        """Close the open evaluation: its sum is complete, declined or late."""
         self._asked = None
         self._poll.waiting.clear()
 
@@ -138,7 +183,7 @@ class MaskedServer(Server):
         who, gone = "" if names else "clients ", listed(self.absent, names)
         return f"keys of {who}{listed(missing, names)} for epoch {self.epochs.number} of masks; gone: {gone}"
 
-    # --- each kind of message ---
+    # --- one method per kind of message: all checks come before the first change ---
 
     def _take(self, message: ClientMessage) -> list[ServerMessage]:
         if isinstance(message, Offer):
@@ -150,8 +195,8 @@ class MaskedServer(Server):
         if isinstance(message, Upload | Refresh | Query):
             raise InvalidMessage(
                 "VFL-4161",
-                f"this run sums under masks. Found {type(message).__name__} of client {message.client}: all "
-                "parties must agree on privacy.secure_sum.",
+                f"this run has a secure sum, so embeddings must be masked. Found {type(message).__name__} of "
+                f"client {message.client}. Set privacy.secure_sum to the same value at all parties.",
             )
         return super()._take(message)
 
@@ -171,7 +216,8 @@ class MaskedServer(Server):
         self._check_turn(client, upload.activation, upload.rows)
         self._sequences[client] = upload.sequence
         self.activations[client] += 1
-        self._answers.kept[client].clear()  # the client has them all, or it would not be here
+        # Sync: a client uploads the next round only after it has applied the last answer.
+        self._answers.kept[client].clear()
         self._words[client] = upload.words
         self._waiting.append(Turn(client, upload.activation, upload.rows, True, True))
         return self._end_older_rounds()
@@ -183,7 +229,9 @@ class MaskedServer(Server):
         asked = self._find_asked(refresh.client, refresh.request)
         if asked is not None and not np.array_equal(asked.rows, refresh.rows):
             raise InvalidMessage(
-                "VFL-4162", f"the answer to request {asked.number} must hold exactly its rows."
+                "VFL-4162",
+                f"the answer to request {asked.number} must have exactly the rows of the request. Found "
+                f"other rows from client {refresh.client}.",
             )
         self._check_words(refresh)
         self._sequences[refresh.client] = refresh.sequence
@@ -196,7 +244,7 @@ class MaskedServer(Server):
         return []
 
     def _take_decline(self, decline: Decline) -> list[ServerMessage]:
-        """Without one client there is no sum."""
+        """Close the evaluation: without one client there is no sum."""
         self._check_sequence(decline.client, decline.sequence)
         if self._find_asked(decline.client, decline.request) is not None:
             self._end_poll()
@@ -205,16 +253,18 @@ class MaskedServer(Server):
 
     def _take_leave(self, leave: Leave) -> list[ServerMessage]:
         replies = super()._take_leave(leave)
-        return replies + self._change(leave.client, f"client {leave.client} left")
+        return replies + self._end_epoch(leave.client, f"client {leave.client} left")
 
     def _take_join(self, join: Join) -> list[ServerMessage]:
-        rekeyed = self._change(join.client, f"client {join.client} came")
+        # First take back the open round, so that Welcome has the counts that the clients continue from.
+        rekeyed = self._end_epoch(join.client, f"client {join.client} joined")
         welcomed = super()._take_join(join)
         return [*welcomed, Rekey(join.client, self.epochs.number, "welcome"), *rekeyed]
 
     # --- epochs ---
 
-    def _change(self, client: int, why: str) -> list[ServerMessage]:
+    def _end_epoch(self, client: int, why: str) -> list[ServerMessage]:
+        """Begin a new epoch if this client, which left or joined, has offered a key for the current one."""
         rekeyed = self.epochs.end(client, why, self.absent)
         if rekeyed is None:
             return []
@@ -222,21 +272,21 @@ class MaskedServer(Server):
         return [*rekeyed]
 
     def _abort_round(self) -> None:
-        """Words of the epoch before can never be summed; their clients say them again."""
+        """Take back the uploads of the open round. Their clients send them again in the new epoch."""
         for turn in self._waiting:
             self.activations[turn.client] -= 1
         self._waiting, self._group = [], []
         self._words.clear()
 
     def _ask_again(self) -> list[Request]:
-        """What is asked for, in this epoch's masks; what was said in others', or to what is over, is void."""
+        """Return the open evaluation's requests, and drop the words of earlier epochs and evaluations."""
         self._asked_words.clear()
         if self._asked is None:
             return []
         return [replace(self._asked, client=client) for client in range(self.table.clients)]
 
     def _is_void(self, message: Offer | MaskedUpload | MaskedRefresh) -> bool:
-        """Whether it was said before its client knew of this epoch: no fault, and of no use."""
+        """Return whether the client sent this before it knew of the current epoch: useless, but no fault."""
         self._check_sequence(message.client, message.sequence)
         return self.epochs.is_void(message.epoch)
 
@@ -246,7 +296,10 @@ class MaskedServer(Server):
         self.table.check(0, message.rows, message.words)
 
     def _find_asked(self, client: int, number: int) -> Request | None:
-        """What was asked; None if that is over: others may have declined while this client answered."""
+        """Return the open request with this number, or None if it is closed.
+
+        Another client may have declined in the meantime, so an answer to a closed request is no fault.
+        """
         asked = self._asked if self._asked is not None and self._asked.number == number else None
         if number >= self._sums_asked or (asked is not None and client in self._asked_words):
             raise InvalidMessage("VFL-4163", f"client {client} was not asked request {number}.")
@@ -257,7 +310,7 @@ class MaskedServer(Server):
         return super()._step(group)
 
     def _store_sum(self, rows: Rows, words: dict[int, Words]) -> None:
-        """Adds what all clients said of these rows, and forgets it."""
+        """Add the words of all clients for these rows, store the sum, and delete the words."""
         total = np.add.reduce(list(words.values()))
         words.clear()
         self.table.store(0, rows, self._decode(total), self.iteration)
