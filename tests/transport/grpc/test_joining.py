@@ -57,8 +57,8 @@ def test_a_stream_has_one_join_and_it_comes_first():
             return early, await hasty.hear(Refused), federation.server.activations
 
     early, late, activations = complete(story())
-    assert "first message is a join" in early.reason
-    assert "first message is a join" in late.reason
+    assert "VFL-6125" in early.reason
+    assert "VFL-6125" in late.reason
     assert activations == [0, 0]
 
 

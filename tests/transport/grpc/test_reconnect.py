@@ -61,9 +61,9 @@ def test_a_connection_closed_at_once_is_a_refusal_only_if_it_happens_again_and_a
     federation.address = "127.0.0.1:1"
     client = federation.client(0)
     for details in (CLOSED, REFUSED, CLOSED, CLOSED, CLOSED, CLOSED):
-        client._reach.judge(failed(details))
+        client._reconnect.judge(failed(details))
     with pytest.raises(Unauthenticated, match="VFL-6182"):
-        client._reach.judge(failed(CLOSED))
+        client._reconnect.judge(failed(CLOSED))
 
 
 def test_after_a_welcome_patience_rules_however_often_connections_are_closed():
@@ -82,7 +82,7 @@ def test_after_a_welcome_patience_rules_however_often_connections_are_closed():
             await asyncio.gather(running, return_exceptions=True)
             return client
 
-    reach = complete(story())._reach
+    reach = complete(story())._reconnect
     for _ in range(20):
         reach.judge(failed(CLOSED))
     reach.heard -= 1000.0
