@@ -20,7 +20,7 @@ One `AlignmentServer` goes through these states once:
     DONE          send DONE; each client then writes its alignment
 
 Every state before DONE goes to FAILED if a client leaves (WAITING excepted), breaks the protocol or stays
-silent for too long, or if the server itself fails. `serve` then sends each client the reason that it may read.
+silent for too long, or if the server itself fails. `serve` then sends each client the reason it may read.
 
 Messages of one client's stream, in order. BEAT and BUSY may come at any time, FAILED instead of any message
 of the server:
@@ -351,7 +351,7 @@ class AlignmentServer:
             return unpack_loosened(body, self._clients[party].ids)
 
     def _number(self, matches: Matches) -> tuple[Alignment, Places]:
-        """Choose the rows. Return the server's alignment, and the row number of each of its ids (-1: none)."""
+        """Choose the rows. Return the server's alignment, and each of its ids' row number or -1."""
         count = len(self._ids)
         matched = [places for places, _ in matches.values()]
         chosen = np.arange(count) if self._terms.records == "labelled" else common(count, matched)
