@@ -1,4 +1,4 @@
-"""Frames: every message survives the way there and back, and no bytes whatever do harm."""
+"""Every message survives encoding and decoding, and no bytes whatsoever do harm."""
 
 from contextlib import suppress
 
@@ -226,7 +226,7 @@ def test_junk_is_refused(junk):
 
 @given(client_messages(), st.data())
 def test_a_damaged_frame_is_refused_or_is_a_valid_message(message, data):
-    """A flipped bit may give another valid message, never a crash, and never one of another party."""
+    """A flipped bit may make another valid message, but never a crash or a message of another party."""
     frame = bytearray(Codec().encode(message))
     for _ in range(data.draw(st.integers(1, 4))):
         frame[data.draw(st.integers(0, len(frame) - 1))] ^= 1 << data.draw(st.integers(0, 7))
@@ -283,7 +283,7 @@ def test_not_finite_numbers_are_refused():
 
 
 def test_masked_words_are_no_matrix_of_the_runs_encoding():
-    """However gradients travel, a word keeps all its bits."""
+    """Masked words keep all their bits, whatever the encoding of gradients."""
     words = np.array([[2**64 - 1, 2**63 + 1]], dtype=np.uint64)
     for encoding in ENCODINGS:
         codec, message = Codec(encoding), MaskedUpload(0, 1, 2, 3, np.arange(1), words)

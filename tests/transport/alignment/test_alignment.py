@@ -1,4 +1,4 @@
-"""What comes of an alignment, and how it fails, over real sockets."""
+"""Results and failures of alignments over real sockets."""
 
 import asyncio
 
@@ -95,7 +95,7 @@ def test_ids_in_other_formats_are_told_apart_from_ids_of_others():
 
 
 def test_what_fails_at_one_party_is_not_told_to_the_others():
-    """Neither that the bank knows none of the server's people, nor what the server's disk is called."""
+    """The others learn neither that the bank has no common ids, nor the names of the server's files."""
     people = [f"p{n}" for n in range(30)]
     _, results = align(server=people, bank=["x", "y"], shop=people)
     assert "bank has none of them" in str(results["bank"])

@@ -1,4 +1,4 @@
-"""A client believes its server nothing that it can check, and keeps nothing that it was lied to about."""
+"""A client checks everything its server sends, and stores nothing after an invalid message."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ def rows(places, numbers):
 
 
 def told(*script, beats=False, records="common"):
-    """What comes of a client whose server says this, and then nothing or signs of life."""
+    """Run a client whose server sends this, then nothing or heartbeats; return the client's error."""
 
     async def stream(_, context):
         for content in script:
@@ -41,7 +41,7 @@ def told(*script, beats=False, records="common"):
 
 
 def served(stream, records="common"):
-    """What comes of a client with three ids whose server answers by this."""
+    """Run a client with three ids whose server serves this stream; return the client's error."""
 
     async def play():
         made = Alignments(records, server=["x"], bank=["a", "b", "c"])
@@ -84,7 +84,7 @@ def test_what_a_server_must_not_say(script, message):
 
 
 def test_a_server_has_no_more_rows_than_ids():
-    """Where clients may lack some, they would make room for any number of them when they train."""
+    """With labelled records, a client allocates memory for every announced row when it trains."""
     error = told(BEGIN, POINTS, result(rows=1 << 50), rows([0, 1], [0, 1]), records="labelled")
     assert isinstance(error, InvalidMessage), error
     assert "the server's 2 ids" in str(error)

@@ -1,4 +1,4 @@
-"""Parties that differ, lie, break the protocol or go away: everybody hears why, and nothing is kept."""
+"""Parties that disagree, break the protocol or leave: every party learns why, and none stores anything."""
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
@@ -19,14 +19,14 @@ GOOD = blind_ids(bytes(range(32)), ["a", "b"])  # always the same: they are part
 
 @asynccontextmanager
 async def stream(made, party="bank"):
-    """A client's stream in the hands of a test."""
+    """A client's stream whose messages the test sends."""
     await made._listening.wait()
     async with grpc.aio.insecure_channel(made.address) as channel:
         yield channel.stream_stream(PATH)(metadata=((CLAIM, party),))
 
 
 async def said_by_server(call, unheard=(Kind.BEAT, Kind.BUSY)):
-    """The next message but signs of life; the reason if the server has ended the stream."""
+    """Return the next message that is not a heartbeat, or the reason if the server has ended the stream."""
     while True:
         try:
             content = await call.read()
@@ -42,7 +42,7 @@ async def said_by_server(call, unheard=(Kind.BEAT, Kind.BUSY)):
 
 
 def story(*said, salt=SALT, **changes):
-    """A client that says this after an honest hello and salt; gives the server's error and what it hears."""
+    """Send this after a valid HELLO and SALT; return the server's error and what the client receives."""
 
     async def play():
         made = Alignments(server=["a", "b"], bank=["b", "c"], **changes)

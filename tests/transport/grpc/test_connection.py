@@ -1,4 +1,4 @@
-"""Where a server cannot listen, its operator hears why, and nothing stands in the way of the next attempt."""
+"""A server that cannot listen says why, and leaves nothing behind that would hinder the next attempt."""
 
 import socket
 

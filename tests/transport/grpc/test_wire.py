@@ -1,4 +1,4 @@
-"""The terms of a run and the settings of the network: what is agreed, and what is refused."""
+"""Which terms of a run and which network settings are accepted or refused."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What `make_authority` and `issue` write: modes, contents, and what they refuse to write."""
+"""`make_authority` and `issue`: modes and contents of the files they write, and what they refuse."""
 
 import ipaddress
 import os
@@ -19,7 +19,7 @@ LONG_LABEL, LONG_NAME = "x" * 64, ".".join(["x" * 60] * 5)
 
 @pytest.fixture
 def umask():
-    """Sets the process's umask, and sets it back."""
+    """Set the process's umask during a test."""
     before = os.umask(0)
     yield os.umask
     os.umask(before)
@@ -109,7 +109,7 @@ def test_one_file_is_enough_to_refuse_even_a_dangling_link(name, tmp_path):
 
 
 def test_a_file_that_appears_in_between_is_not_overwritten(tmp_path):
-    """The check beforehand is for the message; the writing itself cannot replace anything."""
+    """The early check only improves the message: writing never replaces a file."""
     (tmp_path / "x.key").write_bytes(b"theirs")
     with pytest.raises(ConfigError, match="VFL-6173"):
         files.write(tmp_path / "x.key", b"ours", files.PRIVATE)

@@ -1,4 +1,4 @@
-"""What `Credentials.load` refuses, and that it says the rule, what was found, and the remedy."""
+"""`Credentials.load` refuses wrong files, and says the rule, the value found and the remedy."""
 
 import re
 import shutil
@@ -15,12 +15,12 @@ from vafl.transport.identity import Credentials, pem
 
 @pytest.fixture
 def own(folder, tmp_path):
-    """A copy of client-1's folder, to spoil."""
+    """A copy of client-1's folder that a test may damage."""
     return shutil.copytree(folder / "client-1", tmp_path / "own")
 
 
 def install(credentials, path):
-    """Puts credentials, however wrong, where a party's files are."""
+    """Write credentials, right or wrong, as a party's files."""
     (path / f"{credentials.party}.pem").write_bytes(credentials.certificate)
     (path / f"{credentials.party}.key").write_bytes(credentials.key)
 
@@ -58,7 +58,7 @@ def test_a_certificate_that_is_none(name, content, own):
 
 
 def test_two_authorities_in_one_file_are_refused(own, other_folder):
-    """gRPC would trust both, and only the first would have been checked."""
+    """gRPC would trust both certificates, but only the first would be checked."""
     with (own / "ca.pem").open("ab") as file:
         file.write((other_folder / "ca.pem").read_bytes())
     assert "must hold one certificate in PEM form. Found 2" in refusal_of(own)
