@@ -25,8 +25,8 @@ Stop, Refused and failures end a JOINING connection in the same way.
 Invariants:
 
 - There is at most one session at a time. The worker finishes all work of a session before the next one opens.
-- Before Welcome, the client sends only its terms and one Join, and begins no activation. A session has one
-  Welcome.
+- A session starts with the terms and one Join. Until Welcome, the client begins no activation. A session has
+  one Welcome; a second one is an error.
 - All connections of a process carry the same random instance id. By that id the server tells a process that
   reconnects from a second process of the same party.
 - A process that was welcomed once may take its own place again, even at a restarted server that does not know
