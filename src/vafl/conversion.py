@@ -76,12 +76,12 @@ def _as_float(value: int, where: str) -> float:
         return float(value)
     except OverflowError:
         raise ConfigError(
-            "VFL-1035", f"{where} must be a number below 1.8e308. Found a larger one."
+            "VFL-1035", f"{where} must be a number below 1.8e308. Found a larger number."
         ) from None
 
 
 def _convert_any(kinds: list[Any], value: Any, where: str) -> Any:
-    """Return `value` as the first of these types that takes it."""
+    """Return `value` as the first of these types that accepts it."""
     for kind in kinds:
         try:
             return _convert(kind, value, where)

@@ -1,4 +1,4 @@
-"""Folders that one process at a time may write."""
+"""Lock folders, so that only one process at a time writes to them."""
 
 import fcntl
 import os
@@ -6,15 +6,16 @@ from pathlib import Path
 
 from vafl.errors import RunFolderError
 
-LOCK = ".lock"  # in the folder; it stays there, and is locked while the folder is in use
+LOCK = ".lock"  # a file in the folder, locked while the folder is in use and never removed
 
 
 class HeldFolder:
-    """A folder, made if it is not there, that others who ask for it are kept out of until this one is closed
-    or its process has ended, however it ends.
+    """Create a folder if needed, and lock it until `close`.
+
+    The kernel releases the lock when the process ends, even if it is killed. So no stale lock can remain.
 
     Raises:
-        RunFolderError: another process has it, or it cannot be written.
+        RunFolderError: another process has locked the folder, or it cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -27,19 +28,19 @@ class HeldFolder:
             self.close()
             raise RunFolderError(
                 "VFL-1041",
-                f'a folder is written by one process at a time. "{folder}" is in use by another, which goes '
-                "on undisturbed. End that one first, or name another --out.",
+                f'only one process at a time may write to a folder. "{folder}" is in use by another process, '
+                "which continues undisturbed. End that process first, or choose another --out.",
             ) from None
         except OSError as error:
             self.close()
             raise RunFolderError(
                 "VFL-1042",
-                f'"{folder}" must be a folder that this process may write. Found: {error.strerror}. Name '
-                "another --out.",
+                f'"{folder}" must be a folder that this process may write to. Found: {error.strerror}. '
+                "Choose another --out.",
             ) from error
 
     def close(self) -> None:
-        """Lets others have it."""
+        """Release the lock. Closing twice does nothing."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

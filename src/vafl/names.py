@@ -1,4 +1,4 @@
-"""What a party may be called.
+"""Rules for the names of parties.
 
 A party's name becomes the name of files and folders, and part of a URI in its certificate. `check_party` is
 the only rule for names: configurations, certificates, model folders and commands all use it.
@@ -49,7 +49,7 @@ def check_client(name: str) -> str:
     if check_party(name) in (SERVER, LOCAL_CLIENT):
         raise ConfigError(
             "VFL-1053",
-            f'"{SERVER}" and "{LOCAL_CLIENT}" are names of the label holder, whose own features take part '
+            f'only the label holder may be called "{SERVER}" or "{LOCAL_CLIENT}". Its own features take part '
             f'inside `vafl server`. Found "{name}" as the name of another client. Choose another name.',
         )
     return name

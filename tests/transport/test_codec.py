@@ -1,4 +1,4 @@
-"""Frames: every message survives the way there and back, and no bytes whatever do harm."""
+"""Every message survives encoding and decoding, and no bytes whatsoever do harm."""
 
 from contextlib import suppress
 
@@ -148,7 +148,7 @@ def test_other_encodings_lose_no_more_than_their_digits(matrix, encoding):
     frame = codec.encode(message)
     assert len(frame) == codec.size(message)
     found = codec.from_client(frame, 0).embeddings
-    relative = {"float32": 0.0, "VFL-6071": 2**-11, "bfloat16": 2**-8, "int8": 0.0}[encoding]
+    relative = {"float32": 0.0, "float16": 2**-11, "bfloat16": 2**-8, "int8": 0.0}[encoding]
     per_row = {"int8": 0.5 / 127}.get(encoding, 0.0) * np.abs(matrix).max(axis=1, keepdims=True)
     allowed = relative * np.abs(matrix) + per_row * 1.001 + 1e-7
     assert (np.abs(found - matrix) <= allowed).all()
@@ -226,7 +226,7 @@ def test_junk_is_refused(junk):
 
 @given(client_messages(), st.data())
 def test_a_damaged_frame_is_refused_or_is_a_valid_message(message, data):
-    """A flipped bit may give another valid message, never a crash, and never one of another party."""
+    """A flipped bit may make another valid message, but never a crash or a message of another party."""
     frame = bytearray(Codec().encode(message))
     for _ in range(data.draw(st.integers(1, 4))):
         frame[data.draw(st.integers(0, len(frame) - 1))] ^= 1 << data.draw(st.integers(0, 7))
@@ -283,7 +283,7 @@ def test_not_finite_numbers_are_refused():
 
 
 def test_masked_words_are_no_matrix_of_the_runs_encoding():
-    """However gradients travel, a word keeps all its bits."""
+    """Masked words keep all their bits, whatever the encoding of gradients."""
     words = np.array([[2**64 - 1, 2**63 + 1]], dtype=np.uint64)
     for encoding in ENCODINGS:
         codec, message = Codec(encoding), MaskedUpload(0, 1, 2, 3, np.arange(1), words)

@@ -1,4 +1,4 @@
-"""What a client sends is compared with what is normal for the run, and what is not is reported."""
+"""The server compares what a client sends with what is normal for the run, and reports what is not normal."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from vafl.transport.vitals import Vitals
 
 
 class Observed:
-    """Vitals of three clients, and every alarm that was reported."""
+    """Vitals of three clients, and every alarm that they reported."""
 
     def __init__(self, parties=("a", "b", "c")):
         self.now, self.reported = 0.0, []
@@ -56,7 +56,7 @@ def test_a_first_message_is_taken_up_to_a_size_that_no_features_reach():
 
 
 def test_poison_from_the_first_message_on_is_reported_once_others_have_spoken():
-    """All cells at 1e6, from a client that has never sent anything else."""
+    """The client has sent embeddings of 1e6 from the beginning, so its own history shows no jump."""
     seen = Observed()
     seen.upload(0, 1e6, times=3)
     assert seen.reported == []
@@ -112,7 +112,7 @@ def test_a_model_that_overfits_is_reported_and_no_client_is_blamed():
 
 
 def test_clients_that_make_no_difference_do_not_hide_that_a_model_overfits():
-    """One that never came is such a client."""
+    """A client that never joined makes no difference, for example."""
     seen = Observed()
     for _ in range(3):
         seen.vitals.evaluated(0.9, {0: 0.8, 1: 0.6, 2: 0.9})
@@ -146,7 +146,7 @@ def test_clients_that_are_judged_in_turns_are_compared_with_all_others():
 
 
 def flood(seen, client, rate, seconds=60):
-    """So many messages a second; the longest pause that the client is given."""
+    """Send this many messages a second; return the longest pause that the client gets."""
     longest = 0.0
     for _ in range(rate * seconds):
         seen.now += 1 / rate

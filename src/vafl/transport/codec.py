@@ -1,10 +1,14 @@
-"""The one serialisation: a message as a frame of bytes, and a frame checked and read back.
+"""Encode messages as frames of bytes, and check and decode frames.
 
-What is said to a party at one time travels as one content: frames, one after the other. A frame is a
-header of 48 bytes, then what its kind of message has of these: rows (unsigned 32 bit), a matrix (in the
-run's encoding, or 64-bit words), counters (64 bit), text or bytes. Every length is checked against the
-frame's own before anything is allocated; nothing is ever unpickled. The party that speaks is not in the
-frame: whoever reads it knows that from the connection.
+A content is what a stream sends at once: one or more frames in a row. A frame is a header of 48 bytes,
+followed by those of these parts that its kind of message has, in this order:
+
+    header │ rows (uint32) │ matrix (run's encoding) or words (uint64) │ counters (uint64) │ text or bytes
+
+The header has the number of rows, the width of the matrix, the number of counters and the length of the text.
+A frame is decoded only if these add up to its actual length, so a hostile header cannot cause a large
+allocation. Nothing is ever unpickled. A frame does not name its sender: the receiver knows the sender from
+the connection.
 """
 
 import struct
@@ -47,11 +51,11 @@ from vafl.transport.encodings import PACKING, Frame, Parts, matrix_bytes
 from vafl.transport.settings import ENCODINGS, Encoding
 
 Message = ClientMessage | ServerMessage
-LONGEST_TEXT = 1024
-MOST_FRAMES = 128  # that travel together
+LONGEST_TEXT = 1024  # bytes; longer text is cut when it is encoded
+MOST_FRAMES = 128  # frames in one content
 
-_BEGINNING = b"VF\2"  # the last is the version
-# beginning, kind, encoding, flag, 2 spare; three numbers; lines, width, counters, bytes of text
+_BEGINNING = b"VF\2"  # the last byte is the version
+# beginning, kind, encoding, flag, 2 unused bytes; three numbers; rows, width, counters, bytes of text
 _HEADER = struct.Struct("<3sBBBxxqqqIIII")
 _SIZES, _SIZES_AT, _KIND_AT = struct.Struct("<IIII"), 32, 3
 _ROW, _NUMBER = np.dtype("<u4"), np.dtype("<i8")
@@ -59,10 +63,18 @@ _ROW, _NUMBER = np.dtype("<u4"), np.dtype("<i8")
 
 @dataclass(frozen=True)
 class _Layout:
-    """Which fields of a message travel where.
+    """Which field of a message is encoded in which part of its frame. Empty means that there is none.
 
-    `words` is a matrix of 64-bit words; `content` is bytes, and `contents` several of them, whose lengths
-    are counters.
+    Attributes:
+        numbers: up to three integers, in the header.
+        flag: a bool, in the header.
+        rows: row numbers.
+        matrix: a float matrix, in the run's encoding.
+        words: a matrix of 64-bit words.
+        counters: a sequence of integers.
+        text: a string at the end.
+        content: bytes at the end.
+        contents: several byte strings at the end; their lengths are the counters.
     """
 
     numbers: tuple[str, ...] = ()
@@ -77,23 +89,24 @@ class _Layout:
 
     @cached_property
     def counts(self) -> bool:
-        """Whether there are counters."""
+        """Return whether the frame has counters."""
         return bool(self.counters or self.contents)
 
     @cached_property
     def ends_freely(self) -> bool:
-        """Whether there is text, or bytes, at the end."""
+        """Return whether the frame ends with text or bytes."""
         return bool(self.text or self.content or self.contents)
 
     def bytes_of(self, encoding: Encoding) -> tuple[int, int, int, int]:
-        """Of each line, each of a line's values, each counter and each byte of text; 0 of what it has not."""
-        line, value = ROW_BYTES * bool(self.rows), 8 * bool(self.words)
+        """Return the bytes per row, value, counter and text byte; 0 if the message lacks it."""
+        row, value = ROW_BYTES * bool(self.rows), 8 * bool(self.words)
         if self.matrix:
-            scale = matrix_bytes(encoding, 1, 0)
-            line, value = line + scale, matrix_bytes(encoding, 1, 1) - scale
-        return line, value, 8 * self.counts, int(self.ends_freely)
+            scale = matrix_bytes(encoding, 1, 0)  # int8 has a scale per row, even if the row has no values
+            row, value = row + scale, matrix_bytes(encoding, 1, 1) - scale
+        return row, value, 8 * self.counts, int(self.ends_freely)
 
 
+# A kind's position here is its number in the header: append new kinds, and never reorder them.
 _LAYOUTS: dict[type[Message], _Layout] = {
     Join: _Layout(("activation", "applied", "iteration"), contents="groups"),
     Upload: _Layout(("sequence", "activation", "in_flight"), flag="answer", rows="rows", matrix="embeddings"),
@@ -124,17 +137,17 @@ _FROM_SERVER = frozenset(_KINDS) - _FROM_CLIENT
 
 
 class Codec:
-    """Writes and reads frames.
+    """Encode and decode frames.
 
     Args:
-        encoding: how matrices travel; `int8` has one float32 scale a row.
-        largest: bytes that a frame, or what travels together, may have.
+        encoding: of matrices; `int8` has one float32 scale per row.
+        largest: the largest number of bytes of a frame, and of a content.
     """
 
     def __init__(self, encoding: Encoding = "float32", largest: int = 64 << 20) -> None:
         if encoding not in ENCODINGS:
             raise ConfigError(
-                "VFL-6071", f"an encoding must be one of {', '.join(ENCODINGS)}. Found {encoding!r}."
+                "VFL-6071", f"network.encoding must be one of {', '.join(ENCODINGS)}. Found {encoding!r}."
             )
         self.encoding, self.largest = encoding, largest
         self._number = ENCODINGS.index(encoding)
@@ -142,7 +155,7 @@ class Codec:
         self._bytes = [layout.bytes_of(encoding) for layout in _LAYOUTS.values()]
 
     def size(self, message: Message) -> int:
-        """The bytes of a message's frame, without making it."""
+        """Return the number of bytes of a message's frame, without encoding it."""
         layout = _LAYOUTS[type(message)]
         if self.encoding == "float32" or not layout.matrix:
             return message.nbytes
@@ -150,25 +163,25 @@ class Codec:
         return message.nbytes - matrix.nbytes + matrix_bytes(self.encoding, *matrix.shape)
 
     def most_rows(self, width: int, *, masked: bool = False) -> int:
-        """How many rows of embeddings, or of masked words, fit into one frame.
+        """Return how many rows of embeddings, or of masked words, fit into one frame.
 
         Raises:
-            ConfigError: not even one does.
+            ConfigError: not even one row fits.
         """
         size = ROW_BYTES + (8 * width if masked else matrix_bytes(self.encoding, 1, width))
         if HEADER_BYTES + size > self.largest:
             raise ConfigError(
                 "VFL-6072",
-                f"network.largest_message must allow one row's embedding, {HEADER_BYTES + size:,} bytes. "
-                f"Found {self.largest:,}. Raise it at every party.",
+                f"network.largest_message must have room for one row's embedding, {HEADER_BYTES + size:,} "
+                f"bytes. Found {self.largest:,}. Raise it at every party.",
             )
         return (self.largest - HEADER_BYTES) // size
 
     def encode(self, message: Message) -> bytes:
-        """The frame of a message.
+        """Return a message's frame.
 
         Raises:
-            ConfigError: it is too large; sent, it would only be refused, again after every new connection.
+            ConfigError: the frame is too large. The receiver would refuse it after every reconnect.
         """
         parts: Parts = []
         self._encode(message, parts)
@@ -176,14 +189,18 @@ class Codec:
         if len(frame) > self.largest:
             raise ConfigError(
                 "VFL-6073",
-                f"every message must fit into network.largest_message, {self.largest:,} bytes. Found one of "
-                f"{len(frame):,}, {type(message).__name__}. Raise it at every party, or have less said at a "
-                "time: schedule.batch_size, or prediction.chunk where a model is used.",
+                f"every message must fit into network.largest_message, {self.largest:,} bytes. Found "
+                f"{type(message).__name__} with {len(frame):,} bytes. Raise the limit at every party, or "
+                "make messages smaller with schedule.batch_size (prediction.chunk for predictions).",
             )
         return frame
 
     def contents(self, messages: Sequence[Message]) -> list[bytes]:
-        """Frames one after the other, in as few pieces as the limits of a piece allow; raises as `encode`."""
+        """Return messages as one content, or as one content each if together they exceed a limit.
+
+        Raises:
+            ConfigError: a frame is too large, see `encode`.
+        """
         parts: Parts = []
         for message in messages:
             self._encode(message, parts)
@@ -193,28 +210,33 @@ class Codec:
         return [content] if content else []
 
     def frames(self, content: bytes) -> list[Frame]:
-        """Takes a content apart into frames, which are yet to be checked.
+        """Split a content into frames. Their contents are checked later, by `from_client` or `from_server`.
 
         Raises:
-            InvalidMessage: there are more of them than any content has.
+            InvalidMessage: the content has more than `MOST_FRAMES` frames.
         """
-        found: list[Frame] = []
+        frames: list[Frame] = []
         begin, length = 0, len(content)
         while begin < length:
-            size = length - begin  # unless the frame can say how long it is
+            # Without a complete header and a known kind there is no length to go by: take all that is left as
+            # one frame, which fails its checks later.
+            size = length - begin
             if size >= HEADER_BYTES and (kind := content[begin + _KIND_AT]) < len(_KINDS):
                 size = self._expected_size(kind, *_SIZES.unpack_from(content, begin + _SIZES_AT))
             if size == length:
                 return [content]
-            found.append(memoryview(content)[begin : begin + size])
+            frames.append(memoryview(content)[begin : begin + size])
             begin += size
-            if len(found) > MOST_FRAMES:
-                raise InvalidMessage("VFL-6074", f"at most {MOST_FRAMES} frames travel together. Found more.")
-        return found
+            if len(frames) > MOST_FRAMES:
+                raise InvalidMessage(
+                    "VFL-6074", f"a message may hold at most {MOST_FRAMES} frames. Found more."
+                )
+        return frames
 
     def _encode(self, message: Message, parts: Parts) -> None:
         layout = _LAYOUTS[type(message)]
-        numbers = [-1 if (own := getattr(message, name)) is None else own for name in layout.numbers]
+        # None, which only the request of a Refresh can be, is encoded as -1.
+        numbers = [-1 if (value := getattr(message, name)) is None else value for name in layout.numbers]
         rows = getattr(message, layout.rows) if layout.rows else None
         matrix = getattr(message, layout.matrix) if layout.matrix else None
         words = getattr(message, layout.words) if layout.words else None
@@ -247,27 +269,31 @@ class Codec:
             parts.append(text)
 
     def from_client(self, frame: Frame, client: int) -> ClientMessage:
-        """Reads a frame that `client` sent.
+        """Decode a frame that `client` has sent.
 
         Raises:
-            InvalidMessage: it is no frame of a kind clients send, or its lengths do not add up.
+            InvalidMessage: the frame is malformed, or clients do not send messages of its kind.
         """
         message: ClientMessage = self._decode(frame, client, _FROM_CLIENT)
         return message
 
     def from_server(self, frame: Frame, client: int) -> ServerMessage:
-        """Reads a frame that the server sent to `client`; raises as `from_client` does."""
+        """Decode a frame that the server has sent to `client`.
+
+        Raises:
+            InvalidMessage: the frame is malformed, or servers do not send messages of its kind.
+        """
         message: ServerMessage = self._decode(frame, client, _FROM_SERVER)
         return message
 
     def as_received_by_server(self, message: ClientMessage) -> ClientMessage:
-        """The message as it would come out at the other end; float32 loses nothing."""
+        """Return the message as the server would decode it. The simulator uses this; float32 is exact."""
         if self.encoding == "float32":
             return message
         return self.from_client(self.encode(message), message.client)
 
     def as_received_by_client(self, message: ServerMessage) -> ServerMessage:
-        """As `as_received_by_server`, the other way."""
+        """Return the message as the client would decode it. The simulator uses this; float32 is exact."""
         if self.encoding == "float32":
             return message
         return self.from_server(self.encode(message), message.client)
@@ -309,37 +335,50 @@ class Codec:
         return kind(**fields)
 
     def _read_header(self, frame: Frame, allowed: frozenset[type[Message]]) -> tuple[Any, ...]:
-        """The header, as `_HEADER` has it, once it is known to describe exactly this frame."""
+        """Return the fields of `_HEADER`, after checking that they describe exactly this frame."""
         if not HEADER_BYTES <= len(frame) <= self.largest:
             raise InvalidMessage(
                 "VFL-6075",
-                f"a frame has {HEADER_BYTES} to {self.largest:,} bytes. Found {len(frame):,}. "
-                "network.largest_message sets the limit.",
+                f"a frame must have {HEADER_BYTES} to {self.largest:,} bytes. Found {len(frame):,}. Set the "
+                "same network.largest_message at every party.",
             )
         header = _HEADER.unpack_from(frame)
         beginning, number, encoding, flag = header[:4]
         if beginning != _BEGINNING:
             raise InvalidMessage(
-                "VFL-6076", f"a frame begins with {_BEGINNING!r}, version last. Found {beginning!r}."
+                "VFL-6076",
+                f"a frame must begin with {_BEGINNING!r}, the version last. Found {beginning!r}. Use the "
+                "same version of vafl at every party.",
             )
         if number >= len(_KINDS) or _KINDS[number] not in allowed or flag > 1:
-            raise InvalidMessage("VFL-6077", f"a message of kind {number}, flag {flag} is not expected here.")
+            raise InvalidMessage(
+                "VFL-6077",
+                "a message must be of a kind that its sender may send, with flag 0 or 1. Found kind "
+                f"{number}, flag {flag}.",
+            )
         if encoding != self._number:
             raise InvalidMessage(
-                "VFL-6078", f"matrices travel as {self.encoding} in this run. Found encoding {encoding}."
+                "VFL-6078",
+                f"matrices must have the encoding {self.encoding} in this run. Found encoding number "
+                f"{encoding}. Set the same network.encoding at every party.",
             )
         expected = self._expected_size(number, *header[-4:])
         if expected != len(frame):
-            raise InvalidMessage("VFL-6079", f"the header promises {expected:,} bytes. Found {len(frame):,}.")
+            raise InvalidMessage(
+                "VFL-6079",
+                f"a frame must have the length that follows from its header, {expected:,} bytes. Found "
+                f"{len(frame):,}.",
+            )
         return header
 
     def _expected_size(self, kind: int, lines: int, width: int, counters: int, text: int) -> int:
-        line, value, counter, letter = self._bytes[kind]
-        return HEADER_BYTES + lines * (line + value * width) + counter * counters + letter * text
+        # Python integers do not overflow, so no header can describe a size that wraps around.
+        per_row, per_value, per_counter, per_byte = self._bytes[kind]
+        return HEADER_BYTES + lines * (per_row + per_value * width) + per_counter * counters + per_byte * text
 
 
 def _counters_and_text(message: Message, layout: _Layout) -> tuple[Sequence[int], bytes]:
-    """The two parts at a frame's end."""
+    """Return the last two parts of a message's frame."""
     if not (layout.counts or layout.ends_freely):
         return (), b""
     if layout.contents:
@@ -352,9 +391,12 @@ def _counters_and_text(message: Message, layout: _Layout) -> tuple[Sequence[int]
 
 
 def _cut(content: bytes, lengths: Sequence[int]) -> tuple[bytes, ...]:
+    """Cut bytes into parts of these lengths, which must add up."""
     if sum(lengths) != len(content):
         raise InvalidMessage(
-            "VFL-6080", f"parts of {sum(lengths):,} bytes are promised. Found {len(content):,}."
+            "VFL-6080",
+            f"the parts of a message must add up to its content. Found parts of {sum(lengths):,} bytes in "
+            f"{len(content):,}.",
         )
     ends = list(accumulate(lengths))
     return tuple(content[end - length : end] for end, length in zip(ends, lengths, strict=True))

@@ -1,4 +1,4 @@
-"""How matrices travel: float32 as they are, or shorter and rounded."""
+"""Encode matrices as float32, which is exact, or as float16, bfloat16 or int8, which are rounded."""
 
 from collections.abc import Callable
 
@@ -11,12 +11,12 @@ from vafl.transport.settings import Encoding
 Frame = bytes | memoryview
 Parts = list[Frame]
 Pack = Callable[[Matrix], Parts]
-Unpack = Callable[[Frame, int, int, int], Matrix]  # of the frame, from this position: lines, width
+Unpack = Callable[[Frame, int, int, int], Matrix]  # (frame, position of the matrix, lines, width)
 _FLOAT = np.dtype("<f4")
 
 
 def matrix_bytes(encoding: Encoding, lines: int, width: int) -> int:
-    """How many a matrix takes."""
+    """Return the bytes of an encoded matrix [lines, width]."""
     if encoding == "int8":
         return lines * (width + 4)
     return lines * width * (4 if encoding == "float32" else 2)
@@ -27,9 +27,9 @@ def _pack_float32(matrix: Matrix) -> Parts:
 
 
 def _unpack_float32(frame: Frame, position: int, lines: int, width: int) -> Matrix:
-    """In the frame's own memory, unless it lies askew there."""
-    found: Matrix = np.ndarray((lines, width), _FLOAT, frame, position)
-    return found if _FLOAT.isnative and found.flags.aligned else found.astype(np.float32)
+    """Return a view of the frame's memory; a copy if the matrix is not aligned there or not native."""
+    matrix: Matrix = np.ndarray((lines, width), _FLOAT, frame, position)
+    return matrix if _FLOAT.isnative and matrix.flags.aligned else matrix.astype(np.float32)
 
 
 def _pack_as(kind: torch.dtype) -> Pack:
@@ -41,7 +41,7 @@ def _pack_as(kind: torch.dtype) -> Pack:
 
 def _unpack_as(kind: torch.dtype) -> Unpack:
     def unpack(frame: Frame, position: int, lines: int, width: int) -> Matrix:
-        if not lines * width:  # torch does not look at no bytes as another type
+        if not lines * width:  # torch cannot view an empty tensor as another type
             return np.zeros((lines, width), np.float32)
         raw = np.frombuffer(frame, np.uint8, lines * width * kind.itemsize, position).copy()
         return torch.from_numpy(raw).view(kind).view(lines, width).float().numpy()
@@ -50,8 +50,9 @@ def _unpack_as(kind: torch.dtype) -> Unpack:
 
 
 def _pack_int8(matrix: Matrix) -> Parts:
-    """Each row by its own scale: the largest magnitude becomes 127."""
+    """Scale each row so that its largest magnitude becomes 127, and round to whole numbers."""
     scales = np.abs(matrix).max(axis=1, initial=0) / np.float32(127)
+    # The lower limit avoids a division by zero for a row of zeros.
     steps = np.rint(matrix / np.maximum(scales, np.float32(1e-30))[:, None]).clip(-127, 127)
     return [scales.astype(_FLOAT).data, steps.astype(np.int8, order="C").data]
 

@@ -19,21 +19,22 @@ class NetworkSettings:
         certificates: folder with ca.pem and this party's certificate and key (`vafl certs` makes them).
         security: `mtls`, or `plaintext` on a loopback address only.
         run_id: every party must name the same run.
-        encoding: how embeddings and gradients travel: float32, float16, bfloat16 or int8.
-        largest_message: bytes; a larger one is refused before it is read.
+        encoding: encoding of embeddings and gradients: float32, float16, bfloat16 or int8.
+        largest_message: bytes; a larger message is refused before it is read.
         largest_norm: an embedding whose norm is larger is refused. 0 derives a limit from the run: embeddings
             1000 times larger than the client's recent ones are refused.
         messages_per_second: more than that from one client, on average, are refused. 0 derives a limit from
             the run: a client that sends 50 times as many as any other is slowed down.
-        heartbeat: seconds between signs of life. A client that sends nothing for one of them, though it is
-            its turn, is shown as silent; a peer that answers no ping for three of them is gone.
-        join_timeout: at the start the server waits this long for every client, then goes on without.
+        heartbeat: seconds between two heartbeats. A client whose turn it is and that sends nothing for one
+            heartbeat is shown as silent. A peer that answers no ping for three heartbeats is disconnected.
+        join_timeout: seconds for which the server waits for all clients at the start. It then starts without
+            those that are missing.
         patience: seconds a client tries to reach the server before it gives up.
-        answer_timeout: seconds a client has to answer a request of the server. After that the server goes on
-            without it: an evaluation uses what the client sent last, and rule.when_unanswered decides for the
-            delay bound. A late answer is still used.
+        answer_timeout: seconds a client has to answer a request of the server. After that the server
+            continues without the answer: an evaluation uses what the client sent last, and
+            rule.when_unanswered decides for the delay bound. A late answer is still used.
         checkpoint_every: updates (for a client: activations) between checkpoints.
-        real_delays: clients sleep as [delays] says, in real seconds: for experiments.
+        real_delays: for experiments: clients sleep as [delays] says, in real seconds.
     """
 
     address: str = "127.0.0.1:7443"

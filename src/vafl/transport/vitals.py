@@ -14,8 +14,8 @@ from honest ones, so the server keeps simple statistics and reports what stands 
 | `refused`  | messages of the client broke a rule and were refused                                 |
 | `silent`   | the client does not answer requests                                                  |
 
-An alarm never drops a message. Only the limit that follows from the client's own history does, 1000 times
-its recent embeddings, and then the client is told (`InvalidMessage`): such a message would destroy the head.
+An alarm never drops a message. A message is refused only if its embeddings are 1000 times larger than the
+client's recent ones, because it would destroy the head. The client is then told (`InvalidMessage`).
 """
 
 import math
@@ -29,20 +29,20 @@ from vafl.errors import InvalidMessage
 from vafl.protocol.rows import Matrix
 
 AlarmKind = Literal["jump", "size", "loss", "overfit", "rate", "refused", "silent"]
-MODEL = "the model"  # in the place of a client's name: no client is to blame
+MODEL = "the model"  # in place of a client's name, for alarms that no client has caused
 
-_JUMP, _APART, _LIMIT = 20.0, 100.0, 1000.0
-_SMALL = (
-    10.0  # embeddings up to this size raise no alarm, and up to `_LIMIT` times this size are always taken
-)
-_FIRST = 1e8  # the largest size that is taken when there is no history to compare with
-_MEMORY = 0.995  # how much of the largest size is remembered from one message to the next
-_WORSE = 1.1  # times the loss without the client
-_NO_DIFFERENCE = 1e-3  # of the loss: less than that says nothing about a client
-_LOOKS = 3  # evaluations in a row before the loss counts
-_FAST, _BRISK = 50.0, 200.0  # times the others' rate; messages per second that are never too many
-_RATE_SECONDS = 10.0  # that a rate is averaged over
-_LASTING = 60.0  # seconds an alarm stays on after its cause was last seen
+_JUMP, _APART, _LIMIT = 20.0, 100.0, 1000.0  # see the table above
+# Embeddings up to this size raise no alarm, and those up to `_LIMIT` times this size are always accepted.
+_SMALL = 10.0
+_FIRST = 1e8  # the largest size that is accepted from a client without history
+_MEMORY = 0.995  # decay of the largest recent size, per message
+_WORSE = 1.1  # a client does harm if the loss is more than this times the loss without it
+_NO_DIFFERENCE = 1e-3  # a smaller relative change of the loss says nothing about a client
+_LOOKS = 3  # evaluations in a row before an alarm about the loss
+_FAST = 50.0  # a client is too fast at this many times the rate of any other
+_BRISK = 200.0  # messages per second that are never too fast
+_RATE_SECONDS = 10.0  # time constant of the average rate
+_LASTING = 60.0  # seconds for which an alarm stays on after its cause was last seen
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Alarm:
 
     Attributes:
         text: what was found, for people.
-        count: how often.
+        count: how often the cause was seen.
         last: when its cause was last seen, on the clock of `Vitals`.
     """
 
@@ -65,15 +65,15 @@ class Alarm:
 class _Client:
     size: float = 0.0  # the largest recent root mean square of an embedding's values
     rate: float = 0.0  # messages per second
-    heard: float = 0.0
-    worse: int = 0  # evaluations in a row that were better without it, and not without all others
-    loss_with: float = 0.0  # when it was last judged
-    loss_without: float | None = None
+    heard: float = 0.0  # when the last message arrived
+    worse: int = 0  # evaluations in a row that were better without this client, and not without every other
+    loss_with: float = 0.0  # of the last evaluation that judged this client
+    loss_without: float | None = None  # likewise; None before the first
     alarms: dict[AlarmKind, Alarm] = field(default_factory=dict)
 
     @property
     def does_harm(self) -> bool:
-        """Whether the loss was clearly lower without the client."""
+        """Return whether the loss was clearly lower without the client."""
         return self.loss_without is not None and self.loss_with > _WORSE * self.loss_without
 
     @property
@@ -85,11 +85,11 @@ class _Client:
 
 
 class Vitals:
-    """Statistics and alarms of every client.
+    """Keep statistics of every client and raise alarms.
 
     Args:
         parties: the clients' names.
-        report: takes each new alarm: the client's name, or `MODEL`, and the alarm.
+        report: called for each new alarm with the client's name, or `MODEL`, and the alarm.
         clock: seconds; only differences matter.
     """
 
@@ -99,126 +99,126 @@ class Vitals:
         self._parties, self._report, self._clock = list(parties), report, clock
         self._clients = [_Client() for _ in parties]
         self._model: dict[AlarmKind, Alarm] = {}
-        self._overfits = 0  # evaluations in a row
+        self._overfits = 0  # evaluations in a row in which the model overfitted
 
     def check(self, client: int, embeddings: Matrix) -> None:
-        """Compare a message with the client's recent ones, before it is taken.
+        """Compare a message's embeddings with the client's recent ones, before the message is accepted.
 
         Raises:
-            InvalidMessage: its embeddings are so much larger that they would destroy the head.
+            InvalidMessage: the embeddings are so much larger that they would destroy the head.
         """
-        own = self._clients[client]
+        state = self._clients[client]
         size = _root_mean_square(embeddings)
-        limit = _LIMIT * max(own.size, _SMALL) if own.size else _FIRST
+        limit = _LIMIT * max(state.size, _SMALL) if state.size else _FIRST
         if size > limit:
             raise InvalidMessage(
                 "VFL-6261",
-                f"embeddings may not grow from one message to the next as these do: their size is {size:.3g} "
-                f"(root mean square), and at most {limit:.3g} is taken. Check the features and the step size "
-                "of this client, or set network.largest_norm to a limit of your choice.",
+                f"the size of embeddings (root mean square) must be at most {limit:.3g}, given this client's "
+                f"earlier messages. Found {size:.3g}. Check the features and the step size of this client, "
+                "or set network.largest_norm to a limit of your choice.",
             )
         if size > _SMALL:
-            if own.size and size > _JUMP * own.size:
-                self._raise(client, "jump", f"embeddings of size {size:.3g}, where {own.size:.3g} was usual")
-            if size > _APART * (others := self._largest_of_others(client)) > 0:
-                found = f"embeddings of size {size:.3g}, where the other clients' are {others:.3g}"
-                self._raise(client, "size", found)
-        own.size = max(size, _MEMORY * own.size)
+            if state.size and size > _JUMP * state.size:
+                text = f"embeddings of size {size:.3g}, where {state.size:.3g} was usual"
+                self._raise(client, "jump", text)
+            others = max((each.size for m, each in enumerate(self._clients) if m != client), default=0.0)
+            if size > _APART * others > 0:
+                text = f"embeddings of size {size:.3g}, where the other clients' are {others:.3g}"
+                self._raise(client, "size", text)
+        state.size = max(size, _MEMORY * state.size)
 
     def heard(self, client: int) -> float:
-        """Count a message; return the seconds to wait before reading the next one.
+        """Count a message and return the seconds to wait before reading the next one.
 
-        A client that floods the server is slowed down, not refused: reading it later costs it nothing that an
-        honest client would miss.
+        A client that floods the server is slowed down instead of refused. So an honest client that happens to
+        be fast loses no message.
         """
-        own, now = self._clients[client], self._clock()
-        own.rate = own.rate * math.exp((own.heard - now) / _RATE_SECONDS) + 1 / _RATE_SECONDS
-        own.heard = now
-        if own.rate <= _BRISK or len(self._clients) == 1:
+        state, now = self._clients[client], self._clock()
+        state.rate = self._rate(client, now) + 1 / _RATE_SECONDS
+        state.heard = now
+        if state.rate <= _BRISK or len(self._clients) == 1:
             return 0.0
         others = max(self._rate(m, now) for m in range(len(self._clients)) if m != client)
         limit = max(_BRISK, _FAST * others)
-        if own.rate <= limit:
+        if state.rate <= limit:
             return 0.0
-        self._raise(client, "rate", f"{own.rate:,.0f} messages a second; no other sends {others:,.0f}")
+        self._raise(client, "rate", f"{state.rate:,.0f} messages a second; no other sends {others:,.0f}")
         return 1 / limit
 
     def refused(self, client: int, reason: str) -> None:
-        """Note that a message of the client was refused."""
+        """Raise an alarm because a message of the client was refused."""
         self._raise(client, "refused", reason)
 
     def silent(self, client: int, seconds: float) -> None:
-        """Note that the client let a request expire."""
+        """Raise an alarm because the client has not answered a request within these seconds."""
         self._raise(client, "silent", f"a request was not answered within {seconds:g} s")
 
     def evaluated(self, loss: float, without: Mapping[int, float]) -> None:
-        """Compare an evaluation's loss with the loss when a client's mean stands in for its embeddings.
+        """Compare an evaluation's loss with the loss when a client's mean replaces its embeddings.
 
-        A model that overfits is too sure of itself. Any mean makes it less sure, so the loss falls whichever
-        client is left out, and no client is to blame. Clients that make no difference, such as one that never
-        came, are no evidence for either.
+        A model that overfits is overconfident. Any client's mean makes it less confident, so the loss falls
+        whichever client is left out, and no client is to blame. Clients that make no difference, such as one
+        that never joined, are evidence for neither.
 
         Args:
             loss: with every client.
             without: client -> the loss without it, for the clients that are judged at this evaluation.
         """
-        for client, other in without.items():
-            self._clients[client].loss_with, self._clients[client].loss_without = loss, other
-        weighty = [own for own in self._clients if own.makes_a_difference]
-        overfits = len(weighty) > 1 and all(own.does_harm for own in weighty)
-        for client, other in without.items():
-            own = self._clients[client]
-            own.worse = own.worse + 1 if own.does_harm and not overfits else 0
-            if own.worse >= _LOOKS:
-                self._raise(client, "loss", f"the loss is {loss:.4g} with it, and {other:.4g} without")
+        for client, loss_without in without.items():
+            self._clients[client].loss_with, self._clients[client].loss_without = loss, loss_without
+        relevant = [state for state in self._clients if state.makes_a_difference]
+        overfits = len(relevant) > 1 and all(state.does_harm for state in relevant)
+        for client, loss_without in without.items():
+            state = self._clients[client]
+            state.worse = state.worse + 1 if state.does_harm and not overfits else 0
+            if state.worse >= _LOOKS:
+                text = f"the loss is {loss:.4g} with it, and {loss_without:.4g} without"
+                self._raise(client, "loss", text)
         self._overfits = self._overfits + 1 if overfits else 0
         if self._overfits >= _LOOKS:
-            self._raise_overfit(loss, [own.loss_without for own in weighty if own.loss_without is not None])
-
-    def _raise_overfit(self, loss: float, without: Sequence[float]) -> None:
-        text = (
-            f"the loss is {loss:.4g} with all clients, and {min(without):.4g} to {max(without):.4g} without "
-            "any one of them: the model overfits. Set stop.patience to keep the best evaluation, or train "
-            "for fewer epochs"
-        )
-        self._turn_on(MODEL, self._model, "overfit", text)
+            losses = [state.loss_without for state in relevant if state.loss_without is not None]
+            text = (
+                f"the loss is {loss:.4g} with all clients, and {min(losses):.4g} to {max(losses):.4g} "
+                "without any one of them: the model overfits. Set stop.patience to keep the best evaluation, "
+                "or train for fewer epochs"
+            )
+            self._turn_on(MODEL, self._model, "overfit", text)
 
     def alarms(self, client: int) -> list[Alarm]:
-        """The alarms about a client that are on now."""
+        """Return the alarms about a client that are on now."""
         return self._on(self._clients[client].alarms)
 
     def model_alarms(self) -> list[Alarm]:
-        """The alarms about the model that are on now."""
+        """Return the alarms about the model that are on now."""
         return self._on(self._model)
 
     def _on(self, alarms: Mapping[AlarmKind, Alarm]) -> list[Alarm]:
         oldest = self._clock() - _LASTING
+        # Copy first: another thread may add an alarm meanwhile.
         return [alarm for alarm in list(alarms.values()) if alarm.last >= oldest]
 
     def report(self) -> dict[str, dict[str, object]]:
-        """What a run's summary says of its clients: statistics, and every alarm there was."""
+        """Return each client's statistics and all its alarms so far, for a run's summary."""
         return {
             name: {
-                "embedding_size": own.size,
-                "loss_without": own.loss_without,
-                "alarms": _reported(own.alarms),
+                "embedding_size": state.size,
+                "loss_without": state.loss_without,
+                "alarms": _reported(state.alarms),
             }
-            for name, own in zip(self._parties, self._clients, strict=True)
+            for name, state in zip(self._parties, self._clients, strict=True)
         }
 
     def model_report(self) -> dict[str, dict[str, object]]:
-        """Return every alarm about the model that there was, for a run's summary."""
+        """Return all alarms about the model so far, for a run's summary."""
         return _reported(self._model)
 
-    def _largest_of_others(self, client: int) -> float:
-        return max((own.size for m, own in enumerate(self._clients) if m != client), default=0.0)
-
     def _rate(self, client: int, now: float) -> float:
-        own = self._clients[client]
-        return own.rate * math.exp((own.heard - now) / _RATE_SECONDS)
+        """Return a client's messages per second, an exponential average that decays while it is silent."""
+        state = self._clients[client]
+        return state.rate * math.exp((state.heard - now) / _RATE_SECONDS)
 
     def _raise(self, client: int, kind: AlarmKind, text: str) -> None:
-        """Turn an alarm on, or note that its cause is still there; each time it goes on it is reported."""
+        """Turn an alarm on and report it; if it is on already, only record its cause again."""
         self._turn_on(self._parties[client], self._clients[client].alarms, kind, text)
 
     def _turn_on(self, name: str, alarms: dict[AlarmKind, Alarm], kind: AlarmKind, text: str) -> None:
@@ -237,9 +237,10 @@ def _root_mean_square(matrix: Matrix) -> float:
     if not matrix.size:
         return 0.0
     flat = matrix.ravel()
+    # float32 is fast and accurate enough. Only if the sum of squares overflows, compute it in float64.
     with np.errstate(over="ignore"):
         square = float(flat @ flat) / flat.size
-    if not square < math.inf:  # beyond float32
+    if not square < math.inf:
         wide = flat.astype(np.float64)
         square = float(wide @ wide) / flat.size
     return math.sqrt(square)

@@ -1,4 +1,4 @@
-"""Server and clients of an alignment over real sockets, all in one process."""
+"""The server and the clients of an alignment over real sockets, in one process."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -16,7 +16,7 @@ from vafl.transport.settings import NetworkSettings
 
 
 class Quiet:
-    """Counts what it should show."""
+    """Record the progress instead of showing it."""
 
     def __init__(self):
         self.total = self.done = 0
@@ -29,7 +29,7 @@ class Quiet:
 
 
 class Alignments:
-    """One alignment: `server` and each client's name with its ids."""
+    """One alignment. The arguments are the ids of `server` and of each client."""
 
     def __init__(self, records="common", classes=("no", "yes"), **ids):
         self.ids = {name: pl.Series("id", own, pl.String) for name, own in ids.items()}
@@ -61,7 +61,7 @@ class Alignments:
 
     @asynccontextmanager
     async def served_by(self, stream):
-        """In the server's place, something that answers each client's stream by this."""
+        """Serve each client's stream with this function, in place of the server."""
         server = grpc.aio.server()
         handler = grpc.stream_stream_rpc_method_handler(stream)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
@@ -95,19 +95,19 @@ class Alignments:
         return await client.run()
 
     async def all(self):
-        """Everybody's result, the server's first: an alignment or an error."""
+        """Return the result of every party, the server's first: an alignment or an error."""
         work = [self.serve(), *map(self.join, self.clients)]
         return await asyncio.wait_for(asyncio.gather(*work, return_exceptions=True), LIMIT)
 
 
 class Unhurried(Alignments):
-    """One that nothing disturbs: a busy machine may be slow, and nobody is given up."""
+    """Run an undisturbed alignment. Its timeouts are long enough for a busy machine."""
 
     patience, heartbeat, answer_timeout = LIMIT, 30.0, LIMIT
 
 
 def align(**arguments):
-    """A whole alignment: (what was kept, by party; everybody's result, by party)."""
+    """Run an alignment; return what each party has stored, and each party's result."""
     made = []
 
     async def story():

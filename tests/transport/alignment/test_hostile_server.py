@@ -1,4 +1,4 @@
-"""A client believes its server nothing that it can check, and keeps nothing that it was lied to about."""
+"""A client checks everything its server sends, and stores nothing after an invalid message."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ import pytest
 from tests.transport.alignment.parties import LIMIT, Alignments
 from vafl.data.alignment.curve import blind_ids, new_secret
 from vafl.errors import InvalidMessage, RemoteFault, RunError, Stalled
-from vafl.transport.alignment.frames import Kind, pack, pack_facts, pack_rows
+from vafl.transport.alignment.frames import LARGEST_SET, Kind, pack, pack_facts, pack_rows
 
 BEGIN = pack_facts(Kind.BEGIN, {"ids": 2})
 AGAIN = pack_facts(Kind.AGAIN, {"ids": 2})
@@ -28,7 +28,7 @@ def rows(places, numbers):
 
 
 def told(*script, beats=False, records="common"):
-    """What comes of a client whose server says this, and then nothing or signs of life."""
+    """Run a client whose server sends this, then nothing or heartbeats; return the client's error."""
 
     async def stream(_, context):
         for content in script:
@@ -41,7 +41,7 @@ def told(*script, beats=False, records="common"):
 
 
 def served(stream, records="common"):
-    """What comes of a client with three ids whose server answers by this."""
+    """Run a client with three ids whose server serves this stream; return the client's error."""
 
     async def play():
         made = Alignments(records, server=["x"], bank=["a", "b", "c"])
@@ -56,23 +56,23 @@ def served(stream, records="common"):
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ((pack_facts(Kind.BEGIN, {"ids": 0}),), "a party has 1 to"),
-        ((pack_facts(Kind.BEGIN, {"ids": 1 << 40}),), "a party has 1 to"),
-        ((pack_facts(Kind.BEGIN, {"ids": "2"}),), "facts needed: ids"),
+        ((pack_facts(Kind.BEGIN, {"ids": 0}),), f"1 to {LARGEST_SET:,} ids. Found 0"),
+        ((pack_facts(Kind.BEGIN, {"ids": 1 << 40}),), f"1 to {LARGEST_SET:,} ids. Found {1 << 40:,}"),
+        ((pack_facts(Kind.BEGIN, {"ids": "2"}),), "ids. Found {'ids': '2'}"),
         ((pack(Kind.BEGIN, b"\xff" * 100),), "JSON"),
-        ((pack(Kind.BEGIN, b"{" * 9000),), "shorter than that"),
-        ((BEGIN, POINTS, POINTS), "RESULT or AGAIN comes next. Found POINTS"),
-        ((pack_facts(Kind.BEGIN, {"ids": 1}), POINTS), "no more"),
+        ((pack(Kind.BEGIN, b"{" * 9000),), "8,192 bytes. Found 9,000"),
+        ((BEGIN, POINTS, POINTS), "RESULT or AGAIN. Found POINTS"),
+        ((pack_facts(Kind.BEGIN, {"ids": 1}), POINTS), "POINTS of 1 ids. Found 2"),
         ((BEGIN, pack(Kind.POINTS, bytes(128))), "on the curve"),
-        ((BEGIN, POINTS, result(own=4)), "cannot be those of 3 ids"),
-        ((BEGIN, POINTS, result(own=1)), "of 2 rows, 1 cannot be"),
-        ((BEGIN, POINTS, result(rows=True)), "facts needed"),
-        ((BEGIN, POINTS, result(), rows([0, 3], [0, 1])), "places that this party sent"),
-        ((BEGIN, POINTS, result(), rows([1, 1], [0, 1])), "each once"),
-        ((BEGIN, POINTS, result(), rows([0, 1, 2], [0, 1, 2])), "each once"),
+        ((BEGIN, POINTS, result(own=4)), "4 of 2 rows for 3 ids"),
+        ((BEGIN, POINTS, result(own=1)), "1 of 2 rows for 3 ids"),
+        ((BEGIN, POINTS, result(rows=True)), "'rows': True"),
+        ((BEGIN, POINTS, result(), rows([0, 3], [0, 1])), "Found 2 rows"),
+        ((BEGIN, POINTS, result(), rows([1, 1], [0, 1])), "Found 2 rows"),
+        ((BEGIN, POINTS, result(), rows([0, 1, 2], [0, 1, 2])), "Found 3 rows"),
         ((BEGIN, POINTS, result(), rows([0, 1], [0, 2])), "from 0 to 1"),
         ((BEGIN, POINTS, result(token="mine"), rows([0, 1], [0, 1])), "32 hex digits"),
-        ((BEGIN, POINTS, AGAIN, BEGIN, POINTS, AGAIN), "RESULT comes next. Found AGAIN"),
+        ((BEGIN, POINTS, AGAIN, BEGIN, POINTS, AGAIN), "RESULT. Found AGAIN"),
         ((BEGIN, POINTS, pack_facts(Kind.AGAIN, {"ids": 3})), "2 ids cannot become more"),
     ],
 )
@@ -84,10 +84,10 @@ def test_what_a_server_must_not_say(script, message):
 
 
 def test_a_server_has_no_more_rows_than_ids():
-    """Where clients may lack some, they would make room for any number of them when they train."""
+    """With labelled records, a client allocates memory for every announced row when it trains."""
     error = told(BEGIN, POINTS, result(rows=1 << 50), rows([0, 1], [0, 1]), records="labelled")
     assert isinstance(error, InvalidMessage), error
-    assert "rows are among the server's 2 ids" in str(error)
+    assert "the server's 2 ids" in str(error)
 
 
 def test_a_second_exchange_is_in_the_clients_log(caplog):
@@ -128,4 +128,4 @@ def test_a_server_that_shows_nothing_but_life_is_not_waited_for(monkeypatch):
     for script in ((), (BEGIN, POINTS)):
         error = told(*script, beats=True)
         assert isinstance(error, Stalled)
-        assert "the server has sent nothing but signs of life for 1 s" in str(error)
+        assert "the server has sent only heartbeats for 1 s" in str(error)

@@ -1,4 +1,4 @@
-"""A server that passes each client's points on to the other, as if they were its own."""
+"""A hostile server relays each client's points to the other client as if they were its own."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A line never waits for ever, whatever the other end does, and says whom it waits for."""
+"""A stream never waits forever, whatever the other end does, and logs which party it waits for."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ LIMIT = 10.0
 
 
 def played(story, read, write=None):
-    """What comes of the story on a line whose other end is these two."""
+    """Run a story on a stream that uses these two functions; return its result or error."""
 
     async def take(_):
         pass
@@ -54,7 +54,7 @@ def test_what_lies_unheard_does_not_hide_that_the_other_end_takes_nothing(unhear
 
 
 def test_whoever_is_speaking_when_the_line_is_closed_does_not_wait_for_ever():
-    """The last word goes to clients that may have left: the server's alignment is done without them."""
+    """DONE may go to clients that have left: the server's alignment is complete without them."""
 
     async def never(_):
         await asyncio.Event().wait()

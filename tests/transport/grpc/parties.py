@@ -1,4 +1,4 @@
-"""A server and its clients over real sockets, all in one process; and a client's stream spoken by hand."""
+"""A server and its clients over real sockets in one process, and hand-made client streams."""
 
 import asyncio
 from collections import deque
@@ -45,7 +45,7 @@ def configuration(**sections):
 
 
 class Federation:
-    """A server and its clients, on the loop of the test."""
+    """A server and its clients, on the test's event loop."""
 
     def __init__(self, config):
         self.config, self.plan = config, make_plan(config)
@@ -111,7 +111,7 @@ def upload(client, activation=0, sequence=1):
 
 
 class Hand:
-    """A client's stream, spoken by hand."""
+    """A client's stream whose messages the test sends."""
 
     def __init__(self, stream, client):
         self._stream, self._client = stream, client
@@ -122,7 +122,7 @@ class Hand:
             await self._stream.write(Codec().encode(message))
 
     async def hear(self, kind):
-        """The next message of this kind; others before it are dropped."""
+        """Return the next message of this kind, and drop others before it."""
         while True:
             message = await self.hear_next()
             if isinstance(message, kind):
@@ -144,7 +144,7 @@ async def dialled(federation, client):
 
 @asynccontextmanager
 async def served(**sections):
-    """A federation that serves while the block runs."""
+    """Serve a federation while the block runs."""
     federation = Federation(configuration(**sections))
     serving = asyncio.create_task(federation.serve())
     await federation.listening.wait()

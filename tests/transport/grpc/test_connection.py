@@ -1,4 +1,4 @@
-"""Where a server cannot listen, its operator hears why, and nothing stands in the way of the next attempt."""
+"""A server that cannot listen says why, and leaves nothing behind that would hinder the next attempt."""
 
 import socket
 
@@ -32,7 +32,7 @@ def test_a_port_in_use_is_one_error_and_the_run_folder_is_not_made(command, take
     (tmp_path / "run.toml").write_text(f'[data]\nname = "iris"\n[network]\naddress = "{taken}"\n')
     chosen = ["--set", "network.security=plaintext", "--out", str(tmp_path / "run")]
     assert main([command, str(tmp_path / "run.toml"), *chosen]) == 2
-    assert f'Found "{taken}": Address already in use. End what listens there' in capsys.readouterr().err
+    assert f'Found "{taken}": Address already in use.' in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

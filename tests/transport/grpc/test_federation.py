@@ -1,4 +1,4 @@
-"""Whole runs over real sockets, all in one process."""
+"""Complete runs over real sockets in one process."""
 
 import asyncio
 import logging
@@ -175,7 +175,7 @@ def test_a_stranger_is_refused():
 
 
 def test_a_turn_of_the_worker_whose_messages_another_took_does_nothing():
-    """A message that arrives while the worker takes others has a turn of its own, but is taken with them."""
+    """A message that arrives while the worker empties the inbox schedules a turn that finds it handled."""
 
     async def story():
         federation = Federation(configuration())

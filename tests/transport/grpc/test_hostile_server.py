@@ -1,5 +1,7 @@
-"""A server that counts as none can ends its client with one clear error, and does not spoil its state; one
-that asks and asks and takes no answer waits on its own side."""
+"""A hostile server ends its client with one clear error and cannot damage the client's state.
+
+A server that keeps asking and never reads the answers is held back by flow control.
+"""
 
 import asyncio
 import logging
@@ -21,7 +23,7 @@ from vafl.transport.grpc.wire import METHOD, SERVICE
 
 
 async def told(*said):
-    """What comes of a client whose server says this, and the client."""
+    """Run a client whose server sends this; return its error or result, and the client."""
 
     async def stream(_, context):
         for _ in ("terms", "join"):
@@ -35,8 +37,10 @@ async def told(*said):
 
 
 async def told_by(stream, config=None, folder=None):
-    """What comes of a client whose server serves this stream, and the client; private by this configuration
-    if there is a folder for its ledger."""
+    """Run a client whose server serves this stream; return its error or result, and the client.
+
+    The client is private as `config` says if there is a `folder` for its ledger.
+    """
     server, federation = grpc.aio.server(), Federation(config or configuration())
     handler = grpc.stream_stream_rpc_method_handler(stream)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
@@ -62,21 +66,22 @@ async def told_by(stream, config=None, folder=None):
 def test_where_no_run_can_stand_is_the_server_s_fault_and_changes_nothing(said):
     error, client = complete(told(*said))
     assert isinstance(error, InvalidMessage), error
-    assert "must count its steps and the uploads of 2 clients" in str(error)
+    assert error.code == "VFL-6095"
+    assert "2 clients" in str(error)
     assert client.applied == 0
     assert client.iteration == -1
 
 
 def test_a_second_welcome_on_a_stream_is_refused_and_changes_nothing():
-    """Taken, it would send the client's uploads again, or move it to another place in the run."""
+    """If accepted, it would make the client repeat uploads, or move it to another place in the run."""
     error, client = complete(told(Welcome(0, 0, (0, 0)), Welcome(0, 0, (900, 0))))
     assert isinstance(error, InvalidMessage), error
-    assert "a stream has one welcome" in str(error)
+    assert error.code == "VFL-6093"
     assert client.activation < 900
 
 
 def test_one_huge_gradient_neither_destroys_the_model_nor_passes_unnoticed(caplog):
-    """The first upload is answered as it should be, the second with a norm of about 1e31."""
+    """The first upload gets a normal gradient, the second one with a norm of about 1e31."""
 
     async def stream(_, context):
         for _ in ("terms", "join"):
@@ -104,7 +109,7 @@ def test_one_huge_gradient_neither_destroys_the_model_nor_passes_unnoticed(caplo
 
 
 class Deaf:
-    """The stream of a server that asks 20 questions at a time, and takes no answer."""
+    """The stream of a server that sends 20 requests at a time, and reads no answer."""
 
     def __init__(self):
         self._said, self._asked, self._never = 0, 0, asyncio.Event()
@@ -132,8 +137,7 @@ class Deaf:
 
 
 def test_answers_that_the_server_does_not_take_are_not_made(monkeypatch):
-    """Not even to what is asked at one time, or has been read already; and that does not keep a client from
-    ending."""
+    """This holds for requests in one message and for messages already read, and the client can still end."""
 
     async def story():
         stream, federation = Deaf(), Federation(configuration())
@@ -173,7 +177,7 @@ def private(**changes):
 
 
 def insisting(answers, times):
-    """A server that asks for one record again and again, and answers no upload."""
+    """A server that keeps asking for one record, and answers no upload."""
 
     async def stream(_, context):
         for _ in ("terms", "join"):

@@ -1,4 +1,4 @@
-"""Clients come, go and come back over real sockets: who is heard, and on which of its streams."""
+"""Clients join, leave and come back over real sockets: which of their streams the server uses."""
 
 import asyncio
 import gc
@@ -18,7 +18,7 @@ from vafl.transport.codec import Codec
 
 
 def test_a_new_stream_hears_nothing_before_its_welcome():
-    """An answer that was due to the stream before it comes after, or the client would answer it twice."""
+    """A reply owed from the previous stream comes after Welcome, or the client would process it twice."""
 
     async def story():
         async with (
@@ -57,8 +57,8 @@ def test_a_stream_has_one_join_and_it_comes_first():
             return early, await hasty.hear(Refused), federation.server.activations
 
     early, late, activations = complete(story())
-    assert "first message is a join" in early.reason
-    assert "first message is a join" in late.reason
+    assert "VFL-6125" in early.reason
+    assert "VFL-6125" in late.reason
     assert activations == [0, 0]
 
 
@@ -86,7 +86,7 @@ def test_a_server_that_starts_without_a_client_names_it_and_what_to_do(caplog):
 
 
 def test_a_client_says_when_it_has_joined(caplog):
-    """Else the last that its log says of a server that came late is that it is out of reach."""
+    """Otherwise the last line in its log about a late server would be that it is out of reach."""
 
     async def story():
         async with served() as federation, dialled(federation, 1) as other:
@@ -101,7 +101,7 @@ def test_a_client_says_when_it_has_joined(caplog):
 
 
 def test_a_client_that_is_back_before_the_server_has_noticed_that_it_was_gone_stays():
-    """While the worker is busy: the new stream's join is taken before the old one's end is."""
+    """While the worker is busy, it handles the Join of the new stream before the end of the old one."""
     busy, over = threading.Event(), threading.Event()
 
     def hold():
@@ -133,7 +133,7 @@ def test_a_client_that_is_back_before_the_server_has_noticed_that_it_was_gone_st
 
 @asynccontextmanager
 async def training():
-    """A federation of two clients that trains on and on; gives it and the clients' tasks."""
+    """Train a federation of two clients without end; yield it and the clients' tasks."""
     async with served(stop={"updates": 1_000_000}) as federation:
         running = [asyncio.create_task(federation.client(index).run()) for index in range(2)]
         await until(lambda: federation.server.iteration >= 10)
@@ -148,7 +148,7 @@ async def goes_on(federation, client):
 
 
 def test_a_second_process_with_one_certificate_does_not_take_over_a_run_in_progress():
-    """Its model would be a fresh one, and nobody would notice."""
+    """It would continue with a fresh model, unnoticed."""
 
     async def story():
         async with training() as (federation, _):
@@ -174,7 +174,7 @@ def test_nor_does_it_when_the_first_one_is_gone():
 
 
 def test_a_process_that_resumes_or_replaces_stays_and_the_older_one_ends_for_good(caplog):
-    """Dialling again, they would take each other's place for ever."""
+    """If they dialled again, the two would evict each other forever."""
 
     async def story():
         async with training() as (federation, running):
@@ -197,7 +197,7 @@ def test_a_process_that_resumes_or_replaces_stays_and_the_older_one_ends_for_goo
 
 
 def test_a_client_that_hears_nothing_and_dials_again_leaves_no_stream_behind():
-    """Its answers lie on each of them: dialling, it would fill the server's memory."""
+    """Unread replies wait on each of its streams, so reconnecting must not fill the server's memory."""
 
     async def flood(hand):
         for number in range(200):
@@ -235,7 +235,7 @@ def test_a_client_that_hears_nothing_and_dials_again_leaves_no_stream_behind():
 
 @asynccontextmanager
 async def brittle_way(address):
-    """A way to `address`; gives where it begins, and what cuts it there, unnoticed at the other end."""
+    """Start a proxy to `address`; yield its address, and a function that cuts it unnoticed by the server."""
     near, far = [], []
 
     async def carry(reader, writer):
@@ -307,7 +307,7 @@ def test_uploads_that_are_skipped_for_a_client_that_is_gone_come_slower_and_the_
 
 
 def test_a_server_that_went_back_hears_nothing_before_the_client_has_saved_that(monkeypatch):
-    """Not even when the next uploads take so long that they are not said together."""
+    """This holds even if the next uploads take so long that they are sent separately."""
     federation, events = Federation(configuration(rule={"window": 2})), []
     federation.address = "127.0.0.1:1"
     client = federation.client(0)

@@ -1,4 +1,4 @@
-"""What does not fit into one message is said in several, or the run says which setting is too small."""
+"""Large contents are sent in several messages, or the error names the setting that is too small."""
 
 import asyncio
 
@@ -37,7 +37,7 @@ def test_refreshes_and_evaluations_come_in_messages_that_fit(refresh):
 
 
 def test_a_batch_that_does_not_fit_ends_its_client_with_the_setting_and_is_no_result():
-    """Dialling again and again would not make it fit, and a server alone measures nothing."""
+    """Reconnecting would not help. A server without clients makes no evaluation."""
 
     async def story():
         made = federation(schedule={"batch_size": 40}, stop={"updates": 60, "seconds": 1.0})

@@ -15,7 +15,7 @@ class Clock:
 
 
 def answers(pace, clock, rows, count):
-    """Seconds that `count` requests for these rows, one after the other, have to wait in all."""
+    """Return the total seconds that `count` requests in a row for these rows have to wait."""
     begin = clock.now
     for _ in range(count):
         clock.now += pace.wait(rows)

@@ -1,4 +1,4 @@
-"""A server that is away, slow, silent or refuses: whether its client dials again, and for how long."""
+"""Whether and for how long a client dials again when the server is down, slow, silent or refuses it."""
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
@@ -34,7 +34,7 @@ def test_patience_is_for_a_server_that_is_gone_and_not_for_one_that_has_nothing_
 
 
 def test_a_client_whose_heart_beats_faster_than_the_server_s_is_not_thrown_out():
-    """gRPC's third ping within the time that the server allowed for one ended the connection, every 3 s."""
+    """Regression: the third ping within the server's minimum interval closed the connection, every 3 s."""
 
     async def story():
         async with served(rule={"name": "t-sync", "t": 2}) as federation, dialled(federation, 1) as other:
@@ -56,18 +56,18 @@ def failed(details):
 
 
 def test_a_connection_closed_at_once_is_a_refusal_only_if_it_happens_again_and_again():
-    """A server that is killed amid a handshake closes it, too."""
+    """A server that is killed during a handshake closes the connection in the same way."""
     federation = Federation(configuration())
     federation.address = "127.0.0.1:1"
     client = federation.client(0)
     for details in (CLOSED, REFUSED, CLOSED, CLOSED, CLOSED, CLOSED):
-        client._reach.judge(failed(details))
+        client._reconnect.judge(failed(details))
     with pytest.raises(Unauthenticated, match="VFL-6182"):
-        client._reach.judge(failed(CLOSED))
+        client._reconnect.judge(failed(CLOSED))
 
 
 def test_after_a_welcome_patience_rules_however_often_connections_are_closed():
-    """A forwarder whose server is away accepts connections, and closes them."""
+    """A proxy whose server is down accepts connections and closes them."""
 
     async def story():
         async with served(stop={"updates": 1_000_000}) as federation, dialled(federation, 1) as other:
@@ -82,7 +82,7 @@ def test_after_a_welcome_patience_rules_however_often_connections_are_closed():
             await asyncio.gather(running, return_exceptions=True)
             return client
 
-    reach = complete(story())._reach
+    reach = complete(story())._reconnect
     for _ in range(20):
         reach.judge(failed(CLOSED))
     reach.heard -= 1000.0
@@ -98,7 +98,7 @@ def test_after_a_welcome_patience_rules_however_often_connections_are_closed():
     ],
 )
 def test_parties_that_disagree_on_the_largest_message_do_not_dial_for_ever(largest, width, said):
-    """What a limit below that of the terms lets through is refused when it is read."""
+    """A message may pass the receiver's gRPC limit, which is at least that of terms, and fail the codec's."""
 
     async def story():
         model, network = {"head": "linear", "width": width}, {"largest_message": largest}
@@ -113,7 +113,7 @@ def test_parties_that_disagree_on_the_largest_message_do_not_dial_for_ever(large
 
 @asynccontextmanager
 async def slow_way(address, seconds):
-    """A way to `address` on which everything takes so long, each way; gives where it begins."""
+    """Start a proxy to `address` that delays all bytes in both directions; return the proxy's address."""
     ends = []
 
     async def carry(reader, writer):
@@ -190,7 +190,7 @@ def test_a_refusal_that_comes_before_the_client_has_said_all_is_heard(monkeypatc
 
 
 def test_a_server_that_hangs_up_is_dialled_once_at_a_time():
-    """Channels that were closed went on dialling by themselves: ten times a second after some minutes."""
+    """Regression: closed channels kept dialling on their own, ten times a second after some minutes."""
 
     async def story():
         dials = []

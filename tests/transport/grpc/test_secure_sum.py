@@ -1,4 +1,4 @@
-"""The secure sum over real sockets: what the server process receives, and what becomes of a lost client."""
+"""Secure sum over real sockets: what the server receives, and what happens when a client is lost."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ def secure(**sections):
 
 
 class SecureFederation(Federation):
-    """Keeps what the server received."""
+    """Record what the server has received."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -103,7 +103,7 @@ def test_a_client_that_is_cut_off_begins_an_epoch_and_the_run_goes_on():
 
 
 def _again(federation, before):
-    """The same client on a new connection, as after a lost network."""
+    """Connect the same client again, as after a network failure."""
     network = configuration(network={"address": federation.address}).network
     return FederationClient(before.client, before.party, federation.terms, network, None, takes_over=True)
 

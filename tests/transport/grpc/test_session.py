@@ -1,4 +1,4 @@
-"""A connection as a client sees it, on a stream made by hand: it reads what is handled and answered."""
+"""A client's session on a fake stream: it reads on only after messages are handled and answered."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ LIMIT = 1000
 
 
 class Flood:
-    """The stream of a server that says something whenever it is read, and reads nothing until `takes`."""
+    """The stream of a server that always has a message to read, and that reads nothing until `takes`."""
 
     def __init__(self):
         self.read_so_far, self.takes, self.broken = 0, asyncio.Event(), False
@@ -45,8 +45,10 @@ class Flood:
 
 
 def flooded(then, answer=b"!" * 300):
-    """Runs a session that answers whatever it hears, and `then`, once it has read all it will; None answers
-    nothing and is never done with anything."""
+    """Run a session that answers every message, and call `then` once it has read all it will.
+
+    An answer of None sends nothing and never completes the handling of a message.
+    """
 
     async def story():
         stream = Flood()

@@ -1,4 +1,4 @@
-"""A client that is connected, answers pings, and never answers a request: the others go on without it."""
+"""A client that is connected and answers pings, but no requests: the others continue without it."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ async def joined(hand, client):
 
 
 async def alone_with_a_silent_client(federation):
-    """Runs client 2 to the end of a run in which client 1 says nothing after its join."""
+    """Run client 2 to the end of a run in which client 1 sends nothing after its Join."""
     async with dialled(federation, 0) as silent:
         running = asyncio.create_task(federation.client(1).run())
         await joined(silent, 0)

@@ -1,4 +1,4 @@
-"""When a client says what: uploads of brief work travel together, others as soon as they are made."""
+"""When a client sends what: brief uploads are sent together, long ones as soon as they are made."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ WINDOW = 3
 
 
 class Place:
-    """Where the work is done: in a thread, which may wait, or on the event loop."""
+    """A fake worker that runs in a thread, where work may wait, or on the event loop."""
 
     def __init__(self, may_wait):
         self.may_wait = may_wait
@@ -31,7 +31,7 @@ class Place:
 
 
 class Stream:
-    """A session that keeps what is said."""
+    """A fake session that records what is sent."""
 
     def __init__(self):
         self.welcome, self.answered, self.said, self.alarms = False, 0, [], []
@@ -43,7 +43,7 @@ class Stream:
         self.alarms.append(awake)
 
     def take(self):
-        """How many uploads each content said since had."""
+        """Return the number of uploads in each content that was sent since the last call."""
         taken, self.said = self.said, []
         frames = [Codec().frames(content) for content in taken]
         uploads = [[Codec().from_client(frame, 0) for frame in own] for own in frames]
@@ -52,7 +52,7 @@ class Stream:
 
 
 class Party:
-    """A client of a run, answered by hand."""
+    """A client of a run, whose server is played by the test."""
 
     def __init__(self, *, clients=2, may_wait=False):
         settings = {"rule": {"window": WINDOW}, "schedule": {"batch_size": 16, "refresh": "none"}}

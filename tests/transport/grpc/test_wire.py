@@ -1,4 +1,4 @@
-"""The terms of a run and the settings of the network: what is agreed, and what is refused."""
+"""Which terms of a run and which network settings are accepted or refused."""
 
 import dataclasses
 import json
@@ -45,7 +45,7 @@ def test_long_settings_are_told_apart_and_fit():
 
 def test_another_versions_terms_are_said_to_be_that():
     before = {**dataclasses.asdict(TERMS), "protocol": 2, "secure_sum": False}
-    with pytest.raises(InvalidMessage, match=f"as protocol {PROTOCOL} has them.* same version of vafl"):
+    with pytest.raises(InvalidMessage, match=f"VFL-6132.*protocol {PROTOCOL}"):
         Agreement.from_bytes(json.dumps(before).encode())
 
 

@@ -1,4 +1,4 @@
-"""The worker: in order, one function at a time, on the event loop only if that is brief, and loud once."""
+"""The worker runs functions in order, on the event loop only if they are brief, and reports one failure."""
 
 import asyncio
 import os
@@ -72,7 +72,7 @@ def test_once_it_often_takes_long_it_is_the_threads_again():
 
 
 def test_many_messages_at_one_time_may_take_as_many_times_as_long():
-    """A server that is behind takes all that has come: it would else never do so on the event loop."""
+    """The turns of a server that is behind are long, because each handles many brief messages."""
     where, clock = [], SimpleNamespace(now=0.0)
 
     def take_three():
@@ -92,7 +92,7 @@ def test_many_messages_at_one_time_may_take_as_many_times_as_long():
 
 
 def test_looking_at_the_clock_now_and_then_proves_nothing():
-    """Between two long steps of a deep model there are many such looks."""
+    """Between two long steps of a deep model, the server's tick runs many times."""
     where = []
 
     async def story():
@@ -108,7 +108,7 @@ def test_looking_at_the_clock_now_and_then_proves_nothing():
 
 
 def test_what_the_thread_has_to_say_is_said_before_what_the_loop_does_next():
-    """Or a client's messages would leave in another order than they were made in."""
+    """Otherwise a client's messages could be sent in another order than they were made."""
     said, go = [], threading.Event()
 
     async def story():
@@ -148,7 +148,7 @@ def test_after_a_failure_nothing_more_is_done_and_it_is_told_once(brief):
 
 @pytest.mark.parametrize("brief", [0, 16])
 def test_after_its_end_nothing_more_is_done(brief):
-    """A stream that ends late must not take the run up again."""
+    """A stream that closes late must not resume the run."""
     done = []
 
     async def story():
@@ -163,7 +163,7 @@ def test_after_its_end_nothing_more_is_done(brief):
 
 
 def test_an_exit_does_not_end_the_thread_in_silence():
-    """Whoever waits for the thread would wait for ever: rich exits when nobody reads what it prints."""
+    """Regression: rich calls exit when its output is closed, and the main thread then waited forever."""
     told = []
 
     async def story():
@@ -205,7 +205,7 @@ def test_a_loop_that_was_torn_down_is_told_nothing():
 
 
 def test_torch_keeps_to_its_number_of_threads_in_the_worker():
-    """Which another thread than the first does not do by itself: small products took every core there."""
+    """Regression: in threads other than the first, small matrix products used every core."""
     started = []
 
     def multiply():

@@ -37,7 +37,7 @@ def load(folder):
 
 @pytest.fixture(scope="session")
 def forge(folder):
-    """Signs, with the authority's true key, whatever the test asks for; the result is not checked."""
+    """Sign any certificate with the authority's real key, without checks."""
     return partial(forgery.forge, folder)
 
 

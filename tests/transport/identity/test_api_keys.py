@@ -32,7 +32,7 @@ def test_each_key_is_recognised_by_its_name_and_stored_nowhere(path, keys):
 
 @given(st.text())
 def test_no_other_text_is_a_key(tmp_path_factory, text):
-    path = tmp_path_factory.mktemp("VFL-6142") / "keys.toml"
+    path = tmp_path_factory.mktemp("keys") / "keys.toml"
     key = add_key(path, "reports")
     callers = Callers(path)
     for wrong in (text, key + text, text + key, key[: len(text)]):

@@ -1,4 +1,4 @@
-"""What `make_authority` and `issue` write: modes, contents, and what they refuse to write."""
+"""`make_authority` and `issue`: modes and contents of the files they write, and what they refuse."""
 
 import ipaddress
 import os
@@ -19,7 +19,7 @@ LONG_LABEL, LONG_NAME = "x" * 64, ".".join(["x" * 60] * 5)
 
 @pytest.fixture
 def umask():
-    """Sets the process's umask, and sets it back."""
+    """Set the process's umask during a test."""
     before = os.umask(0)
     yield os.umask
     os.umask(before)
@@ -109,7 +109,7 @@ def test_one_file_is_enough_to_refuse_even_a_dangling_link(name, tmp_path):
 
 
 def test_a_file_that_appears_in_between_is_not_overwritten(tmp_path):
-    """The check beforehand is for the message; the writing itself cannot replace anything."""
+    """The early check only improves the message: writing never replaces a file."""
     (tmp_path / "x.key").write_bytes(b"theirs")
     with pytest.raises(ConfigError, match="VFL-6173"):
         files.write(tmp_path / "x.key", b"ours", files.PRIVATE)
@@ -221,9 +221,7 @@ def test_a_client_has_no_hosts(tmp_path):
 @pytest.mark.parametrize("days", [-1, 0, 3650, 10**9])
 def test_a_certificate_must_end_before_its_authority(days, tmp_path):
     make_authority(tmp_path / "certs")
-    with pytest.raises(
-        ConfigError, match=rf"end before its authority does.*3649 days left.*Found {days} days"
-    ):
+    with pytest.raises(ConfigError, match=rf"VFL-6151.*3649 days left.*Found {days} days"):
         issue(tmp_path / "certs", "client-1", days=days)
     assert not (tmp_path / "certs" / "client-1").exists()
 
@@ -232,7 +230,7 @@ def test_a_certificate_must_end_before_its_authority(days, tmp_path):
 def test_issuing_needs_the_whole_authority(name, tmp_path):
     make_authority(tmp_path / "certs")
     (tmp_path / "certs" / name).unlink()
-    with pytest.raises(ConfigError, match=rf"{name}\" must be a file this user can read"):
+    with pytest.raises(ConfigError, match=rf"VFL-6175.*{name}"):
         issue(tmp_path / "certs", "client-1")
 
 
@@ -268,5 +266,5 @@ def test_an_authority_out_of_date_signs_nothing(begin, end, words, tmp_path):
         list(old.extensions),
     )
     path.write_bytes(pem.certificate_to_pem(builder.sign(key, SHA256())))
-    with pytest.raises(ConfigError, match=rf"ca\.pem\" must be in date\. Found it {words}"):
+    with pytest.raises(ConfigError, match=rf"VFL-6236.*ca\.pem.*{words}"):
         issue(tmp_path / "certs", "client-1", days=1)

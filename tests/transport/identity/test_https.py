@@ -1,4 +1,4 @@
-"""TLS for callers of `vafl serve`: which files are taken, and which hosts a certificate names."""
+"""TLS for callers of `vafl serve`: which files are accepted, and which hosts a certificate names."""
 
 import shutil
 
@@ -21,7 +21,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def own(folder, tmp_path):
-    """A copy of the server's files, to spoil."""
+    """A copy of the server's files that a test may damage."""
     return shutil.copytree(folder / "server", tmp_path / "own")
 
 

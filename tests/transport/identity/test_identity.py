@@ -1,4 +1,4 @@
-"""Identities on the wire: real grpc.aio servers and channels on loopback, one method that echoes bytes."""
+"""Identities over real connections: grpc.aio servers and channels on loopback, with an echo method."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -21,11 +21,11 @@ from vafl.transport.identity import (
 )
 
 DEADLINE = 20
-"""Seconds; a refusal must come as UNAVAILABLE long before, and not as DEADLINE_EXCEEDED."""
+"""Seconds. A refusal must arrive as UNAVAILABLE long before this deadline."""
 
 
 class Echo:
-    """Answers with what came, and notes who said it."""
+    """Echo messages and record their senders."""
 
     def __init__(self):
         self.seen = []
@@ -40,7 +40,7 @@ class Echo:
 
 @asynccontextmanager
 async def serving(credentials):
-    """A server on a free port, plaintext if there are no credentials; gives the echo and the address."""
+    """Serve on a free port, in plaintext without credentials; yield the echo and the address."""
     echo, server = Echo(), grpc.aio.server()
     methods = {"Echo": grpc.unary_unary_rpc_method_handler(echo.answer)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Test", methods),))
@@ -65,18 +65,18 @@ async def say(address, message, credentials, options=()):
 
 
 def listening(credentials):
-    """As server_credentials, but for any party: what somebody with bad intentions would start."""
+    """Return server credentials for any party, as an attacker would use them."""
     pairs = [(credentials.key, credentials.certificate)]
     return grpc.ssl_server_credentials(pairs, credentials.authority, require_client_auth=True)
 
 
 def dialling(credentials, authority):
-    """As channel_credentials, but for any party and trusting a server that would not be its own."""
+    """Return channel credentials for any party, which trust a server of another authority."""
     return grpc.ssl_channel_credentials(authority, credentials.key, credentials.certificate)
 
 
 def refused(server, client, options):
-    """Connects, expects the refusal, and returns the details the client is told."""
+    """Connect, expect a refusal, and return the details that the client receives."""
 
     async def attempt():
         async with serving(server) as (echo, address):
@@ -156,10 +156,10 @@ def test_a_client_with_the_wrong_certificate_is_refused(case, reason, load, forg
         ("another authority's", "signed by the authority in this party's ca.pem"),
         ("expired", "Found an expired one"),
         ("not yet valid", "Found one that is not valid yet"),
-        ("another name", 'must carry the name "vafl-server"'),
+        ("another name", 'the name "vafl-server"'),
         ("a client's", "a client poses as the server"),
         ("a client's with the server's name", "a client poses as the server"),
-        ("none", "must speak TLS"),
+        ("none", "must use TLS"),
     ],
 )
 def test_a_server_with_the_wrong_certificate_is_refused(case, meaning, load, forge_server, other_folder):
@@ -217,7 +217,7 @@ def test_nobody_has_a_name_without_tls():
 
 
 def test_a_plaintext_channel_with_the_loopback_options_stays_clear_of_proxies(monkeypatch):
-    """The first attempt shows that the danger is real: gRPC asks the proxy even for 127.0.0.1."""
+    """The first attempt proves the danger: gRPC uses the proxy even for 127.0.0.1."""
     for name in ("grpc_proxy", "https_proxy", "no_proxy", "no_grpc_proxy", "HTTPS_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     asked = []
@@ -251,7 +251,7 @@ def test_other_failures_are_not_blamed_on_certificates(details):
 
 
 def test_a_forwarder_whose_server_is_not_there_is_not_blamed_on_certificates(load):
-    """It takes connections and closes them, some sooner than others."""
+    """A proxy accepts connections and closes them, some sooner than others."""
 
     async def close(reader, writer):
         await reader.read(1)

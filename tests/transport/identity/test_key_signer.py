@@ -1,4 +1,4 @@
-"""What one client says to another through the server is signed; the server can change none of it."""
+"""Statements that the server relays between clients are signed, so that it cannot change them."""
 
 import numpy as np
 import pytest
@@ -56,7 +56,7 @@ def test_junk_is_refused(witnesses, proof):
 
 
 def test_a_server_that_replaces_a_key_is_found_out(folder, witnesses):
-    """The man in the middle: it offers its own key in the name of client-1."""
+    """A man in the middle: the server offers its own key in the name of client-1."""
     names = ["client-1", "client-2", "client-1"]  # two parties play three: certificates are what matters
     honest = [KeyAgreement("run", names, index, witnesses[name]) for index, name in enumerate(names)]
     offers = [party.offer(0) for party in honest]

@@ -1,5 +1,9 @@
-"""Alignment between processes: the private set intersection on gRPC streams that the clients dial.
+"""Align the parties' records by private set intersection, over gRPC streams that the clients dial.
 
-frames.py says what travels and checks it, line.py moves it with a time-out on every wait, crew.py computes,
-exchange.py is the protocol of docs/alignment.md, server.py and client.py are its two ends.
+- frames.py: the messages, and their checks.
+- stream.py: send and receive messages, with a timeout on every wait.
+- compute_pool.py, worker.py: compute in several processes.
+- exchange.py: the cryptographic protocol of docs/alignment.md.
+- server.py, client.py: the two ends. server.py describes the states of an alignment.
+- reasons.py: what each party may learn about a failure.
 """

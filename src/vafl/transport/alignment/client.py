@@ -1,4 +1,8 @@
-"""A client's end of an alignment: dials out, takes part in the exchange, learns which of its ids are rows."""
+"""A client's end of an alignment: dial the server, take part in the exchange, receive the row numbers.
+
+server.py describes the states of an alignment and the order of its messages. A client dials again only until
+the server has sent BEGIN. After that, a lost connection ends the alignment for every party.
+"""
 
 import asyncio
 import logging
@@ -44,18 +48,21 @@ log = logging.getLogger("vafl.client")
 
 
 class Ended(RunError):
-    """The server has said why it goes no further."""
+    """The server has ended the alignment and sent the reason."""
 
 
 class AlignmentClient:
-    """Takes part in one alignment.
+    """Take part in one alignment.
 
     Args:
         party: this party's name.
-        ids: its own, canonical.
-        terms: what it thinks every party has set.
-        workers: processes that compute.
-        keep: makes its alignment durable; called once all parties have what they need.
+        ids: this party's ids, in canonical form.
+        terms: this party's settings, which must be equal at every party.
+        settings: address, limits and timeouts.
+        credentials: this party's certificate, or None for plaintext on loopback.
+        workers: number of processes that compute.
+        progress: shows the progress of the exchange.
+        keep: writes this party's alignment to disk; called once every party has received its rows.
     """
 
     def __init__(
@@ -70,43 +77,44 @@ class AlignmentClient:
         keep: Callable[[Alignment], None],
     ) -> None:
         self._party, self._ids, self._terms = party, ids, terms
-        # A little more patience than the server has, who tells for whom everybody waits.
+        # Wait a little longer than the server does: it knows which client is missing, and its reason should
+        # arrive before this client gives up.
         patience = settings.patience + SILENT_BEATS * settings.heartbeat
         self._settings = replace(settings, largest_message=LARGEST_FRAME, patience=patience)
         self._credentials, self._workers, self._progress = credentials, workers, progress
         self._keep = keep
-        self._reach = Reconnect(party, settings)
-        self._begun = False
+        self._reconnect = Reconnect(party, settings)
+        self._begun = False  # whether the server has sent BEGIN
 
     async def run(self) -> Alignment:
-        """Dials until the server begins, and goes through with it.
+        """Dial until the server begins, then align and return this party's alignment.
 
         Raises:
             RemoteFault: the server refused this party, or broke the protocol.
             Stalled: the server could not be reached for `patience` seconds, or fell silent.
-            RunError: the server ended the alignment, and why.
+            RunError: the server ended the alignment.
         """
-        with ComputePool(self._workers) as crew:
-            crew.expect(len(self._ids))
+        with ComputePool(self._workers) as pool:
+            pool.expect(len(self._ids))
             while True:
                 try:
-                    return await self._session(crew)
+                    return await self._session(pool)
                 except Ended as ended:
                     if self._begun:
                         raise RunError("VFL-6001", f"the server ended the alignment: {ended}") from ended
                     raise RemoteFault("VFL-6002", f"the server refused {self._party}: {ended}") from ended
                 except grpc.aio.AioRpcError as raw:
-                    error = _plain(raw)
+                    error = _with_printable_details(raw)
                     if self._begun:
                         raise Stalled(
                             "VFL-6003",
-                            f"the connection to the server was lost: {error.details()}. Start every party "
-                            "again.",
+                            "the connection must last for the whole alignment. It was lost: "
+                            f"{error.details()}. Start every party again.",
                         ) from error
-                    self._reach.judge(error)
-                await self._reach.pause()
+                    self._reconnect.judge(error)
+                await self._reconnect.pause()
 
-    async def _session(self, crew: ComputePool) -> Alignment:
+    async def _session(self, pool: ComputePool) -> Alignment:
         async with open_channel(self._settings, self._credentials) as channel:
             call = channel.stream_stream(PATH)(metadata=((CLAIM, self._party),))
 
@@ -114,82 +122,102 @@ class AlignmentClient:
                 content = await call.read()
                 if content is grpc.aio.EOF:
                     raise await status_of(call)
-                self._reach.heard = time.monotonic()
+                self._reconnect.heard = time.monotonic()
+                # FAILED and BUSY may come instead of or between any other messages, so they are handled here.
                 if content[:1] == pack(Kind.FAILED):
                     raise Ended("VFL-6004", printable(content[1:].decode("utf-8", "replace")))
                 if content == pack(Kind.BUSY):
-                    line.excuse()
+                    stream.excuse()
                     return pack(Kind.BEAT)
                 return content
 
-            line = AlignmentStream(f"the {SERVER}", read, call.write, self._settings)
+            stream = AlignmentStream(f"the {SERVER}", read, call.write, self._settings)
             try:
-                async with line:
-                    with blaming(line.other):
-                        return await self._align(line, crew)
+                async with stream:
+                    with blaming(stream.other):
+                        return await self._align(stream, pool)
             finally:
                 call.cancel()
 
-    async def _align(self, line: AlignmentStream, crew: ComputePool) -> Alignment:
-        await line.say(pack_hello(self._terms, len(self._ids)))
-        _, body = await line.hear(Kind.BEGIN)
+    async def _align(self, stream: AlignmentStream, pool: ComputePool) -> Alignment:
+        await stream.say(pack_hello(self._terms, len(self._ids)))
+        _, body = await stream.hear(Kind.BEGIN)
         self._begun = True
-        theirs = unpack_count(body)
-        log.info("the server has %s ids", f"{theirs:,}")
-        crew.expect(theirs)
-        order = await self._answer(line, crew, self._ids, theirs)
-        kind, body = await line.hear(Kind.RESULT, Kind.AGAIN)
+        server_count = unpack_count(body)
+        log.info("the server has %s ids", f"{server_count:,}")
+        pool.expect(server_count)
+        order = await self._answer(stream, pool, self._ids, server_count)
+        kind, body = await stream.hear(Kind.RESULT, Kind.AGAIN)
         if kind is Kind.AGAIN:
-            await self._answer_loosely(line, crew, unpack_loosened(body, theirs))
-            _, body = await line.hear(Kind.RESULT)
-        alignment = await self._receive(line, body, order, theirs)
-        await line.say(pack(Kind.RECEIVED))
-        await line.hear(Kind.DONE)
+            await self._answer_loosely(stream, pool, unpack_loosened(body, server_count))
+            _, body = await stream.hear(Kind.RESULT)
+        alignment = await self._receive(stream, body, order, server_count)
+        # Write the alignment only after DONE: then every party has its rows, and the server's alignment is on
+        # disk. Otherwise a failure elsewhere would leave this party with an alignment that no other has.
+        await stream.say(pack(Kind.RECEIVED))
+        await stream.hear(Kind.DONE)
         await asyncio.to_thread(self._keep, alignment)
         return alignment
 
-    async def _answer(self, line: AlignmentStream, crew: ComputePool, ids: pl.Series, theirs: int) -> Places:
-        self._progress.begin(len(ids) + theirs)
-        return await answer(line, crew, self._party, ids, theirs, self._progress)
+    async def _answer(
+        self, stream: AlignmentStream, pool: ComputePool, ids: pl.Series, server_count: int
+    ) -> Places:
+        self._progress.begin(len(ids) + server_count)
+        return await answer(stream, pool, self._party, ids, server_count, self._progress)
 
-    async def _answer_loosely(self, line: AlignmentStream, crew: ComputePool, theirs: int) -> None:
-        """Once more with ids in a form that forgets how they are written, for the server's advice."""
-        log.info("the server asks once more: it has %s ids when forms are loosened", f"{theirs:,}")
+    async def _answer_loosely(self, stream: AlignmentStream, pool: ComputePool, server_count: int) -> None:
+        """Repeat the exchange with loosened ids, from which the server derives its advice."""
+        log.info("the server asks once more: it has %s ids when forms are loosened", f"{server_count:,}")
         loose = loosened(self._ids).unique()
-        await line.say(pack_facts(Kind.COUNT, {"ids": len(loose)}))
-        await line.hear(Kind.BEGIN)
-        await self._answer(line, crew, loose, theirs)
+        await stream.say(pack_facts(Kind.COUNT, {"ids": len(loose)}))
+        await stream.hear(Kind.BEGIN)
+        await self._answer(stream, pool, loose, server_count)
 
-    async def _receive(self, line: AlignmentStream, body: bytes, order: Places, theirs: int) -> Alignment:
-        """The rows that are this party's, checked as if anybody had sent them."""
+    async def _receive(
+        self, stream: AlignmentStream, body: bytes, order: Places, server_count: int
+    ) -> Alignment:
+        """Receive this party's rows. Check everything: the server may be wrong or hostile.
+
+        Args:
+            body: of RESULT.
+            order: the order in which this party has sent its ids.
+            server_count: how many ids the server has announced.
+        """
         kinds: dict[str, type] = {"token": str, "rows": int, "label": str, "with_local": bool}
         facts = unpack_facts(body, **kinds, classes=list, own=int)
-        rows, own = facts["rows"], facts["own"]
-        if rows > theirs:
+        rows, count = facts["rows"], facts["own"]
+        if rows > server_count:
             raise InvalidMessage(
-                "VFL-6005", f"all rows are among the {SERVER}'s {theirs:,} ids. Found {rows:,} rows."
+                "VFL-6005",
+                f"there must not be more rows than the {SERVER}'s {server_count:,} ids. Found {rows:,} rows.",
             )
-        if not 0 <= own <= len(order) or (self._terms.records == "common" and own != rows):
+        if not 0 <= count <= len(order) or (self._terms.records == "common" and count != rows):
             raise InvalidMessage(
-                "VFL-6006", f"of {rows:,} rows, {own:,} cannot be those of {len(order):,} ids."
+                "VFL-6006",
+                f"a party's rows must be among its ids, and with common records it has all rows. Found "
+                f"{count:,} of {rows:,} rows for {len(order):,} ids.",
             )
         content = bytearray()
-        while len(content) < own * ROW:
-            content += (await line.hear(Kind.ROWS))[1]
+        while len(content) < count * ROW:
+            content += (await stream.hear(Kind.ROWS))[1]
         places, numbers = unpack_rows(content)
-        if len(places) != own or len(np.unique(places)) != own or (own and places.max() >= len(order)):
-            raise InvalidMessage("VFL-6007", "rows must be of places that this party sent, each once.")
+        if len(places) != count or len(np.unique(places)) != count or (count and places.max() >= len(order)):
+            raise InvalidMessage(
+                "VFL-6007",
+                f"the {count:,} rows must be different ids that this party has sent. Found {len(places):,} "
+                "rows, some repeated, unknown or too many.",
+            )
         by_number = np.argsort(numbers)
         ids = self._ids.gather(order[places[by_number]])
         try:
             names = tuple(map(str, facts["classes"])) or None
-            told = {name: facts[name] for name in ("label", "with_local")}
-            return Alignment(facts["token"], rows, names, ids, numbers[by_number], **told)
+            options = {name: facts[name] for name in ("label", "with_local")}
+            return Alignment(facts["token"], rows, names, ids, numbers[by_number], **options)
         except DataError as error:
             raise InvalidMessage("VFL-6008", str(error)) from error
 
 
-def _plain(error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
-    """The same, with details that may have come from the other end fit for a terminal."""
+def _with_printable_details(error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
+    """Return a copy whose details are safe to show: they may have come from the other end."""
     metadata = error.initial_metadata(), error.trailing_metadata()
     return grpc.aio.AioRpcError(error.code(), *metadata, details=printable(error.details() or ""))

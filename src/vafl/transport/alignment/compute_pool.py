@@ -1,4 +1,4 @@
-"""The processes that compute: one for each core, since Python's arithmetic keeps to one."""
+"""Compute in several processes, one per core, since Python's integer arithmetic uses a single core."""
 
 import asyncio
 import multiprocessing
@@ -11,20 +11,20 @@ from typing import Self, TypeVar
 from vafl.errors import RunError
 from vafl.transport.alignment.worker import ready, serve_parent
 
-_FEW = 10_000  # ids: starting processes would take longer
+_FEW = 10_000  # ids; computing fewer takes less time than starting processes
 Chunk = TypeVar("Chunk")
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class ComputePool:
-    """Computes chunks in worker processes; few ids in a thread of this one. Use as a context manager.
+    """Compute chunks in worker processes, or in a thread if there are few ids. Use as a context manager.
 
     Args:
-        workers: processes to start at most.
+        workers: the largest number of processes to start.
     """
 
     def __init__(self, workers: int) -> None:
@@ -40,32 +40,35 @@ class ComputePool:
             executor.shutdown(wait=True, cancel_futures=True)
 
     def expect(self, ids: int) -> None:
-        """Sets of so many ids will have to be computed: if that is worth it, the processes start now.
+        """Start the processes now if a set of this many ids is worth it.
 
-        A party says so when it knows its own ids, so that they start while it waits for the others."""
+        A party calls this as soon as it has read its ids, so that processes start while it waits for others.
+        """
         if ids >= _FEW and self._processes is None:
             spawn = multiprocessing.get_context("spawn")  # forking would break the streams
             self._processes = ProcessPoolExecutor(self._workers, spawn, initializer=serve_parent)
-            for _ in range(self._workers):
+            for _ in range(self._workers):  # the executor starts a process only when it gets work
                 self._processes.submit(ready)
 
     async def work(
         self, function: Callable[[bytes, Chunk], bytes], secret: bytes, chunks: AsyncIterable[Chunk]
     ) -> AsyncIterator[bytes]:
-        """`function(secret, chunk)` for each chunk, in order; a few are under way at any time."""
-        loop, waiting = asyncio.get_running_loop(), deque[asyncio.Future[bytes]]()
+        """Yield `function(secret, chunk)` for each chunk, in order, with several chunks in progress."""
+        loop, pending = asyncio.get_running_loop(), deque[asyncio.Future[bytes]]()
         try:
             async for chunk in chunks:
                 executor = self._processes or self._thread
-                waiting.append(loop.run_in_executor(executor, function, secret, chunk))
-                if len(waiting) > self._workers + 1:  # while results are taken, nobody idles
-                    yield await waiting.popleft()
-            while waiting:
-                yield await waiting.popleft()
+                pending.append(loop.run_in_executor(executor, function, secret, chunk))
+                if len(pending) > self._workers + 1:  # one more than processes, so that none of them idles
+                    yield await pending.popleft()
+            while pending:
+                yield await pending.popleft()
         except BrokenExecutor as error:
             raise RunError(
-                "VFL-6011", "a process that computed was killed. Is there too little memory?"
+                "VFL-6011",
+                "the processes of the alignment must run to the end. One of them was killed, perhaps for "
+                "lack of memory. Free memory and start every party again.",
             ) from error
         finally:
-            for each in waiting:
-                each.cancel()
+            for future in pending:
+                future.cancel()

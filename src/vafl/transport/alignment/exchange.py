@@ -1,7 +1,7 @@
-"""The exchange itself, at either end of a line: points go both ways, tags go to the server.
+"""The private set intersection of one client and the server: points go both ways, tags go to the server.
 
-The server learns which of its ids the client has, and at which places of the client's shuffled order; the
-client learns nothing but how many ids the server has. Secrets and orders are made here and never leave.
+The server learns which of its ids the client has, and their places in the client's shuffled order. The client
+learns only how many ids the server has. Secrets and orders are made here and are never sent.
 """
 
 import asyncio
@@ -20,47 +20,52 @@ from vafl.transport.alignment.stream import AlignmentStream, together
 
 
 class Progress(Protocol):
-    """Who shows how far it is."""
+    """Shows how far an exchange has come."""
 
     def begin(self, ids: int) -> None:
-        """So many ids are to be dealt with."""
+        """Start an exchange that processes this many ids."""
 
     def advance(self, ids: int) -> None:
-        """So many more are."""
+        """Record that this many more ids are processed."""
 
 
 async def answer(
-    line: AlignmentStream, crew: ComputePool, party: str, ids: pl.Series, theirs: int, progress: Progress
+    stream: AlignmentStream,
+    pool: ComputePool,
+    party: str,
+    ids: pl.Series,
+    server_count: int,
+    progress: Progress,
 ) -> Places:
-    """A client's side; gives the order in which its ids were sent.
+    """Run a client's side and return the order in which its ids were sent.
 
     Args:
         party: the client.
-        theirs: how many ids the server says it has.
+        server_count: how many ids the server has announced.
     """
     secret, salt, order = new_secret(), new_salt(), shuffled(len(ids))
-    await line.say(pack(Kind.SALT, salt))
+    await stream.say(pack(Kind.SALT, salt))
 
-    async def offer() -> None:
-        async for points in crew.work(blind_ids, secret, _chunks(ids, order)):
-            await line.say(pack(Kind.POINTS, points))
+    async def send_points() -> None:
+        async for points in pool.work(blind_ids, secret, _chunks(ids, order)):
+            await stream.say(pack(Kind.POINTS, points))
             progress.advance(len(points) // POINT)
 
-    async def tag() -> None:
+    async def send_tags() -> None:
         make = partial(tag_points, salt=bound(salt, party))
-        async for tags in crew.work(make, secret, _points(line, theirs)):
-            await line.say(pack(Kind.TAGS, tags))
+        async for tags in pool.work(make, secret, _receive_points(stream, server_count)):
+            await stream.say(pack(Kind.TAGS, tags))
             progress.advance(len(tags) // TAG)
 
-    await together(offer(), tag())
+    await together(send_points(), send_tags())
     return order
 
 
 class Offer:
-    """The server's ids as points, computed once for all clients, said to each as they come to be.
+    """The server's ids as points: computed once, and sent to every client while they are computed.
 
     Args:
-        ids: the server's own.
+        ids: the server's ids.
     """
 
     def __init__(self, ids: pl.Series) -> None:
@@ -69,70 +74,85 @@ class Offer:
         self._chunks: list[bytes] = []
         self._grown = asyncio.Condition()
 
-    async def compute(self, crew: ComputePool) -> None:
-        async for points in crew.work(blind_ids, self.secret, _chunks(self.ids, self.order)):
+    async def compute(self, pool: ComputePool) -> None:
+        """Compute all points. `say` may run at the same time."""
+        async for points in pool.work(blind_ids, self.secret, _chunks(self.ids, self.order)):
             async with self._grown:
                 self._chunks.append(points)
                 self._grown.notify_all()
 
-    async def say(self, line: AlignmentStream) -> None:
+    async def say(self, stream: AlignmentStream) -> None:
+        """Send all points to one client, each chunk as soon as it is computed."""
         for place in range(-(-len(self.ids) // CHUNK)):
             async with self._grown:
                 while len(self._chunks) <= place:
                     await self._grown.wait()
-            await line.say(pack(Kind.POINTS, self._chunks[place]))
+            await stream.say(pack(Kind.POINTS, self._chunks[place]))
 
 
 async def find(
-    line: AlignmentStream, crew: ComputePool, party: str, offer: Offer, theirs: int, progress: Progress
+    stream: AlignmentStream,
+    pool: ComputePool,
+    party: str,
+    offer: Offer,
+    client_count: int,
+    progress: Progress,
 ) -> tuple[Places, Places]:
-    """The server's side with one client; gives its own ids that are common, and their places there.
+    """Run the server's side with one client and return the ids that both have.
 
     Args:
         party: the client.
-        theirs: how many ids the client says it has.
-    """
-    own_tags, their_tags = bytearray(), bytearray()
+        client_count: how many ids the client has announced.
 
-    async def points() -> AsyncIterator[bytes]:
-        """The client's points; tags that come in between are kept."""
-        missing_points, missing_tags = theirs, len(offer.ids)
+    Returns:
+        The places of the common ids at the server, and in the order in which the client has sent its ids.
+    """
+    server_tags, client_tags = bytearray(), bytearray()
+
+    async def receive_points() -> AsyncIterator[bytes]:
+        """Yield the client's points, and collect the tags that arrive between them."""
+        missing_points, missing_tags = client_count, len(offer.ids)
         while missing_points or missing_tags:
-            kind, body = await line.hear(Kind.POINTS, Kind.TAGS)
+            kind, body = await stream.hear(Kind.POINTS, Kind.TAGS)
             if kind is Kind.POINTS:
                 missing_points -= _items(kind, body, missing_points)
                 yield body
             else:
                 missing_tags -= _items(kind, body, missing_tags)
-                own_tags.extend(body)
+                server_tags.extend(body)
                 progress.advance(len(body) // TAG)
 
-    async def listen() -> None:
-        _, salt = await line.hear(Kind.SALT)
+    async def receive() -> None:
+        # The salt is bound to the client's name, so tags of relayed points compare with no other client's.
+        _, salt = await stream.hear(Kind.SALT)
         make = partial(tag_points, salt=bound(salt, party))
-        async for tags in crew.work(make, offer.secret, points()):
-            their_tags.extend(tags)
+        async for tags in pool.work(make, offer.secret, receive_points()):
+            client_tags.extend(tags)
             progress.advance(len(tags) // TAG)
 
-    await together(offer.say(line), listen())
-    places, at = await asyncio.to_thread(match, own_tags, their_tags)
-    return offer.order[places], at
+    await together(offer.say(stream), receive())
+    server_places, client_places = await asyncio.to_thread(match, server_tags, client_tags)
+    return offer.order[server_places], client_places
 
 
-async def _points(line: AlignmentStream, count: int) -> AsyncIterator[bytes]:
-    """The server's points, as many as it said."""
+async def _receive_points(stream: AlignmentStream, count: int) -> AsyncIterator[bytes]:
+    """Yield the server's points, as many as it has announced."""
     while count > 0:
-        kind, body = await line.hear(Kind.POINTS)
+        kind, body = await stream.hear(Kind.POINTS)
         count -= _items(kind, body, count)
         yield body
 
 
 def _items(kind: Kind, body: bytes, missing: int) -> int:
-    """How many points or tags: a full message or all that are missing, so that each brings the end nearer."""
+    """Return the number of points or tags in a message.
+
+    Every message must be full, or hold all that are missing. Otherwise a peer could send tiny messages and
+    keep an exchange going almost forever.
+    """
     count, expected = len(body) // ITEM[kind], min(missing, CHUNK)
     if count != expected:
         raise InvalidMessage(
-            "VFL-6021", f"{kind.name} of {expected:,} ids come next, no more and no fewer. Found {count:,}."
+            "VFL-6021", f"the next message must be {kind.name} of {expected:,} ids. Found {count:,}."
         )
     return count
 

@@ -1,4 +1,4 @@
-"""What the parties say to each other while they align: one kind and one body a message, checked here."""
+"""The messages of an alignment: one byte for the kind, then a body. Every message is checked here."""
 
 import json
 from collections.abc import Mapping
@@ -17,35 +17,35 @@ from vafl.transport.grpc.wire import SERVICE
 METHOD = "Align"
 PATH = f"/{SERVICE}/{METHOD}"
 PROTOCOL = 5
-CHUNK = 2048  # points or tags in a message: less than 0.1 s of arithmetic
-LARGEST_FRAME = 1 << 20
+CHUNK = 2048  # points or tags per message, which take less than 0.1 s to compute
+LARGEST_FRAME = 1 << 20  # bytes
 LARGEST_SET = 1 << 27  # ids of one party
 _PAIR = np.dtype([("place", "<u4"), ("row", "<u4")])
 ROW = _PAIR.itemsize
 
 
 class Kind(IntEnum):
-    """What a message is."""
+    """The kind of a message."""
 
-    BEAT = 0  # a sign of life
-    HELLO = 1  # a client's terms
-    BEGIN = 2  # the server has so many ids, and everybody is here
-    POINTS = 3
-    TAGS = 4
-    AGAIN = 5  # the server: once more, with loosened ids, since hardly any is common
-    COUNT = 6  # a client has so many of those
-    RESULT = 7  # the server: the facts of the alignment, and how many rows this client has
-    ROWS = 8
-    RECEIVED = 9  # a client has all that it needs
-    DONE = 10  # the server: so has everybody
-    FAILED = 11  # the server goes no further, and why
-    BUSY = 12  # a sign of life of a server that has heard from somebody since the last one
-    SALT = 13  # a client's, of the tags of one exchange
+    BEAT = 0  # both: a sign of life
+    HELLO = 1  # client: its terms, and how many ids it has
+    BEGIN = 2  # server: all clients are here, and how many ids the server has
+    POINTS = 3  # both: blinded ids
+    TAGS = 4  # client: tags of the server's points
+    AGAIN = 5  # server: repeat the exchange with loosened ids, since hardly any ids match
+    COUNT = 6  # client: how many loosened ids it has
+    RESULT = 7  # server: the facts of the alignment, and how many rows this client has
+    ROWS = 8  # server: places of the client's ids, and their row numbers
+    RECEIVED = 9  # client: it has all its rows
+    DONE = 10  # server: every client has its rows, and the server's alignment is on disk
+    FAILED = 11  # server: the alignment has ended, and why
+    BUSY = 12  # server: a sign of life, when it has received a message of any client since the last one
+    SALT = 13  # client: the salt of the tags of one exchange
 
 
-ITEM = {Kind.POINTS: POINT, Kind.TAGS: TAG, Kind.ROWS: ROW, Kind.SALT: SALT}
-_FACTS = 8192
-_LARGEST = {
+ITEM = {Kind.POINTS: POINT, Kind.TAGS: TAG, Kind.ROWS: ROW, Kind.SALT: SALT}  # bytes per item
+_FACTS = 8192  # bytes
+_LARGEST = {  # bytes of a body that does not hold items; 0 for kinds that are not listed
     **dict.fromkeys((Kind.HELLO, Kind.BEGIN, Kind.AGAIN, Kind.COUNT), _FACTS),
     Kind.RESULT: LARGEST_FRAME - 1,
     Kind.FAILED: LONGEST_REASON,
@@ -53,64 +53,76 @@ _LARGEST = {
 
 
 def pack(kind: Kind, body: bytes = b"") -> bytes:
-    """A message."""
+    """Return a message of this kind."""
     return bytes((kind,)) + body
 
 
 def unpack(content: bytes) -> tuple[Kind, bytes]:
-    """The message's kind and its body, of a size that this kind can have.
+    """Return a message's kind and body.
 
     Raises:
-        InvalidMessage: it is none of ours.
+        InvalidMessage: the kind is unknown, or the body has a size that this kind cannot have.
     """
     if not content or content[0] >= len(Kind):
         raise InvalidMessage(
-            "VFL-6031", f"a message begins with its kind. Found {content[:1].hex() or 'nothing'}."
+            "VFL-6031",
+            f"a message must begin with a kind from 0 to {len(Kind) - 1}. Found "
+            f"{content[:1].hex() or 'nothing'}.",
         )
     kind, body = Kind(content[0]), content[1:]
     size, most = ITEM.get(kind), 1 if kind is Kind.SALT else CHUNK
     if size and (not body or len(body) % size or len(body) > size * most):
         raise InvalidMessage(
-            "VFL-6032", f"{kind.name} holds 1 to {most} items of {size} bytes. Found {len(body):,} bytes."
+            "VFL-6032",
+            f"{kind.name} must hold 1 to {most} items of {size} bytes. Found {len(body):,} bytes.",
         )
-    if not size and len(body) > _LARGEST.get(kind, 0):
-        raise InvalidMessage("VFL-6033", f"{kind.name} is shorter than that. Found {len(body):,} bytes.")
+    if not size and len(body) > (largest := _LARGEST.get(kind, 0)):
+        raise InvalidMessage(
+            "VFL-6033", f"{kind.name} must have at most {largest:,} bytes. Found {len(body):,} bytes."
+        )
     return kind, body
 
 
 def pack_facts(kind: Kind, facts: Mapping[str, Any]) -> bytes:
-    """A message of plain facts."""
+    """Return a message whose body is a JSON object."""
     return pack(kind, json.dumps(facts).encode())
 
 
 def unpack_facts(body: bytes, **kinds: type) -> dict[str, Any]:
-    """Plain facts with exactly these names and types."""
+    """Return the JSON object of a body, which must have exactly these names and types."""
     try:
         facts = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise InvalidMessage("VFL-6034", "facts travel as JSON. Found something else.") from error
+        raise InvalidMessage("VFL-6034", "a message of facts must be JSON. Found other content.") from error
     if not isinstance(facts, dict) or {name: type(value) for name, value in facts.items()} != kinds:
-        raise InvalidMessage("VFL-6035", f"facts needed: {', '.join(kinds)}. Found {facts!r:.200}.")
+        raise InvalidMessage(
+            "VFL-6035",
+            f"a message must have exactly these facts, in their types: {', '.join(kinds)}. Found "
+            f"{facts!r:.200}.",
+        )
     return facts
 
 
 def checked_count(count: int) -> int:
-    """How many ids the other party says it has."""
+    """Return `count`, the number of ids that the other party has announced, if a party may have that many."""
     if not 0 < count <= LARGEST_SET:
-        raise InvalidMessage("VFL-6036", f"a party has 1 to {LARGEST_SET:,} ids. Found {count:,}.")
+        raise InvalidMessage("VFL-6036", f"a party must have 1 to {LARGEST_SET:,} ids. Found {count:,}.")
     return count
 
 
 def unpack_count(body: bytes) -> int:
-    """How many ids the other party says it has."""
+    """Return the number of ids that the other party announces."""
     return checked_count(unpack_facts(body, ids=int)["ids"])
 
 
 def unpack_loosened(body: bytes, announced: int) -> int:
-    """How many ids it has when their forms are loosened, which merges some and makes none.
+    """Return the number of loosened ids that the other party announces.
+
+    Loosening merges ids and never makes new ones. A larger number would let the peer test more ids than this
+    party's log shows.
 
     Args:
-        announced: how many it said it has: so that nobody asks about more ids than its log shows.
+        announced: how many ids the peer has announced before.
     """
     count = unpack_count(body)
     if count > announced:
@@ -121,21 +133,28 @@ def unpack_loosened(body: bytes, announced: int) -> int:
 
 
 def pack_rows(places: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> list[bytes]:
-    """Places in the order a client sent its points, and their row numbers, as messages."""
+    """Return messages with places in the order in which a client has sent its ids, and their row numbers."""
     pairs = np.empty(len(places), _PAIR)
     pairs["place"], pairs["row"] = places, rows
     return [pack(Kind.ROWS, pairs[at : at + CHUNK].tobytes()) for at in range(0, len(pairs), CHUNK)]
 
 
 def unpack_rows(content: bytes | bytearray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """All bodies of `pack_rows` together, as places and row numbers."""
+    """Return places and row numbers from the joined bodies of `pack_rows`."""
     pairs = np.frombuffer(content, _PAIR)
     return pairs["place"].astype(np.int64), pairs["row"].astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What every party must have set alike before anything is computed."""
+    """The settings that must be equal at every party before anything is computed.
+
+    Attributes:
+        protocol: version of the alignment protocol.
+        run_id: network.run_id.
+        parties: names of the clients.
+        records: data.records.
+    """
 
     protocol: int
     run_id: str
@@ -143,21 +162,21 @@ class Terms:
     records: str
 
     def difference(self, other: "Terms") -> str:
-        """The terms that differ, in words; empty if none do."""
-        mine, theirs = asdict(self), asdict(other)
+        """Describe the terms that differ; empty if none do. `self` are the server's, `other` a client's."""
+        ours, theirs = asdict(self), asdict(other)
         return "; ".join(
-            f"{name} {value!r} here, {theirs[name]!r} there"
-            for name, value in mine.items()
+            f"{name} {value!r} at the server, {theirs[name]!r} at the client"
+            for name, value in ours.items()
             if value != theirs[name]
         )
 
 
 def pack_hello(terms: Terms, ids: int) -> bytes:
-    """A client's first message."""
+    """Return a client's first message."""
     return pack_facts(Kind.HELLO, {**asdict(terms), "ids": ids})
 
 
 def unpack_hello(body: bytes) -> tuple[Terms, int]:
-    """A client's terms, and how many ids it has."""
+    """Return a client's terms, and how many ids it has."""
     facts = unpack_facts(body, protocol=int, run_id=str, parties=list, records=str, ids=int)
     return Terms(**{name: facts[name] for name in Terms.__annotations__}), checked_count(facts["ids"])

@@ -1,7 +1,7 @@
-"""Why an alignment ends, in the words that each party may read.
+"""Errors that end an alignment, and what each party may learn about them.
 
-The server's error may tell of one client's ids, or of the server's own files: it stays in the server's log,
-and a client is told what is about itself.
+An error at the server may reveal facts about one client's ids or about the server's files. Such an error
+stays in the server's log. A client receives only what concerns itself.
 """
 
 import asyncio
@@ -11,14 +11,19 @@ from contextlib import contextmanager
 from vafl.errors import DataError, InvalidMessage, Stalled
 from vafl.transport.identity import SERVER
 
-LONGEST_REASON = 1000
+LONGEST_REASON = 1000  # bytes
 _ELSEWHERE = (
-    "the reason is not this party's. The server's log has it: ask there, and start every party again."
+    "the cause is at another party. Ask the operator of the server, whose log has the reason. Then start "
+    "every party again."
 )
 
 
 class Broken(InvalidMessage):
-    """Somebody broke the protocol, and who."""
+    """A party broke the protocol.
+
+    Attributes:
+        other: the party that broke it.
+    """
 
     def __init__(self, code: str, other: str, fault: InvalidMessage) -> None:
         super().__init__(code, f"{other} broke the protocol: {fault.message}")
@@ -26,10 +31,10 @@ class Broken(InvalidMessage):
 
 
 class Unlike(DataError):
-    """Too little is common.
+    """Too few ids match.
 
     Args:
-        words: what each client is told whom it is about.
+        words: client -> the message for it, for the clients that it concerns.
     """
 
     def __init__(self, code: str, words: Mapping[str, str]) -> None:
@@ -39,7 +44,7 @@ class Unlike(DataError):
 
 @contextmanager
 def blaming(other: str) -> Iterator[None]:
-    """Whoever sent what was refused is named."""
+    """Add the sender's name to an InvalidMessage that is raised inside."""
     try:
         yield
     except InvalidMessage as fault:
@@ -47,30 +52,31 @@ def blaming(other: str) -> Iterator[None]:
 
 
 def advice(party: str, exact: int, loosened: int) -> str:
-    """What is wrong with a client's ids, if anything is.
+    """Describe what is wrong with a client's ids; empty if nothing is.
 
     Args:
-        exact: how many are common.
-        loosened: how many would be in forms that forget how they are written.
+        exact: how many ids match.
+        loosened: how many match without case, leading zeros and surrounding blanks.
     """
     if loosened > 10 * exact:
         return (
             f"ids must be written the same way at every party. Those of {party} and of the {SERVER} are not: "
-            "far more would be the same without leading zeros, blanks around them and case "
-            '("007" is not 7). Write them alike, and align again.'
+            "far more would match without case, leading zeros and surrounding blanks "
+            '("007" is not 7). Write them in the same form and align again.'
         )
     if not exact:
         return (
-            f"a client must have some of the {SERVER}'s records. {party} has none of them. Are these the "
-            "right files and id columns?"
+            f"a client must have some of the {SERVER}'s records. {party} has none of them. Check the files "
+            "and the id columns of both parties."
         )
     return ""
 
 
 def reason_for(party: str, error: BaseException) -> str:
-    """What a client is told of the error that ended the alignment at the server.
+    """Return what a client may learn about the error that ended the alignment at the server.
 
-    Who is away is told to all, who waited for it."""
+    Every client may learn who was missing or silent: they have all been waiting for that party.
+    """
     if isinstance(error, asyncio.CancelledError):
         return "the server was ended."
     if isinstance(error, Stalled) or (isinstance(error, Broken) and error.other == party):

@@ -1,4 +1,52 @@
-"""The server's end of an alignment: waits for every client, finds what is common, numbers the rows."""
+"""The server's end of an alignment: wait for every client, find the common records, number the rows.
+
+One `AlignmentServer` goes through these states once:
+
+    WAITING       clients connect and send HELLO; they may leave and come back
+       │ every client is here: `_begun`
+       v
+    EXCHANGING    one exchange with each client, all at the same time
+       │ matches of every client
+       v
+    CHECKING      a client with hardly any match: a second exchange with loosened ids, for advice only
+       │ ids look right ──────── ids are written differently, or nothing is common ──────┐
+       v                                                                                 │
+    NUMBERING     choose the rows, send each client its own, wait for RECEIVED           │
+       │ every client has its rows                                                       │
+       v                                                                                 │
+    KEEPING       write the server's alignment to disk                                   │
+       │ written: `_kept`                                                                v
+       v                                                                              FAILED
+    DONE          send DONE; each client then writes its alignment
+
+Every state before DONE goes to FAILED if a client leaves (WAITING excepted), breaks the protocol or stays
+silent for too long, or if the server itself fails. `serve` then sends each client the reason it may read.
+
+Messages of one client's stream, in order. BEAT and BUSY may come at any time, FAILED instead of any message
+of the server:
+
+    client                                    server
+    HELLO (terms, number of ids)  ────────>
+                                  <────────   BEGIN (number of ids)
+    SALT, POINTS..., TAGS...      <───────>   POINTS...
+                                  <────────   AGAIN (number of loosened ids)  ┐
+    COUNT (loosened ids)          ────────>                                   │ only for a client with
+                                  <────────   BEGIN                           │ hardly any match
+    SALT, POINTS..., TAGS...      <───────>   POINTS...                       ┘
+                                  <────────   RESULT, ROWS...
+    RECEIVED                      ────────>
+                                  <────────   DONE
+
+Invariants:
+
+- Each client sends one set of ids. After `_begun` no stream is admitted, so a client cannot try other ids in
+  the same alignment.
+- Each client has at most one stream. Before `_begun`, a newer stream replaces an older one.
+- No party writes its alignment before every party has received its rows.
+- The server writes its alignment before any client does. So a client never has an alignment whose token the
+  server does not know. A failure between the two leaves clients with their previous alignment: align again.
+- A client learns nothing about another client's ids, not even from an error.
+"""
 
 import asyncio
 import logging
@@ -40,29 +88,34 @@ from vafl.transport.settings import NetworkSettings
 
 log = logging.getLogger("vafl.server")
 
-_WATCHED_EVERY = 1.0
-_POOR = 0.01  # of the smaller set in common: less, and ids may be written in different ways
+_WATCHED_EVERY = 1.0  # seconds between two calls of `watch`
+_POOR = 0.01  # a smaller share of the smaller set in common suggests that ids are written differently
 Matches = dict[str, tuple[Places, Places]]
 
 
 @dataclass(frozen=True)
 class _Client:
-    line: AlignmentStream
+    """A client that was admitted: its stream, and how many ids it has announced."""
+
+    stream: AlignmentStream
     ids: int
 
 
 class AlignmentServer:
-    """Aligns once.
+    """Run one alignment. The module's docstring describes its states.
 
     Args:
-        ids: the server's own, canonical.
+        ids: the server's ids, in canonical form.
         classes: the names of the label's classes; None for regression.
-        terms: what every party must have set alike; its parties are the clients.
-        workers: processes that compute.
-        keep: makes the server's own alignment durable, before any client does so with its.
-        label: the name of the label column, which no client may have among its features.
-        with_local: whether the label holder's table has features, which the clients must know to count all
-            clients of the run.
+        terms: the settings that must be equal at every party. `terms.parties` are the clients.
+        settings: address, limits and timeouts.
+        credentials: the server's certificate, or None for plaintext on loopback.
+        workers: number of processes that compute.
+        progress: shows the progress of the exchanges.
+        keep: writes the server's alignment to disk; called before any client writes its own.
+        label: the name of the label column. No client may have it among its features.
+        with_local: whether the label holder's table has features. Clients need this to count the clients of
+            the run.
     """
 
     def __init__(
@@ -95,19 +148,20 @@ class AlignmentServer:
         listening: Callable[[str], None] = lambda address: None,
         watch: Callable[[], None] = lambda: None,
     ) -> Alignment:
-        """Waits for the clients and aligns with them.
+        """Wait for the clients, align with them and return the server's alignment.
 
         Args:
-            listening: told the address once it can be dialled.
-            watch: called every second until all are here; what it raises ends the alignment.
+            listening: called with host:port once clients can connect.
+            watch: called every second until all clients are here. An exception from it ends the alignment.
 
         Raises:
-            Stalled: a client did not come, or went away.
+            Stalled: a client did not connect, went away or fell silent.
             RemoteFault: a client broke the protocol.
             DataError: too few records are common.
         """
         self._failure: asyncio.Future[Alignment] = asyncio.get_running_loop().create_future()
-        # It may come when all is over: then it is read, and nobody complains that it never was.
+        # A failure may be set when nothing awaits it any more. Retrieving the exception here keeps asyncio
+        # from logging that it was never retrieved.
         self._failure.add_done_callback(asyncio.Future.exception)
         settings = replace(self._settings, largest_message=LARGEST_FRAME)
         server = grpc.aio.server(options=channel_options(settings))
@@ -124,6 +178,8 @@ class AlignmentServer:
             self._reasons = {party: reason_for(party, error) for party in self._terms.parties}
             raise
         finally:
+            # End the work before the streams: it still uses them. Then let each stream send its last message
+            # and wait for the client to close, within limits.
             work.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await work
@@ -135,59 +191,67 @@ class AlignmentServer:
     # --- one client's stream ---
 
     async def _stream(self, _: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
+        """Admit a client and keep its stream open until the alignment is over. `_work` uses the stream."""
         if (task := asyncio.current_task()) is not None:
             self._streams.add(task)
             task.add_done_callback(self._streams.discard)
         async with AlignmentStream(
-            "a client", context.read, context.write, self._settings, self._heard
-        ) as line:
+            "a client", context.read, context.write, self._settings, self._count_received
+        ) as stream:
             try:
-                line.other = party = self._identify(context)
-                count = await self._agree(line)
+                stream.other = party = self._identify(context)
+                count = await self._agree(stream)
             except (RemoteFault, Stalled) as fault:
-                log.warning("refused %s: %s", line.other, fault)
-                await line.refuse(str(fault), self._settings.answer_timeout)
+                log.warning("refused %s: %s", stream.other, fault)
+                await stream.refuse(str(fault), self._settings.answer_timeout)
                 return
-            mine = self._clients[party] = _Client(line, count)
+            client = self._clients[party] = _Client(stream, count)
             self._arrival.set()
             log.info("%s is here, with %s ids", party, f"{count:,}")
             try:
                 await self._over.wait()
-            except asyncio.CancelledError:
-                self._lose(party, mine)
+            except asyncio.CancelledError:  # gRPC cancels the handler when the client is gone
+                self._lose(party, client)
                 raise
             if self._reasons:
-                await line.refuse(self._reasons[party], self._settings.answer_timeout)
-            await line.flush()
+                await stream.refuse(self._reasons[party], self._settings.answer_timeout)
+            await stream.flush()
 
-    def _heard(self) -> int:
-        """How many messages of clients, so that each knows whether the server gets on with the others."""
-        return sum(client.line.heard for client in self._clients.values())
+    def _count_received(self) -> int:
+        """Return the number of messages from all clients, so that each learns whether there is progress."""
+        return sum(client.stream.heard for client in self._clients.values())
 
     def _identify(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> str:
         party = identify(context, self._credentials)
         if party not in self._terms.parties:
             known = ", ".join(self._terms.parties)
-            raise InvalidMessage("VFL-6051", f'"{party}" is no client of this run. Its clients: {known}.')
+            raise InvalidMessage(
+                "VFL-6051",
+                f'a client must be a party of this run. Found "{party}". The clients of this run: {known}.',
+            )
         return party
 
-    async def _agree(self, line: AlignmentStream) -> int:
-        """Checks what a client says first; gives how many ids it has."""
-        terms, count = unpack_hello((await line.hear(Kind.HELLO))[1])
+    async def _agree(self, stream: AlignmentStream) -> int:
+        """Check a client's HELLO and return how many ids it has."""
+        terms, count = unpack_hello((await stream.hear(Kind.HELLO))[1])
         if difference := self._terms.difference(terms):
             raise InvalidMessage(
-                "VFL-6052", f"the parties must agree on the alignment. Different: {difference}."
+                "VFL-6052",
+                f"the parties must agree on the alignment. Different: {difference}. Use the same "
+                "configuration at every party.",
             )
         if self._begun or self._over.is_set():
             raise InvalidMessage(
-                "VFL-6053", "the alignment has begun. Start every party again for another one."
+                "VFL-6053",
+                "a client must connect before the alignment begins. Found one that has begun already. Start "
+                "every party again for a new alignment.",
             )
         return count
 
     def _lose(self, party: str, client: _Client) -> None:
-        """A client went away: it may come again as long as nothing has begun."""
+        """Handle a client that went away. It may come back only before the exchanges have begun."""
         if self._clients.get(party) is not client:
-            return  # another stream has taken its place
+            return  # a newer stream has replaced this one
         if not self._begun:
             del self._clients[party]
             log.info("%s is gone", party)
@@ -197,63 +261,71 @@ class AlignmentServer:
     # --- the alignment ---
 
     async def _work(self, watch: Callable[[], None]) -> Alignment:
-        with ComputePool(self._workers) as crew:
-            crew.expect(len(self._ids))
-            offer = Offer(self._ids)  # computed while clients are waited for, too
-            _, matches = await together(offer.compute(crew), self._meet(crew, offer, watch))
-            await self._check(crew, matches)
+        """Go through all states of the alignment (see the module's docstring)."""
+        with ComputePool(self._workers) as pool:
+            pool.expect(len(self._ids))
+            offer = Offer(self._ids)  # blind the server's ids while clients are still connecting
+            _, matches = await together(offer.compute(pool), self._meet(pool, offer, watch))
+            await self._check(pool, matches)
         alignment, numbers = self._number(matches)
-        await together(*(self._tell(alignment, numbers, party, matches[party]) for party in matches))
+        await together(*(self._send_rows(alignment, numbers, party, matches[party]) for party in matches))
+        # Every client has its rows. The server's alignment must be on disk before DONE lets clients write
+        # theirs: see the invariants.
         await asyncio.to_thread(self._keep, alignment)
-        self._kept = True  # from here on, clients may leave
-        await together(*(client.line.say(pack(Kind.DONE)) for client in self._clients.values()))
+        self._kept = True  # from here on, a client that leaves is no failure
+        await together(*(client.stream.say(pack(Kind.DONE)) for client in self._clients.values()))
         return alignment
 
-    async def _meet(self, crew: ComputePool, offer: Offer, watch: Callable[[], None]) -> Matches:
+    async def _meet(self, pool: ComputePool, offer: Offer, watch: Callable[[], None]) -> Matches:
         await self._wait_for_clients(watch)
         self._begun = True
         sizes = {party: client.ids for party, client in self._clients.items()}
-        crew.expect(max(sizes.values()))
-        return await self._exchange(crew, offer, sizes)
+        pool.expect(max(sizes.values()))
+        return await self._exchange(pool, offer, sizes)
 
     async def _wait_for_clients(self, watch: Callable[[], None]) -> None:
-        deadline, told, again = time.monotonic() + self._settings.patience, "", 0.0
+        # Log who is missing whenever that changes, and every `TOLD_EVERY` seconds.
+        deadline, logged, again = time.monotonic() + self._settings.patience, "", 0.0
         while missing := [party for party in self._terms.parties if party not in self._clients]:
             watch()
             left, names = deadline - time.monotonic(), ", ".join(missing)
             if left <= 0:
                 raise Stalled(
                     "VFL-6055",
-                    f"every party must take part. Not here within {self._settings.patience:.0f} s "
+                    f"every party must take part. Not connected within {self._settings.patience:.0f} s "
                     f"(network.patience): {names}. Start `vafl align` at every party.",
                 )
-            if names != told or left <= again:
+            if names != logged or left <= again:
                 log.info("waiting for %s, %.0f s at most", names, left)
-                told, again = names, left - TOLD_EVERY
+                logged, again = names, left - TOLD_EVERY
             self._arrival.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left, _WATCHED_EVERY)):
                     await self._arrival.wait()
 
-    async def _exchange(self, crew: ComputePool, offer: Offer, sizes: Mapping[str, int]) -> Matches:
-        """With all these clients at once; gives what each has in common with what is offered."""
-        lines, count = {party: self._clients[party].line for party in sizes}, len(offer.ids)
+    async def _exchange(self, pool: ComputePool, offer: Offer, sizes: Mapping[str, int]) -> Matches:
+        """Run the exchange with all these clients at the same time; return each client's matches.
+
+        Args:
+            sizes: client -> how many ids it has announced.
+        """
+        streams, count = {party: self._clients[party].stream for party in sizes}, len(offer.ids)
         self._progress.begin(sum(sizes.values()) + len(sizes) * count)
 
-        async def with_one(party: str) -> tuple[Places, Places]:
+        async def exchange_with(party: str) -> tuple[Places, Places]:
             with blaming(party):
-                return await find(lines[party], crew, party, offer, sizes[party], self._progress)
+                return await find(streams[party], pool, party, offer, sizes[party], self._progress)
 
-        for line in lines.values():
-            await line.say(pack_facts(Kind.BEGIN, {"ids": count}))
-        found = await together(*map(with_one, sizes))
-        return dict(zip(sizes, found, strict=True))
+        for stream in streams.values():
+            await stream.say(pack_facts(Kind.BEGIN, {"ids": count}))
+        matches = await together(*map(exchange_with, sizes))
+        return dict(zip(sizes, matches, strict=True))
 
-    async def _check(self, crew: ComputePool, matches: Matches) -> None:
-        """Where hardly anything is common, finds out whether ids are written in different ways.
+    async def _check(self, pool: ComputePool, matches: Matches) -> None:
+        """If hardly any ids match, find out whether the parties write them differently.
 
         Raises:
-            DataError: they are, or nothing is common for another reason.
+            DataError: they do, or no id matches for another reason.
         """
         poor = [
             party
@@ -262,31 +334,31 @@ class AlignmentServer:
         ]
         if not poor:
             return
-        log.info("hardly an id is common with %s: looking for other ways of writing them", ", ".join(poor))
+        log.info("hardly any ids match those of %s: trying loosened forms of the ids", ", ".join(poor))
         loose = Offer(loosened(self._ids).unique())
         for party in poor:
-            await self._clients[party].line.say(pack_facts(Kind.AGAIN, {"ids": len(loose.ids)}))
-        sizes = dict(zip(poor, await together(*map(self._count, poor)), strict=True))
-        _, again = await together(loose.compute(crew), self._exchange(crew, loose, sizes))
+            await self._clients[party].stream.say(pack_facts(Kind.AGAIN, {"ids": len(loose.ids)}))
+        sizes = dict(zip(poor, await together(*map(self._receive_count, poor)), strict=True))
+        _, again = await together(loose.compute(pool), self._exchange(pool, loose, sizes))
         advised = {party: advice(party, len(matches[party][0]), len(again[party][0])) for party in poor}
         if words := {party: text for party, text in advised.items() if text}:
             raise Unlike("VFL-6056", words)
 
-    async def _count(self, party: str) -> int:
-        """How many ids a client has in the loosened form."""
+    async def _receive_count(self, party: str) -> int:
+        """Receive how many ids a client has in the loosened form."""
         with blaming(party):
-            _, body = await self._clients[party].line.hear(Kind.COUNT)
+            _, body = await self._clients[party].stream.hear(Kind.COUNT)
             return unpack_loosened(body, self._clients[party].ids)
 
     def _number(self, matches: Matches) -> tuple[Alignment, Places]:
-        """Chooses the rows; gives the server's own alignment and the row number of each of its ids."""
+        """Choose the rows. Return the server's alignment, and each of its ids' row number or -1."""
         count = len(self._ids)
-        own = [places for places, _ in matches.values()]
-        chosen = np.arange(count) if self._terms.records == "labelled" else common(count, own)
+        matched = [places for places, _ in matches.values()]
+        chosen = np.arange(count) if self._terms.records == "labelled" else common(count, matched)
         if not len(chosen):
             text = (
-                'data.records = "common" needs records that every party has. There are none, though each '
-                'client has some of the server\'s. Leave out a party, or set data.records = "labelled".'
+                'data.records = "common" needs records that every party has. Found none, though each client '
+                'has some of the server\'s. Leave out a party, or set data.records = "labelled".'
             )
             raise Unlike("VFL-6057", dict.fromkeys(self._terms.parties, text))
         numbers = number(count, chosen)
@@ -298,12 +370,17 @@ class AlignmentServer:
         facts = (token, rows, self._classes, ids, np.arange(rows), holders, self._label, self._with_local)
         return Alignment(*facts), numbers
 
-    async def _tell(
+    async def _send_rows(
         self, alignment: Alignment, numbers: Places, party: str, match: tuple[Places, Places]
     ) -> None:
-        """Tells a client which of its places are which rows, and waits until it has all of them."""
+        """Send a client the row number of each of its matched ids, and wait until it has all of them.
+
+        Args:
+            numbers: the row number of each of the server's ids; -1 for an id that is no row.
+            match: places of the matched ids at the server, and in the order in which the client sent them.
+        """
         rows, places = numbers[match[0]], match[1]
-        order = np.argsort(rows)[np.count_nonzero(rows < 0) :]
+        order = np.argsort(rows)[np.count_nonzero(rows < 0) :]  # by row number, without the -1s
         facts = {
             "token": alignment.token,
             "rows": alignment.rows,
@@ -312,10 +389,10 @@ class AlignmentServer:
             "classes": list(alignment.classes or ()),
             "own": len(order),
         }
-        line = self._clients[party].line
-        await line.say(pack_facts(Kind.RESULT, facts))
+        stream = self._clients[party].stream
+        await stream.say(pack_facts(Kind.RESULT, facts))
         for content in pack_rows(places[order], rows[order]):
-            await line.say(content)
+            await stream.say(content)
         with blaming(party):
-            await line.hear(Kind.RECEIVED)
+            await stream.hear(Kind.RECEIVED)
         log.info("%s has %s of %s rows", party, f"{len(order):,}", f"{alignment.rows:,}")

@@ -1,6 +1,14 @@
-"""One stream, from either end: messages in and out, a time-out on every wait, signs of life in between.
+"""One stream of an alignment, at either end: messages with a timeout on every wait, and heartbeats.
 
-Two tasks own the stream, so that whoever says or hears may be cancelled at any time without harm to it.
+A reader task and a writer task own the gRPC stream. `say` and `hear` only use queues, so the tasks that call
+them may be cancelled at any time without breaking the stream.
+
+Three limits apply to the other end:
+
+- heartbeats: it must send something, if only BEAT, every `SILENT_BEATS` heartbeats (VFL-6064);
+- patience: it must send the message that `hear` waits for within `patience` seconds (VFL-6062), counted from
+  the last `excuse`;
+- reading: it must read what this end sends within `patience` seconds (VFL-6065).
 """
 
 import asyncio
@@ -20,23 +28,25 @@ from vafl.transport.settings import NetworkSettings
 
 log = logging.getLogger("vafl.alignment")
 
-TOLD_EVERY = 15.0  # seconds: whom a party waits for
-SILENT_BEATS = 3
-_WAITING = 2  # messages, either way
-_BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+TOLD_EVERY = 15.0  # seconds between two log lines about the party that is awaited
+SILENT_BEATS = 3  # heartbeats without any message after which the other end is considered gone
+_WAITING = 2  # messages that may be queued in each direction
+_BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)  # raised once a stream has ended
 
 
 class AlignmentStream:
-    """Says and hears. Use as a context manager: while it is open, the other end hears signs of life.
+    """Send and receive messages. Use as a context manager: while it is open, it sends heartbeats.
 
     Args:
-        other: who is at the other end, for messages.
-        read: gives the next message, or anything but bytes at the stream's end.
-        write: sends one.
-        got_on: a number that changes whenever this party gets on with anybody: signs of life show it.
+        other: the party at the other end, for logs and errors.
+        read: returns the next message, or anything but bytes at the stream's end.
+        write: sends a message.
+        settings: `heartbeat` and `patience`.
+        got_on: returns a number that changes whenever this party makes progress with any other. The heartbeat
+            is then BUSY instead of BEAT.
 
     Attributes:
-        heard: how many messages were.
+        heard: number of messages that `hear` has returned.
     """
 
     def __init__(
@@ -63,22 +73,26 @@ class AlignmentStream:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        while not self._outbox.empty():  # whoever is still speaking, or does later, must not wait for room
+        # The writer is gone. Tasks that still wait in `say` must not wait for room forever: make room for
+        # each in turn, then replace the queue by an unbounded one for any later calls.
+        while not self._outbox.empty():
             self._outbox.get_nowait()
             await asyncio.sleep(0)
         self._outbox = asyncio.Queue()
 
     async def say(self, content: bytes) -> None:
-        """Sends a message, as soon as the other end has room for it; `hear` tells if it never has."""
+        """Queue a message; wait while the queue is full. If it can never be sent, `hear` raises."""
         await self._outbox.put(content)
 
     async def flush(self) -> None:
-        """Waits until everything said is on its way."""
+        """Wait until every queued message is passed to gRPC."""
         await self._outbox.join()
 
     async def refuse(self, reason: str, grace: float) -> None:
-        """Says why it goes no further, and hears the other end out until that hangs up, for a while: if the
-        stream ended while it is speaking, gRPC would lose the reason."""
+        """Send FAILED with a reason, then read until the other end closes, for at most `grace` seconds.
+
+        If this end closed the stream while the other is still sending, gRPC would drop the reason.
+        """
         await self.say(pack(Kind.FAILED, reason.encode()[:LONGEST_REASON]))
         with suppress(TimeoutError):
             async with asyncio.timeout(grace):
@@ -86,26 +100,26 @@ class AlignmentStream:
                     pass
 
     def excuse(self) -> None:
-        """The other end gets on, if not with this one: it has all its time again for what it has to say."""
+        """Restart the patience of `hear`: the other end makes progress, if only with other parties."""
         self._excused = time.monotonic()
 
     async def hear(self, *expected: Kind) -> tuple[Kind, bytes]:
-        """The next message that is more than a sign of life; it must be of an expected kind.
+        """Return the next message that is not a heartbeat; it must be of an expected kind.
 
         Raises:
-            InvalidMessage: it said something else.
-            Stalled: it said nothing for `patience` seconds, alive as it was.
-            RunError, grpc.aio.AioRpcError: it cannot be heard any more.
+            InvalidMessage: the message is of another kind, or malformed.
+            Stalled: nothing but heartbeats has arrived for `patience` seconds, or not even these.
+            RunError, grpc.aio.AioRpcError: the stream has ended.
         """
         content = await self._next()
         if isinstance(content, Exception):
-            self._inbox.put_nowait(content)  # it stays so
+            self._inbox.put_nowait(content)  # every later call raises it, too
             raise content
         self.heard += 1
         kind, body = unpack(content)
         if kind not in expected:
             names = " or ".join(each.name for each in expected)
-            raise InvalidMessage("VFL-6061", f"{names} comes next. Found {kind.name}.")
+            raise InvalidMessage("VFL-6061", f"the next message must be {names}. Found {kind.name}.")
         return kind, body
 
     async def _next(self) -> bytes | Exception:
@@ -117,8 +131,8 @@ class AlignmentStream:
             log.info("waiting for %s, for %.0f s so far", self.other, time.monotonic() - begun)
         raise Stalled(
             "VFL-6062",
-            f"{self.other} has sent nothing but signs of life for {patience:.0f} s. network.patience sets "
-            "how long to wait.",
+            f"{self.other} has sent only heartbeats for {patience:.0f} s. Check what it is doing, or raise "
+            "network.patience to wait longer.",
         )
 
     async def _take(self) -> None:
@@ -127,14 +141,26 @@ class AlignmentStream:
             while isinstance(content := await _within(silence, self._read()), bytes):
                 if content != pack(Kind.BEAT):
                     await self._inbox.put(content)
-            await self._inbox.put(Stalled("VFL-6063", f"{self.other} hung up before the alignment was done."))
+            await self._inbox.put(
+                Stalled(
+                    "VFL-6063",
+                    f"{self.other} closed the connection before the alignment was done. Start every party "
+                    "again.",
+                )
+            )
         except TimeoutError:
-            await self._inbox.put(Stalled("VFL-6064", f"{self.other} has been silent for {silence:.0f} s."))
+            await self._inbox.put(
+                Stalled(
+                    "VFL-6064",
+                    f"{self.other} has been silent for {silence:.0f} s, {SILENT_BEATS} heartbeats "
+                    "(network.heartbeat). Check that it is running, and start every party again.",
+                )
+            )
         except (RunError, *_BROKEN) as error:
             await self._inbox.put(error)
 
     async def _send(self) -> None:
-        """What cannot be sent is dropped: the stream has ended, and whoever hears is told how."""
+        """Write queued messages. Once the stream has ended, drop them: `hear` reports how it ended."""
         broken = False
         while True:
             content = await self._outbox.get()
@@ -143,10 +169,18 @@ class AlignmentStream:
                     await _within(self._settings.patience, self._write(content))
             except TimeoutError:
                 broken = True
+                # Report through the inbox. It may be full, because a task that only sends does not read it:
+                # stop the reader and make room, so that the error is there for the next `hear`.
                 self._reader.cancel()
-                while not self._inbox.empty():  # whoever says may not be hearing: nothing must wait for room
+                while not self._inbox.empty():
                     self._inbox.get_nowait()
-                self._inbox.put_nowait(Stalled("VFL-6065", f"{self.other} takes nothing any more."))
+                self._inbox.put_nowait(
+                    Stalled(
+                        "VFL-6065",
+                        f"{self.other} has read nothing for {self._settings.patience:.0f} s "
+                        "(network.patience). Check that it is running, and start every party again.",
+                    )
+                )
             except _BROKEN:
                 broken = True
             finally:
@@ -162,13 +196,13 @@ class AlignmentStream:
 
 
 async def _within(seconds: float, work: Awaitable[Any]) -> Any:
-    """Python 3.11's wait_for forgets that it was cancelled if the work ends at that moment; this does not."""
+    """Await with a timeout. Python 3.11's wait_for loses a cancellation if the work ends at that moment."""
     async with asyncio.timeout(seconds):
         return await work
 
 
 async def together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
-    """The results of all; when one fails, the others are ended."""
+    """Run coroutines at the same time and return their results. When one fails, cancel the others."""
     tasks = [asyncio.create_task(each) for each in work]
     try:
         return await asyncio.gather(*tasks)

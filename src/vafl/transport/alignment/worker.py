@@ -1,4 +1,4 @@
-"""What a process that computes does besides: worker processes load this module, so it imports little."""
+"""Set up a worker process of the compute pool. Every worker loads this module, so it imports little."""
 
 import multiprocessing
 import os
@@ -8,7 +8,7 @@ from multiprocessing.connection import wait
 
 
 def serve_parent() -> None:
-    """Leaves interrupts to the parent, and does not outlive it."""
+    """Ignore interrupts, which the parent handles, and exit when the parent does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -16,7 +16,7 @@ def serve_parent() -> None:
 
 
 def ready() -> None:
-    """Called to have a process that can compute at once."""
+    """Do nothing: submitting this starts a process."""
 
 
 def _end_with(sentinel: int) -> None:

@@ -1,6 +1,7 @@
-"""The federation over a real network: the protocol's own objects between processes and hosts.
+"""Run a federation over a real network: the protocol's objects in several processes, connected by gRPC.
 
-Clients dial out to the server; nothing dials into a client. One bidirectional stream a client carries
-the frames of vafl.transport.codec. One worker a process does the protocol's work, and keeps all that takes
-long off the event loop.
+Clients dial the server; nothing dials a client. Each client has one bidirectional stream, which carries the
+frames of vafl.transport.codec. Each process has one worker, which runs the protocol outside the event loop.
+
+server.py, client.py and connection.py describe the states of a connection.
 """

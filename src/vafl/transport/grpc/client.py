@@ -1,4 +1,41 @@
-"""A client's end: dials out, says where it stands, works while it is welcome, dials again when cut off."""
+"""Run one client of a federation over gRPC, and reconnect when the connection is lost.
+
+The event loop moves bytes (`Session`). The worker decodes messages, passes them to the protocol's client and
+encodes its answers. One connection after the other goes through these states:
+
+               ┌──────────── pause, longer each time ─────────────┐
+               v                                                  │ may retry
+    run() ─> DIALLING ── the channel fails ──────────────────> DISCONNECTED
+               │                                                  ^   │ refused, or unreachable for `patience`
+               │ stream open: send the terms, then Join           │   └─────> raise RemoteFault or Stalled
+               v                                                  │
+            JOINING ── the stream ends ───────────────────────────┤
+               │                                                  │
+               │ Welcome: `session.welcome` is set                │
+               v                                                  │
+            WELCOMED ── the stream ends ──────────────────────────┘
+               │
+               ├── Stop ───────────────────────────> return the server's reason
+               ├── Stop(failed=True) ──────────────> raise RunError
+               ├── Refused ────────────────────────> raise RemoteFault
+               └── invalid message, worker fails ──> raise
+
+Stop, Refused and failures end a JOINING connection in the same way.
+
+Invariants:
+
+- There is at most one session at a time. The worker finishes all work of a session before the next one opens.
+- A session starts with the terms and one Join. Until Welcome, the client begins no activation. A session has
+  one Welcome; a second one is an error.
+- All connections of a process carry the same random instance id. By that id the server tells a process that
+  reconnects from a second process of the same party.
+- A process that was welcomed once may take its own place again, even at a restarted server that does not know
+  its id.
+- After it has received messages and before it sends the answers, the worker calls `after`, which writes a
+  checkpoint if one is due.
+- The client stops reading while more than `largest_message` bytes are unsent, so a server that keeps asking
+  and never reads cannot exhaust this party's memory.
+"""
 
 import logging
 import secrets
@@ -46,25 +83,28 @@ Result = TypeVar("Result")
 
 
 class FederationClient:
-    """Runs one client until the server says that the run is over.
+    """Run one client until the server ends the run.
 
     Args:
-        client: the protocol's client, or one that only answers.
+        client: the protocol's client, or one that only answers requests.
         party: this party's name.
-        terms: what it thinks the run's terms are.
-        settings: address, limits, patience.
+        terms: the run's terms as this party has configured them.
+        settings: address, limits and timeouts.
         credentials: this party's certificate, or None for plaintext on loopback.
-        sleeper: when to wake up next, for experiments; None is as soon as possible.
-        after: called by the worker, for checkpoints, when messages were taken in and before anything
-            is said.
-        takes_over: whether it may take the place of another process of this party: it goes on from that
-            one's checkpoint, or its operator has said so.
-        connect: opens a connection to the server in this process; None dials the address of the settings.
-        may_wake: whether the client may begin an activation now; asked often, from the worker.
+        sleeper: decides when the client wakes up next, for experiments; None wakes it as soon as possible.
+        after: called by the worker after it has received messages and before it sends the answers; writes a
+            checkpoint if one is due.
+        takes_over: whether to take the place of another process of this party, because this one continues
+            from its checkpoint or because the operator asked for it (--replace).
+        connect: opens a connection to a server in this process; None dials `settings.address`.
+        may_wake: returns whether the client may begin an activation now; the worker calls it often.
 
     Attributes:
-        ended: the server's reason for ending the run, once it has ended in order.
-        welcomed: whether the server has ever admitted this process.
+        ended: the server's reason for ending the run; empty unless the run has ended normally.
+        welcomed: whether the server has ever welcomed this process.
+        durable: how many uploads of this client the server's checkpoint holds.
+        reconnects: connections after the first one; -1 before the first.
+        bytes_down: bytes received on all connections of this process.
     """
 
     def __init__(
@@ -91,9 +131,9 @@ class FederationClient:
         self._terms, self._settings, self._credentials = terms, settings, credentials
         self._sleeper, self._after = sleeper, after
         self._codec = Codec(settings.encoding, settings.largest_message)
-        self._reach = Reconnect(party, settings)
+        self._reconnect = Reconnect(party, settings)
         self._began = time.monotonic()
-        self._skips = 0
+        self._skips = 0  # uploads in a row that the server has skipped
         self._pace = Pace(client.rows) if client.noisy else None
         self._server_fault, self._warnings = "", Allowance(rate=0.1)
         self._failure: Exception | None = None
@@ -105,35 +145,32 @@ class FederationClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the server has welcomed this client on a connection that is still open."""
+        """Return whether the server has welcomed this client on a connection that is still open."""
         return self._current is not None and self._current.welcome
 
     async def run(self) -> str:
-        """Works until the run is over; gives the server's reason for ending it.
+        """Run until the run is over and return the server's reason for ending it.
 
         Raises:
-            RemoteFault: the server refused this party, and why.
-            RunError: it ended the run without a result, and why.
+            RemoteFault: the server refused this party, or broke the protocol.
+            RunError: the server ended the run without a result.
             Stalled: the server could not be reached for `patience` seconds.
         """
         self._worker = Worker(self._fail)
         try:
-            self.ended = await self._persist()
-            return self.ended
+            while True:
+                try:
+                    self.ended = await self._run_session()
+                    return self.ended
+                except grpc.aio.AioRpcError as error:
+                    self._reconnect.judge(error)
+                await self._reconnect.pause()
         finally:
-            await self._worker.stop()  # whoever saves the client's state now must not do it amid a turn
+            # The caller may save the client's state after this, so no turn may be under way any more.
+            await self._worker.stop()
 
-    async def _persist(self) -> str:
-        """Dials again whenever it is cut off."""
-        while True:
-            try:
-                return await self._session()
-            except grpc.aio.AioRpcError as error:
-                self._reach.judge(error)
-            await self._reach.pause()
-
-    async def _session(self) -> str:
-        """One connection, from joining to the run's end."""
+    async def _run_session(self) -> str:
+        """Open one connection and use it until it is lost or the run ends; return the server's reason."""
         async with self._dial() as stream:
             self._current = session = Session(stream, self._settings.largest_message)
             session.say([self._terms.to_bytes()])
@@ -143,10 +180,14 @@ class FederationClient:
                 return await session.run(partial(self._hear, session))
             except grpc.aio.AioRpcError:
                 if session.welcome:
-                    self._reach.welcomed = True
-                    self._reach.heard = time.monotonic()  # however long it had nothing to say, it was there
+                    self._reconnect.welcomed = True
+                    # The connection was alive until now, even if the server had nothing to send for long:
+                    # `patience` counts from here.
+                    self._reconnect.heard = time.monotonic()
                 raise
             finally:
+                # Finish the turns of this session before the next one sends its Join: the Join must describe
+                # the client's final state.
                 await self._worker.settle()
                 self._bytes_up, self._current = self.bytes_up, None
                 if self._failure:
@@ -155,31 +196,34 @@ class FederationClient:
     @asynccontextmanager
     async def _dial(self) -> AsyncIterator[ClientStream]:
         if self._connect is not None:
-            yield self._connect(self._introduction())
+            yield self._connect(self._metadata())
             return
         async with open_channel(self._settings, self._credentials) as channel:
-            yield channel.stream_stream(PATH)(metadata=self._introduction())
+            yield channel.stream_stream(PATH)(metadata=self._metadata())
 
-    def _introduction(self) -> Metadata:
-        """Say which party and process this is. Once welcomed, it may take its own place again: a server that
-        was restarted does not know the process any more."""
-        takes_over = self._takes_over or self._reach.welcomed
+    def _metadata(self) -> Metadata:
+        """Return the call's metadata: the party, its process, and whether that may take another's place.
+
+        A process that was welcomed once may always take its own place again. A restarted server does not know
+        its instance id, and would otherwise refuse it because of its earlier uploads.
+        """
+        takes_over = self._takes_over or self._reconnect.welcomed
         return (CLAIM, self.party), (INSTANCE, self._instance), (TAKES_OVER, "yes" if takes_over else "no")
 
     def _hear(self, session: Session, content: bytes) -> None:
-        self._reach.heard = time.monotonic()
+        self._reconnect.heard = time.monotonic()
         self.bytes_down += len(content)
         self._worker.do(partial(self._receive, session, content))
 
     def _end_turn(self, session: Session, contents: list[bytes], may_wake: bool, handled: bool) -> None:
-        """On the event loop: says what the worker has to say, and sees to its next activation."""
+        """Send what the worker has made, and schedule its next activation. Runs on the event loop."""
         session.say(contents, handled=handled)
         if may_wake:
             awake = partial(self._worker.do, partial(self._turn, session, [], awake=True))
             session.wake_after(self._pause, awake)
 
     def _pause(self) -> float:
-        """Seconds until the next activation; more and more while the server has to skip what comes."""
+        """Return the seconds until the next activation, longer each time the server skips an upload."""
         if not self._may_wake():
             return FIRST_PAUSE / 10
         pause = min(FIRST_PAUSE * 2.0 ** min(self._skips, 10), LONGEST_PAUSE) if self._skips else 0.0
@@ -199,18 +243,25 @@ class FederationClient:
         self._worker.tell(session.say, [self._codec.encode(self.client.join())])
 
     def _receive(self, session: Session, content: bytes) -> None:
-        """Takes what the server said at one time, and acts on it."""
+        """Handle one message of the stream, which may hold several frames."""
         self._take(session, self._codec.frames(content), [])
 
-    def _take(self, session: Session, frames: Sequence[Frame], said: list[ClientMessage]) -> None:
+    def _take(self, session: Session, frames: Sequence[Frame], answers: list[ClientMessage]) -> None:
+        """Handle frames in order and send the answers.
+
+        Args:
+            answers: made from earlier frames of the same message, and not sent yet.
+        """
         for place, frame in enumerate(frames):
+            # Two steps below wait: for room to send, and for the pace of a private client. Work that runs on
+            # the event loop must not wait there, so it hands the remaining frames to the worker's thread.
             if session.answered > self._settings.largest_message:
                 if not self._worker.may_wait:
-                    self._worker.hand_over(partial(self._take, session, frames[place:], said))
+                    self._worker.hand_over(partial(self._take, session, frames[place:], answers))
                     return
-                if not self._has_room(session, said):
+                if not self._wait_for_room(session, answers):
                     return
-                said, session.answered = [], 0
+                answers, session.answered = [], 0
             message = self._codec.from_server(frame, self.client.index)
             if isinstance(message, Stop):
                 if message.failed:
@@ -222,24 +273,24 @@ class FederationClient:
             if self._pace is not None and isinstance(message, Request):
                 while wait := self._pace.wait(message.rows):
                     if not self._worker.may_wait:
-                        self._worker.hand_over(partial(self._take, session, frames[place:], said))
+                        self._worker.hand_over(partial(self._take, session, frames[place:], answers))
                         return
-                    if not self._pauses(session, wait, said):
+                    if not self._wait_for_pace(session, wait, answers):
                         return
-                    said = []
+                    answers = []
                 self._pace.count(message.rows)
             self._note(session, message)
-            answer = self._act(partial(self.client.receive, message))
-            session.answered += sum(map(self._codec.size, answer))
-            said += answer
-        self._turn(session, said, awake=False)
+            made = self._act(partial(self.client.receive, message))
+            session.answered += sum(map(self._codec.size, made))
+            answers += made
+        self._turn(session, answers, awake=False)
 
     def _note(self, session: Session, message: ServerMessage) -> None:
-        """Take note of what a message says to this end of the connection, before the client takes it.
+        """Check a message and update the state of the connection, before the protocol's client receives it.
 
         Raises:
             RemoteFault: the server refused a message of this party.
-            InvalidMessage: the server broke a rule; the client has not heard of it.
+            InvalidMessage: the server broke a rule. The client's state is unchanged.
         """
         if isinstance(message, Refused):
             raise RemoteFault(
@@ -252,7 +303,9 @@ class FederationClient:
         elif isinstance(message, Welcome):
             if session.welcome:
                 raise InvalidMessage(
-                    "VFL-6093", "a stream has one welcome. Found another one from the server."
+                    "VFL-6093",
+                    "the server must send one Welcome per stream. Found a second one. Report this to the "
+                    "operator of the server.",
                 )
             session.welcome = self.welcomed = True
             self.durable = message.durable
@@ -262,29 +315,35 @@ class FederationClient:
         elif isinstance(message, Rekey):
             log.info("new keys: %s", printable(message.reason))
 
-    def _has_room(self, session: Session, said: list[ClientMessage]) -> bool:
-        """Says this, and waits until the server has taken most of it: one that asks and asks and takes no
-        answer must not fill this party's memory. False if the connection ends first."""
+    def _wait_for_room(self, session: Session, answers: list[ClientMessage]) -> bool:
+        """Send answers and wait until the server has read most of them.
+
+        Otherwise a server that keeps asking and never reads could fill this party's memory. Return False if
+        the connection ends first.
+        """
         self._act(self._after)
         room: Future[bool] = Future()
-        self._worker.tell(session.say, self._codec.contents(said))
+        self._worker.tell(session.say, self._codec.contents(answers))
         self._worker.tell(session.find_room, room)
         return room.result()
 
-    def _pauses(self, session: Session, seconds: float, said: list[ClientMessage]) -> bool:
-        """Send this, then wait. Meanwhile nothing more is read: the server has to wait as well. Return False
-        if the connection ends first."""
+    def _wait_for_pace(self, session: Session, seconds: float, answers: list[ClientMessage]) -> bool:
+        """Send answers, then wait. Return False if the connection ends first.
+
+        The client reads nothing meanwhile, so flow control makes the server wait as well.
+        """
         self._act(self._after)
         over: Future[bool] = Future()
-        self._worker.tell(session.say, self._codec.contents(said))
+        self._worker.tell(session.say, self._codec.contents(answers))
         self._worker.tell(session.pause, seconds, over)
         return over.result()
 
     def _act(self, act: Callable[[], Result]) -> Result:
-        """Let the client act, and report what is the server's fault rather than this party's.
+        """Call `act`, and blame the server for a failure that it has caused.
 
         Raises:
             RemoteFault: the model has diverged after the server sent gradients that no honest server sends.
+            Diverged: the model has diverged for another reason.
         """
         try:
             result = act()
@@ -292,9 +351,9 @@ class FederationClient:
             if fault := self.client.server_fault:
                 raise RemoteFault(
                     "VFL-6094",
-                    f"the server at {self._settings.address} sent {fault}. The model of {self.party} is not "
-                    "finite any more; its last good checkpoint is kept. Talk to the operator of the server "
-                    "before you go on with --resume.",
+                    f"the server at {self._settings.address} sent {fault}. The model of {self.party} is no "
+                    "longer finite; its last good checkpoint is kept. Talk to the operator of the server "
+                    "before you continue with --resume.",
                 ) from error
             raise
         if (fault := self.client.server_fault) != self._server_fault:
@@ -304,37 +363,51 @@ class FederationClient:
         return result
 
     def _check_counts(self, iteration: int, activations: Sequence[int]) -> None:
-        """The client will go on, and look ahead, from there: no run can stand elsewhere."""
+        """Raise InvalidMessage for counts that no run can have.
+
+        The client continues from these counts and derives from them which batches come next.
+        """
         count = len(activations)
         if count != self._terms.clients or iteration < 0 or max(iteration, *activations) > LARGEST_COUNT:
             raise InvalidMessage(
                 "VFL-6095",
                 f"the server must count its steps and the uploads of {self._terms.clients} clients, each "
-                f"from 0 to {LARGEST_COUNT}. Found {iteration} and {count}, {max(activations, default=0)} at "
-                "most.",
+                f"from 0 to {LARGEST_COUNT}. Found step {iteration}, and {count} clients with at most "
+                f"{max(activations, default=0)} uploads.",
             )
 
-    def _turn(self, session: Session, said: list[ClientMessage], awake: bool) -> None:
-        """Begins an activation if awake, or as many as may be if nothing holds it back; says all of it,
-        together unless it takes long to make."""
-        self._act(self._after)
+    def _turn(self, session: Session, messages: list[ClientMessage], awake: bool) -> None:
+        """Begin activations if the client may, and send their uploads together with `messages`.
+
+        A client without a sleeper and without skipped uploads begins as many activations as its window
+        allows. Any other begins one each time its alarm rings.
+
+        Args:
+            messages: answers that are not sent yet.
+            awake: whether the alarm has called this; otherwise a message of the server has.
+        """
+        self._act(self._after)  # write a checkpoint, if one is due, before the answers leave this process
         free, handled = self._sleeper is None and not self._skips, not awake
-        goes_on = awake or (free and not self._waits_for_the_rest())
+        goes_on = awake or (free and not self._waits_for_answers())
         begin = self._worker.worked()
         held_back = False
         while session.welcome and goes_on and not self.client.waiting:
             if held_back := not self._may_wake():
                 break
-            if said and self._worker.worked() > begin + HELD_BACK:
-                self._worker.tell(session.say, self._codec.contents(said))
-                said, begin = [], self._worker.worked()
-            said += self._act(self.client.wake)
+            # Sending messages together is cheaper, but the server must not idle while they are made.
+            if messages and self._worker.worked() > begin + HELD_BACK:
+                self._worker.tell(session.say, self._codec.contents(messages))
+                messages, begin = [], self._worker.worked()
+            messages += self._act(self.client.wake)
             goes_on = free
         may_wake = session.welcome and (held_back or not free) and not self.client.waiting
-        self._worker.tell(self._end_turn, session, self._codec.contents(said), may_wake, handled)
+        self._worker.tell(self._end_turn, session, self._codec.contents(messages), may_wake, handled)
 
-    def _waits_for_the_rest(self) -> bool:
-        """Whether to begin nothing before all answers are here. Where work is brief, to send it takes longer
-        than to make it: the uploads of a window go together, and so do their answers. A client that has the
-        server to itself would only take turns with it."""
+    def _waits_for_answers(self) -> bool:
+        """Return whether to begin no activation before the answers to all uploads have arrived.
+
+        With a small model, sending an upload takes longer than computing it. Then it pays to send the uploads
+        of a window together, and to receive their answers together. A server's only client does not wait: the
+        two would only work in turns, never at the same time.
+        """
         return self.client.owed > 0 and self._terms.clients > 1 and not self._worker.may_wait

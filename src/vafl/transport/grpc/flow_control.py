@@ -1,7 +1,7 @@
-"""What a stream's two tasks wait for: something to write, leave to read on.
+"""A queue for a stream's writer and credit for its reader, each with one waiting task.
 
-asyncio's queues and semaphores do as much, for any number of tasks, in twenty calls a message; here each has
-one task that waits, and it shows in a small message's way.
+asyncio's Queue and Semaphore support any number of waiting tasks and take about twenty calls per message.
+These classes need far fewer, which is measurable for small messages.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from collections import deque
 
 
 class _Awaited:
-    """Something that one task at a time waits for."""
+    """Base class for objects that one task at a time waits for. Not thread-safe."""
 
     def __init__(self) -> None:
         self._waiter: asyncio.Future[None] | None = None
@@ -24,7 +24,7 @@ class _Awaited:
 
 
 class Outbox(_Awaited):
-    """Contents that wait to be written, in order; None is the last."""
+    """Contents to write, in order. None marks the end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Outbox(_Awaited):
         self._wake()
 
     async def take(self) -> bytes | None:
-        """The oldest, once there is one."""
+        """Remove and return the oldest content; wait if there is none."""
         while not self._contents:
             await self._wait()
         return self._contents.popleft()
@@ -48,14 +48,14 @@ class Outbox(_Awaited):
 
 
 class Credit(_Awaited):
-    """How many messages may be read before others are done with."""
+    """The number of messages that may be read before others have been handled."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
         self._count = count
 
     async def take(self) -> None:
-        """Uses one up, once there is one."""
+        """Use one credit; wait if there is none."""
         while not self._count:
             await self._wait()
         self._count -= 1

@@ -1,8 +1,8 @@
 """A connection inside the server's process, for the client of the label holder's own features.
 
-Both ends use these objects as they use a gRPC stream: the same frames, admission and flow control, without a
-socket or a certificate. Only the server's own process can open such a connection. That proves whose it is, so
-the server refuses the name of its own client on every other connection (`identify`).
+Both ends use these objects like a gRPC stream: the same frames, admission and flow control, without a socket
+or a certificate. Only the server's own process can open such a connection, which proves who the client is. On
+every other connection the server refuses the name of that client (`identify`).
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class _Pipe:
         self._contents.put(content)
 
     async def read(self) -> bytes | None:
-        """The next message; None once the other end is closed."""
+        """Return the next message; None once the other end is closed."""
         content = await self._contents.take()
         self._credit.give(1)
         return content
@@ -72,7 +72,8 @@ class LocalCall:
     """The client's end of a local connection.
 
     Args:
-        serve: the server's handler of a connection.
+        serve: the server's connection handler.
+        metadata: sent to the server with the call.
     """
 
     def __init__(self, serve: Callable[[LocalContext], Awaitable[None]], metadata: Metadata) -> None:
@@ -84,7 +85,7 @@ class LocalCall:
         try:
             await serve(context)
         except _Aborted:
-            pass  # the status says why
+            pass  # the client reads the reason from the status
         except Exception as error:
             self.status = grpc.StatusCode.UNKNOWN, repr(error)
             log.exception("the connection of %s failed", context.party)

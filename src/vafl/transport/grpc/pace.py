@@ -1,4 +1,4 @@
-"""How fast a private client answers requests for the same record."""
+"""Limit how fast a private client answers requests for the same record."""
 
 import time
 from collections.abc import Callable
@@ -7,24 +7,25 @@ import numpy as np
 
 from vafl.protocol.rows import Rows
 
-AT_ONCE = 200  # answers for one record without any wait
-PER_SECOND = 20.0  # answers for one record after those
+AT_ONCE = 200  # answers for one record without a wait
+PER_SECOND = 20.0  # answers for one record per second after those
 
 
 class Pace:
-    """Holds back answers for a record that the server asks for again and again.
+    """Delay answers for a record that the server asks for again and again.
 
-    Each answer carries fresh noise, so many answers average it out. A budget ends that; the pace gives the
-    operator time to see it in the log. It counts by record, so a server that asks for many records once each
-    never waits: predictions and the delay bound do that. Evaluations ask for the same records each time. With
-    one every 50 updates, the default, they reach this pace beyond 1,000 updates a second only.
+    Each answer carries fresh noise, so averaging many answers removes it. The privacy budget stops that
+    eventually; the pace gives the operator time to notice it in the log. The pace counts by record, so it
+    never delays a server that asks for many records once each, as predictions and the delay bound do.
+    Evaluations ask for the same records each time. With the default of one evaluation every 50 updates, they
+    are delayed only beyond 1,000 updates per second.
 
-    This is a token bucket for every record, kept as one number (the generic cell rate algorithm): the time at
-    which the bucket will be full again.
+    Each record has a token bucket. It is stored as a single number, the time at which the bucket will be full
+    again (the generic cell rate algorithm).
 
     Args:
-        rows: how many records the client has.
-        clock: seconds.
+        rows: number of records of the client.
+        clock: seconds; only differences matter.
     """
 
     def __init__(self, rows: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -32,7 +33,7 @@ class Pace:
         self._full_at = np.full(rows, -np.inf)
 
     def wait(self, rows: Rows) -> float:
-        """Seconds until these rows may be answered for; 0 means now."""
+        """Return the seconds until these rows may be answered; 0 means now."""
         if not self._are_known(rows):
             return 0.0
         now = self._clock()
@@ -40,10 +41,10 @@ class Pace:
         return max(0.0, full_at + (1 - AT_ONCE) / PER_SECOND - now)
 
     def count(self, rows: Rows) -> None:
-        """Book an answer for these rows."""
+        """Record an answer for these rows."""
         if self._are_known(rows):
             self._full_at[rows] = np.maximum(self._full_at[rows], self._clock()) + 1 / PER_SECOND
 
     def _are_known(self, rows: Rows) -> bool:
-        """Whether the client has such rows. It refuses a request for others."""
+        """Return whether the client has all these rows. It refuses a request for others without an answer."""
         return len(rows) > 0 and int(rows.min()) >= 0 and int(rows.max()) < len(self._full_at)

@@ -1,4 +1,4 @@
-"""A client's way to the server: the channel, and whether it makes sense to dial again after a failure."""
+"""Open a client's channel to the server, and decide after a failure whether and when to dial again."""
 
 import asyncio
 import logging
@@ -15,18 +15,24 @@ from vafl.transport.settings import NetworkSettings
 
 log = logging.getLogger("vafl.client")
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
-_FATAL = (
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds between two attempts
+_FATAL = (  # a new attempt would be refused as well
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNIMPLEMENTED,
 )
-_CERTAIN = 5  # connections closed at once, one after the other, before the first welcome, are a refusal
+# The server closes a connection early if it refuses the certificate, but also if it is killed at that moment.
+# This many early closings in a row, before the first Welcome, count as a refusal.
+_CERTAIN = 5
 
 
 def open_channel(settings: NetworkSettings, credentials: Credentials | None) -> grpc.aio.Channel:
-    """To the address of the settings, by mutual TLS; without credentials, in plain on loopback only."""
+    """Open a channel to `settings.address`: with mutual TLS, or without credentials in plaintext on loopback.
+
+    Raises:
+        ConfigError: the certificate has expired, or plaintext would leave this machine.
+    """
     options = channel_options(settings)
     if credentials is None:
         require_loopback(settings.address)
@@ -37,11 +43,11 @@ def open_channel(settings: NetworkSettings, credentials: Credentials | None) -> 
 
 
 class Reconnect:
-    """Whether the server is there, as far as this party can tell.
+    """Decides whether to dial again after a failure, and how long to wait before that.
 
     Attributes:
-        heard: when it last was, on the monotonic clock.
-        welcomed: whether it has taken this party's certificate before.
+        heard: when the server was last known to be alive, on the monotonic clock.
+        welcomed: whether the server has accepted this party on an earlier connection.
     """
 
     def __init__(self, party: str, settings: NetworkSettings) -> None:
@@ -52,15 +58,21 @@ class Reconnect:
         self._pause, self._paused_after = FIRST_PAUSE, self.heard
 
     def judge(self, error: grpc.aio.AioRpcError) -> None:
-        """Raises unless it makes sense to try again."""
+        """Return if another attempt may succeed; raise otherwise.
+
+        Raises:
+            RemoteFault: the server refused this party, or a message was too large.
+            Unauthenticated: the TLS handshake was refused.
+            Stalled: the server could not be reached for `patience` seconds.
+        """
         details = printable(error.details() or "")
         if error.code() in _FATAL:
             raise RemoteFault("VFL-6111", f"the server refused {self._party}: {details}") from error
-        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:  # as it would be again
+        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:  # the same message would be too large again
             raise RemoteFault(
                 "VFL-6112",
-                "messages must fit into network.largest_message of whoever reads them. Found: "
-                f"{details}. Set it alike at every party.",
+                "a message must not be larger than network.largest_message of the party that receives it. "
+                f"Found: {details}. Set the same limit at every party.",
             ) from error
         fault, closed = refusal(details), closed_early(details)
         self._closings = self._closings + 1 if closed and not self.welcomed else 0
@@ -70,13 +82,13 @@ class Reconnect:
         if silent > self._settings.patience:
             raise Stalled(
                 "VFL-6113",
-                f"{self._settings.address} could not be reached for {silent:.0f} s: {details}. "
-                "Is the server running, and do the certificates belong to one authority? "
-                "network.patience sets how long to try.",
+                f"{self._settings.address} could not be reached for {silent:.0f} s: {details}. Check that "
+                "the server is running and that all certificates are from one authority. network.patience "
+                "sets how long a client tries.",
             ) from error
 
     async def pause(self) -> None:
-        """Waits before the next attempt, longer each time unless the server was there meanwhile."""
+        """Wait before the next attempt: twice as long each time, unless the server was heard meanwhile."""
         if self.heard > self._paused_after:
             self._pause = FIRST_PAUSE
         log.info("the server is out of reach; trying again in %.1f s", self._pause)

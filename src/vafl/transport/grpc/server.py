@@ -1,8 +1,44 @@
-"""The server's end: streams in, one worker that owns the protocol's server, streams out.
+"""Serve a federation over gRPC: one stream per client, and one worker that owns the protocol's server.
 
-The event loop moves bytes, and has the worker do the rest. What arrives while that is busy is handled
-together at its next turn. What a client may have queued, either way, is bounded, so a fast client waits for
-the server, not the server's memory for the client.
+The event loop moves bytes. The worker decodes messages, runs the protocol and encodes replies. Messages that
+arrive while the worker is busy are handled together in its next turn. Each client's queues are bounded, so a
+client that sends faster than the server works is held back by flow control.
+
+The run, as `FederationServer.serve` goes through it:
+
+    WAITING ──── every client has connected once, or join_timeout ────> RUNNING      (`began` is set)
+       │                                                                   │
+       └─────────────────────── finish() or fail() ────────────────────────┤
+                                                                           v
+              every stream closed, or its time is up <── Stop to all ──── OVER       (`is_over`)
+
+One client's stream, as `_converse` goes through it:
+
+      client dials
+           │
+           v          wrong identity, other terms, place taken; no terms within one heartbeat
+       ADMITTING ──────────────────────────────────────────────────────────────> abort with a status
+           │ `_take_place`: now in `connections`; an older stream of the client starts to end
+           v          no message within answer_timeout, which starts with the run at the earliest
+         OPEN ─────────────────────────────────────────────────────────────────────────────> CLOSED
+           │ the protocol accepts Join and replies with Welcome                                 ^
+           v                                                                                    │
+        JOINED ──── the client closes the stream, or the connection is lost ────────────────────┤
+           │ replaced by a newer stream, or MANY_VIOLATIONS messages refused (also from OPEN)   │
+           v                                                                                    │
+        ENDING ──── the outbox is empty, or answer_timeout has passed ──────────────────────────┘
+
+Invariants:
+
+- `connections` holds at most one stream per client, always the newest admitted one. The worker ignores frames
+  of any other stream.
+- A client's first accepted message on a stream is Join, and no later one is. Before it, the server sends
+  nothing but Refused and Stop.
+- After admission, the server reads nothing from a stream before the run has started.
+- Only the worker calls the protocol's server. Only the event loop changes `connections`, outboxes and credit.
+- When the current stream of a client closes, the protocol gets Leave, unless a newer stream has joined.
+- A process whose place was taken is never admitted again (`_replaced`), so two processes of one party cannot
+  take turns in evicting each other.
 """
 
 import asyncio
@@ -45,52 +81,61 @@ from vafl.transport.vitals import Alarm, Vitals
 
 log = logging.getLogger("vafl.server")
 
-_TICK = 0.25
-_STRANGER = "(unadmitted)"  # whose refusals are counted together, whatever they call themselves
-_SILENCE = 15.0  # seconds the server may wait for clients to join without saying so again
+_TICK = 0.25  # seconds between two calls of `after` when no messages arrive
+_STRANGER = "(unadmitted)"  # counts refusals of all peers that were not admitted, whatever names they claim
+_SILENCE = 15.0  # seconds between two log lines about clients that have not joined
 _REPLACED = (
     "another process has taken this party's place. A party is one process at a time: end the other, then "
 )
-_RESUME = (  # of training, which has checkpoints: remedies for a process that was replaced, and for a new one
+# Remedies for the process that was replaced, and for the new process that finds its place taken. Training has
+# checkpoints to resume from; using a trained model has none.
+_RESUME = (
     "start this one again with --resume.",
-    "Add --resume to go on from its last checkpoint, or --replace to take its place without one.",
+    "Add --resume to continue from its last checkpoint, or --replace to take its place without one.",
 )
-_REPLACE = (  # likewise, where a trained model is used
+_REPLACE = (
     "start this one again.",
     "End the other process, or add --replace to take its place.",
 )
-_LOGGED = 1.0  # refusals of one party that are logged a second, after the first ten
+_LOGGED = 1.0  # refusals of one party logged per second, after the first ten
 
 Replies = list[tuple[Connection, ServerMessage]]
 
 
 class StateMachine(Protocol):
-    """What is served: the protocol's server, or its scorer."""
+    """The part of the protocol that the worker drives: its server, or its scorer."""
 
     absent: set[int]
     iteration: int
 
     def is_under_way(self, client: int) -> bool:
-        """Whether this client has uploaded: a process that knows nothing of that must not go on for it."""
+        """Return whether this client has uploaded, so that only a process with its state may continue."""
 
     def receive(self, message: ClientMessage) -> list[ServerMessage]:
-        """Takes one message and gives the replies that follow from it, in order."""
+        """Process one message and return the replies to send, in order."""
 
 
 Served = TypeVar("Served", bound=StateMachine)
 
 
 class FederationServer(Generic[Served]):
-    """Serves one run until it is over.
+    """Serve one run until it is over.
 
     Args:
         server: the protocol's server, or its scorer.
         parties: the clients' names, in the order of the table's columns.
         terms: what every party must agree on.
-        settings: address, limits, patience.
+        settings: address, limits and timeouts.
         credentials: the server's certificate, or None for plaintext on loopback.
-        after: called by the worker after each batch of messages; gives more to send, and may
-            call `finish`.
+        after: called by the worker after each batch of messages and on every tick. It returns further
+            messages to send, and may call `finish`.
+
+    Attributes:
+        connections: client -> its current stream.
+        seen: clients that have connected at least once.
+        missing_at_start: names of the clients that had not connected when the run began.
+        began: when the run began, on the monotonic clock; None before.
+        violations: party -> number of refused messages and connections.
     """
 
     def __init__(
@@ -108,12 +153,12 @@ class FederationServer(Generic[Served]):
         self.violations: dict[str, int] = {}
         self._logged: dict[str, Allowance] = {}
         self.connections: dict[int, Connection] = {}
-        self._instances: dict[int, str] = {}  # the process that each client was last
-        self._replaced: deque[str] = deque(maxlen=1000)  # processes whose place another one has taken
+        self._instances: dict[int, str] = {}  # client -> instance id of the process that connected last
+        self._replaced: deque[str] = deque(maxlen=1000)  # instance ids that another process has replaced
         self.seen: set[int] = set()
-        self.missing_at_start: list[str] = []  # clients that had not connected when the run began
+        self.missing_at_start: list[str] = []
         self.began: float | None = None
-        self._earlier = 0.0
+        self._earlier = 0.0  # seconds that the run took before it was resumed
         self._terms, self._settings, self._credentials, self._after = terms, settings, credentials, after
         self._codec = Codec(settings.encoding, settings.largest_message)
         self.vitals = Vitals(self.parties, self._report_alarm, time.monotonic)
@@ -121,12 +166,12 @@ class FederationServer(Generic[Served]):
         self._inbox: deque[tuple[Connection, bytes]] = deque()
         self._everybody = asyncio.Event()
         self._over = asyncio.Event()
-        self._dismissed: set[int] = set()
+        self._dismissed: set[int] = set()  # clients that were sent Stop
         self._reason, self._failed = "", False
         self._failure: Exception | None = None
         remedies = _REPLACE if terms.model else _RESUME
         self._replaced_reason, self._taken_remedy = _REPLACED + remedies[0], remedies[1]
-        self._away = 3 * settings.heartbeat  # seconds in which a client without a stream may hear the end
+        self._away = 3 * settings.heartbeat  # seconds for a disconnected client to come back for its Stop
 
     @property
     def now(self) -> float:
@@ -139,12 +184,12 @@ class FederationServer(Generic[Served]):
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has ended, with a result or without."""
+        """Return whether the run has ended, with or without a result."""
         return self._over.is_set()
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
-        """Bytes that clients have sent, and that were sent to them, over the network.
+        """Bytes received from clients, and bytes sent to them, over the network.
 
         The label holder's own client runs inside this process, so its messages are not counted.
         """
@@ -155,16 +200,17 @@ class FederationServer(Generic[Served]):
 
     @property
     def to_come(self) -> str:
-        """The clients that the run has yet to begin with, in words; nobody once it has."""
+        """Names of the clients that the run waits for before it begins; empty once it has begun."""
         missing = (name for index, name in enumerate(self.parties) if index not in self.seen)
         return ", ".join(missing) if self.began is None else ""
 
     def silence(self, client: int) -> float:
-        """Seconds for which a connected client has been silent; 0 up to a heartbeat, and outside the run.
+        """Return the seconds for which a connected client has been silent.
 
-        gRPC does not tell when a ping goes unanswered: it ends the connection after three heartbeats. So this
-        counts messages of the run. A client that computes for long is silent, too. The client inside this
-        process is never silent: it only keeps the pace of the others.
+        Return 0 for less than a heartbeat, before the run begins and after it is over. gRPC does not report
+        an unanswered ping; it only closes the connection after three heartbeats. So this looks at messages of
+        the run, and a client that computes for a long time counts as silent. The client inside this process
+        is never silent: it deliberately waits for the others.
         """
         connection = self.connections.get(client)
         if connection is None or self.began is None or self.is_over or connection.party == LOCAL_CLIENT:
@@ -173,18 +219,26 @@ class FederationServer(Generic[Served]):
         return seconds if seconds > self._settings.heartbeat else 0.0
 
     def account(self) -> dict[str, Any]:
-        """What the run has taken so far, in plain values, for a checkpoint."""
+        """Return elapsed seconds, traffic and violations as plain values, for a checkpoint."""
         traffic = [asdict(each) for each in self.traffic]
         return {"seconds": self.now, "traffic": traffic, "violations": dict(self.violations)}
 
     def resume(self, account: Mapping[str, Any]) -> None:
-        """Goes on counting from a checkpoint."""
+        """Continue counting from the values of a checkpoint."""
         self._earlier = account["seconds"]
         self.traffic = [Traffic(**each) for each in account["traffic"]]
         self.violations = dict(account["violations"])
 
     async def serve(self, listening: Callable[[str], None] = lambda address: None) -> None:
-        """Listens, serves until `finish` is called or the protocol fails, then says goodbye."""
+        """Serve until `finish` is called or the worker fails, then send Stop to every client.
+
+        Args:
+            listening: called with host:port once clients can connect.
+
+        Raises:
+            ConfigError: the server cannot listen on network.address.
+            Exception: the error that `fail` was called with.
+        """
         server = grpc.aio.server(options=channel_options(self._settings))
         handler = grpc.stream_stream_rpc_method_handler(self._stream)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
@@ -193,39 +247,41 @@ class FederationServer(Generic[Served]):
         await server.start()
         self._worker = Worker(self.fail)
         listening(address)
-        others = [asyncio.create_task(self._open()), asyncio.create_task(self._tick())]
+        timers = [asyncio.create_task(self._open()), asyncio.create_task(self._tick())]
         try:
             await self._over.wait()
         finally:
-            for task in others:
+            for task in timers:
                 task.cancel()
-            await self._goodbye()
+            await self._send_stop()
             await self._worker.stop()
             await server.stop(grace=1.0)
         if self._failure:
             raise self._failure
 
     def finish(self, reason: str, *, failed: bool = False) -> None:
-        """Ends the run, with a result or (`failed`) without; may be called from any thread."""
+        """End the run, with a result or (`failed`) without one. The first reason wins. Thread-safe."""
         if not self._reason:
             self._reason, self._failed = reason, failed
         self._loop.call_soon_threadsafe(self._over.set)
 
     def fail(self, error: Exception, reason: str = "the server failed; its log says why") -> None:
-        """Ends the run without a result, unless it is over: `serve` raises the error, whose words may be of
-        the server's own files; clients are told the reason. Called on the event loop."""
+        """End the run without a result, unless it is over already. Call this on the event loop.
+
+        `serve` raises the error. Clients receive only the reason: the error may name files of the server.
+        """
         if self._over.is_set():
-            log.error("the run was over already when this came: %r", error)
+            log.error("error after the end of the run: %r", error)
             return
         self._failure, self._reason, self._failed = error, reason, True
         self._over.set()
 
     def attend(self) -> None:
-        """Has `after` called soon, though no message has come; called on the event loop."""
+        """Have the worker call `after` soon, without waiting for a message. Call this on the event loop."""
         self._worker.do(self._attend)
 
     async def _open(self) -> None:
-        """Waits for every client to join once, but not for ever, and starts the run's clock."""
+        """Wait until every client has connected or `join_timeout` has passed, then start the run's clock."""
         deadline = time.monotonic() + self._settings.join_timeout
         while not self._everybody.is_set():
             left = deadline - time.monotonic()
@@ -240,29 +296,29 @@ class FederationServer(Generic[Served]):
     def _start_without(self, clients: Sequence[int]) -> None:
         self.missing_at_start = [self.parties[client] for client in clients]
         log.warning(
-            "starting without %s: no connection within %g s (network.join_timeout). Nothing is learnt from a "
-            "missing party's data. It is taken in if it connects later: start it now, or stop this run and "
-            "raise network.join_timeout",
+            "starting without %s: no connection within %g s (network.join_timeout). The model learns nothing "
+            "from the data of a missing party. A party that connects later still joins: start it now, or "
+            "stop this run and raise network.join_timeout",
             ", ".join(self.missing_at_start),
             self._settings.join_timeout,
         )
 
     async def _tick(self) -> None:
-        """Lets the worker look at the clock now and then, whether messages come or not."""
+        """Call `after` regularly, so that its deadlines expire even if no messages arrive."""
         while True:
             await asyncio.sleep(_TICK)
             self.attend()
 
-    async def _goodbye(self) -> None:
-        """Tell every client that the run is over, and let it close its stream.
+    async def _send_stop(self) -> None:
+        """Send Stop to every client and wait until it closes its stream.
 
-        A connected client has `answer_timeout` seconds for that. A client that has lost its connection may
-        come back within three heartbeats.
+        A connected client has `answer_timeout` seconds to do so. A client that has lost its connection has
+        three heartbeats to reconnect and receive its Stop.
         """
         for connection in list(self.connections.values()):
             self._dismiss(connection)
         if late := [self.parties[client] for client in sorted(self.seen - self._dismissed)]:
-            log.info("the run is over; %s may come back to hear it for %.0f s", ", ".join(late), self._away)
+            log.info("the run is over; waiting %.0f s for %s to reconnect", self._away, ", ".join(late))
         over = time.monotonic()
         while (self.connections and time.monotonic() < over + self._settings.answer_timeout) or (
             self.seen - self._dismissed and time.monotonic() < over + self._away
@@ -290,49 +346,65 @@ class FederationServer(Generic[Served]):
         log.info("%s is here", connection.party)
         if self._over.is_set():
             self._dismiss(connection)
-        end = connection.expire(self._settings.answer_timeout)
-        parts = self._write(connection, context), self._read(connection, context), end
+        parts = (
+            self._write(connection, context),
+            self._read(connection, context),
+            connection.expire(self._settings.answer_timeout),
+        )
         tasks = [asyncio.create_task(part) for part in parts]
         try:
+            # Whichever task ends first closes the stream: the reader when the client closes it, the writer
+            # after the last queued message, the timer when an ending client does not read.
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
+            # A stream that was replaced is no longer its client's: then the newer stream speaks for the
+            # client, and the protocol must not hear that it left.
             if self.connections.get(client) is connection:
                 del self.connections[client]
                 log.info("%s is gone", connection.party)
-                self._worker.do(partial(self._forget, connection))
+                self._worker.do(partial(self._leave, connection))
 
     def _take_place(self, connection: Connection) -> None:
-        """Make this its client's stream. An older one is dead, or belongs to another process of the same
-        party, which is told not to dial again."""
-        known = self._instances.get(connection.client, connection.instance)
-        if known != connection.instance:
-            self._replaced.append(known)
+        """Make this the client's current stream and end an older one.
+
+        The older stream is dead, or belongs to another process of the same party. That process receives
+        Refused and does not dial again.
+        """
+        previous = self._instances.get(connection.client, connection.instance)
+        if previous != connection.instance:
+            self._replaced.append(previous)
         self._instances[connection.client] = connection.instance
         if older := self.connections.get(connection.client):
-            log.warning("%s is here again: its older stream ends, and whoever is on it", connection.party)
-            older.outbox.clear()  # nothing in it is worth its memory any more
+            log.warning("%s is here again: closing its older stream", connection.party)
+            older.outbox.clear()  # free the memory: the protocol resends what the client still needs
             older.outbox.put(self._codec.encode(Refused(connection.client, self._replaced_reason)))
             older.end()
         self.connections[connection.client] = connection
 
     async def _admit(self, context: ServerStream) -> Connection:
-        """Who is it, and do we agree on the run?"""
+        """Identify the peer and check its terms; abort the call if it may not join this run."""
+        # Refusals are counted by party. A name outside the run is counted as a stranger, so that a peer that
+        # claims ever new names cannot make `violations` grow.
         party = _STRANGER
         try:
-            named = identify(context, self._credentials)
-            if named not in self.parties:
+            identity = identify(context, self._credentials)
+            if identity not in self.parties:
                 raise InvalidMessage(
-                    "VFL-6121", f'"{named}" is no client of this run. Its clients: {", ".join(self.parties)}.'
+                    "VFL-6121",
+                    f'a client must be a party of this run. Found "{identity}". The clients of this run: '
+                    f"{', '.join(self.parties)}.",
                 )
-            party = named
+            party = identity
             terms = Agreement.from_bytes(
                 await asyncio.wait_for(next_message(context), self._settings.heartbeat)
             )
             if difference := self._terms.difference(terms):
                 raise InvalidMessage(
-                    "VFL-6122", f"the parties must agree on the run's terms. Different: {difference}."
+                    "VFL-6122",
+                    f"the parties must agree on the run's terms. Different: {difference}. Use the same "
+                    "configuration and data at every party.",
                 )
             instance, takes_over = arrival(context)
             if instance in self._replaced:
@@ -343,25 +415,28 @@ class FederationServer(Generic[Served]):
             self._count(party, fault)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(fault))
         except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the terms did not come in time")
+            await context.abort(
+                grpc.StatusCode.DEADLINE_EXCEEDED, "the client did not send its terms in time"
+            )
         return Connection(self.parties.index(party), party, instance)
 
     def _require_free_place(self, party: str, instance: str) -> None:
-        """Raise InvalidMessage if a new process would push another one of its party out of the run."""
+        """Raise InvalidMessage if a new process would evict another process of its party from the run."""
         client = self.parties.index(party)
-        here, known = client in self.connections, self._instances.get(client)
-        if known == instance or not (here or self.server.is_under_way(client)):
+        is_connected = client in self.connections
+        if self._instances.get(client) == instance or not (is_connected or self.server.is_under_way(client)):
             return
-        found = "another process that is connected" if here else "uploads of an earlier process"
+        found = "another process that is connected" if is_connected else "uploads of an earlier process"
         raise InvalidMessage(
             "VFL-6124",
             f"a party is one process at a time. Found {found} in the place of {party}. {self._taken_remedy}",
         )
 
     async def _read(self, connection: Connection, context: ServerStream) -> None:
-        """Hand frames on, as many at a time as the client has credit: the rest waits on its own side.
+        """Pass messages to the worker, as many at a time as the client has credit.
 
-        The join must come within `answer_timeout`, since evaluations wait for clients about to join.
+        Further messages stay unread, so HTTP/2 flow control makes the client wait. The Join must arrive
+        within `answer_timeout`, since evaluations wait for clients that are about to join.
         """
         self.seen.add(connection.client)
         if len(self.seen) == len(self.parties):
@@ -370,15 +445,18 @@ class FederationServer(Generic[Served]):
         try:
             content = await asyncio.wait_for(next_message(context), self._settings.answer_timeout)
         except TimeoutError:
-            log.warning("%s opened a stream and did not join: the stream is closed", connection.party)
+            log.warning("%s opened a stream and did not join: closing the stream", connection.party)
             return
         while content:
-            await connection.credit.take()  # given back when the worker has handled it
+            await connection.credit.take()  # returned when the worker has handled the message
             connection.note_heard()
+            # The worker may empty the inbox in its own thread at any time. Its first message schedules a
+            # turn; a message behind others is taken in the turn that those have scheduled. So an inbox with
+            # messages always has a turn to come, and at worst a turn finds the inbox empty.
             self._inbox.append((connection, content))
-            if len(self._inbox) == 1:  # else the worker has yet to take the others, and takes this with them
+            if len(self._inbox) == 1:
                 self._worker.do(self._handle)
-            # The client in this process may be faster than any network lets the others be.
+            # The client in this process needs no network, so it may well send far more than the others.
             if connection.party != LOCAL_CLIENT and (pause := self.vitals.heard(connection.client)):
                 await asyncio.sleep(pause)
             content = await next_message(context)
@@ -394,6 +472,13 @@ class FederationServer(Generic[Served]):
         handled: Sequence[Connection],
         ends: Sequence[Connection],
     ) -> None:
+        """Queue the worker's replies and return credit; runs on the event loop.
+
+        Args:
+            contents: what to send, and on which stream.
+            handled: the stream of each message that the worker has handled.
+            ends: streams to end once their outbox is empty.
+        """
         for connection, content in contents:
             connection.note_sent()
             connection.outbox.put(content)
@@ -407,20 +492,23 @@ class FederationServer(Generic[Served]):
     # --- the worker's part ---
 
     def _handle(self) -> int:
-        """Takes all that has arrived; gives how much. What follows is said together, which spares both ends
-        much of the work; but little is held back for others to be handled, and nothing if there is one client
-        only."""
+        """Handle all messages that have arrived and return their number.
+
+        Replies of one turn to one client are sent as one message, which saves both ends most of the cost of a
+        message. But replies wait at most `HELD_BACK` seconds of work for others. With a single client they
+        do not wait at all: it would only idle meanwhile.
+        """
         batch = []
         while self._inbox:
             batch.append(self._inbox.popleft())
         if not batch:
-            return 0  # the turn before took what this one was meant for
+            return 0  # the previous turn has handled these messages
         replies: Replies = []
         handled: list[Connection] = []
         begin = self._worker.worked()
         for connection, content in batch:
             if handled and self._worker.worked() > begin + HELD_BACK:
-                self._say(replies, handled)
+                self._send(replies, handled)
                 replies, handled, begin = [], [], self._worker.worked()
             try:
                 frames = self._codec.frames(content)
@@ -429,34 +517,38 @@ class FederationServer(Generic[Served]):
                 frames = []
             for frame in frames:
                 if replies and len(self.connections) == 1:
-                    self._say(replies)
+                    self._send(replies)
                     replies = []
                 replies += self._receive(connection, frame)
             handled.append(connection)
-        self._say(replies + self._addressed(self._after(self)), handled)
+        self._send(replies + self._addressed(self._after(self)), handled)
         return len(batch)
 
     def _attend(self) -> int:
-        """Says what is due, whether messages come or not."""
-        self._say(self._addressed(self._after(self)))
+        """Send what `after` returns. Return 0, so that this does not count as a brief turn (see `Worker`)."""
+        self._send(self._addressed(self._after(self)))
         return 0
 
-    def _forget(self, connection: Connection) -> None:
+    def _leave(self, connection: Connection) -> None:
+        """Tell the protocol that a client's stream has closed."""
+        # The turn before this one may already have handled the Join of a newer stream, because a turn takes
+        # everything in the inbox. A Leave now would then remove a client that is connected.
         newer = self.connections.get(connection.client)
-        if newer is not None and newer.joined:  # it was heard with what had come before this stream ended
+        if newer is not None and newer.joined:
             return
-        left = self.server.receive(Leave(connection.client))
-        self._say(self._addressed([*left, *self._after(self)]))  # somebody may have waited for that client
+        replies = self.server.receive(Leave(connection.client))
+        # Call `after` at once: an evaluation may have been waiting for this client.
+        self._send(self._addressed([*replies, *self._after(self)]))
 
-    def _say(self, replies: Replies, handled: Sequence[Connection] = ()) -> None:
-        """Hands replies to the streams: all that go to one client as one message."""
-        together: dict[Connection, list[ServerMessage]] = {}
+    def _send(self, replies: Replies, handled: Sequence[Connection] = ()) -> None:
+        """Encode replies, all for one client together, and pass them to the event loop."""
+        by_connection: dict[Connection, list[ServerMessage]] = {}
         for connection, reply in replies:
-            together.setdefault(connection, []).append(reply)
+            by_connection.setdefault(connection, []).append(reply)
         contents = [
             (connection, content)
-            for connection, own in together.items()
-            for content in self._codec.contents(own)
+            for connection, messages in by_connection.items()
+            for content in self._codec.contents(messages)
         ]
         for connection, content in contents:
             if connection.party != LOCAL_CLIENT:
@@ -466,19 +558,22 @@ class FederationServer(Generic[Served]):
             self._worker.tell(self._deliver, contents, handled, ends)
 
     def _addressed(self, replies: Sequence[ServerMessage]) -> Replies:
-        """Each reply with the stream it goes to. Who has not joined on its stream is sent nothing yet:
-        what it is owed follows its welcome."""
-        found: Replies = []
+        """Pair each reply with its client's stream.
+
+        Drop replies to clients that have not joined on their current stream. The protocol repeats what it
+        owes a client after that client's Welcome.
+        """
+        addressed: Replies = []
         for reply in replies:
-            stream = self.connections.get(reply.client)
-            if stream is not None and stream.joined:
-                found.append((stream, reply))
-        return found
+            connection = self.connections.get(reply.client)
+            if connection is not None and connection.joined:
+                addressed.append((connection, reply))
+        return addressed
 
     def _receive(self, connection: Connection, frame: Frame) -> Replies:
         client = connection.client
         if self.connections.get(client) is not connection:
-            return []  # left over from a stream that a newer one has replaced
+            return []  # a newer stream has replaced the one this frame came from
         if connection.party != LOCAL_CLIENT:
             self.traffic[client].bytes_up += len(frame)
             self.traffic[client].messages_up += 1
@@ -487,7 +582,12 @@ class FederationServer(Generic[Served]):
                 self._check_rate(connection)
             message = self._codec.from_client(frame, client)
             if isinstance(message, Join) is connection.joined:
-                raise InvalidMessage("VFL-6125", "a stream's first message is a join, and no other is.")
+                state = "after the join" if connection.joined else "before the join"
+                raise InvalidMessage(
+                    "VFL-6125",
+                    "the first message of a stream must be Join, and no later one. Found "
+                    f"{type(message).__name__} {state}.",
+                )
             if isinstance(message, (Upload, Refresh)):
                 self._check_size(client, message.embeddings)
             replies = self.server.receive(message)
@@ -506,11 +606,13 @@ class FederationServer(Generic[Served]):
         if not self._allowances[connection.client].take():
             limit = self._settings.messages_per_second
             raise InvalidMessage(
-                "VFL-6126", f"at most {limit:g} messages a second. Found more from {connection.party}."
+                "VFL-6126",
+                f"a client may send at most {limit:g} messages a second (network.messages_per_second). Found "
+                f"more from {connection.party}.",
             )
 
     def _check_size(self, client: int, embeddings: Matrix) -> None:
-        """Raise InvalidMessage if embeddings are beyond the limit: the one set, or the run's own."""
+        """Raise InvalidMessage if embeddings exceed `largest_norm`, or the limit that the run has derived."""
         limit = self._settings.largest_norm
         if not limit:
             self.vitals.check(client, embeddings)
@@ -519,16 +621,18 @@ class FederationServer(Generic[Served]):
                 largest = float(np.linalg.norm(embeddings, axis=1).max())
             if largest > limit:
                 raise InvalidMessage(
-                    "VFL-6127", f"an embedding's norm must be at most {limit:g}. Found {largest:g}."
+                    "VFL-6127",
+                    f"an embedding's norm must be at most {limit:g} (network.largest_norm). Found "
+                    f"{largest:g}. Check the features and the step size of this client.",
                 )
 
     def _report_alarm(self, party: str, alarm: Alarm) -> None:
-        """Log an alarm that goes on. Refusals and deadlines have log lines of their own."""
+        """Log a new alarm. Refusals and expired requests are logged where they happen."""
         if alarm.kind not in ("refused", "silent"):
             log.warning("alarm: %s: %s (%s)", party, alarm.text, alarm.kind)
 
     def _count(self, party: str, fault: Exception) -> None:
-        """Every refusal is counted; not every one is logged, or a hostile party could fill the disk."""
+        """Count a refusal. Limit how many are logged, so that a hostile party cannot fill the disk."""
         count = self.violations[party] = self.violations.get(party, 0) + 1
         if self._logged.setdefault(party, Allowance(_LOGGED)).take():
             log.warning("refused from %s (%d so far): %s", party, count, fault)

@@ -1,4 +1,14 @@
-"""One connection as a client sees it: bytes in, bytes out, an alarm clock, and how it ends."""
+"""One connection as a client sees it: a reader, a writer, flow control and an alarm clock.
+
+A session is open until exactly one of three things happens. The first one decides what `run` does:
+
+    OPEN ──── `end(reason)`: the server has ended the run ────> return the reason ──┐
+      ├────── `fail(error)`: the worker has failed ───────────> raise the error ────┼──> CLOSED
+      └────── the stream ends without Stop ───────────────────> raise AioRpcError ──┘
+
+Once the session is CLOSED, the futures of `find_room` and `pause` are set to False. So a worker that waits
+for one of them never blocks forever.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -11,23 +21,25 @@ import grpc.aio
 from vafl.transport.grpc.flow_control import Credit, Outbox
 from vafl.transport.grpc.local import ClientStream
 
-_INBOX = 4  # of the server's messages that may wait for the worker
+_INBOX = 4  # messages of the server that may wait for the worker
 
 
 class Session:
     """One connection to the server.
 
-    What it has read and not handled is bounded, and so is what it answers: a server that asks and asks waits
-    on its own side.
+    Both queues are bounded: messages that were read and not handled, and answers that were not sent. A server
+    that sends requests without reading the answers is held back by flow control.
+
+    All methods run on the event loop.
 
     Args:
-        stream: the call.
-        largest_unsent: bytes that may lie unsent before no more is read.
+        stream: the gRPC call.
+        largest_unsent: bytes that may be unsent before the session stops reading.
 
     Attributes:
-        welcome: whether the server has said where the run stands: before, there is nothing to do.
-        sent: bytes that were handed to the stream.
-        answered: bytes that the worker has made in answer to the server since there was `room` for more.
+        welcome: whether the server has sent Welcome. Until then the client has nothing to do.
+        sent: bytes that were passed to the stream.
+        answered: bytes of answers that the worker has made since `find_room` last found room.
     """
 
     def __init__(self, stream: ClientStream, largest_unsent: int) -> None:
@@ -43,11 +55,14 @@ class Session:
         self._closed = False
 
     async def run(self, hear: Callable[[bytes], None]) -> str:
-        """Moves bytes until the run is over; gives the server's reason for ending it.
+        """Read and write until the run is over; return the server's reason for ending it.
+
+        Args:
+            hear: called with each message of the server.
 
         Raises:
             grpc.aio.AioRpcError: the connection is lost.
-            Exception: whatever `fail` was called with.
+            Exception: the error that `fail` was called with.
         """
         tasks = [asyncio.create_task(self._read(hear)), asyncio.create_task(self._write())]
         try:
@@ -58,12 +73,18 @@ class Session:
             if self._alarm is not None:
                 self._alarm.cancel()
             self._stream.cancel()
+            # The worker may be waiting for room or for the end of a pause: release it.
             self._closed = True
             self._give_credit()
             self._end_pause()
 
     def say(self, contents: Sequence[bytes], *, handled: bool = False) -> None:
-        """Says these in turn; `handled` if with that a message of the server is done with."""
+        """Queue contents to be sent in order.
+
+        Args:
+            handled: whether this completes the handling of a message of the server, so that another one may
+                be read.
+        """
         for content in contents:
             self._unsent += len(content)
             self._outbox.put(content)
@@ -71,12 +92,12 @@ class Session:
         self._give_credit()
 
     def find_room(self, room: "Future[bool]") -> None:
-        """Says True once no more lies unsent than may; False if the connection ends before."""
+        """Set `room` to True once at most `largest_unsent` bytes are unsent, or to False on closing."""
         self._room = room
         self._give_credit()
 
     def pause(self, seconds: float, over: "Future[bool]") -> None:
-        """Set `over` to True after these seconds, or to False as soon as the connection ends."""
+        """Set `over` to True after these seconds, or to False as soon as the session closes."""
         self._pause = over
         if self._closed:
             self._end_pause()
@@ -89,17 +110,17 @@ class Session:
             self._pause = None
 
     def end(self, reason: str) -> None:
-        """The run is over."""
+        """Make `run` return this reason: the server has ended the run."""
         if not self._ended.done():
             self._ended.set_result(reason)
 
     def fail(self, error: Exception) -> None:
-        """Nothing more can be said or heard."""
+        """Make `run` raise this error. Only the first call of `end` or `fail` counts."""
         if not self._ended.done():
             self._ended.set_exception(error)
 
     def wake_after(self, pause: Callable[[], float], awake: Callable[[], None]) -> None:
-        """Calls `awake` once, after so many seconds, unless that is about to happen already."""
+        """Call `awake` once, `pause()` seconds from now, unless an earlier alarm is still pending."""
         if self._alarm is None and not self._ended.done():
             self._alarm = asyncio.get_running_loop().call_later(pause(), self._ring, awake)
 
@@ -108,7 +129,7 @@ class Session:
         awake()
 
     def _give_credit(self) -> None:
-        """To read on, for what was handled, and to make more, unless too much lies unsent."""
+        """If few enough bytes are unsent, let the reader read on and the worker make more answers."""
         if self._room is not None and (self._closed or self._unsent <= self._largest_unsent):
             self._room.set_result(not self._closed)
             self._room = None
@@ -122,11 +143,15 @@ class Session:
                 hear(content)
                 await self._credit.take()
         except grpc.aio.AioRpcError:
-            pass  # its status is read below
+            pass  # `status_of` reports it
         self.fail(await status_of(self._stream))
 
     async def _write(self) -> None:
-        """If the stream has ended, what is left is dropped: the reader, who may wait for that, tells how."""
+        """Send queued contents. Once the stream has ended, drop them.
+
+        The reader reports how the stream ended. It may itself wait for credit, which is returned only while
+        few enough bytes are unsent, so the writer has to empty the queue even if nothing can be sent.
+        """
         while (content := await self._outbox.take()) is not None:
             with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
                 await self._stream.write(content)
@@ -136,7 +161,7 @@ class Session:
 
 
 async def status_of(stream: ClientStream) -> grpc.aio.AioRpcError:
-    """How the stream ended, as an error: nobody had said goodbye."""
+    """Return the stream's status as an error. A stream that ends without Stop is always an error."""
     code, details = await stream.code(), await stream.details()
     if code is grpc.StatusCode.OK:
         code, details = grpc.StatusCode.UNAVAILABLE, "the server closed the stream"

@@ -1,4 +1,4 @@
-"""Where the protocol's work is done, so that the event loop never waits long for arithmetic."""
+"""Run the protocol's work outside the event loop, so that arithmetic does not delay the streams."""
 
 import asyncio
 import threading
@@ -9,32 +9,45 @@ from queue import SimpleQueue
 
 import torch
 
-HELD_BACK = 0.001  # seconds of work that may wait to be said together with more: longer, and the peer idles
-BRIEF = 0.003  # seconds of work for a message, in the thread
-_BEARABLE = 0.02  # seconds of any kind, on the event loop
-_PROVEN, _MOST_CREDIT = 16, 64  # functions
+HELD_BACK = (
+    0.001  # seconds of work for which messages may wait to be sent together; longer, and the peer idles
+)
+BRIEF = 0.003  # CPU seconds per message below which a function in the thread counts as brief
+_BEARABLE = 0.02  # seconds per message below which a function on the event loop counts as brief
+_PROVEN = 16  # brief functions in a row before work moves to the event loop
+_MOST_CREDIT = 64  # limit of the credit that brief functions earn
 
-# A function may say how many messages it was for (none: that it was brief proves nothing); a future is told
-# that all before it is done.
+# A function returns how many messages it has handled. None counts as one. Return 0 to leave a brief call out
+# of the timing statistics. A future is set once all work before it is done.
 Work = Callable[[], int | None] | asyncio.Future[None]
 
 
 class Worker:
-    """Does one function at a time, in the order they come; after one has failed, no other.
+    """Run one function at a time, in the order they were given. After one has failed, run no other.
 
-    In a thread of its own, unless work has shown to be brief: to hand a small model's step to another thread
-    and back takes longer than to make it. So once `_PROVEN` functions in a row took less than `BRIEF`, the
-    next ones run on the event loop, as they come, until more than a few take longer than is bearable. What is
-    long and rare, a checkpoint say, may keep the loop waiting then, but cuts nobody off: gRPC's own threads
-    answer keepalives.
+    Functions run in a thread until they have proved to be brief. Handing a small model's step to another
+    thread and back takes longer than the step itself. So once `_PROVEN` functions in a row were `BRIEF`, the
+    next ones run directly on the event loop, until several have taken longer than is bearable there.
 
-    What a function has to say it says by `tell`. Futures would cost as much as a small message's way through
-    gRPC.
+        THREAD ──── credit reaches _PROVEN: brief functions earn 1 each ─────> EVENT LOOP
+          ^                                                                        │
+          └──── credit falls below _PROVEN: a long function costs _PROVEN ─────────┘
+
+    A rare long function, such as a checkpoint, may then block the event loop. That disconnects no peer, since
+    gRPC answers keepalive pings in its own threads.
+
+    Invariants:
+
+    - The order of functions is kept across both places: nothing runs on the event loop while the thread still
+      has work.
+    - Functions report results by `tell`, and the event loop runs these calls in order. Futures would cost as
+      much as sending a small message through gRPC.
 
     Args:
-        failed: called on the event loop with what a function raised.
-        clock, stopwatch: seconds that went by, and that the thread has worked. To ask how long a thread has
-            worked takes 10 us, so the event loop does without.
+        failed: called on the event loop with the exception that a function raised.
+        clock: wall-clock seconds, for work on the event loop.
+        stopwatch: CPU seconds of the calling thread, for work in the thread. A call takes 10 us, too long for
+            the event loop.
     """
 
     def __init__(
@@ -45,10 +58,10 @@ class Worker:
     ) -> None:
         self._failed, self._clock, self._stopwatch = failed, clock, stopwatch
         self._loop = asyncio.get_running_loop()
-        self._given: deque[Work] = deque()
-        self._queue: SimpleQueue[Work | None] = SimpleQueue()
-        self._handed = 0  # functions that the thread has yet to be done with, as far as the loop has heard
-        self._credit = 0  # grows with each brief function; a long one costs as much as it takes to prove that
+        self._pending: deque[Work] = deque()  # work that is assigned neither to the thread nor to the loop
+        self._queue: SimpleQueue[Work | None] = SimpleQueue()  # work of the thread; None ends it
+        self._handed = 0  # functions given to the thread whose end the event loop has not processed yet
+        self._credit = 0  # see the class's docstring
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="vafl-torch", daemon=True)
         self._thread.start()
@@ -56,25 +69,28 @@ class Worker:
 
     @property
     def may_wait(self) -> bool:
-        """Whether the function that asks may wait for the event loop: it does not run there."""
+        """Return whether the calling function may block on the event loop: it runs in the thread."""
         return threading.get_ident() == self._ident
 
     def worked(self) -> float:
-        """Seconds that the thread has worked; always the same on the event loop, where work is brief."""
+        """Return the CPU seconds of the thread; always 0 on the event loop, where work is brief."""
         return self._stopwatch() if self.may_wait else 0.0
 
     def do(self, work: Work) -> None:
-        """Has this done after everything given before; called on the event loop, by no function it runs."""
-        self._given.append(work)
+        """Run this after all work given before. Call this on the event loop, but not from within work."""
+        self._pending.append(work)
         self._advance()
 
     def hand_over(self, work: Work) -> None:
-        """Has the thread do this; called on the event loop, last by a function that may not wait there."""
+        """Run this in the thread. A function on the event loop calls this last, when its rest has to wait."""
         self._handed += 1
         self._queue.put(work)
 
     def tell(self, function: Callable[..., object], *arguments: object) -> None:
-        """Has the event loop run this, if it still runs; at once where that is where we are."""
+        """Call a function on the event loop: at once if the caller runs there, soon otherwise.
+
+        Drop the call if the event loop is closed.
+        """
         if not self.may_wait:
             function(*arguments)
             return
@@ -85,33 +101,35 @@ class Worker:
                 raise
 
     async def settle(self) -> None:
-        """Waits until all that was given is done."""
+        """Wait until all work given so far is done."""
         settled: asyncio.Future[None] = self._loop.create_future()
         self.do(settled)
         await settled
 
     async def stop(self) -> None:
-        """Ends the thread once it is done with all it was given; what is given later is not done."""
+        """Finish all work given so far, then end the thread. Later work is ignored."""
         await self.settle()
         self._ended = True
         self._queue.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        torch.get_num_threads()  # until a thread has asked, some of torch's kernels take every core in it
-        while (given := self._queue.get()) is not None:
-            self._attempt(given)
-            self.tell(self._take_back)  # after all that the function has told
+        # Until a thread has called this, some kernels of torch ignore the configured number of threads in it
+        # and use every core.
+        torch.get_num_threads()
+        while (work := self._queue.get()) is not None:
+            self._attempt(work)
+            self.tell(self._take_back)  # runs after everything that the function itself has told
 
     def _advance(self) -> None:
-        """Does what may be done now; what the thread was given comes before what follows on the loop."""
-        while self._given:
+        """Run pending work, or give it to the thread. `_take_back` continues when the thread is done."""
+        while self._pending:
             if self._credit < _PROVEN:
-                self.hand_over(self._given.popleft())
+                self.hand_over(self._pending.popleft())
             elif self._handed:
-                return
+                return  # keep the order: the thread's work comes first
             else:
-                self._attempt(self._given.popleft())
+                self._attempt(self._pending.popleft())
 
     def _take_back(self) -> None:
         self._handed -= 1
@@ -127,10 +145,10 @@ class Worker:
         begin, messages = clock(), None
         try:
             messages = work()
-        except BaseException as error:  # whatever it is, an exit too, it ends the run
+        except BaseException as error:  # includes SystemExit, which a thread would swallow
             self._ended = True
-            loud = error if isinstance(error, Exception) else RuntimeError(f"ended by {error!r}")
-            self.tell(self._failed, loud)
+            failure = error if isinstance(error, Exception) else RuntimeError(f"ended by {error!r}")
+            self.tell(self._failed, failure)
         if clock() >= begin + limit * (messages or 1):
             self._credit = max(self._credit - _PROVEN, 0)
         elif messages != 0:
@@ -138,5 +156,5 @@ class Worker:
 
 
 def _release(settled: "asyncio.Future[None]") -> None:
-    if not settled.done():  # whoever waited may have been cancelled
+    if not settled.done():  # the task that waited may have been cancelled
         settled.set_result(None)

@@ -1,13 +1,18 @@
-"""Who is who between hosts: one authority, one certificate per party, mutual TLS. No sockets here.
+"""Authenticate parties: one certificate authority, one certificate per party, mutual TLS.
 
-    DIR/ca.pem  DIR/ca.key                              whoever runs `vafl certs`
-    DIR/client-1/{ca.pem, client-1.pem, client-1.key}   handed to client-1, and so on for each party
+`vafl certs` creates these files:
 
-A party's name is a URI in its certificate, `vafl:party/<name>`, and nothing it sends can change it. The
-server's certificate also carries the name `vafl-server`, which clients insist on whatever host they
-dial. Certificates are good for one end of a connection only: `server` serves, all others dial.
+    DIR/ca.pem  DIR/ca.key                              stay with the party that runs `vafl certs`
+    DIR/client-1/{ca.pem, client-1.pem, client-1.key}   are given to client-1; likewise for each party
 
-Callers of `vafl serve` are not parties. They prove themselves by an API key (api_keys.py).
+A party's name is the URI `vafl:party/<name>` in its certificate, and nothing the party sends can change it.
+The server's certificate also has the DNS name `vafl-server`. Clients require that name, whatever host they
+dial. A certificate is valid for one end of a connection only: the server's for serving, any other for
+dialling.
+
+Callers of `vafl serve` are not parties. They authenticate with an API key (api_keys.py).
+
+This package makes and checks credentials. It opens no sockets.
 """
 
 from vafl.names import SERVER

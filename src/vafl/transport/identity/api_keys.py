@@ -1,4 +1,4 @@
-"""API keys: which callers of `vafl serve` are answered.
+"""API keys, with which callers of `vafl serve` authenticate.
 
 A key is 256 random bits, shown once when it is made. The file keeps a BLAKE2b digest of each key by name:
 
@@ -34,7 +34,7 @@ log = logging.getLogger("vafl.http")
 _PREFIX = "vafl_"  # lets people and secret scanners recognise a key
 _BYTES = 32
 _PERSON = b"vafl api key"
-_RECHECK = 1.0  # seconds between two looks at the file
+_RECHECK = 1.0  # seconds between two checks of the file for changes
 _REMEDY = "Make keys with `vafl keys add FILE NAME`."
 
 
@@ -44,7 +44,7 @@ class ApiKey:
 
     Attributes:
         digest: BLAKE2b of the key, 64 hex digits.
-        created: the day on which it was made, in UTC.
+        created: the day on which the key was made, in UTC.
     """
 
     digest: str
@@ -62,10 +62,10 @@ class ApiKey:
 
 
 def read_keys(path: Path) -> dict[str, ApiKey]:
-    """Read a file of keys: name -> what is kept of it.
+    """Read a file of keys and return its entries by name.
 
     Raises:
-        ConfigError: There is no such file, others can read it, or it is not a file of keys.
+        ConfigError: The file is missing, readable by other users, or not a file of keys.
     """
     content = files.read(path, private=True, remedy=_REMEDY)
     try:
@@ -76,14 +76,14 @@ def read_keys(path: Path) -> dict[str, ApiKey]:
 
 
 def add_key(path: Path, name: str) -> str:
-    """Make a key under a new name and return it. It is stored nowhere, so it must be passed on now."""
+    """Make a key under a new name and return it. Only its digest is stored, so it cannot be shown again."""
     _check_name(name)
     keys = read_keys(path) if path.exists() else {}
     if name in keys:
         raise ConfigError(
             "VFL-6143",
-            f'a name stands for one key. "{path}" has a key "{name}" already. Choose another name, or remove '
-            f"that key first: vafl keys remove {path} {name}",
+            f'every key must have its own name. "{path}" already has a key "{name}". Choose another name, or '
+            f"remove that key first: vafl keys remove {path} {name}",
         )
     key = _PREFIX + secrets.token_urlsafe(_BYTES)
     _write(path, {**keys, name: ApiKey(_digest(key).hex(), f"{datetime.now(UTC):%Y-%m-%d}")})
@@ -91,7 +91,7 @@ def add_key(path: Path, name: str) -> str:
 
 
 def remove_key(path: Path, name: str) -> None:
-    """Remove a key; a running server refuses it within a second."""
+    """Remove a key. A running server refuses it within a second."""
     keys = read_keys(path)
     if name not in keys:
         raise ConfigError("VFL-6144", f'"{path}" has no key "{name}". Its keys: {", ".join(keys) or "none"}.')
@@ -100,7 +100,7 @@ def remove_key(path: Path, name: str) -> None:
 
 
 class Callers:
-    """The callers that a file of keys admits; follows changes of the file while it is in use.
+    """Recognise callers by the keys in a file, and reload the file when it changes.
 
     Raises:
         ConfigError: The file cannot be used, or has no key.
@@ -108,45 +108,46 @@ class Callers:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._stamp = self._look()
+        self._stamp = self._file_stamp()
         self._digests = self._load()
         if not self._digests:
             raise ConfigError("VFL-6145", f'"{path}" must have at least one key. Found none. {_REMEDY}')
-        self._looked = time.monotonic()
+        self._checked = time.monotonic()
 
     def name_of(self, key: str) -> str | None:
         """Return the name under which the file has this key; None if it does not have it."""
         self._refresh()
-        digest, found = _digest(key), None
+        digest, match = _digest(key), None
         for name, known in self._digests:
-            # No early exit, and a comparison in constant time: how long this takes tells nothing.
+            # Compare in constant time and with every key, so that the duration reveals nothing about them.
             if hmac.compare_digest(digest, known):
-                found = name
-        return found
+                match = name
+        return match
 
     def _refresh(self) -> None:
-        if time.monotonic() - self._looked < _RECHECK:
+        if time.monotonic() - self._checked < _RECHECK:
             return
-        self._looked, stamp = time.monotonic(), self._look()
+        self._checked, stamp = time.monotonic(), self._file_stamp()
         if stamp == self._stamp:
             return
         self._stamp = stamp
         try:
             self._digests = self._load()
         except ConfigError as error:
-            log.error("the keys stay as they were: %s", error)
+            log.error("cannot reload the API keys, so the previous ones stay valid: %s", error)
 
     def _load(self) -> list[tuple[str, bytes]]:
         keys = read_keys(self._path)
         log.info('callers with a key in "%s": %s', self._path, ", ".join(keys) or "none")
         return [(name, bytes.fromhex(key.digest)) for name, key in keys.items()]
 
-    def _look(self) -> tuple[int, int, int] | None:
+    def _file_stamp(self) -> tuple[int, int, int] | None:
+        """Return values that change whenever the file is replaced or edited; None if it cannot be read."""
         try:
-            found = os.stat(self._path)
+            status = os.stat(self._path)
         except OSError:
             return None
-        return found.st_ino, found.st_mtime_ns, found.st_size
+        return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _digest(key: str) -> bytes:

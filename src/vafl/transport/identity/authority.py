@@ -1,4 +1,4 @@
-"""Makes certificates: an authority of one's own, and what it signs for each party."""
+"""Make a certificate authority, and issue certificates for the parties."""
 
 import ipaddress
 import re
@@ -18,15 +18,16 @@ from vafl.transport.identity.names import SERVER_NAME, party_uri
 from vafl.transport.identity.usage import usage_of
 
 _AUTHORITY_DAYS = 3650
-_CLOCK_SKEW = timedelta(hours=1)  # certificates begin in the past: other parties' clocks may be slow
+_CLOCK_SKEW = timedelta(hours=1)  # certificates begin in the past, because other parties' clocks may be slow
 _HOST = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*")
 
 
 def make_authority(folder: Path, *, overwrite: bool = False) -> None:
-    """Makes ca.key and ca.pem in a folder of mode 0700, good for ten years.
+    """Create ca.key and ca.pem in a folder of mode 0700. The authority is valid for ten years.
 
     Args:
-        overwrite: Replace an authority; no certificate it has signed is worth anything afterwards.
+        folder: Where to write the files.
+        overwrite: Replace an existing authority. All certificates that it has signed become useless.
     """
     if not overwrite:
         files.refuse_taken([folder / "ca.key", folder / "ca.pem"])
@@ -48,19 +49,19 @@ def make_authority(folder: Path, *, overwrite: bool = False) -> None:
 def issue(
     folder: Path, party: str, *, hosts: Sequence[str] = (), days: int = 825, overwrite: bool = False
 ) -> Path:
-    """Makes all that one party needs, signed by the authority in `folder`.
+    """Create a party's key and certificate, signed by the authority in `folder`.
 
     Args:
-        folder: Where ca.pem and ca.key are.
-        party: Its name; `server` gets a certificate to serve with, any other name one to dial with.
+        folder: The folder of ca.pem and ca.key.
+        party: The party's name. `server` gets a certificate for serving, any other name one for dialling.
         hosts: Further DNS names or IP addresses of the server.
-        days: How long the certificate holds.
-        overwrite: Replace what the party's folder holds.
+        days: For how many days the certificate is valid.
+        overwrite: Replace existing files in the party's folder.
 
     Returns:
-        The folder to hand to the party, with ca.pem, PARTY.pem and PARTY.key.
+        The folder to give to the party, with ca.pem, PARTY.pem and PARTY.key.
     """
-    own = folder / (party if party == SERVER else check_client(party))
+    party_folder = folder / (party if party == SERVER else check_client(party))
     if not overwrite:
         refuse_issued(folder, party)
     authority, authority_key = _read_authority(folder)
@@ -75,17 +76,19 @@ def issue(
         .add_extension(issuer_key, critical=False)
         .sign(authority_key, SHA256())
     )
-    files.make_private_folder(own)
-    files.write(own / f"{party}.key", pem.key_to_pem(key), files.PRIVATE, overwrite=overwrite)
-    files.write(own / f"{party}.pem", pem.certificate_to_pem(certificate), files.PUBLIC, overwrite=overwrite)
-    files.write(own / "ca.pem", pem.certificate_to_pem(authority), files.PUBLIC, overwrite=overwrite)
-    return own
+    files.make_private_folder(party_folder)
+    for name, content, mode in (
+        (f"{party}.key", pem.key_to_pem(key), files.PRIVATE),
+        (f"{party}.pem", pem.certificate_to_pem(certificate), files.PUBLIC),
+        ("ca.pem", pem.certificate_to_pem(authority), files.PUBLIC),
+    ):
+        files.write(party_folder / name, content, mode, overwrite=overwrite)
+    return party_folder
 
 
 def refuse_issued(folder: Path, party: str) -> None:
-    """Raises ConfigError if the party's folder holds any of the files that `issue` would write."""
-    own = folder / party
-    files.refuse_taken([own / f"{party}.key", own / f"{party}.pem", own / "ca.pem"])
+    """Raise ConfigError if the party's folder has any of the files that `issue` would write."""
+    files.refuse_taken(folder / party / name for name in (f"{party}.key", f"{party}.pem", "ca.pem"))
 
 
 def _read_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
@@ -103,9 +106,9 @@ def _checked_days(days: int, authority: x509.Certificate) -> int:
     if not 1 <= days <= left:
         raise ConfigError(
             "VFL-6151",
-            "a certificate must hold for 1 day or more and end before its authority does "
+            "a certificate must be valid for 1 day or more, and end before its authority does "
             f"({authority.not_valid_after_utc:%Y-%m-%d}, {left} days left). Found {days} days. Choose "
-            "fewer, or make a new authority in another folder.",
+            "another number of days, or make a new authority in another folder.",
         )
     return days
 
@@ -149,14 +152,18 @@ def _alternative_names(party: str, hosts: Sequence[str]) -> list[x509.GeneralNam
     if hosts:
         raise ConfigError(
             "VFL-6152",
-            f"only the server is dialled and has host names. Found {', '.join(hosts)} for {party}. "
-            "Leave them out.",
+            "only the server's certificate may have host names, since clients dial only the server. Found "
+            f"{', '.join(hosts)} for {party}. Leave them out.",
         )
     return [party_uri(party)]
 
 
 def host_name(name: str) -> x509.GeneralName:
-    """As a certificate has it; ConfigError if it is none."""
+    """Return a host as an entry of a certificate.
+
+    Raises:
+        ConfigError: `name` is neither an IP address nor a DNS name.
+    """
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
@@ -164,6 +171,6 @@ def host_name(name: str) -> x509.GeneralName:
     if not _HOST.fullmatch(name.lower()):
         raise ConfigError(
             "VFL-6153",
-            f"a host must be a DNS name or an IP address, without port. Found {name!r}. Correct it.",
+            f"a host must be a DNS name or an IP address, without a port. Found {name!r}. Correct it.",
         )
     return x509.DNSName(name.lower())

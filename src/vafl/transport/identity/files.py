@@ -1,4 +1,4 @@
-"""Files and folders that only their owner may read, made so from their first moment."""
+"""Read and write key and certificate files. Private ones are never readable by other users."""
 
 import os
 import secrets
@@ -11,21 +11,26 @@ from vafl.errors import ConfigError
 PRIVATE = 0o600
 PUBLIC = 0o644
 _FOLDER = 0o700
-_OTHERS = 0o077
-_REMEDY = "Make the files with `vafl certs`, or get them from the party that does."
+_OTHERS = 0o077  # any permission of the group and of other users
+_REMEDY = "Make the files with `vafl certs`, or get them from the party that runs it."
 
 
 def make_private_folder(path: Path) -> None:
-    """Makes the folder with mode 0700 whatever the umask; one that exists must have that mode."""
+    """Create a folder with mode 0700, whatever the umask; an existing one must be private already.
+
+    Raises:
+        ConfigError: The folder cannot be created, or other users may access it.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=_FOLDER)
-        path.chmod(_FOLDER)  # the umask may have taken bits from the owner
+        path.chmod(_FOLDER)  # the umask may have removed permissions of the owner
     except OSError as error:
         if not path.is_dir():
             raise ConfigError(
                 "VFL-6171",
-                f'"{path}" must be a folder that can be made. Found: {error.strerror}. Name another.',
+                f'"{path}" must be a folder that can be created. Found: {error.strerror}. Choose another '
+                "folder.",
             ) from None
         _require_private_folder(path)
 
@@ -35,13 +40,13 @@ def _require_private_folder(path: Path) -> None:
     if mode & _OTHERS:
         raise ConfigError(
             "VFL-6172",
-            f'"{path}" must be its owner\'s alone (mode 0700), for private keys go there. '
-            f"Found mode {mode:04o}. Run: chmod 700 {path}, or name a folder that does not exist yet.",
+            f'"{path}" must be accessible to its owner only (mode 0700), because it will hold private keys. '
+            f"Found mode {mode:04o}. Run: chmod 700 {path}, or choose a folder that does not exist yet.",
         )
 
 
 def refuse_taken(paths: Iterable[Path]) -> None:
-    """Raises ConfigError if any of the files exists."""
+    """Raise ConfigError if any of the files exists."""
     for path in paths:
         if os.path.lexists(path):
             raise _taken(path)
@@ -50,13 +55,12 @@ def refuse_taken(paths: Iterable[Path]) -> None:
 def _taken(path: Path) -> ConfigError:
     return ConfigError(
         "VFL-6173",
-        f'"{path}" exists and is left as it is. Say so if it is to be replaced (--overwrite), or name '
-        "another folder.",
+        f'"{path}" exists and is left as it is. Add --overwrite to replace it, or choose another folder.',
     )
 
 
 def write(path: Path, content: bytes, mode: int, *, overwrite: bool = False) -> None:
-    """Writes a whole file or none; no other user can read a private one at any moment.
+    """Write a file atomically. Other users cannot read a private one at any time.
 
     Raises:
         ConfigError: The file exists and `overwrite` is false, or the folder cannot be written.
@@ -73,14 +77,14 @@ def write(path: Path, content: bytes, mode: int, *, overwrite: bool = False) -> 
     except OSError as error:
         raise ConfigError(
             "VFL-6174",
-            f'"{path}" must be a file that can be written. Found: {error.strerror}. Name another folder.',
+            f'"{path}" must be a file that can be written. Found: {error.strerror}. Choose another folder.',
         ) from None
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def _write_through(path: Path, content: bytes, mode: int) -> None:
-    """Born with mode 0600 or less and under a name nobody else knows; opened up, if at all, later."""
+    """Write a new file and sync it to disk. It is created private, and gets its mode before any content."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
     with os.fdopen(descriptor, "wb") as file:
         os.fchmod(descriptor, mode)
@@ -93,8 +97,12 @@ def read(path: Path, *, private: bool = False, remedy: str = _REMEDY) -> bytes:
     """Read a file.
 
     Args:
-        private: Refuse the file if anyone but its owner could have read it.
-        remedy: What to do if it cannot be read.
+        path: The file.
+        private: Refuse the file if other users may access it.
+        remedy: The end of the error message if the file cannot be read.
+
+    Raises:
+        ConfigError: The file cannot be read, or `private` is set and other users may access it.
     """
     try:
         with path.open("rb") as file:
@@ -107,7 +115,7 @@ def read(path: Path, *, private: bool = False, remedy: str = _REMEDY) -> bytes:
     if private and mode & _OTHERS:
         raise ConfigError(
             "VFL-6176",
-            f'"{path}" must be readable by its owner only. Found mode {mode:04o}. Run: chmod 600 {path}; if '
-            "others may have read it, replace it by a new one (`vafl certs --overwrite`, `vafl keys`).",
+            f'"{path}" must be readable by its owner only. Found mode {mode:04o}. Run: chmod 600 {path}. If '
+            "other users may have read it, make a new one (`vafl certs --overwrite`, `vafl keys`).",
         )
     return content

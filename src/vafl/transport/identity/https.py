@@ -1,4 +1,4 @@
-"""TLS for callers of `vafl serve`: they check the server's certificate and prove themselves by a key."""
+"""TLS for callers of `vafl serve`, who check the server's certificate and authenticate with an API key."""
 
 import ipaddress
 import ssl
@@ -18,6 +18,7 @@ class Https:
     """A server certificate, loaded for TLS.
 
     Attributes:
+        context: for the listening socket.
         names: the host names and addresses in the certificate, in lower case; `*.example.org` stands for
             every name one level below.
     """
@@ -27,22 +28,22 @@ class Https:
 
     @classmethod
     def load(cls, certificate: Path, key: Path) -> "Https":
-        """Read a certificate, with the chain behind it if there is one, and its private key.
+        """Read a certificate, with its chain if there is one, and its private key.
 
         Raises:
-            ConfigError: A file cannot be used, others can read the key, the two do not belong together, or
-                the certificate is out of date.
+            ConfigError: A file cannot be used, other users can read the key, the two files do not belong
+                together, or the certificate is expired or not yet valid.
         """
         remedy = "Give --tls-certificate and --tls-key PEM files that this user can read."
         content = files.read(certificate, remedy=remedy)
         files.read(key, private=True, remedy=remedy)
         try:
-            own = x509.load_pem_x509_certificates(content)[0]
+            leaf = x509.load_pem_x509_certificates(content)[0]  # the chain follows it
         except (ValueError, IndexError) as error:
             raise ConfigError(
-                "VFL-6191", f'"{certificate}" must be a certificate in PEM form. {error}.'
+                "VFL-6191", f'"{certificate}" must be a certificate in PEM form. Found: {error}. {remedy}'
             ) from error
-        pem.check_dates(own, certificate, datetime.now(UTC))
+        pem.check_dates(leaf, certificate, datetime.now(UTC))
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
@@ -54,7 +55,7 @@ class Https:
                 f'"{key}" must be the private key of "{certificate}", in PEM form and without a password. '
                 f"Found: {error}. Give the two files that were made together.",
             ) from error
-        return cls(context, _names(own))
+        return cls(context, _names(leaf))
 
     def covers(self, host: str) -> bool:
         """Return whether the certificate names this host."""
@@ -62,7 +63,7 @@ class Https:
 
 
 def _refuse_password() -> NoReturn:
-    # Without a callback OpenSSL asks on the terminal, and a service would hang there.
+    # Without a callback, OpenSSL would ask for the password on the terminal, and a service would hang.
     raise ValueError("it has a password")
 
 

@@ -1,7 +1,7 @@
-"""Statements signed with a party's certificate: whoever passes them on cannot change or invent one.
+"""Sign statements with a party's key, so that the server can relay them but not change or forge them.
 
-TLS tells the server who speaks. It tells the clients nothing about each other: what the server relays
-between them is signed here, and checked against the authority that both trust.
+TLS authenticates each client to the server, but not the clients to each other. So clients sign what the
+server relays between them, and check signatures against the authority that all parties trust.
 """
 
 import struct
@@ -19,34 +19,38 @@ from vafl.transport.identity import pem
 from vafl.transport.identity.credentials import Credentials, check_name
 from vafl.transport.identity.usage import check_usage
 
-_CONTEXT = b"vafl statement\0"  # a TLS signature begins otherwise: neither can pass for the other
+# Signed in front of every statement. TLS signs other prefixes with the same key, so that a signature made for
+# one purpose is never valid for the other.
+_CONTEXT = b"vafl statement\0"
 _LENGTH = struct.Struct("<H")
 
 
 class CertificateWitness:
-    """Signs with this party's key, and checks others' signatures and certificates.
+    """Sign statements with this party's key, and check the proofs of other parties.
 
-    A proof is the signature's length, the signature, and the certificate.
+    A proof is the length of a signature (uint16), the signature (ECDSA) and the certificate (DER).
     """
 
     def __init__(self, credentials: Credentials) -> None:
         key = load_pem_private_key(credentials.key, password=None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise ConfigError(
-                "VFL-6201", f"a party's key must be an elliptic-curve one. Found {type(key).__name__}."
+                "VFL-6201",
+                f"a party's key must be an elliptic-curve key. Found {type(key).__name__}. Use the files "
+                "that `vafl certs` made.",
             )
         self._key = key
         self._authority = x509.load_pem_x509_certificate(credentials.authority)
-        own = x509.load_pem_x509_certificate(credentials.certificate)
-        self._certificate = own.public_bytes(Encoding.DER)
+        certificate = x509.load_pem_x509_certificate(credentials.certificate)
+        self._certificate = certificate.public_bytes(Encoding.DER)
 
     def vouch(self, statement: bytes) -> bytes:
-        """A proof that this party made the statement."""
+        """Return a proof that this party made the statement."""
         signature = self._key.sign(_CONTEXT + statement, ec.ECDSA(SHA256()))
         return _LENGTH.pack(len(signature)) + signature + self._certificate
 
     def check(self, party: str, statement: bytes, proof: bytes) -> None:
-        """Raises Unauthenticated unless `party`, by a certificate of our authority, made the statement."""
+        """Raise Unauthenticated unless `proof` shows that `party` made the statement."""
         where = f"the certificate relayed for {party}"
         try:
             (length,) = _LENGTH.unpack_from(proof)
@@ -54,7 +58,7 @@ class CertificateWitness:
             certificate = x509.load_der_x509_certificate(content)
             pem.check_issuer(certificate, self._authority, where)
             pem.check_dates(certificate, where, datetime.now(UTC))
-            signer = table_owner(party)  # the label holder's client has no certificate but the server's
+            signer = table_owner(party)  # the label holder's own client signs with the server's certificate
             check_name(certificate, signer, where)
             check_usage(certificate, signer, where)
             key = certificate.public_key()
@@ -64,7 +68,7 @@ class CertificateWitness:
         except (ValueError, TypeError, struct.error, InvalidSignature) as error:
             raise Unauthenticated(
                 "VFL-6202",
-                f"what the server relays of {party} must be signed by {party}. Found that it is not "
-                f"({error or 'the signature is not of this statement'}). The server may be reading along: do "
-                "not go on before it is known why.",
+                f"what the server relays from {party} must be signed by {party}. Found an invalid proof "
+                f"({error or 'the signature is not of this statement'}). The server may be trying to read "
+                "masked values: do not continue before the cause is known.",
             ) from error

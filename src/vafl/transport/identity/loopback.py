@@ -1,4 +1,4 @@
-"""Where traffic may go unencrypted: to this machine and no further."""
+"""Recognise loopback addresses. Unencrypted traffic must not leave this machine."""
 
 import ipaddress
 import re
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from vafl.errors import ConfigError
 
 LOOPBACK_OPTIONS = (("grpc.enable_http_proxy", 0),)
-"""For every plaintext channel: gRPC would send even 127.0.0.1 through a proxy named in http_proxy."""
+"""Options of every plaintext channel. Otherwise gRPC sends even 127.0.0.1 through the proxy in http_proxy."""
 
 _NETWORKS = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 _LARGEST_PORT = 65_535
@@ -16,38 +16,41 @@ _BRACKETED = re.compile(r"\[(?P<host>[^\[\]]*)\](:(?P<port>.*))?", re.DOTALL)
 
 
 def require_loopback(address: str) -> None:
-    """Raises ConfigError unless plaintext sent to `address` stays on this machine.
+    """Raise ConfigError unless plaintext sent to `address` stays on this machine.
 
     Args:
-        address: HOST, HOST:PORT, [IPV6]:PORT or unix:PATH. No name but localhost is looked up or believed.
+        address: HOST, HOST:PORT, [IPV6]:PORT or unix:PATH. The only accepted name is localhost; no name is
+            looked up.
     """
     if address.startswith("unix:") or is_loopback(address):
         return
     raise ConfigError(
         "VFL-6211",
-        "without certificates the parties must be on one machine: a loopback address (127.0.0.0/8, ::1, "
-        f"localhost) or unix:PATH, for anyone on the way could read and change the traffic. "
+        "without certificates, the address must be loopback (127.0.0.0/8, ::1, localhost) or unix:PATH, "
+        "because others could read and change traffic that leaves this machine. "
         f"Found {address!r}. Use certificates (`vafl certs`) or a loopback address.",
     )
 
 
 def is_loopback(address: str) -> bool:
-    """Whether what is sent to HOST, HOST:PORT or [IPV6]:PORT stays on this machine."""
+    """Return whether traffic to HOST, HOST:PORT or [IPV6]:PORT stays on this machine."""
     return _is_loopback(*_split(address))
 
 
 class HttpAddress(NamedTuple):
-    """A host and port that HTTP is served on."""
+    """The host and port of an HTTP server."""
 
     host: str
     port: int
 
     @classmethod
     def of(cls, option: str) -> "HttpAddress":
-        """Read what --http says, HOST:PORT."""
+        """Parse the option --http, HOST:PORT."""
         host, _, port = option.rpartition(":")
         if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > _LARGEST_PORT:
-            raise ConfigError("VFL-6212", f'--http must be host:port. Found "{option}".')
+            raise ConfigError(
+                "VFL-6212", f'--http must be host:port, such as 127.0.0.1:8080. Found "{option}".'
+            )
         return cls(host.strip("[]"), int(port))
 
     def __str__(self) -> str:
@@ -59,15 +62,15 @@ class HttpAddress(NamedTuple):
         return is_loopback(self.host)
 
     def url(self, bound: int, scheme: str = "http") -> str:
-        """Return what callers type; `bound` is the port, which the system chooses for port 0."""
+        """Return the server's URL. `bound` is the actual port, which the system chooses for port 0."""
         return f"{scheme}://{HttpAddress(self.host, bound)}"
 
     def answers_to(self, header: str, covers: Callable[[str], bool] = lambda host: False) -> bool:
         """Return whether a Host header names this server.
 
-        A page of another site can have its own name resolve to this address (DNS rebinding), and the browser
-        then takes our answers for that site's. Its requests carry the site's name. An address instead of a
-        name cannot be rebound.
+        A malicious site can make its own name resolve to this address (DNS rebinding). A browser then lets
+        that site's pages read our responses. Such requests have the site's name as Host. A Host that is an IP
+        address is safe, because addresses cannot be rebound.
 
         Args:
             covers: Whether the server's certificate names a host.
@@ -89,25 +92,25 @@ def _is_address(host: str) -> bool:
 
 
 def _split(address: str) -> tuple[str, str]:
-    """Host and port; the port is "0" where there is none."""
+    """Return host and port; the port is "0" if there is none."""
     bracketed = _BRACKETED.fullmatch(address)
     if bracketed:
         return bracketed["host"], "0" if bracketed["port"] is None else bracketed["port"]
-    if address.count(":") > 1:  # an IPv6 address as it stands
+    if address.count(":") > 1:  # an IPv6 address without brackets and port
         return address, "0"
     host, colon, port = address.partition(":")
     return host, port if colon else "0"
 
 
 def _is_loopback(host: str, port: str) -> bool:
-    # gRPC reads "localhost:text" as a URI of the scheme "localhost": a port must be digits.
-    # An IPv6 address with a zone ("::1%eth0") is somebody's, if not this machine's.
+    # gRPC reads "localhost:text" as a URI with the scheme "localhost", so a port must be digits.
+    # An IPv6 address with a zone ("::1%eth0") may belong to another machine.
     if not re.fullmatch("[0-9]{1,5}", port) or "%" in host:
         return False
     if host.lower() == "localhost":
         return True
     try:
-        found = ipaddress.ip_address(host)
+        ip_address = ipaddress.ip_address(host)
     except ValueError:
         return False
-    return any(found in network for network in _NETWORKS)
+    return any(ip_address in network for network in _NETWORKS)

@@ -1,4 +1,4 @@
-"""Where a certificate says which party it belongs to."""
+"""How a certificate names its party."""
 
 from collections.abc import Iterable, Mapping
 
@@ -8,24 +8,24 @@ from vafl.errors import Unauthenticated
 from vafl.names import PARTY
 
 SERVER_NAME = "vafl-server"
-"""The DNS name in the server's certificate that clients insist on."""
+"""The DNS name in the server's certificate, which clients require."""
 
 _URI = "vafl:party/"
 
 
 def party_uri(name: str) -> x509.UniformResourceIdentifier:
-    """The entry of a certificate's subject alternative names that makes it this party's."""
+    """Return the URI that names this party in its certificate's subject alternative names."""
     return x509.UniformResourceIdentifier(_URI + name)
 
 
 def party_of(auth_context: Mapping[str, Iterable[bytes]]) -> str:
-    """The name of the party at the other end, by the certificate it has proved to hold.
+    """Return the name of the party at the other end, from the certificate of its TLS handshake.
 
     Args:
         auth_context: `context.auth_context()` of a gRPC call.
 
     Raises:
-        Unauthenticated: No certificate was shown, or it does not name exactly one party.
+        Unauthenticated: The peer has no certificate, or its certificate does not name exactly one party.
     """
     security = _texts(auth_context, "transport_security_type")
     if security != ["ssl"]:

@@ -1,4 +1,4 @@
-"""Which end of a connection a certificate is for: the server's to serve, any other to dial."""
+"""The purpose of a certificate: the server's is for serving, any other for dialling."""
 
 from pathlib import Path
 
@@ -12,21 +12,21 @@ _WORDS = {ExtendedKeyUsageOID.SERVER_AUTH: "serving", ExtendedKeyUsageOID.CLIENT
 
 
 def usage_of(party: str) -> x509.ObjectIdentifier:
-    """The only purpose a party's certificate is good for."""
+    """Return the only purpose that a party's certificate may have."""
     return ExtendedKeyUsageOID.SERVER_AUTH if party == SERVER else ExtendedKeyUsageOID.CLIENT_AUTH
 
 
 def check_usage(certificate: x509.Certificate, party: str, path: Path | str) -> None:
-    """The certificate at `path` must be good for the party's end of a connection, and for nothing else."""
+    """Raise ConfigError unless the certificate at `path` is for the party's end of a connection only."""
     try:
-        found = list(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+        usages = list(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
     except x509.ExtensionNotFound:
-        found = []
+        usages = []
     expected = usage_of(party)
-    if found != [expected]:
-        words = ", ".join(_WORDS.get(usage, usage.dotted_string) for usage in found)
+    if usages != [expected]:
+        words = ", ".join(_WORDS.get(usage, usage.dotted_string) for usage in usages)
         raise ConfigError(
             "VFL-6241",
-            f'"{path}" must be for {_WORDS[expected]} only, being the certificate of "{party}". '
-            f"Found one for {words or 'any use'}. Have it issued with `vafl certs`.",
+            f'"{path}", the certificate of "{party}", must be for {_WORDS[expected]} only. '
+            f"Found one for {words or 'any use'}. Issue it with `vafl certs`.",
         )
