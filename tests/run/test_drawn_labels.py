@@ -79,7 +79,7 @@ def test_a_resumed_server_trains_on_the_labels_it_began_with(tmp_path):
 def test_a_server_that_drew_its_labels_does_not_go_on_with_others(tmp_path, monkeypatch, kept, epsilon):
     monkeypatch.chdir(tmp_path)
     server_state(tmp_path / "state", resume=False, **kept)
-    with pytest.raises(RunFolderError, match=rf"of labels.epsilon 1 .*Found {epsilon:g}. Set it to 1"):
+    with pytest.raises(RunFolderError, match=rf"VFL-7211.* 1 .*Found {epsilon:g}\. Set it to 1"):
         server_state(tmp_path / "state", resume=True, epsilon=epsilon)
 
 

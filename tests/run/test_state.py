@@ -74,9 +74,9 @@ def resume_client(config, path):
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"seed": 7}, r"VFL-7001.*seed 0 then, 7 now"),  # the same sizes, but other rows
+        ({"seed": 7}, r"VFL-7001.*seed was 0, is now 7"),  # the same sizes, but other rows
         ({"partition": {"clients": 3}}, "VFL-7001"),
-        ({"schedule": {"batch_size": 7}}, r"VFL-7001.*schedule\.batch_size 32 then, 7 now"),
+        ({"schedule": {"batch_size": 7}}, r"VFL-7001.*schedule\.batch_size was 32, is now 7"),
         ({"model": {"embedding": "mlp", "head": "linear", "width": 3}}, "VFL-7001"),
     ],
 )

@@ -315,7 +315,7 @@ def witness_of(config: Config, credentials: Credentials | None) -> CertificateWi
     if credentials is not None:
         return CertificateWitness(credentials)
     if config.privacy.secure_sum:
-        log.warning("secure sum without certificates: clients cannot verify the keys that the server relays")
+        log.warning("secure sum without certificates: nobody vouches for the keys that the server relays")
     return None
 
 

@@ -269,9 +269,9 @@ def _check_protection(document: Mapping[str, Any], stored: StoredModel) -> None:
         if asked and asked != "none" and had in (None, "none", 0, False):
             raise RunFolderError(
                 "VFL-7131",
-                f'a model keeps the privacy settings of its training. The model in "{stored.path}" was trained '
-                f"with privacy.{key} = {had}. Found {asked} in the configuration. Train again with {asked}, or "
-                f"remove privacy.{key}.",
+                f'a model keeps the privacy settings of its training. The model in "{stored.path}" was '
+                f"trained with privacy.{key} = {had}. Found {asked} in the configuration. Train again with "
+                f"{asked}, or remove privacy.{key}.",
             )
 
 
