@@ -102,7 +102,7 @@ def test_a_folder_whose_client_is_at_work_is_not_replaced(tmp_path):
 def test_a_folder_that_is_refused_is_not_touched(tmp_path):
     (tmp_path / "thesis.doc").touch()
     for overwrite in (False, True):
-        with pytest.raises(RunFolderError, match="Name another --out"):
+        with pytest.raises(RunFolderError, match="Choose another --out"):
             RunFolder(tmp_path, overwrite=overwrite)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.doc"]
 

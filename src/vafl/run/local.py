@@ -94,7 +94,7 @@ async def serve_with(
     try:
         await server.serve(began)
     finally:
-        # The server has told the client that the run is over. Wait for it to finish its turn and save.
+        # The server has told the client that the run is over. Wait for it to finish its turn.
         while tasks and not tasks[0].done():
             await asyncio.wait(tasks, timeout=_TOLD_EVERY)
             if not tasks[0].done():

@@ -20,8 +20,8 @@ from vafl.observe.evaluation import Evaluation
     [
         ({"share": 0.4}, None, "running", ""),
         ({"waiting": "bank, shop"}, None, "waiting", "bank, shop"),
-        ({"at": time.time() - 60}, None, "silent", "no sign of life"),
-        ({}, None, "silent", "no sign of life"),
+        ({"at": time.time() - 60}, None, "silent", "stopped"),
+        ({}, None, "silent", "stopped"),
         ({"share": 1.0}, {"ended": "80 updates were made"}, "ended", "80 updates were made"),
         ({"share": 0.5}, {"ended": "it was told to", "interrupted": True}, "interrupted", "it was told to"),
     ],
