@@ -23,7 +23,7 @@ def test_labels_are_drawn_once_and_read_ever_after(tmp_path):
 
 
 def test_two_servers_that_begin_together_train_on_one_draw(tmp_path, monkeypatch):
-    """Each would spend epsilon, and the file tell of one."""
+    """Otherwise both would spend epsilon, and the file would record only one draw."""
     path, others = tmp_path / "labels.safetensors", []
 
     def drawn_meanwhile(*arguments):

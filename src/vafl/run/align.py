@@ -100,7 +100,7 @@ def _table(config: Config, party: str) -> Table:
         )
     if party not in parties:
         raise ConfigError(
-            "VFL-7012", f'--party must name a party of this run: {", ".join(parties)}. Found "{party}".'
+            "VFL-7012", f'"{party}" is no party of this run. Its parties: {", ".join(parties)}.'
         )
     if party not in config.tables:
         raise ConfigError(

@@ -169,10 +169,10 @@ def require_updates(config: Config, ended: str, updates: int) -> None:
     if is_in_vain(ended, updates):
         raise BudgetExhausted(
             "VFL-7101",
-            "privacy.mu_max must allow every client at least one upload. Found "
-            f"{config.privacy.limit:g}, and no update was made: the first uploads would exceed the budget. "
-            "Raise privacy.mu_max or the noise. `vafl calibrate` computes the noise for a budget, and `vafl "
-            "privacy` shows what earlier runs have spent.",
+            f"privacy.mu_max must allow every client some uploads. Found {config.privacy.limit:g}, and no "
+            "update was made: the first uploads would exceed the budget. Raise privacy.mu_max or the noise. "
+            "`vafl calibrate` computes the noise for a budget, and `vafl privacy` shows what earlier runs have "
+            "spent.",
         )
 
 

@@ -153,6 +153,4 @@ class Clients:
     def _failed(self, name: str) -> RunError:
         log, code = self._path / "logs" / f"{name}.log", self._processes[name].returncode
         tail = log.read_text(errors="replace")[-500:].strip()
-        return RunError(
-            "VFL-7191", f'a client must exit with code 0. {name} exited with {code}. "{log}" ends: {tail}'
-        )
+        return RunError("VFL-7191", f'{name} ended with exit code {code}. "{log}" ends: {tail}')
