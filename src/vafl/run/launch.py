@@ -171,7 +171,7 @@ def require_updates(config: Config, ended: str, updates: int) -> None:
             "VFL-7101",
             f"privacy.mu_max must allow every client some uploads. Found {config.privacy.limit:g}, and no "
             "update was made: the first uploads would exceed the budget. Raise privacy.mu_max or the noise. "
-            "`vafl calibrate` computes the noise for a budget, and `vafl privacy` shows what earlier runs have "
+            "`vafl calibrate` computes the noise for a budget. `vafl privacy` shows what earlier runs have "
             "spent.",
         )
 
