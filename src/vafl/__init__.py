@@ -1,4 +1,4 @@
-"""Vertical asynchronous federated learning: the public names, each loaded when it is first asked for."""
+"""Vertical asynchronous federated learning: the public names. Each is imported at its first use."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ __all__ = [
     "read_config",
 ]
 
-_HOMES = {
+_MODULES = {  # public name -> the module that defines it
     "Config": "vafl.config",
     "Run": "vafl.run.assembly",
     "VerticalClassifier": "vafl.estimator",
@@ -40,17 +40,17 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _version()
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - hardly anybody asks
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - slow to import and rarely needed
 
     try:
         return version("vafl")
-    except PackageNotFoundError:  # a checkout on the path, never installed
+    except PackageNotFoundError:  # a source checkout that is not installed
         return "unknown"
 
 

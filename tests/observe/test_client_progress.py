@@ -1,4 +1,4 @@
-"""What a client's terminal and status file show of its training."""
+"""A client's progress on its terminal and in its status file."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""What a plot says: its axes name what is drawn, and have numbers."""
+"""The axes of a plot have names and numbers."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from vafl.observe.record import RecordedRun
 
 @pytest.fixture
 def drawn(tmp_path, monkeypatch):
-    """Draws runs, and gives the four axes."""
+    """Draw runs, and return the four axes."""
     figures: list[Figure] = []
 
     def draw(*runs):

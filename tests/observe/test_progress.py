@@ -1,4 +1,4 @@
-"""The live display, drawn on a made-up terminal."""
+"""The live display, drawn on a fake terminal."""
 
 import io
 import json
@@ -98,11 +98,11 @@ def test_the_display_s_thread_and_the_run_s_may_look_at_the_same_time(tmp_path):
 def test_what_is_counted_gets_a_line_at_each_tenth():
     console = Console(file=(output := io.StringIO()), width=100)
     with CountProgress(console, "ids") as progress:
-        for _ in range(2):  # an alignment that is interrupted begins anew
+        for _ in range(2):  # an interrupted alignment starts again
             progress.begin(1000)
             for _ in range(100):
                 progress.advance(10)
     lines = output.getvalue().splitlines()
     assert len(lines) == 2 * 11
-    assert lines[11] == "1,000 ids to go through"
+    assert lines[11] == "1,000 ids to process"
     assert lines[12].startswith("   10%  100 ids, ")

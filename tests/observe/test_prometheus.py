@@ -1,4 +1,4 @@
-"""Prometheus' text format: what is written can be read back, and histograms add up."""
+"""Prometheus' text format: samples can be read back, and histograms are cumulative."""
 
 from hypothesis import given
 from hypothesis import strategies as st

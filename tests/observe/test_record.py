@@ -1,4 +1,4 @@
-"""Run folders that a crash has left behind."""
+"""Run folders: after a crash, and before they are overwritten."""
 
 import math
 
@@ -27,7 +27,7 @@ def test_what_a_crash_undid_is_taken_out_of_the_history(tmp_path):
         for updates in (0, 10, 20, 30):
             folder.append(point(updates))
     history = tmp_path / "history.jsonl"
-    history.write_bytes(history.read_bytes() + b'{"seconds": 4')  # cut short
+    history.write_bytes(history.read_bytes() + b'{"seconds": 4')  # an incomplete line
     with RunFolder(tmp_path, resume=True) as folder:
         folder.begin("")
         assert folder.rewind(20.0) == [point(0), point(10)]  # that of update 20 took until 20.5
@@ -54,14 +54,14 @@ def test_a_run_that_goes_on_has_not_ended(tmp_path):
         folder.finish(SUMMARY)
     read_run(tmp_path)
     with RunFolder(tmp_path, resume=True) as folder:
-        read_run(tmp_path)  # whatever speaks against going on can still be found
+        read_run(tmp_path)  # the finished run is unchanged, so that callers can still check it
         folder.begin("")
         with pytest.raises(RunFolderError, match="VFL-8027"):
             read_run(tmp_path)
 
 
 def test_a_run_that_went_on_with_another_headline_is_read_by_the_last(tmp_path):
-    """All metrics are recorded, so the earlier evaluations have that one too."""
+    """Every evaluation records all metrics, so the earlier ones have the new headline metric, too."""
     with RunFolder(tmp_path) as folder:
         folder.append(Evaluation(0.5, 0, 10, 20, None, 0.7, {"auc": 0.7, "accuracy": 0.5}))
         folder.append(Evaluation(1.5, 10, 10, 20, None, 0.6, {"auc": 0.8, "accuracy": 0.6}))
@@ -76,7 +76,7 @@ def test_what_is_not_a_number_is_not_recorded(tmp_path):
 
 
 def test_a_folder_in_use_is_left_alone(tmp_path):
-    """A second server would empty the folder of the first, and then find its port taken."""
+    """Otherwise a second server would empty the folder of the first before it finds the port taken."""
     with RunFolder(tmp_path) as folder:
         folder.begin("seed = 1")
         folder.append(point(0))
@@ -102,7 +102,7 @@ def test_a_folder_whose_client_is_at_work_is_not_replaced(tmp_path):
 def test_a_folder_that_is_refused_is_not_touched(tmp_path):
     (tmp_path / "thesis.doc").touch()
     for overwrite in (False, True):
-        with pytest.raises(RunFolderError, match="Name another --out"):
+        with pytest.raises(RunFolderError, match="Choose another --out"):
             RunFolder(tmp_path, overwrite=overwrite)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.doc"]
 
@@ -123,7 +123,7 @@ def test_a_folder_that_is_refused_is_not_touched(tmp_path):
     ],
 )
 def test_overwrite_takes_nothing_that_no_run_wrote(tmp_path, names, said):
-    """Others too name their folders models and logs."""
+    """Other programs also use folder names such as models and logs."""
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("precious\n")

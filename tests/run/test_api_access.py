@@ -1,4 +1,4 @@
-"""`vafl serve` on a network, as real processes: what strangers and callers with a key can do."""
+"""`vafl serve` as real processes: what callers with and without a key can do."""
 
 import asyncio
 import http.client
@@ -57,7 +57,7 @@ class Serving(Machine):
             )
 
     def port(self, name):
-        """The port that it says it serves HTTP on."""
+        """Return the HTTP port from the server's log."""
         until(lambda: re.search(r"https?://\S+:\d+", self.log(name)), "an address", lambda: self.alive(name))
         return int(re.search(r"https?://\S+:(\d+)", self.log(name))[1])
 
@@ -78,14 +78,14 @@ def serving(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def plain(serving):
-    """The port of a server without keys; its clients never come, so every prediction is refused."""
+    """The port of a server without keys. Its clients never connect, so it refuses every prediction."""
     own = ("network.address=127.0.0.1:0", "network.join_timeout=100000.0")
     serving.start("plain", "--http", "127.0.0.1:0", *(text for each in own for text in ("--set", each)))
     return serving.port("plain")
 
 
 def ask(port, method="GET", path="/health", body=None, **headers):
-    """Status, headers and document of a request; names of headers have underscores here."""
+    """Send a request and return its status, headers and document. Header names have underscores here."""
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT)) as connection:
         connection.request(
             method, path, body, {name.replace("_", "-"): text for name, text in headers.items()}
@@ -121,7 +121,7 @@ def test_a_request_is_answered_by_every_name_of_this_machine(plain):
     ["else.example", "else.example:80", "localhost.else.example", "", "10.0.0.1", "127.0.0.1:x", "0.0.0.0"],
 )
 def test_another_host_is_refused(plain, host):
-    """A page of another site whose name was made to point here would send that name."""
+    """DNS rebinding: a page of another site would send the name of that site as Host."""
     answer = ask(plain, Host=host)
     assert kind_of(answer) == (421, "wrong_host")
     assert answer[1]["Connection"] == "close"
@@ -161,7 +161,7 @@ def test_a_body_that_a_form_could_send_is_refused(plain, content_type):
     assert kind_of(answer) == (415, "unsupported_media_type")
 
 
-HALF_SENT = {  # and the bytes that follow one by one
+HALF_SENT = {  # unfinished requests, and the bytes to send one at a time after each
     b"": b"",
     b"GET /hea": b"",
     b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: ": b"x",
@@ -184,7 +184,7 @@ def is_hung_up(raw, drip=b""):
 
 
 def test_requests_that_never_end_are_hung_up_on(plain):
-    """Also if bytes keep coming. Other callers are answered in the meantime."""
+    """Even if bytes keep arriving. The server answers other callers at the same time."""
     with ExitStack() as held:
         open_ones = {}
         for sent, drip in HALF_SENT.items():
@@ -205,13 +205,13 @@ def test_headers_without_end_are_refused(plain):
 
 
 def test_connections_are_limited_and_those_beyond_wait_their_turn(serving, plain):
-    """Idle ones are dropped to make room. The process opens no more descriptors than the limit allows."""
+    """The server drops idle connections, and opens no more file descriptors than the limit allows."""
     descriptors = f"/proc/{serving.processes['plain'].pid}/fd"
     before = len(os.listdir(descriptors))
     with ExitStack() as held:
         for _ in range(MOST_CONNECTIONS + 100):
             held.enter_context(socket.create_connection(("127.0.0.1", plain), timeout=LIMIT))
-        others = 50  # files and sockets that the process opens for itself meanwhile
+        others = 50  # other files and sockets that the process may open
         assert len(os.listdir(descriptors)) <= before + MOST_CONNECTIONS + others
         assert ask(plain)[0] == 503, "answered once idle connections were dropped"
 
@@ -250,7 +250,7 @@ def test_an_address_that_is_taken_is_named_as_callers_would_type_it(scheme):
 
 @pytest.fixture(scope="module")
 def guarded(serving):
-    """A server with keys, TLS by the party's certificate, and both clients: (port, key, log)."""
+    """A server with keys and TLS, and both clients: (port, key, log)."""
     keys = serving.folder / "keys.toml"
     made = subprocess.run(
         [sys.executable, "-m", "vafl.cli", "keys", "add", str(keys), "reports"],
@@ -268,7 +268,7 @@ def guarded(serving):
 
 
 def secure(serving, port, authority=None, name=SERVER_NAME):
-    """A connection that insists on the party's certificate."""
+    """A connection that requires the party's certificate."""
     context = ssl.create_default_context(cafile=authority or serving.folder / "certs" / "ca.pem")
     raw = socket.create_connection(("127.0.0.1", port), timeout=LIMIT)
     connection = http.client.HTTPSConnection(name, port, timeout=LIMIT, context=context)

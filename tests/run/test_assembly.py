@@ -19,7 +19,7 @@ def config(**sections) -> Config:
     return from_document(sections)
 
 
-# --- what the labels make of a run ---
+# --- the task that the labels imply ---
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_threads_are_set_for_the_run_and_put_back():
     seen, before = [], threads()
     run = build(config(threads=2, stop={"updates": 3}, schedule={"batch_size": 4}), vertical_data())
     run.train(lambda point: seen.append(threads()))
-    assert before[1]  # numpy's
+    assert before[1]  # the threads of NumPy's BLAS
     assert {count for torchs, numpys in seen for count in (torchs, *numpys)} == {2}
     assert threads() == before
 
@@ -236,7 +236,7 @@ def test_class_weights_train_the_same_under_sync_as_in_one_place(secure_sum):
 
 
 def test_balanced_weights_come_from_the_labels_that_were_drawn():
-    """The true shares of the classes would be a release of their own, which no epsilon pays for."""
+    """The true class shares would leak information about the labels that epsilon does not account for."""
     data = replace(vertical_data(rows=400, classes=2), labels=(torch.arange(600) % 400 < 8).long())
     plan = make_plan(config(labels={"epsilon": 0.1}, model={"class_weight": "balanced"}), data)
     assert plan.weights.max() == 25  # 400 / (2 * 8): by the true labels

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not at all, and a clear word when they are not what they should be."""
+"""Checkpoints are written atomically, and damaged ones are reported."""
 
 import os
 import shutil
@@ -94,12 +94,12 @@ def test_a_mapped_array_outlives_its_maker(tmp_path):
 
 
 def test_a_table_has_its_room_on_the_disk_before_it_is_used(tmp_path):
-    """A store to mapped memory without room kills the process, checkpoint or not."""
+    """Writing to mapped memory without disk space would kill the process."""
     path, size = tmp_path / "cells", 1 << 20
     MappedArray(path, (size // 4,), "<f4", fresh=True)
     assert path.stat().st_blocks * 512 >= size
     path.write_bytes(b"")
-    os.truncate(path, size)  # as a copy that made holes of zeros
+    os.truncate(path, size)  # a sparse file, as some copy tools create it
     MappedArray(path, (size // 4,), "<f4", fresh=False)
     assert path.stat().st_blocks * 512 >= size
 
@@ -135,7 +135,7 @@ def test_a_buffer_may_be_infinite(tmp_path):
 
 @pytest.mark.parametrize("what", ["facts", "tensors"])
 def test_a_checkpoint_with_another_content_than_was_written_is_refused(tmp_path, what):
-    """safetensors notices a broken structure only: other numbers look as good as the right ones."""
+    """safetensors detects only a broken structure, not changed numbers."""
     save_checkpoint(tmp_path, {"x": torch.tensor([1.0, 2.0])}, {"iteration": 12345})
     path = tmp_path / "checkpoint.safetensors"
     content = path.read_bytes()

@@ -1,4 +1,4 @@
-"""The end of a run: calibrated probabilities, a threshold by a goal, and the scores behind them."""
+"""The conclusion of a run: calibrated probabilities, a threshold for a goal, and the scores."""
 
 import io
 import json
@@ -61,7 +61,7 @@ def test_numbers_have_a_prediction():
 
 
 def test_rows_that_were_not_measured_have_no_scores():
-    """As where no client answered for the test rows, or for any."""
+    """For example, if no client answered for the test rows, or for any rows."""
     run = run_of(data={"name": "breast_cancer", "validation_fraction": 0.2})
     found = conclusion_of(run, decision=DecisionSettings(goal="recall", at_least=0.9))
     assert set(found.scores["part"]) == {"validation"}
@@ -79,7 +79,7 @@ def test_rows_that_were_not_measured_have_no_scores():
 
 
 def write_rare(path, rows=3000, seed=0):
-    """A table in which 4 % of the rows are of the class to find, by four columns that tell a good deal."""
+    """A table with 4 % positive rows and four informative columns."""
     generator = np.random.default_rng(seed)
     columns = generator.normal(size=(rows, 4))
     chances = 1 / (1 + np.exp(5.2 - columns @ [2.0, 1.0, -1.0, 0.5]))
@@ -108,7 +108,7 @@ def rare(folder, **sections):
 
 @pytest.fixture(scope="module")
 def balanced(tmp_path_factory):
-    """A run with balanced weights and all that follows by default: its configuration, folder and summary."""
+    """A run with balanced class weights and default settings: its configuration, folder and summary."""
     folder = tmp_path_factory.mktemp("rare")
     write_rare(folder / "rare.csv")
     config = rare(folder, model={"class_weight": "balanced"})
@@ -131,7 +131,7 @@ def test_weights_distort_probabilities_and_calibration_repairs_them(balanced):
 
 
 def test_evaluations_undo_the_weights_so_that_the_right_models_are_kept(balanced):
-    """By the outputs as they are, models that favour the frequent class too much would look best."""
+    """By the unadjusted outputs, models that favour the frequent class too much would look best."""
     _, run, summary = balanced
     points = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
     best = next(point for point in points if point["updates"] == summary["kept"]["updates"])
@@ -157,7 +157,7 @@ def test_the_decision_is_reported_as_it_turns_out(balanced):
 
 
 def test_predictions_are_calibrated_and_by_the_threshold(balanced, tmp_path):
-    """The test rows are scored again, over the network, from the model folders alone."""
+    """Score the test rows again over the network, with only the model folders."""
     config, run, summary = balanced
     found, data = batch_of(config, run, tmp_path / "again.parquet"), load_data(config)
     records = pl.DataFrame({"id": data.record_numbers[data.test]}).cast(pl.String)

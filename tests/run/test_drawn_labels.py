@@ -23,7 +23,7 @@ def test_labels_are_drawn_once_and_read_ever_after(tmp_path):
 
 
 def test_two_servers_that_begin_together_train_on_one_draw(tmp_path, monkeypatch):
-    """Each would spend epsilon, and the file tell of one."""
+    """Otherwise both would spend epsilon, and the file would record only one draw."""
     path, others = tmp_path / "labels.safetensors", []
 
     def drawn_meanwhile(*arguments):
@@ -79,7 +79,7 @@ def test_a_resumed_server_trains_on_the_labels_it_began_with(tmp_path):
 def test_a_server_that_drew_its_labels_does_not_go_on_with_others(tmp_path, monkeypatch, kept, epsilon):
     monkeypatch.chdir(tmp_path)
     server_state(tmp_path / "state", resume=False, **kept)
-    with pytest.raises(RunFolderError, match=rf"of labels.epsilon 1 .*Found {epsilon:g}. Set it to 1"):
+    with pytest.raises(RunFolderError, match=rf"VFL-7211.* 1 .*Found {epsilon:g}\. Set it to 1"):
         server_state(tmp_path / "state", resume=True, epsilon=epsilon)
 
 

@@ -1,4 +1,4 @@
-"""How a run over real sockets ends: told, failed, interrupted, and what is kept by then."""
+"""The end of a run over real sockets: after a signal, a failure or an interruption, and what is saved."""
 
 import asyncio
 import threading
@@ -92,7 +92,7 @@ def test_an_interrupt_before_everybody_has_joined_ends_the_run():
 
 
 def test_checkpoints_do_not_wait_for_an_evaluation():
-    """A client that is slow to say the rows held out must not make a crash cost more than the interval."""
+    """A client that is slow to send its held-out rows must not delay checkpoints beyond their interval."""
     federation = Federation(configuration())
     server, conductor, saved = federation.server, federation.conductor, []
     server.absent = set()
@@ -108,7 +108,7 @@ def test_checkpoints_do_not_wait_for_an_evaluation():
 
 
 def test_no_step_follows_the_evaluation_that_turns_out_to_be_the_last():
-    """The run is told to stop while an evaluation is under way: what is saved must be what was measured."""
+    """The run is stopped during an evaluation. The saved models must be the evaluated ones."""
     federation = Federation(configuration())
     server, conductor, ended = federation.server, federation.conductor, []
     server.absent = set()
@@ -126,7 +126,7 @@ def test_no_step_follows_the_evaluation_that_turns_out_to_be_the_last():
 
 
 def test_a_client_that_is_told_to_end_ends_after_its_turn():
-    """Its state is saved next: a turn that goes on meanwhile would tear it."""
+    """The client saves its state next. A turn that still runs would make that state inconsistent."""
 
     async def story():
         async with served() as federation, dialled(federation, 1) as other:

@@ -1,4 +1,4 @@
-"""`vafl importance` where all models are on one machine: by party, group and column."""
+"""`vafl importance` with all models on one machine: by party, group and column."""
 
 import io
 import json
@@ -21,7 +21,7 @@ from vafl.run.predict import Deployed
 
 
 def trained(folder, sets=(), *, own=False, **sections):
-    """Companies' tables, a configuration of them, and a run."""
+    """The parties' tables, their configuration, and a run."""
     write_companies(folder)
     if own:
         add_own_columns(folder)

@@ -1,4 +1,4 @@
-"""A label holder with features: one party in the configuration, one client more in the run."""
+"""A label holder with features: one party in the configuration, one more client in the run."""
 
 import io
 import json
@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
 
 
 def explicit(folder, **sections):
-    """The same federation as it had to be written before: the label holder's features as a third client."""
+    """Return the same federation with the label holder's features as a separate, third client."""
     tables = document(folder)["tables"]
     lender = {**tables["server"], "alignment": str(folder / "lender.alignment.parquet")}
     del lender["label"]
@@ -59,7 +59,7 @@ def test_a_simulation_is_that_of_an_explicit_third_client(folder, records):
     assert own.train()[-1].metrics == other.train()[-1].metrics
     *network, local = own.runtime.traffic
     assert network == other.runtime.traffic[:2]
-    assert local == Traffic()  # messages inside a process are no traffic
+    assert local == Traffic()  # messages inside a process do not count as traffic
     assert same(parameters(own), parameters(other))
 
 

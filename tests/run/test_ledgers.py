@@ -1,4 +1,4 @@
-"""A client's ledger follows its people: through alignments, row orders, runs, partners and predictions."""
+"""A ledger stays valid for its people across alignments, row orders, runs, partners and predictions."""
 
 import io
 import math
@@ -23,7 +23,7 @@ FROZEN = {"mode": "frozen", "clip": 1.0, "noise": 4.0, "mu_max": 1.0}  # mu^2 1/
 
 
 def write_tables(folder, labelled, banked=range(40)):
-    """Who is in the label holder's table, and who, in which order, in the bank's; the shop has everyone."""
+    """Write the tables with the people in `labelled` (label holder), `banked` (bank) and everyone (shop)."""
     folder.mkdir(exist_ok=True)
     values = np.random.default_rng(0).normal(size=60)
 
@@ -42,7 +42,7 @@ def settings(folder, **sections):
 
 
 def upload_all(config, run, times=1):
-    """The bank's client tries to upload every row, so often; gives its people, and how many rows it could."""
+    """Let the bank upload every row `times` times; return its people and how many rows each upload had."""
     plan = make_plan(config, party="bank")
     index = config.data.parties.index("bank")
     own = make_guard(plan, index, run)
@@ -116,7 +116,7 @@ def test_predictions_go_on_with_the_ledger_of_the_training_wherever_the_new_tabl
 
 
 def test_a_run_folder_cannot_choose_where_a_new_ledger_is_written(tmp_path):
-    """RUN/config.toml came with the model: a ledger that is there is used, a new one lies where we say."""
+    """RUN/config.toml comes with the model. It may name an existing ledger, but not create a new one."""
     tables, run, elsewhere = tmp_path / "tables", tmp_path / "run", tmp_path / "elsewhere"
     write_tables(tables, range(30))
     launch(settings(tables), run, Console(file=io.StringIO()))

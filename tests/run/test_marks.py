@@ -1,4 +1,4 @@
-"""The server's file of marks: what it keeps, where it is, and what it refuses."""
+"""The server's file of marks: its content, its place, and damaged files."""
 
 import errno
 

@@ -1,4 +1,4 @@
-"""Trained models taken up again from folders that others may have written: no edit runs code or crashes."""
+"""Models from folders that someone else may have written: no edit of them runs code or crashes."""
 
 import copy
 import importlib
@@ -45,7 +45,7 @@ def kept(path, kind):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A client's model and the head of every kind, and models of tables, which have encoders."""
+    """Folders with client models and heads of every kind, including table models with encoders."""
     root = tmp_path_factory.mktemp("models")
     for kind in KINDS:
         kept(root / kind, kind)
@@ -60,11 +60,11 @@ def folders(tmp_path_factory):
     ]
 
 
-# --- a factory is imported only because the user names it ---
+# --- a factory is imported only if the user names it ---
 
 
 def use(folder, factory=""):
-    """All that commands do with a model folder; gives the module."""
+    """Do everything that commands do with a model folder, and return the module."""
     stored = read_model(folder)
     json.dumps(describe(stored))
     table_of([stored])
@@ -85,7 +85,7 @@ def test_every_kind_of_model_comes_back(folders):
 
 
 def test_export_runs_no_code_that_a_manifest_names(tmp_path):
-    """As a live command: the module would leave a file behind."""
+    """Run the real command. The planted module would create a file."""
     kept(tmp_path / "run", "linear")
     (tmp_path / "planted.py").write_text(
         "from pathlib import Path\n"
@@ -130,7 +130,7 @@ def test_a_head_needs_no_factory(folders):
 
 
 def test_the_configuration_in_the_run_folder_is_not_the_users_own(tmp_path, capsys):
-    """It came with the model, so it cannot vouch for what the model names."""
+    """It comes with the model, so it does not prove that the user trusts the factory."""
     config, run = tmp_path / "run.toml", str(tmp_path / "run")
     config.write_text(
         f'[data]\nname = "iris"\n[stop]\nupdates = 5\n[model]\nembedding = "{FACTORY}"\nhead = "linear"\n'
@@ -145,7 +145,7 @@ def test_the_configuration_in_the_run_folder_is_not_the_users_own(tmp_path, caps
         assert "vafl certs" in capsys.readouterr().err, "the next thing that is missing are certificates"
 
 
-# --- any edit gives an error with a name, or a model that works ---
+# --- every edit gives a VaflError, or a model that works ---
 
 EDITS = [
     ("party", "server"),
@@ -246,7 +246,7 @@ def refuse_import(name, *others):
 
 @contextmanager
 def edited(folder, document):
-    """The folder has this manifest inside, and afterwards its own again."""
+    """Replace the manifest of a folder inside the block."""
     before = (folder / "manifest.toml").read_bytes()
     write_document(folder, document)
     try:
@@ -273,7 +273,7 @@ values = st.recursive(
 
 
 def places(document, at=()):
-    """Every path into nested dictionaries and lists."""
+    """Yield every path into nested dictionaries and lists."""
     yield at
     entries = document.items() if isinstance(document, dict) else enumerate(document)
     for key, value in entries if isinstance(document, dict | list) else ():
@@ -284,7 +284,7 @@ def places(document, at=()):
 
 
 def replaced(document, place, value):
-    """The document with another value there; None takes the entry away."""
+    """Return the document with another value at a path; None removes the entry."""
     *way, last = place
     inner = document
     for key in way:

@@ -16,7 +16,7 @@ ROWS = 400
 
 
 class Parties:
-    """Two clients: the label follows from the first column of the first client, and from nothing else."""
+    """Two clients. The label depends only on the first column of the first client."""
 
     def __init__(self, groups=("told", "idle"), offered=(True, True)):
         generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""A model trained on companies' tables, used on tables that came later: no labels, other people."""
+"""A model trained on tables, used on later tables with other people and without labels."""
 
 import io
 import subprocess
@@ -35,7 +35,7 @@ LOOPBACK = {"network": {"address": "127.0.0.1:0", "security": "plaintext", "join
 
 
 def later(folder, records):
-    """The same parties with new files: 60 people, no labels, and a column that the model does not know."""
+    """New files for the same parties: 60 people, no labels, and a column that the model does not know."""
     write_companies(folder, people=60, seed=1)
     labels = pl.read_csv(folder / "labels.csv")
     labels.drop("repaid").write_csv(folder / "labels.csv")
@@ -128,7 +128,7 @@ def test_predict_says_how_many_records_have_no_score_and_what_to_do(tmp_path, co
 
 
 def test_a_model_of_common_records_refuses_an_alignment_of_all_labelled_ones(tmp_path, console):
-    """The server refuses before it listens. Otherwise its own client would score everyone alone."""
+    """The server fails before it listens. Otherwise its own client alone would score all records."""
     assert predict_alone(tmp_path, console, "common").returncode == 0
     (tmp_path / "scores.csv").unlink()
     path = tmp_path / "run.toml"
@@ -182,7 +182,7 @@ def predict_again(folder, *more):
 
 
 def impatient(config):
-    """Waits a moment only for who is missing."""
+    """Return the configuration with short waits for missing clients."""
     return replace(
         config,
         network=replace(config.network, join_timeout=4.0),
@@ -191,7 +191,7 @@ def impatient(config):
 
 
 def _everyone(config):
-    """The people of a join, in the order of its rows."""
+    """Return the ids of a join, in the order of its rows."""
     return join(config.data, config.tables)["server"].ids
 
 
@@ -215,7 +215,7 @@ def test_tables_that_changed_are_refused(tmp_path, console):
 
 
 def test_a_model_is_used_as_it_was_trained_whatever_the_configuration_says_now(tmp_path, console, caplog):
-    """The training used --set. Afterwards the file lacks those, and was edited in every section."""
+    """The training used --set. The file lacks these settings, and every section was edited afterwards."""
     write_companies(tmp_path)
     bank = pl.read_csv(tmp_path / "bank.csv")
     bank.with_columns(pl.col("job").replace("cook", "unknown")).write_csv(tmp_path / "bank.csv")
@@ -287,7 +287,7 @@ def test_privacy_that_the_model_was_trained_without_is_refused_and_a_manifest_ch
 
 
 def test_a_model_of_one_csv_scores_new_lines_of_another(tmp_path, console):
-    """They are encoded by what training saw, whatever else is in the file."""
+    """The encoder depends only on the training data, not on the other rows in the file."""
     rows = pl.DataFrame(
         {
             "x": [n * 7 % 40 / 4 for n in range(40)],
@@ -309,7 +309,7 @@ def test_a_model_of_one_csv_scores_new_lines_of_another(tmp_path, console):
     found = load_subjects(later, "client-2", stored)
     assert torch.equal(found.features, trained.features[:5])
     assert found.ids.to_list() == ["0", "1", "2", "3", "4"]
-    assert found.source != trained.source  # line numbers of another file are other people
+    assert found.source != trained.source  # the same line numbers in another file denote other people
     scores = batch_of(later, tmp_path / "run", tmp_path / "scores.csv", ["client-1", "client-2"])
     assert scores["id"].cast(pl.String).to_list() == ["0", "1", "2", "3", "4"]
     new.drop("z").write_csv(tmp_path / "new.csv")

@@ -1,4 +1,4 @@
-"""A batch over real sockets, all in one process: with private clients, and with one that never comes."""
+"""A batch over real sockets in one process, with private clients and with a client that never connects."""
 
 import asyncio
 import io
@@ -41,7 +41,7 @@ def trained(path, **sections):
 
 
 def batch_of(config, run, out, present=PARTIES):
-    """The server and these clients, until every record is scored."""
+    """Run the server and these clients until every record is scored."""
     deployed = Deployed.load(config, "server", run)
     with ScoreFile(out) as file:
         batch = Batch(
@@ -67,11 +67,11 @@ async def _run(config, run, server, present):
         await serving
         for client in clients:
             if budget := client.client._budget:
-                budget.ledger.close()  # a process would end here
+                budget.ledger.close()  # as if the process ended here
 
 
 def expected(config, run, parties=PARTIES):
-    """What the whole model says of the held-out rows, all in one place."""
+    """Return the outputs of the complete model on the held-out rows, computed in one place."""
     made = build(config)
     models = [rebuild(open_model(run, name)) for name in parties]
     for model, own in zip(made.models, models, strict=True):
@@ -103,7 +103,7 @@ def test_one_that_never_comes_is_replaced_and_named(tmp_path):
 
 
 def test_one_that_is_here_and_has_yet_to_join_is_waited_for():
-    """Its stream is open, so the run begins; what it says first is still on its way to the worker."""
+    """Its stream is open, so the run starts. Its first message has not reached the worker yet."""
     scorer = Scorer(8, nn.Identity(), torch.zeros(2, 1), summed=True, cached=False)
     scorer.absent, written = {0, 1}, []
     batch = Batch(np.arange(4), PredictionSettings(), lambda *chunk: written.append(chunk))

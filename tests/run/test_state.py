@@ -1,4 +1,4 @@
-"""What the parties of a federation keep in files: there from the start, and never lost by accident."""
+"""The durable state of parties: it exists from the start, and is never lost by accident."""
 
 import asyncio
 import io
@@ -41,14 +41,14 @@ TERMS = make_terms(make_plan(CONFIG))
 
 
 def kept_by_a_client(path):
-    """As client-1 leaves it after three activations."""
+    """Write the state of client-1 after three activations."""
     client = make_client(make_plan(CONFIG), 0)
     client.activation = 3
     ClientState(client, path / "state" / "client-1", 100, TERMS, resume=False)
 
 
 def kept_by_a_server(path):
-    """As a server leaves it whose run has ended."""
+    """Write the state of a server whose run has ended."""
     with RunFolder(path) as folder:
         ServerState(make_plan(CONFIG), path / "state" / "server", resume=False)
         folder.begin(CONFIG.to_toml())
@@ -74,9 +74,9 @@ def resume_client(config, path):
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"seed": 7}, r"VFL-7001.*seed 0 then, 7 now"),  # the same sizes, but other rows
+        ({"seed": 7}, r"VFL-7001.*seed was 0, is now 7"),  # the same sizes, but other rows
         ({"partition": {"clients": 3}}, "VFL-7001"),
-        ({"schedule": {"batch_size": 7}}, r"VFL-7001.*schedule\.batch_size 32 then, 7 now"),
+        ({"schedule": {"batch_size": 7}}, r"VFL-7001.*schedule\.batch_size was 32, is now 7"),
         ({"model": {"embedding": "mlp", "head": "linear", "width": 3}}, "VFL-7001"),
     ],
 )
@@ -181,13 +181,13 @@ def test_a_client_that_is_refused_after_it_was_admitted_keeps_its_state(tmp_path
 
 
 def over(federation):
-    """The run ends in order before anything has happened."""
+    """End the run normally before anything has happened."""
     federation.ended = "over"
     return federation.ended
 
 
 def test_a_client_that_is_back_when_all_is_over_knows_of_which_run_its_model_is(tmp_path, monkeypatch):
-    """It is told the end before any welcome; a model of no run would be refused at predictions."""
+    """The run may end before the client is welcomed. Prediction would refuse a model without a run."""
 
     def welcomed(federation):
         federation.client.receive(Welcome(0, 0, (0, 0), run=77))
@@ -229,7 +229,7 @@ def test_nobody_can_compute_a_private_schedule_and_a_client_that_goes_on_keeps_i
 
 @pytest.mark.parametrize("how", [{"resume": True}, {"overwrite": True}])
 def test_a_second_client_on_one_folder_is_refused(tmp_path, how):
-    """Its checkpoints would replace the first one's, which has other uploads in flight."""
+    """Its checkpoints would replace those of the first client, which has other uploads in flight."""
     kept_by_a_client(tmp_path)
     with (
         HeldFolder(tmp_path / "state" / "client-1"),
@@ -239,7 +239,7 @@ def test_a_second_client_on_one_folder_is_refused(tmp_path, how):
 
 
 def test_a_client_saves_itself_when_the_server_has_gone_back(tmp_path):
-    """Or its checkpoint would name an iteration that the server counts a second time."""
+    """Otherwise its checkpoint would name an iteration that the server counts a second time."""
     client = make_client(make_plan(CONFIG), 0)
     client.iteration = 40
     state = ClientState(client, tmp_path, 100, TERMS, resume=False)
@@ -249,7 +249,7 @@ def test_a_client_saves_itself_when_the_server_has_gone_back(tmp_path):
 
 
 class Busy:
-    """A federation's end whose turn takes long, so that its user presses Ctrl-C again."""
+    """A client with a long turn, during which the user presses Ctrl-C twice."""
 
     over = False
 
@@ -269,7 +269,7 @@ class Busy:
 
 
 def test_a_second_interrupt_does_not_end_a_client_amid_a_turn():
-    """Its state is saved next: a turn that goes on meanwhile would tear it."""
+    """The client saves its state next. A turn that still runs would make that state inconsistent."""
     busy = Busy()
     with pytest.raises(KeyboardInterrupt):
         run_until_over(busy)
@@ -277,7 +277,7 @@ def test_a_second_interrupt_does_not_end_a_client_amid_a_turn():
 
 
 def test_ctrl_c_when_a_run_has_ended_does_not_make_it_an_interrupted_one():
-    """While the server says goodbye, which takes some seconds if a client is gone."""
+    """The signal arrives while the server notifies its clients, which may take some seconds."""
     conductor = SimpleNamespace(interrupted=False, watch=SimpleNamespace(ended="60 updates were made"))
 
     class Federation:
@@ -290,7 +290,7 @@ def test_ctrl_c_when_a_run_has_ended_does_not_make_it_an_interrupted_one():
 
 
 def moved(module):
-    """Steps a module somewhere else; gives a copy of where."""
+    """Change the parameters of a module, and return a copy of its state."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(1.0)
@@ -299,8 +299,10 @@ def moved(module):
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_client_goes_back_to_its_model_of_the_best_evaluation(tmp_path, resume):
-    """Requests tell how many were the best so far: the first, the third, and the fourth, which it missed, so
-    that what it had said at the third stood in."""
+    """Each request has the number of best evaluations so far: here the first, the third and the fourth.
+
+    The client missed the fourth evaluation, so the server used its embeddings of the third.
+    """
     client, rows = make_client(make_plan(CONFIG), 0, with_held_out=True), np.array([149])
     BestEmbedding(client, tmp_path, resume=False)
     said, models = [], []
@@ -312,7 +314,7 @@ def test_a_client_goes_back_to_its_model_of_the_best_evaluation(tmp_path, resume
             client.load(models[-1])
             BestEmbedding(client, tmp_path, resume=True)
     moved(client.model)
-    for _ in range(2):  # it may be asked again
+    for _ in range(2):  # the request may be repeated
         said += client.receive(Request(0, 9, rows, 3, back=True))
         assert same(dict(client.model.state_dict()), dict(models[2]))
     assert np.array_equal(said[-1].embeddings, said[2].embeddings)
@@ -347,7 +349,7 @@ def test_a_resumed_server_has_the_head_of_the_best_evaluation(tmp_path):
 
 
 def test_a_server_without_its_table_is_not_resumed(tmp_path):
-    """As after a run of before there were records, whose table was two other files."""
+    """For example, after a run of an old version, which stored the table in other files."""
     ServerState(make_plan(CONFIG), tmp_path, resume=False)
     (tmp_path / "table.records").rename(tmp_path / "cells.f32")
     with pytest.raises(RunFolderError, match="VFL-7036"):

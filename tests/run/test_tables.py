@@ -1,4 +1,4 @@
-"""Runs on the parties' own tables: simulated under every rule and mode; processes that share no folder."""
+"""Runs on tables: simulated under every rule and mode, and with processes that share no folder."""
 
 import json
 import shutil
@@ -69,7 +69,7 @@ def test_records_that_some_parties_lack_are_trained_on(folder, sections):
     for model, party in zip(run.models, run.data.parties, strict=True):
         absent = torch.from_numpy(party.encoder.absent_row())
         assert (party.features[run.data.train] == absent).all(1).sum() > 40
-        if sections.get("privacy", {}).get("mode") != "frozen":  # what stands in for them is learnt
+        if sections.get("privacy", {}).get("mode") != "frozen":  # the embedding of missing records is learnt
             fresh = build(run.config).models[run.models.index(model)]
             assert not torch.equal(model(absent[None]), fresh(absent[None]))
 
@@ -92,7 +92,9 @@ def test_patience_ends_a_simulated_run_and_the_test_rows_are_measured_once(folde
     losses = [point["metrics"]["log_loss"] for point in points]
     assert points[-1]["updates"] < 100_000
     assert min(losses[-2:]) >= min(losses[:-2])
-    assert len(losses) == 3 or min(losses[-3:-1]) < min(losses[:-3])  # not a moment later
+    assert len(losses) == 3 or min(losses[-3:-1]) < min(
+        losses[:-3]
+    )  # the run stops as soon as patience allows
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     kept, best = summary["kept"], points[losses.index(min(losses))]
     assert (kept["updates"], kept["selected_by"]) == (best["updates"], "log_loss")
@@ -103,7 +105,7 @@ def test_patience_ends_a_simulated_run_and_the_test_rows_are_measured_once(folde
 
 
 def test_one_extreme_label_does_not_spoil_a_regression(tmp_path):
-    """Labels with a heavy tail, one of them a million times too large, under the defaults for tables."""
+    """Heavy-tailed labels, one of them a million times too large, with the default settings for tables."""
     generator, rows = np.random.default_rng(0), 1500
     columns = generator.normal(size=(rows, 4))
     cost = np.exp(columns @ [0.6, -0.5, 0.4, 0.0] + 0.3 * generator.normal(size=rows))
@@ -134,7 +136,7 @@ def test_one_extreme_label_does_not_spoil_a_regression(tmp_path):
 
 
 def test_companies_that_share_no_folder_end_where_a_simulation_does(folder, tmp_path):
-    """The guide's way: every party has its own folder, file and configuration; patience ends the run."""
+    """As in the guide: every party has its own folder, file and configuration. Patience ends the run."""
     sections = {
         "data": {"records": "labelled", "validation_fraction": 0.2},
         "rule": {"name": "sync"},
@@ -178,13 +180,13 @@ def test_companies_that_share_no_folder_end_where_a_simulation_does(folder, tmp_
     assert (found["validation"], found["test"]) == (run.evaluator(), run.evaluator.test())
     assert found["test"]["auc"] > summary["baselines"]["trivial"]["test"]["auc"] == 0.5
     assert_scores_of_kept_models(tmp_path / "server" / "out", found)
-    for model, party in zip(run.models, run.data.parties, strict=True):  # of the models that are kept
+    for model, party in zip(run.models, run.data.parties, strict=True):  # the kept models
         learnt = model(torch.from_numpy(party.encoder.absent_row())[None])[0]
         assert torch.allclose(head[f"default.{party.name}"], learnt, atol=1e-6)
 
 
 def assert_scores_of_kept_models(run, kept):
-    """The scores give the figures of the models kept, not those of the last evaluation."""
+    """The scores belong to the kept models, not to the last evaluation."""
     path = run / "scores.parquet"
     assert path.stat().st_mode & 0o777 == 0o600
     scores = pl.read_parquet(path)
@@ -207,7 +209,7 @@ def _start(folder, role, *options, address=""):
 
 
 def _address(server):
-    """Where the server says it listens."""
+    """Return the address from the server's output."""
     for line in server.stdout:
         if line.startswith("listening on "):
             return json.dumps(line.split()[-1])

@@ -1,4 +1,4 @@
-"""A whole federation on one machine says at once why it cannot begin (test_demo.py: how one goes well)."""
+"""A federation on one machine reports at once why it cannot start (test_demo.py has successful runs)."""
 
 import io
 import json
@@ -49,7 +49,9 @@ def test_a_client_that_cannot_begin_ends_the_run_at_once(tmp_path, monkeypatch):
             tmp_path / "run",
             quiet(),
         )
-    assert "window = 2" in (tmp_path / "run" / "config.toml").read_text()  # as it is meant between processes
+    assert (
+        "window = 2" in (tmp_path / "run" / "config.toml").read_text()
+    )  # the window that separate processes use
 
 
 def test_a_client_that_was_killed_is_left_to_the_runs_rules(tmp_path):
@@ -63,7 +65,7 @@ def test_a_client_that_was_killed_is_left_to_the_runs_rules(tmp_path):
 
 @pytest.fixture
 def ending(tmp_path):
-    """Clients whose run is over, as short scripts in their place."""
+    """Clients whose run is over, replaced by short scripts."""
     clients = Clients([], tmp_path, [])
     (tmp_path / "logs").mkdir()
 
@@ -77,7 +79,7 @@ def ending(tmp_path):
 
 
 def test_a_client_that_works_is_waited_for_however_slow_it_is(ending, tmp_path):
-    """It uses CPU time for many times the patience, as a client does on a crowded machine."""
+    """It uses CPU time for many times the patience, like a client on a busy machine."""
     script = f"import time\nwhile time.process_time() < 1.0: pass\nopen({str(tmp_path / 'model')!r}, 'w')"
     ending("one", script).end(patience=0.1)
     assert (tmp_path / "model").exists()
@@ -156,7 +158,7 @@ def test_certificates_that_cannot_be_used_are_named_before_the_folder_is_made(tm
 
 @pytest.fixture
 def endless(tmp_path):
-    """A federation that trains on and on, started as a terminal does: in a process group of its own."""
+    """A federation that trains without end, in a separate process group, as a terminal starts it."""
     (tmp_path / "run.toml").write_text(
         configuration().to_toml().replace("updates = 40", "updates = 10000000")
     )
@@ -195,7 +197,7 @@ def test_ctrl_c_in_a_terminal_ends_the_run_in_order_with_every_model(endless, tm
 
 
 def is_overdue(run):
-    """Whether so many updates were made since the last evaluation that the next one must be under way."""
+    """Return whether the updates since the last evaluation show that the next one is under way."""
     last = json.loads((run / "history.jsonl").read_text().splitlines()[-1])
     made = json.loads((run / "status.json").read_text())["updates"]
     return made >= last["updates"] + 2 * configuration().evaluation.every
@@ -206,11 +208,11 @@ def test_a_second_ctrl_c_ends_all_though_a_client_does_not_answer(endless, tmp_p
     os.kill(clients[0], signal.SIGSTOP)
     until(lambda: is_overdue(tmp_path / "run"), "an evaluation that waits for it")
     os.killpg(endless.pid, signal.SIGINT)
-    until(lambda: "once more ends it" in (tmp_path / "log").read_text(), "the first Ctrl-C")
+    until(lambda: "signal again" in " ".join((tmp_path / "log").read_text().split()), "the first Ctrl-C")
     os.killpg(endless.pid, signal.SIGINT)
     assert endless.wait(LIMIT) == 130, (tmp_path / "log").read_text()
     told = (tmp_path / "run" / "logs" / "client-2.log").read_text()
-    assert "without a result: it was told to stop at once" in " ".join(told.split())
+    assert "without a result: the server was stopped at once" in " ".join(told.split())
     assert all(is_free(tmp_path / "run" / "state" / f"client-{n}") for n in (1, 2))
 
 

@@ -1,1 +1,1 @@
-"""What people and machines see of a run: its folder, progress, tables, plots, pages."""
+"""Show a run to people and programs: the run folder, progress, tables, plots, reports and the dashboard."""

@@ -1,6 +1,7 @@
-"""Shows a client's training: a line on its terminal, and a status file in its state folder.
+"""Show a client's training: a line on its terminal, and a status file in its state folder.
 
-A client knows what it sends and receives. It is not told the loss or any other figure of the labels.
+A client knows only what it sends and receives. The server does not send it the loss or any other value that
+depends on the labels, except the gradients.
 """
 
 import json
@@ -20,26 +21,27 @@ from rich.text import Text
 from vafl.files import write_atomically
 from vafl.observe.status import STATUS
 
-_EVERY = 0.5  # seconds between two looks at the client
-_LINE_EVERY = 30.0  # seconds between two lines where there is no terminal
-_PACE = 20  # looks that the speed of the server is taken over
+_EVERY = 0.5  # seconds between two updates of the display
+_LINE_EVERY = 30.0  # seconds between two lines if the output is not a terminal
+_PACE = 20  # updates of the display over which the server's speed is averaged
 
 
 @dataclass(frozen=True)
 class ClientView:
-    """A client as it stands.
+    """The current state of a client.
 
     Attributes:
-        connected: whether the server has welcomed it, and the connection is open.
-        uploads: minibatches that it has sent, over all processes of the run.
-        epochs: how often it has sent each training row, on average.
-        updates: steps of the server that it knows of.
-        most_updates: steps after which the run ends at the latest, by this party's configuration.
-        delay_mean, delay_max: steps that the server made while an upload was under way.
-        bytes_up, bytes_down: of this process.
-        seconds: since this process began to train.
-        seconds_left: at most, at the present speed; None if that is unknown.
-        finished: why it makes no more uploads; empty while it does.
+        connected: whether the server has accepted the client and the connection is open.
+        uploads: minibatches that the client has sent, including those before a restart.
+        epochs: how often the client has sent each training row, on average.
+        updates: server steps that the client knows of.
+        most_updates: server steps after which the run ends at the latest, by this party's configuration.
+        delay_mean, delay_max: server steps that were made while an upload was under way.
+        bytes_up, bytes_down: bytes that this process has sent and received.
+        finished: why the client sends no more uploads; empty while it does.
+        seconds: time since this process started to train.
+        seconds_left: the most time left, at the current speed; None if unknown.
+        at: when this was recorded, in seconds since 1970.
     """
 
     party: str
@@ -58,10 +60,10 @@ class ClientView:
     at: float = field(default_factory=time.time)
 
     def line(self, *, over: bool = False) -> str:
-        """Return the same in words, on one line.
+        """Return the state as one line of text.
 
         Args:
-            over: whether the training has ended, so that no time is left and no connection is needed.
+            over: whether the training has ended. The line then omits the connection and the time left.
         """
         parts = [
             f"{self.uploads:,} uploads ({self.epochs:,.1f} epochs)",
@@ -87,11 +89,11 @@ def _duration(seconds: float) -> str:
 
 @dataclass
 class ClientProgress:
-    """Shows a client while it trains. Use as a context manager.
+    """Shows a client while it trains. Use it as a context manager.
 
     Args:
-        folder: where status.json is written.
-        look: gives the client as it stands. It is called from a thread.
+        folder: the folder for status.json.
+        look: returns the current state of the client. A background thread calls it.
     """
 
     console: Console
@@ -115,7 +117,7 @@ class ClientProgress:
     ) -> None:
         self._over.set()
         self._thread.join()
-        # Nothing was trained: the error is all there is to show.
+        # If an error came before the first upload, show only the error.
         shown = error is None or self._seen.uploads > 0
         if self.console.is_terminal:
             self._live.transient = not shown
@@ -125,7 +127,7 @@ class ClientProgress:
 
     def _watch(self) -> None:
         over = False
-        while not over:  # the last look is at how the training ended
+        while not over:  # record the final state once after the training has ended
             over = self._over.wait(_EVERY)
             self._note()
             now = time.monotonic()
@@ -138,7 +140,7 @@ class ClientProgress:
         self._pace.append((now, seen.updates))
         timing = {"seconds": now - self._began, "seconds_left": self._seconds_left(seen)}
         self._seen = ClientView(**asdict(seen) | timing)
-        with suppress(OSError):  # the training itself reports a full disk
+        with suppress(OSError):  # training reports a full disk itself
             content = json.dumps(asdict(self._seen)).encode()
             write_atomically(self.folder / STATUS, content, durable=False)
 

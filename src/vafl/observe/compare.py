@@ -1,4 +1,4 @@
-"""Runs beside each other: what each reached, and what it took to get as far as all of them got."""
+"""Compare runs: the result of each, and its cost to reach a target that all of them reached."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,18 +13,21 @@ from vafl.models.metrics import figure, shown_name
 from vafl.observe.record import RecordedRun
 from vafl.observe.status import Baselines
 
-_NOTHING = "\N{EN DASH}"  # a centralised run has no clock and sends nothing
+_NOTHING = "\N{EN DASH}"  # for centralised runs, which have no clock and send nothing
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One line: a run's end, and its way to the target (None where it never got there).
+    """One line of a comparison: a run's result, and its cost to reach the target.
 
     Attributes:
-        test, validation: the headline metric of the models kept, on these rows; None if there are none, or it
-            is not known.
-        kept: every metric of these models, by rows.
-        baselines: what the run had to beat: baseline -> rows -> metric -> value.
+        test, validation: the headline metric of the kept models on these rows; None if there are no such rows
+            or it is unknown.
+        seconds, updates, megabytes: the cost of the complete run.
+        seconds_to_target, updates_to_target, megabytes_to_target: the cost to reach the target; None if the
+            run never reached it.
+        kept: every metric of the kept models, by rows.
+        baselines: baseline -> rows -> metric -> value.
     """
 
     run: str
@@ -42,13 +45,13 @@ class Comparison:
 
 
 def distinctly_named(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
-    """The runs, named by their folders."""
+    """Return the runs, each named by its folder; see `distinct_names`."""
     names = distinct_names([run.path for run in runs])
     return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:
-    """As much of the folders' paths as tells them apart."""
+    """Return the shortest ends of the folders' paths that are different for different folders."""
     paths = [folder.resolve() for folder in folders]
     depth = 1
     while len({path.parts[-depth:] for path in paths}) < len(set(paths)):
@@ -57,10 +60,10 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
 
 
 def by_common_metric(runs: Sequence[RecordedRun], name: str | None = None) -> list[RecordedRun]:
-    """Return the runs with the same headline metric: `name`, or the one that they have.
+    """Return the runs with a common headline metric: `name`, or the headline metric they share.
 
     Raises:
-        ConfigError: there is no such metric, or a run never measured it.
+        ConfigError: the runs have different headline metrics, or a run has not measured `name`.
     """
     shared = [
         name for name in runs[0].points[-1].metrics if all(name in run.points[-1].metrics for run in runs)
@@ -69,7 +72,8 @@ def by_common_metric(runs: Sequence[RecordedRun], name: str | None = None) -> li
     remedy = f"Choose one with --metric: {', '.join(shared)}." if shared else "They share none."
     if name is None and len(headlines) > 1:
         raise ConfigError(
-            "VFL-8001", f"runs compared must have one headline metric. Found {', '.join(headlines)}. {remedy}"
+            "VFL-8001",
+            f"compared runs must have the same headline metric. Found {', '.join(headlines)}. {remedy}",
         )
     name = name or headlines[0]
     chosen = [run.by(name) for run in runs]
@@ -83,19 +87,19 @@ def by_common_metric(runs: Sequence[RecordedRun], name: str | None = None) -> li
 
 
 def common_target(runs: Sequence[RecordedRun]) -> float:
-    """Return the best level that every run reached."""
+    """Return the best value of the headline metric that every run reached."""
     if runs[0].higher_is_better:
         return min(max(value for _, value in run.measured) for run in runs)
     return max(min(value for _, value in run.measured) for run in runs)
 
 
 def compare(runs: Sequence[RecordedRun], target: float) -> list[Comparison]:
-    """Each run's figures, for a table or as JSON."""
+    """Return one line per run, for a table or as JSON."""
     return [_compared(run, target) for run in runs]
 
 
 def _compared(run: RecordedRun, target: float) -> Comparison:
-    end, there = run.points[-1], run.first_reaching(target)
+    end, reached = run.points[-1], run.first_reaching(target)
     return Comparison(
         run=run.name,
         rule=run.summary["rule"],
@@ -104,16 +108,20 @@ def _compared(run: RecordedRun, target: float) -> Comparison:
         seconds=end.seconds,
         updates=end.updates,
         megabytes=(end.bytes_up + end.bytes_down) / 1e6,
-        seconds_to_target=None if there is None else there.seconds,
-        updates_to_target=None if there is None else there.updates,
-        megabytes_to_target=None if there is None else (there.bytes_up + there.bytes_down) / 1e6,
+        seconds_to_target=None if reached is None else reached.seconds,
+        updates_to_target=None if reached is None else reached.updates,
+        megabytes_to_target=None if reached is None else (reached.bytes_up + reached.bytes_down) / 1e6,
         kept={rows: run.kept(rows) for rows in ("validation", "test") if run.kept(rows)},
         baselines=run.summary["baselines"],
     )
 
 
 def headings(metric: str, target: float, *, validated: bool = False) -> list[str]:
-    """The columns of the table, on a terminal and on a page; `validated` has one more, of validation rows."""
+    """Return the headings of the table.
+
+    Args:
+        validated: whether to add a column for the validation rows.
+    """
     goal, metric = f"to {target:.4g}", shown_name(metric)
     return [
         "run",
@@ -129,7 +137,7 @@ def headings(metric: str, target: float, *, validated: bool = False) -> list[str
 
 
 def cells(line: Comparison, *, validated: bool = False) -> list[str]:
-    """One run's cells, in the order of `headings`."""
+    """Return the cells of one run, in the order of `headings`."""
     timed, sent = line.seconds > 0, line.megabytes > 0
     return [
         line.run,
@@ -145,7 +153,7 @@ def cells(line: Comparison, *, validated: bool = False) -> list[str]:
 
 
 def baseline_lines(lines: Sequence[Comparison], metric: str) -> list[str]:
-    """Return what each baseline reached on the test rows: one line for all runs that share it."""
+    """Return the result of each baseline on the test rows, with one line for all runs that share it."""
     reached: dict[tuple[str, str], list[str]] = {}
     for line in lines:
         for name, by_rows in line.baselines.items():
@@ -163,10 +171,10 @@ def _to_target(number: float | None) -> str:
 
 
 def table(lines: Sequence[Comparison], metric: str, target: float) -> Table:
-    """The comparison for a terminal."""
+    """Return the comparison as a table for a terminal."""
     validated = any(line.validation is not None for line in lines)
-    on = " (validation, where there are such rows)" if validated else ""
-    title = f"what each run reached, and what it took to reach {shown_name(metric)} {target:.4g}{on}"
+    on = " (on validation rows, if the run has them)" if validated else ""
+    title = f"result of each run, and its cost to reach {shown_name(metric)} {target:.4g}{on}"
     shown = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 0 if validated else 1, 0, 0), pad_edge=False)
     for number, heading in enumerate(headings(metric, target, validated=validated)):
         longest = max(map(len, heading.split()))
@@ -178,7 +186,7 @@ def table(lines: Sequence[Comparison], metric: str, target: float) -> Table:
 
 
 def figures_table(run: RecordedRun) -> Table:
-    """Return every metric of the models that a run has kept, beside the baselines, for a terminal."""
+    """Return every metric of a run's kept models and of the baselines, as a table for a terminal."""
     parts = [rows for rows in ("validation", "test") if run.kept(rows)]
     against = parts[-1] if parts else run.watched
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)

@@ -1,4 +1,4 @@
-"""How far something countable is: a bar on a terminal, a few plain lines where there is none."""
+"""Show the progress of a count: a bar on a terminal, or a few plain lines elsewhere."""
 
 import time
 from types import TracebackType
@@ -9,23 +9,23 @@ from rich.progress import Progress as Bars
 
 
 class Tenths:
-    """Where there is no terminal, a line at each tenth of the way is enough."""
+    """Limits progress lines to one per tenth, for output that is not a terminal."""
 
     def __init__(self) -> None:
         self._told = -1
 
     def is_due(self, share: float) -> bool:
-        """Whether a line is due at this share of the way; the first always is."""
+        """Return whether to print a line at this share, 0 to 1. The first call always returns True."""
         due = int(share * 10) > self._told
         self._told = max(self._told, int(share * 10))
         return due
 
 
 class CountProgress:
-    """Shows how many have been dealt with. Use as a context manager.
+    """Shows how many items have been processed. Use it as a context manager.
 
     Args:
-        what: is counted: ids, records.
+        what: the name of the items, such as "ids" or "records".
     """
 
     def __init__(self, console: Console, what: str) -> None:
@@ -47,7 +47,7 @@ class CountProgress:
             self._bars.stop()
 
     def begin(self, count: int) -> None:
-        """So many are to be dealt with, from now on."""
+        """Start to count from 0 to `count`."""
         self._total, self._done, self._tenths = count, 0, Tenths()
         self._began = time.monotonic()
         if self._bars:
@@ -55,17 +55,17 @@ class CountProgress:
                 self._bars.remove_task(self._task)
             self._task = self._bars.add_task("", total=count)
         elif self._tenths.is_due(0.0):
-            self._console.print(f"{count:,} {self._what} to go through")
+            self._console.print(f"{count:,} {self._what} to process")
 
     def reach(self, done: int, total: int) -> None:
-        """Show how many of all have been dealt with, whichever number was shown before."""
+        """Set the number of processed items and the total."""
         if self._task is None and self._total != total:
             self.begin(total)
         if done > self._done:
             self.advance(done - self._done)
 
     def advance(self, count: int) -> None:
-        """So many more have been dealt with."""
+        """Add `count` processed items."""
         self._done += count
         share = self._done / self._total
         if self._bars and self._task is not None:

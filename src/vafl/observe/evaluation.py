@@ -1,4 +1,4 @@
-"""The result of an evaluation. It stands apart from training: reading run folders needs no torch."""
+"""The result of an evaluation. This module does not import torch, so that reading run folders is fast."""
 
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -6,13 +6,17 @@ from typing import Literal, Protocol
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One evaluation: a line of history.jsonl.
+    """One evaluation, which is one line of history.jsonl.
 
     Attributes:
+        seconds: the run's clock.
+        updates: server steps so far.
+        bytes_up, bytes_down: bytes that clients have sent and received so far.
+        train_loss: the mean loss of the minibatches since the previous evaluation.
         metric: the headline metric.
-        metrics: every metric by name, the headline too. A metric is None where the rows do not define it.
-        unanswered: clients that did not send their embeddings when asked, and what was used instead: what
-            they sent `last`, or a `default` (their mean embedding) where they have sent nothing.
+        metrics: every metric by name, including the headline. A metric is None if the rows do not define it.
+        unanswered: clients that did not send embeddings when asked, and the replacement that was used: "last"
+            for the embeddings they sent before, "default" for their mean embedding if they sent none.
     """
 
     seconds: float
@@ -26,7 +30,7 @@ class Evaluation:
 
 
 class Clock(Protocol):
-    """How far a run is."""
+    """The clock of a run: its time in seconds and its number of updates."""
 
     @property
     def now(self) -> float: ...

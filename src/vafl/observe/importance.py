@@ -11,7 +11,7 @@ from vafl.files import write_atomically
 from vafl.models.metrics import Figures
 from vafl.observe.plots import COLOURS, STYLE, save
 
-IMPORTANCE = "importance"  # in a run folder: .json, .png and .svg
+IMPORTANCE = "importance"  # stem of the .json, .png and .svg files in a run folder
 _MOST_BARS = 20
 
 
@@ -21,10 +21,10 @@ class Measured:
 
     Attributes:
         loss_increase: mean increase of the loss.
-        sd: standard deviation of that increase.
-        headline_drop: mean by which the headline metric gets worse; None if it is not defined on these rows.
-        headline_sd: standard deviation of that.
-        rows: rows that were measured.
+        sd: standard deviation of the increase over the repeats.
+        headline_drop: mean drop in quality by the headline metric; None if the rows do not define it.
+        headline_sd: standard deviation of the drop over the repeats.
+        rows: number of rows that were measured.
     """
 
     loss_increase: float
@@ -41,12 +41,12 @@ class Importance:
     Attributes:
         metric: the name of the headline metric.
         loss: the name of the loss: log_loss, or rmse for numbers.
-        rows: held-out rows that were measured.
-        repeats: permutations of each group of features.
-        baseline: every metric of the unpermuted rows.
-        parties: client -> importance of all its features.
+        rows: number of held-out rows that were measured.
+        repeats: number of permutations of each group of features.
+        baseline: every metric on the unpermuted rows.
+        parties: client -> importance of all its features together.
         features: client -> group or column -> importance.
-        refused: client -> why something was not measured.
+        refused: client -> the reason why something was not measured.
     """
 
     metric: str
@@ -66,8 +66,12 @@ class Importance:
 
     def lines(self) -> list[tuple[str, str, Measured]]:
         """Return (party, features, importance): parties first, then features, the most important first."""
-        parties = [(party, "all", own) for party, own in self.parties.items()]
-        columns = [(party, name, own) for party, all_ in self.features.items() for name, own in all_.items()]
+        parties = [(party, "all", measured) for party, measured in self.parties.items()]
+        columns = [
+            (party, name, measured)
+            for party, by_name in self.features.items()
+            for name, measured in by_name.items()
+        ]
         return [*_sorted(parties), *_sorted(columns)]
 
 
@@ -76,14 +80,13 @@ def _sorted(lines: Sequence[tuple[str, str, Measured]]) -> list[tuple[str, str, 
 
 
 def table(importance: Importance) -> Table:
-    """Return the importance of every party and feature, for a terminal."""
+    """Return the importance of every party and feature as a table for a terminal."""
     shown = Table(box=None, pad_edge=False)
     for heading in ("party", "permuted features", f"{importance.loss} increase", f"{importance.metric} drop"):
         shown.add_column(heading, justify="right" if heading.endswith(("increase", "drop")) else "left")
-    for party, name, own in importance.lines():
-        shown.add_row(
-            party, name, _text(own.loss_increase, own.sd), _text(own.headline_drop, own.headline_sd)
-        )
+    for party, name, measured in importance.lines():
+        loss = _text(measured.loss_increase, measured.sd)
+        shown.add_row(party, name, loss, _text(measured.headline_drop, measured.headline_sd))
     return shown
 
 
@@ -94,12 +97,12 @@ def _text(mean: float | None, deviation: float | None) -> str:
 
 
 def plot_importance(importance: Importance, stem: Path) -> list[Path]:
-    """Draw a bar for every party and, beside them, for the most important features.
+    """Draw a bar for every party and, in a second panel, for the most important features.
 
     Returns:
         stem.png and stem.svg.
     """
-    import matplotlib as mpl  # noqa: PLC0415 - loaded only to draw
+    import matplotlib as mpl  # noqa: PLC0415 - slow to load
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     lines = importance.lines()
@@ -121,7 +124,7 @@ def plot_importance(importance: Importance, stem: Path) -> list[Path]:
             )
             names = [party if what == "party" else f"{name} ({party})" for party, name, _ in own]
             axis.set_yticks(places, list(map(_label, names)))
-            axis.set_ylim(most - 0.5, -0.5)  # bars of the same height in both panels, the longest on top
+            axis.set_ylim(most - 0.5, -0.5)  # same bar height in both panels, longest bar on top
             axis.grid(visible=False, axis="y")
             axis.set_xlabel(f"increase of {importance.loss} when permuted")
             axis.set_title(f"by {what}", loc="left")
@@ -129,6 +132,6 @@ def plot_importance(importance: Importance, stem: Path) -> list[Path]:
 
 
 def _label(name: str) -> str:
-    """Return the name as matplotlib takes it: a dollar sign would begin a formula."""
+    """Return the name shortened for an axis. A dollar sign is escaped: it would start a formula."""
     short = name if len(name) <= 40 else f"{name[:39]}\N{HORIZONTAL ELLIPSIS}"
     return short.replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""A self-contained HTML page about a few runs: a sentence, a table, a picture, every command."""
+"""A self-contained HTML page that compares runs: paragraphs, a table, a plot and the commands."""
 
 from collections.abc import Sequence
 from html import escape
@@ -22,7 +22,7 @@ _PAGE = Template("""<!doctype html>
   h2 { font-size: 1.15rem; margin: 2rem 0 .6rem; }
   .card { background: #fff; border: 1px solid #e1e5ea; border-radius: 10px; }
   .card { padding: 1.2rem; overflow-x: auto; }
-  .card svg { width: 100%; min-width: 44rem; height: auto; }  /* on a phone it is scrolled, not shrunk */
+  .card svg { width: 100%; min-width: 44rem; height: auto; }  /* scroll instead of shrinking on a phone */
   table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
   th, td { text-align: right; padding: .45rem .7rem; border-bottom: 1px solid #edf0f3; white-space: nowrap; }
   th { font-weight: 600; font-size: .85rem; color: #5a6773; }
@@ -56,7 +56,7 @@ def write_page(
     svg: Path,
     commands: Sequence[str],
 ) -> None:
-    """Writes the page to `path`, with the picture inside it."""
+    """Write the page to `path`, with the plot in `svg` embedded."""
     drawing = svg.read_text(encoding="utf-8")
     page = _PAGE.substitute(
         title=escape(title),

@@ -1,6 +1,6 @@
-"""Plots of one run or of several beside each other, as PNG and SVG.
+"""Plot one run or several runs, as PNG and SVG.
 
-matplotlib is loaded when there is something to draw: whoever serves or trains gets there last, if at all.
+Functions import matplotlib when they draw, because it is slow to load and many processes never draw.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ STYLE: Any = {
     "svg.hashsalt": "vafl",
     "svg.fonttype": "path",
 }
-_DECADES_ALONE = 100  # a scale's largest over its smallest, from where on its decades' numbers are enough
-_LEAST_SPAN = 0.1  # of a metric's scale: what a few rows make of it shall not look like a cliff
+_DECADES_ALONE = 100  # label only the decades if a logarithmic axis spans at least this factor
+_LEAST_SPAN = 0.1  # smallest range of a metric's axis, so that noise from a few rows does not look large
 _AXES = (
     ("seconds", "seconds (the run's clock)", lambda point: point.seconds),
     ("updates", "server updates", lambda point: point.updates),
@@ -44,7 +44,7 @@ def plot_runs(runs: Sequence[RecordedRun], stem: Path) -> list[Path]:
     Returns:
         stem.png and stem.svg.
     """
-    import matplotlib as mpl  # noqa: PLC0415 - as said above
+    import matplotlib as mpl  # noqa: PLC0415 - slow to load
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     watched = {run.watched for run in runs}
@@ -69,7 +69,7 @@ def plot_runs(runs: Sequence[RecordedRun], stem: Path) -> list[Path]:
 
 
 def save(figure: "Figure", stem: Path) -> list[Path]:
-    """Writes stem.png and stem.svg."""
+    """Write stem.png and stem.svg, and return their paths."""
     paths = [stem.with_name(stem.name + ending) for ending in (".png", ".svg")]
     figure.savefig(paths[0], dpi=140)
     figure.savefig(paths[1], metadata={"Date": None})
@@ -77,14 +77,14 @@ def save(figure: "Figure", stem: Path) -> list[Path]:
 
 
 def _draw_metric(axis: "Axes", run: RecordedRun, colour: str, reading: Any) -> None:
-    """A line over the run; a run that never waits or sends (centralised) is a level to compare with."""
+    """Draw the metric as a line. A centralised run, which has no clock and sends nothing, is a level line."""
     kept = run.summary["kept"]["updates"]
     across, values = [reading(point) for point, _ in run.measured], [value for _, value in run.measured]
     if across and across[-1] == 0:
         axis.axhline(values[-1], color=colour, linestyle="--", linewidth=1.4, label=run.name)
         return
     axis.plot(across, values, color=colour, linewidth=1.8, label=run.name)
-    for point, value in run.measured[:-1]:  # the last one needs no mark
+    for point, value in run.measured[:-1]:  # the end of the line needs no dot
         if point.updates == kept:
             axis.plot(reading(point), value, "o", color=colour, markersize=6)
 
@@ -95,7 +95,7 @@ def _draw_loss(axis: "Axes", run: RecordedRun, colour: str) -> None:
 
 
 def _number_decades(axis: "Axes") -> None:
-    """Numbers as people write them at a logarithmic scale: of decades, and of more where those are few."""
+    """Label a logarithmic axis with plain numbers, also between decades if there are few decades."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: PLC0415
 
     low, high = axis.get_ylim()
@@ -108,7 +108,11 @@ def _number_decades(axis: "Axes") -> None:
 
 
 def _focus(axis: "Axes", runs: Sequence[RecordedRun]) -> None:
-    """Leaves out the first, untrained evaluations, which would flatten the rest, and magnifies no chance."""
+    """Choose the range of a metric's axis.
+
+    The first evaluations, of untrained models, are left out because they would flatten the rest. The range is
+    at least `_LEAST_SPAN`.
+    """
     values = sorted(value for run in runs for _, value in run.measured)
     if runs[0].higher_is_better and len(values) > 10:
         low = min(values[len(values) // 12], values[-1] - _LEAST_SPAN)

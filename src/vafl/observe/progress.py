@@ -1,5 +1,7 @@
-"""What people see of a run while it goes on: a live display on a terminal, plain lines where there is none,
-and its folder's status.json for those who watch from elsewhere."""
+"""Show a run while it trains: a live display on a terminal, or plain lines elsewhere.
+
+The run's status also goes to status.json in its folder, which other processes can read.
+"""
 
 import time
 from collections import deque
@@ -22,8 +24,8 @@ from vafl.observe.evaluation import Clock, Evaluation
 from vafl.observe.status import Baselines, ClientStatus, Status
 from vafl.protocol.staleness import DelaySummary
 
-_EVERY = 0.5  # seconds between two looks at the run
-_PACE = 20  # looks that its speed is taken over
+_EVERY = 0.5  # seconds between two updates of the display
+_PACE = 20  # updates of the display over which the run's speed is averaged
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,8 @@ class ShownFigures:
 
     Attributes:
         metric: the name of the headline metric.
-        rows: which rows evaluations use, "validation" or "test".
-        baselines: what the run has to beat: baseline -> rows -> metric -> value.
+        rows: the rows that evaluations use, "validation" or "test".
+        baselines: baseline -> rows -> metric -> value.
     """
 
     metric: str
@@ -43,17 +45,21 @@ class ShownFigures:
 
 @dataclass
 class Progress:
-    """Shows a run while it goes on. Use as a context manager; hand `observe` to the run.
+    """Shows a run while it trains. Use it as a context manager, and pass `observe` to the run.
+
+    A background thread calls `runtime`, `share_done`, `clients` and `waiting` twice a second, so they must be
+    safe to call while the run continues. `delays` is called only by `observe`, in the run's thread.
 
     Args:
-        console: where to show it.
-        folder: where its status goes.
-        title: what is running.
-        figures: about its metrics.
-        runtime, share_done, clients, waiting: its counters, how far it is towards its limits (0 to 1), its
-            clients without their delays, and what it waits for, if it does. They are read twice a second,
-            from a thread of the display's own.
-        delays: the clients', read at evaluations only, in the run's own thread.
+        console: the console for the display.
+        folder: the folder for status.json.
+        title: the first line of the display.
+        figures: facts about the run's metrics.
+        runtime: the run's clock and update counter.
+        share_done: returns the completed share of the run, 0 to 1.
+        clients: returns the state of every client, without delays.
+        delays: returns the delays of every client.
+        waiting: returns what the run waits for; empty while it makes progress.
     """
 
     console: Console
@@ -93,7 +99,7 @@ class Progress:
             self._live.stop()
 
     def observe(self, point: Evaluation) -> None:
-        """Takes note of an evaluation."""
+        """Show an evaluation. Call this in the run's thread."""
         self._point = point
         if (now := time.monotonic()) - self._measured > _EVERY:
             self._measured, self._delays = now, self.delays()
@@ -102,20 +108,22 @@ class Progress:
 
     def _look_on(self) -> None:
         over = False
-        while not over:  # the last look is at how the run ended
+        while not over:  # record the final status once after the run has ended
             over = self._over.wait(_EVERY)
             self._take_note()
 
     def _take_note(self) -> None:
         self._seen = self._look()
-        with suppress(OSError):  # a full disk is the run's own affair, which it will tell
+        with suppress(OSError):  # the run reports a full disk itself
             self._seen.write(self.folder)
 
     def _look(self) -> Status:
         now, updates = time.monotonic(), self.runtime.updates
         (then, before), clients = self._pace[0], self.clients()
-        if updates == before:  # its speed is taken from when it has begun, or goes on
-            self._pace = deque([(now, updates)], _PACE)  # never empty: two threads look
+        if updates == before:
+            # Measure the speed from the moment the run starts or continues. Replace the deque instead of
+            # clearing it: two threads read it, and neither may find it empty.
+            self._pace = deque([(now, updates)], _PACE)
         else:
             self._pace.append((now, updates))
         for number, delay in enumerate(self._delays):
@@ -144,7 +152,7 @@ class Progress:
     def _render(self) -> RenderableType:
         seen = self._seen
         bar = ProgressBar(total=1.0, completed=seen.share, width=60)
-        lines = Table.grid()  # a bar alone would not end its line
+        lines = Table.grid()  # without a grid, the bar would not end its line
         for part in (Text(self.title, style="bold"), bar, Text(self._line(seen))):
             lines.add_row(part)
         if seen.waiting:

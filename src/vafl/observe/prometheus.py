@@ -1,4 +1,4 @@
-"""Prometheus' text format, version 0.0.4: shared by `vafl watch` and `vafl serve`."""
+"""Prometheus' text format, version 0.0.4, for `vafl watch` and `vafl serve`."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,23 +15,23 @@ Families = Mapping[str, tuple[str, str]]
 
 
 def exposition(families: Families, samples: Iterable[Sample]) -> str:
-    """Return the samples as text: each family once, with its kind and meaning, in the order of `families`."""
+    """Return the samples as text, grouped by family in the order of `families`."""
     grouped: dict[str, list[str]] = {name: [] for name in families}
     for sample in samples:
         grouped[_family(sample[0], families)].append(_line(sample))
     lines = []
-    for name, own in grouped.items():
-        if own:
+    for name, family_lines in grouped.items():
+        if family_lines:
             kind, about = families[name]
-            lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}", *own]
+            lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}", *family_lines]
     return "\n".join([*lines, ""])
 
 
 class Histogram:
-    """Counts values by upper bounds.
+    """Counts values in buckets.
 
     Args:
-        bounds: Ascending; one more bucket takes what is above the last.
+        bounds: The upper bounds of the buckets, ascending. One more bucket counts larger values.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -43,7 +43,7 @@ class Histogram:
         self._sum += value
 
     def samples(self, name: str) -> Iterator[Sample]:
-        """Yield what Prometheus wants of a histogram: cumulated buckets, the sum and the count."""
+        """Yield the histogram in Prometheus' form: cumulative buckets, the sum and the count."""
         for bound, count in zip([*map(str, self._bounds), "+Inf"], accumulate(self._counts), strict=True):
             yield f"{name}_bucket", {"le": bound}, count
         yield f"{name}_sum", {}, self._sum
@@ -56,5 +56,5 @@ def _family(name: str, families: Families) -> str:
 
 def _line(sample: Sample) -> str:
     name, labels, value = sample
-    told = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in labels.items())
-    return f"{name}{{{told}}} {value!r}" if told else f"{name} {value!r}"
+    pairs = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in labels.items())
+    return f"{name}{{{pairs}}} {value!r}" if pairs else f"{name} {value!r}"

@@ -1,17 +1,17 @@
-"""The run folder: what a run leaves behind, and how it is read back.
+"""The run folder: write the files of a run, and read them back.
 
 DIR/config.toml      the resolved configuration
 DIR/history.jsonl    one object per evaluation
-DIR/status.json      how it stands, or stood last; written all the time
-DIR/summary.json     the result; a folder without it holds a run that did not end
-DIR/scores.parquet   the labels and scores of the held-out rows, for the label holder alone
-DIR/report.html      the result as a page for people
-DIR/models/PARTY/    its trained model; the head is the server's
+DIR/status.json      the current or last status, rewritten twice a second
+DIR/summary.json     the result; a folder without it holds a run that has not finished
+DIR/scores.parquet   the labels and scores of the held-out rows, only at the label holder
+DIR/report.html      the result as a page
+DIR/models/PARTY/    a party's trained model; the head is the server's model
 DIR/*.png, *.svg     plots
 
-Folders in it hold what is derived from records: only their owner can read them, or the files in them. The
-same holds for the scores and the report. The other files at the top are figures about the run, and are
-readable as the umask allows.
+Subfolders hold data derived from records, so only their owner can read them. The same holds for
+scores.parquet and report.html. The other files at the top level hold figures about the run and follow the
+umask.
 """
 
 import io
@@ -38,13 +38,13 @@ from vafl.observe.status import STATUS
 if TYPE_CHECKING:
     import polars as pl
 
-LEDGERS = "privacy"  # of clients that really uploaded: never removed
+LEDGERS = "privacy"  # ledgers of clients that sent real uploads; never removed
 SIMULATED_LEDGERS = "privacy-simulated"
 SUMMARY, HISTORY, REPORT = "summary.json", "history.jsonl", "report.html"
 SCORES, IMPORTANCE = "scores.parquet", "importance.json"
-ALIGNMENTS = "alignments"  # of tables that are all on this machine
+ALIGNMENTS = "alignments"  # alignment files, if all tables are on this machine
 _NAME = "[^/]+"
-_WRITTEN = re.compile(  # every file that a run leaves, those of crashes included
+_WRITTEN = re.compile(  # every file that a run may leave, including files left by crashes
     rf"""{re.escape(LOCK)} | config\.toml | {re.escape(HISTORY)} | {re.escape(SUMMARY)} | {re.escape(STATUS)}
     | {re.escape(REPORT)} | {re.escape(SCORES)} | {re.escape(IMPORTANCE)}
     | (progress|privacy-spent|importance)\.(png|svg)
@@ -58,15 +58,22 @@ _WRITTEN = re.compile(  # every file that a run leaves, those of crashes include
     | {ALIGNMENTS}/{_NAME}\.alignment\.parquet""",
     re.VERBOSE,
 )
-_NEEDED = ("metric", "watched", "kept", "baselines")  # of a summary
+_NEEDED = ("metric", "watched", "kept", "baselines")  # required entries of summary.json
 _FOLDERS = ("models", "state", "certs", "logs", SIMULATED_LEDGERS, ALIGNMENTS)
 
 
 class RunFolder:
-    """Writes one run's folder. Nothing of another run is ever mixed in or lost by accident.
+    """Writes the folder of one run. It never mixes two runs, and never removes files that no run wrote.
 
-    Use as a context manager: inside, no other process may write the folder. Of a run that is to be resumed
-    nothing is changed before `begin`, so that whatever speaks against it can be found first.
+    Use it as a context manager. Inside the block, no other process can write the folder. The files of a
+    resumed run stay unchanged until `begin`, so that callers can check the run before that.
+
+    Args:
+        overwrite: replace a run that is in the folder.
+        resume: continue the run in the folder.
+
+    Raises:
+        RunFolderError: the folder is not empty and may not be replaced, or another process uses it.
     """
 
     def __init__(self, path: Path, *, overwrite: bool = False, resume: bool = False) -> None:
@@ -80,7 +87,7 @@ class RunFolder:
             raise
 
     def begin(self, config_toml: str) -> None:
-        """The run begins or goes on: it has this configuration, and has not ended."""
+        """Mark the run as started and unfinished, and write its configuration."""
         (self.path / SUMMARY).unlink(missing_ok=True)
         (self.path / SCORES).unlink(missing_ok=True)
         make_private_folder(self.path / "models")
@@ -88,9 +95,12 @@ class RunFolder:
         self._history.touch()
 
     def rewind(self, seconds: float) -> list[Evaluation]:
-        """Goes back to where the run stood after so many seconds; gives the evaluations made until then.
+        """Remove the evaluations after the last checkpoint from the history, and return the others.
 
-        Those after it were undone by a crash, which may also have cut the last line short.
+        A crash discards everything after the checkpoint. It may also have left an incomplete last line.
+
+        Args:
+            seconds: the run's clock at the checkpoint.
 
         Raises:
             RunFolderError: a line is damaged.
@@ -110,16 +120,22 @@ class RunFolder:
         except (ValueError, TypeError) as error:
             raise RunFolderError(
                 "VFL-8021",
-                f'--resume needs the evaluations so far. Line {before + 1} of "{self._history}" is damaged: '
-                f"{error}. Remove it and those below it, and resume again: only they are lost.",
+                f'--resume needs the history of evaluations. Line {before + 1} of "{self._history}" is '
+                f"damaged: {error}. Remove this line and all lines below it, then resume again.",
             ) from error
 
     def _to_replace(self, overwrite: bool) -> list[str]:
-        """What must go to make room for the run, if the user asked for that; only ever our own files."""
+        """Return the names of the entries that the new run replaces; empty for a new folder.
+
+        Raises:
+            RunFolderError: the folder has entries and `overwrite` is not set, or has files that no run wrote.
+        """
         if not self.path.exists():
             return []
         if not self.path.is_dir():
-            raise RunFolderError("VFL-8022", f'the run folder must be a folder. "{self.path}" is a file.')
+            raise RunFolderError(
+                "VFL-8022", f'the run folder must be a folder. "{self.path}" is a file. Choose another --out.'
+            )
         present = [entry.name for entry in self.path.iterdir() if entry.name != LOCK]
         if not present:
             return []
@@ -127,30 +143,31 @@ class RunFolder:
             raise RunFolderError(
                 "VFL-8023",
                 f'the run folder must be new or empty. "{self.path}" holds {len(present)} entries. '
-                "Name another --out, or add --overwrite to replace that run.",
+                "Choose another --out, or add --overwrite to replace that run.",
             )
         if LEDGERS in present:
             raise RunFolderError(
                 "VFL-8024",
-                f'"{self.path}" holds privacy ledgers: what they count has left this machine, and no new run '
-                "may forget it. Name another --out, and in privacy.ledger the folder to go on with.",
+                f'--overwrite never removes privacy ledgers. Found some in "{self.path}": they count uploads '
+                "that have left this machine. Choose another --out, and set privacy.ledger to the folder of "
+                "these ledgers to continue them.",
             )
         if foreign := list(islice(self._foreign(), 3)):
             raise RunFolderError(
                 "VFL-8025",
                 f'--overwrite replaces run folders only. "{self.path}" holds {", ".join(foreign)}, '
-                "which no run wrote. Name another --out.",
+                "which no run wrote. Choose another --out.",
             )
         if not self._is_run():
             raise RunFolderError(
                 "VFL-8026",
-                f'--overwrite replaces run folders only. "{self.path}" holds names that runs use too, but '
-                f"neither a run's {LOCK} nor its history of evaluations. Name another --out.",
+                f'--overwrite replaces run folders only. "{self.path}" has file names that runs use, but '
+                f"neither {LOCK} nor a history of evaluations. Choose another --out.",
             )
         return present
 
     def _foreign(self) -> Iterator[str]:
-        """What is there, at any depth, that no run writes."""
+        """Yield the paths of files and folders, at any depth, that no run writes."""
         for entry in self.path.rglob("*"):
             place = entry.relative_to(self.path)
             if entry.is_dir() and not entry.is_symlink():
@@ -161,7 +178,10 @@ class RunFolder:
                 yield str(place)
 
     def _is_run(self) -> bool:
-        """Others too have a config.toml and logs; a run has locked its folder, or recorded evaluations."""
+        """Return whether the folder holds a run: it has a lock file or recorded evaluations.
+
+        Names such as config.toml and logs/ prove nothing, because other programs use them too.
+        """
         if any(self.path.glob(LOCK)) or any(self.path.glob(f"state/*/{LOCK}")):
             return True
         try:
@@ -171,7 +191,7 @@ class RunFolder:
 
     def _remove(self, names: Sequence[str]) -> None:
         for state in self.path.glob("state/*/") if "state" in names else ():
-            HeldFolder(state).close()  # a client that is still at work there is left alone
+            HeldFolder(state).close()  # fails if a client still uses the folder
         for name in names:
             target = self.path / name
             shutil.rmtree(target) if target.is_dir() else target.unlink()
@@ -183,18 +203,18 @@ class RunFolder:
         self._held.close()
 
     def append(self, point: Evaluation) -> None:
-        """Adds one evaluation; it is in the file when this returns, should the process die."""
+        """Add one evaluation. It is in the file when this returns, even if the process is killed then."""
         with self._history.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(point), allow_nan=False) + "\n")
 
     def keep_scores(self, scores: "pl.DataFrame") -> None:
-        """Write the labels and scores of the held-out rows, which only the owner of the file can read."""
+        """Write the labels and scores of the held-out rows to a file that only its owner can read."""
         content = io.BytesIO()
         scores.write_parquet(content)
         write_atomically(self.path / SCORES, content.getvalue(), private=True)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Writes the summary, whole or not at all."""
+        """Write the summary atomically. The run counts as finished from then on."""
         write_atomically(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
 
 
@@ -204,14 +224,14 @@ def _read_points(path: Path) -> list[Evaluation]:
 
 
 def versions() -> dict[str, str]:
-    """The versions that made a result."""
+    """Return the versions of Python and the packages that affect a result."""
     packages = {name: version(name) for name in ("vafl", "torch", "numpy")}
     return {"python": platform.python_version(), **packages, "kernels": "native" if NATIVE else "portable"}
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run folder, read back."""
+    """A finished run, read from its folder."""
 
     name: str
     path: Path
@@ -220,7 +240,7 @@ class RecordedRun:
 
     @property
     def metric(self) -> str:
-        """The name of its headline metric."""
+        """The name of the headline metric."""
         return str(self.summary["metric"]["name"])
 
     @property
@@ -229,36 +249,36 @@ class RecordedRun:
 
     @property
     def watched(self) -> str:
-        """Which rows its evaluations use, "validation" or "test"."""
+        """The rows that the evaluations use, "validation" or "test"."""
         return str(self.summary["watched"])
 
     @property
     def measured(self) -> list[tuple[Evaluation, float]]:
-        """Its evaluations that have the headline metric, and their values."""
+        """The evaluations that define the headline metric, and its values."""
         return [(point, point.metric) for point in self.points if point.metric is not None]
 
     def kept(self, rows: str) -> Mapping[str, float | None]:
-        """Return every metric of the models kept on "validation" or "test" rows; empty if not known."""
+        """Return every metric of the kept models on "validation" or "test" rows; empty if unknown."""
         return self.summary["kept"][rows] or {}
 
     def baseline(self, name: str, rows: str) -> Mapping[str, float | None]:
-        """Return every metric of a baseline on "validation" or "test" rows; empty if not known."""
-        found: Mapping[str, float | None] = self.summary["baselines"].get(name, {}).get(rows, {})
-        return found
+        """Return every metric of a baseline on "validation" or "test" rows; empty if unknown."""
+        figures: Mapping[str, float | None] = self.summary["baselines"].get(name, {}).get(rows, {})
+        return figures
 
     @property
     def validation(self) -> float | None:
-        """The headline metric of the models kept on the validation rows; None if it is not known."""
+        """The headline metric of the kept models on the validation rows; None if unknown."""
         return self.kept("validation").get(self.metric)
 
     @property
     def test(self) -> float | None:
-        """The headline metric of the models kept on the test rows; None if it is not known."""
+        """The headline metric of the kept models on the test rows; None if unknown."""
         return self.kept("test").get(self.metric)
 
     @property
     def never_uploaded(self) -> list[str]:
-        """The parties that uploaded nothing, so that nothing was learnt from their data."""
+        """The parties that never uploaded. The model has learnt nothing from their data."""
         return [name for name, count in self.summary.get("activations", {}).items() if not count]
 
     def by(self, metric: str) -> "RecordedRun":
@@ -270,16 +290,16 @@ class RecordedRun:
         )
 
     def first_reaching(self, target: float) -> Evaluation | None:
-        """Return the first evaluation as good as `target`; None if there is none."""
+        """Return the first evaluation that is at least as good as `target`; None if there is none."""
         sign = 1 if self.higher_is_better else -1
         return next((point for point, value in self.measured if sign * (value - target) >= 0), None)
 
 
 def read_run(path: Path) -> RecordedRun:
-    """Reads a finished run's folder.
+    """Read the folder of a finished run.
 
     Raises:
-        RunFolderError: it is missing, damaged, or the run did not end.
+        RunFolderError: the folder is missing or damaged, or the run has not finished.
     """
     try:
         summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
@@ -291,12 +311,16 @@ def read_run(path: Path) -> RecordedRun:
     except FileNotFoundError as error:
         raise RunFolderError(
             "VFL-8027",
-            f'"{path}" must be the folder of a finished run. Found no {Path(error.filename).name} there.',
+            f'"{path}" must be the folder of a finished run. It has no {Path(error.filename).name}. Wait '
+            "until the run has finished, or choose another folder.",
         ) from error
     except (OSError, ValueError, TypeError) as error:
         raise RunFolderError(
-            "VFL-8028", f'"{path}" must be the folder of a finished run. It is damaged: {error}.'
+            "VFL-8028",
+            f'"{path}" must be the folder of a finished run. It is damaged: {error}. Restore it, or run '
+            "again.",
         ) from error
     run = RecordedRun(path.resolve().name, path, summary, points)
-    # A run that was resumed with another model.metric has recorded two headlines; all metrics are there.
+    # A run that was resumed with another model.metric has evaluations with different headline metrics. Every
+    # evaluation has all metrics, so select the final one everywhere.
     return run.by(run.metric)

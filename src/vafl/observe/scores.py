@@ -1,7 +1,7 @@
 """A file of scores with one line per record.
 
-It is written in chunks and appears when it is whole. Scores are about people, so only the file's owner can
-read it, from its first byte on.
+It is written in chunks to a temporary file, which replaces the target at the end. Scores are about people, so
+both files are private to their owner from the first byte on.
 """
 
 import os
@@ -22,16 +22,19 @@ ENDINGS = (".csv", ".parquet")
 
 
 class ScoreFile:
-    """Takes chunks of a table in turn. Use it as a context manager; if the block fails, no file is left.
+    """Writes a table in chunks. Use it as a context manager. If the block fails, no new file is left.
 
     Args:
-        path: Ends in .csv or .parquet. An existing file is replaced at the end.
+        path: A path that ends in .csv or .parquet. An existing file is replaced at the end.
+
+    Raises:
+        ConfigError: The path has another ending.
     """
 
     def __init__(self, path: Path) -> None:
         if path.suffix not in ENDINGS:
             raise ConfigError(
-                "VFL-8041", f'scores are written to a file ending in {" or ".join(ENDINGS)}. Found "{path}".'
+                "VFL-8041", f'the file of scores must end in {" or ".join(ENDINGS)}. Found "{path}".'
             )
         self.path, self._chunks = path, 0
         self._draft = path.with_name(path.name + ".part")
@@ -49,7 +52,7 @@ class ScoreFile:
         return self
 
     def append(self, table: pl.DataFrame) -> None:
-        """Adds lines."""
+        """Add the rows of a table."""
         if self._file is not None:
             table.write_csv(self._file, include_header=not self._chunks)
         else:
@@ -77,11 +80,16 @@ class ScoreFile:
 def missing_column(
     states: npt.NDArray[np.uint8], parties: Sequence[str], words: Sequence[str], answered: int
 ) -> pl.Series:
-    """For each line, who did not answer and why: `shop: late, bank: declined`; empty if all did.
+    """Return a column with the parties that did not answer and why, such as `shop: late, bank: declined`.
+
+    A row is empty if all parties answered.
 
     Args:
         states: [rows, parties], indices into `words`.
+        words: the name of each state.
+        answered: the state of a party that answered.
     """
+    # There are few different combinations of states, so build each text once.
     kinds, places = np.unique(states, axis=0, return_inverse=True)
     texts = [
         ", ".join(

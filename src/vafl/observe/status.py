@@ -1,7 +1,7 @@
-"""What a run says of itself while it goes on: DIR/status.json, half a second old, whole at any moment.
+"""The status of a run: DIR/status.json, replaced atomically every half second.
 
-Whoever wants to watch a run reads its folder; the run itself listens to nobody. When it has ended, the file
-tells how it stood last.
+Programs that watch a run read this file. The run itself accepts no connections for that. After the run has
+ended, the file holds its last status.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 from vafl.files import write_atomically
 
 STATUS = "status.json"
-_BEYOND = 2.0**63  # any number that a run can reach
+_BEYOND = 2.0**63  # larger than any number that a run can reach
 
 Baselines = Mapping[str, Mapping[str, Mapping[str, float | None]]]
 """The name of a baseline -> rows, "validation" or "test" -> metric -> value."""
@@ -22,15 +22,17 @@ Baselines = Mapping[str, Mapping[str, Mapping[str, float | None]]]
 
 @dataclass(frozen=True)
 class ClientStatus:
-    """One client as it stands.
+    """The current state of one client.
 
     Attributes:
-        activations: uploads it has made.
-        gone: whether it is not here.
-        delay_mean, delay_max: of its cells when they were used, as of the last evaluation.
-        alarms: what is not normal about it now, as `vafl.transport.vitals` has it.
-        silent: seconds without a message from it, though it is connected and it is its turn; 0 up to
-            network.heartbeat.
+        activations: uploads that the client has made.
+        bytes_up, bytes_down: bytes that the client has sent and received.
+        gone: whether the client is disconnected.
+        delay_mean, delay_max: staleness of the client's embeddings when used, in server steps, at the last
+            evaluation.
+        alarms: current anomalies of the client; see `vafl.transport.vitals`.
+        silent: seconds since the client's last message, if it is connected and it is its turn; 0 until
+            network.heartbeat has passed.
     """
 
     name: str
@@ -46,17 +48,17 @@ class ClientStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """A run as it stands.
+    """The current state of a run.
 
     Attributes:
         metric: the name of the headline metric.
-        rows: which rows its evaluations use, "validation" or "test".
-        share: how far it is towards its limits, 0 to 1.
-        seconds: on the run's own clock.
-        rate: updates per second of the wall's clock.
-        waiting: what it waits for; empty while it goes on.
-        baselines: what it has to beat.
-        at: when this was written, in seconds since 1970.
+        rows: the rows that evaluations use, "validation" or "test".
+        share: completed share of the run, 0 to 1.
+        seconds: time on the run's clock, which is simulated in a simulation.
+        rate: updates per second of wall-clock time.
+        waiting: what the run waits for; empty while it makes progress.
+        baselines: the metrics of the baselines.
+        at: when this was recorded, in seconds since 1970.
     """
 
     title: str
@@ -73,10 +75,10 @@ class Status:
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> "Status":
-        """As `write` left it.
+        """Return the status from the JSON document that `write` wrote.
 
         Raises:
-            TypeError: it did not.
+            TypeError: the document is not a status.
         """
         clients = tuple(map(_client, document.pop("clients", ())))
         baselines = checked_baselines(document.pop("baselines", {}))
@@ -87,19 +89,22 @@ class Status:
         return status
 
     def write(self, folder: Path) -> None:
+        """Write status.json atomically. It need not survive a power failure, so it is not synced to disk."""
         content = json.dumps(asdict(self)).encode()
         write_atomically(folder / STATUS, content, durable=False)
 
 
 def checked_baselines(document: Any) -> Baselines:
-    """Return `document` if it is what a run writes as its baselines.
+    """Return `document` if it has the form of `Baselines`.
 
     Raises:
-        TypeError: it is not.
+        TypeError: it does not.
     """
     if not isinstance(document, dict):
         raise TypeError(f"baselines {document!r}")
-    return {name: {rows: checked_figures(own[rows]) for rows in own} for name, own in document.items()}
+    return {
+        name: {rows: checked_figures(by_rows[rows]) for rows in by_rows} for name, by_rows in document.items()
+    }
 
 
 def checked_figures(document: Any) -> dict[str, float | None]:
@@ -120,17 +125,17 @@ def _client(document: dict[str, Any]) -> ClientStatus:
     return replace(client, alarms=tuple(client.alarms)) if isinstance(client.alarms, list) else client
 
 
-def _check(made: Status | ClientStatus) -> None:
-    """Raise TypeError unless words are words, and numbers are finite ones."""
-    for each in fields(made):
-        value = getattr(made, each.name)
-        if each.name == "alarms":
-            fits = isinstance(value, tuple) and all(isinstance(one, str) for one in value)
+def _check(status: Status | ClientStatus) -> None:
+    """Raise TypeError unless texts are strings and numbers are finite."""
+    for entry in fields(status):
+        value = getattr(status, entry.name)
+        if entry.name == "alarms":
+            fits = isinstance(value, tuple) and all(isinstance(alarm, str) for alarm in value)
         else:
-            checked = each.name in ("clients", "baselines")
-            fits = checked or (isinstance(value, str) if each.type is str else _is_number(value))
+            checked = entry.name in ("clients", "baselines")
+            fits = checked or (isinstance(value, str) if entry.type is str else _is_number(value))
         if not fits:
-            raise TypeError(f"{each.name} {value!r}")
+            raise TypeError(f"{entry.name} {value!r}")
 
 
 def _is_number(value: Any) -> bool:

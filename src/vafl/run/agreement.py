@@ -1,4 +1,4 @@
-"""The terms that a party brings to a run, for all to agree on."""
+"""The agreement: the settings that all parties of a run must have in common."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,20 +18,28 @@ STATE = "state"  # in a run folder: each party's own folder for what it must not
 
 
 def over_network(config: Config) -> Config:
-    """The configuration as it is meant between processes: there, a window that is left open is wider."""
+    """Return the configuration as parties in separate processes use it.
+
+    An automatic window (`rule.window`) is wider there, so that a client computes while its messages travel.
+    """
     return config if config.network.real_delays else replace(config, rule=config.rule.pipelined())
 
 
 def rows_at_once(config: Config, width: int) -> int:
-    """How many rows of embeddings fit into one message."""
+    """Return how many rows of embeddings of `width` fit into one message."""
     codec = Codec(config.network.encoding, config.network.largest_message)
     return codec.most_rows(width, masked=config.privacy.secure_sum)
 
 
 def require_same_run(folder: Path, terms: Agreement) -> None:
-    """Raises RunFolderError unless the checkpoint there is of a run on these terms: what it holds means other
-    rows, clients or models elsewhere. The network, and how training goes on, may change: on those the parties
-    agree anew."""
+    """Check that a checkpoint belongs to a run with this agreement.
+
+    A checkpoint is only valid for the same rows, clients and models. The network, the rule, the optimiser and
+    the stop criteria may change: the parties compare those again when they connect.
+
+    Raises:
+        RunFolderError: the agreement in the checkpoint differs.
+    """
     facts = load_facts(folder).get("terms", {})
     before = facts.pop("settings", {}) | {name: repr(value) for name, value in facts.items()}
     kept, now = (
@@ -42,18 +50,18 @@ def require_same_run(folder: Path, terms: Agreement) -> None:
         }
         for entries in (before, terms.entries())
     )
-    if found := differing(kept, now):
-        differences = "; ".join(f"{name} {then} then, {value} now" for name, then, value in found)
+    if different := differing(kept, now):
+        differences = "; ".join(f"{name} was {then}, is now {value}" for name, then, value in different)
         raise RunFolderError(
             "VFL-7001",
-            f'--resume goes on with the run in "{folder}", on its terms. Different: {differences}. '
-            "Resume with the [model], the seed, the data, the clients, the schedule and the privacy that it "
-            "began with, or begin anew: --overwrite, or another --out. Nothing was changed.",
+            f'--resume needs the settings that the run in "{folder}" started with. Different: {differences}. '
+            "Restore its [model], seed, data, clients, schedule and privacy, or start a new run with "
+            "--overwrite or another --out. Nothing was changed.",
         )
 
 
 def make_terms(plan: Plan) -> Agreement:
-    """What the parties of this run must agree on, as this party sees it."""
+    """Return this party's view of the settings that all parties of the run must agree on."""
     config, clients = over_network(plan.config), len(plan.data.parties)
     schedules = [make_schedule(config, plan.data.rows, index) for index in range(clients)]
     return Agreement(
@@ -70,12 +78,15 @@ def make_terms(plan: Plan) -> Agreement:
 
 
 def _common(config: Config, rows: int, clients: int) -> dict[str, Any]:
-    """Return the settings that must be the same at all parties: those of the model, and those that decide who
-    steps when and how, and which model is kept in the end.
+    """Return the settings that must be equal at all parties.
 
-    A cosine schedule falls to 0 at the planned update K, which vafl derives from `stop` and `schedule`. A
-    refusal must name settings that users can find in their files. So K is left out, and stop.updates is
-    compared in its place: 0 if schedule.epochs decides, which is compared anyway.
+    They are the settings of the model, of the steps (rule, schedule, optimiser) and of the choice of the
+    final model (stop.patience).
+
+    A cosine schedule falls to 0 at the planned update K, which vafl derives from `stop` and `schedule`. An
+    error about a difference must name settings that users can find in their files. So K is left out and
+    stop.updates is compared instead. It is 0 if schedule.epochs determines it, because schedule.epochs is
+    compared already.
     """
     training = training_settings(config)
     if config.optimiser.schedule == "cosine" and config.optimiser.constants == {"K": config.stop.updates}:

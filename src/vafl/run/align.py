@@ -1,4 +1,4 @@
-"""Finding the common records before a run: the server's part, a client's part, and both on one machine."""
+"""Align the parties' records before a run: as one party, or as all parties on one machine."""
 
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -32,12 +32,12 @@ def align_party(
     listening: Callable[[str], None] = lambda address: None,
     watch: Callable[[], None] = lambda: None,
 ) -> Path:
-    """One party's part of an alignment; gives the file it has written.
+    """Take part in an alignment as one party, and return the path of the alignment file.
 
     Args:
-        workers: processes that compute; 0 is one for each core.
-        listening: told the server's address once it can be dialled.
-        watch: called now and then while the server waits for clients; what it raises ends the wait.
+        workers: number of worker processes; 0 uses one per core.
+        listening: called with the server's address once clients can connect.
+        watch: called repeatedly while the server waits for clients; an exception in it ends the wait.
     """
     table, path = _table(config, party), Path(config.tables[party].alignment)
     credentials, terms = load_credentials(config, party), _terms(config)
@@ -55,24 +55,26 @@ def align_party(
                 label=table.settings.label,
                 with_local=bool(table.features),
             )
-            found = _run(server.serve(listening, watch))
+            aligned = _run(server.serve(listening, watch))
         else:
             client = AlignmentClient(party, ids, terms, config.network, credentials, workers, progress, keep)
-            found = _run(client.run())
-    console.print(f"{len(found.ids):,} of {len(ids):,} records are among the {found.rows:,} rows: {path}")
-    if party == SERVER and found.with_local:
+            aligned = _run(client.run())
+    console.print(f"{len(aligned.ids):,} of {len(ids):,} records are among the {aligned.rows:,} rows: {path}")
+    if party == SERVER and aligned.with_local:
         console.print(f"the other columns of this table are features of the run: {len(table.features)}")
     return path
 
 
 def align_all(config: Config, console: Console, workers: int = 0) -> None:
-    """The server here, each client as a process of its own, over loopback: for tables on one machine.
+    """Align tables that are all on this machine.
+
+    The server runs in this process and each client in a separate process. They connect over loopback.
 
     Args:
-        workers: processes that compute at each party; 0 shares the cores out.
+        workers: number of worker processes of each party; 0 divides the cores among the parties.
     """
     for party in (SERVER, *config.data.parties):
-        _table(config, party)  # fails before anything is started
+        _table(config, party)  # fail before any process is started
     check_certificates(config, config.data.parties)
     with TemporaryDirectory(prefix="vafl-align-") as temporary:
         folder = Path(temporary)
@@ -93,7 +95,8 @@ def _table(config: Config, party: str) -> Table:
     if config.data.name != "tables":
         raise ConfigError(
             "VFL-7011",
-            f'alignment is for data.name = "tables", a file for each party. Found "{config.data.name}".',
+            f'alignment is for data.name = "tables", with a file for each party. Found "{config.data.name}". '
+            "Other data need no alignment.",
         )
     if party not in parties:
         raise ConfigError(
@@ -101,7 +104,9 @@ def _table(config: Config, party: str) -> Table:
         )
     if party not in config.tables:
         raise ConfigError(
-            "VFL-7013", f"{party} needs a section [tables.{party}] with path and id of its table."
+            "VFL-7013",
+            f"{party} needs a section [tables.{party}] in the configuration. Found none. Add one with the "
+            "path and the id column of its table.",
         )
     check_writable(Path(config.tables[party].alignment))
     return open_table(config.tables, party)
@@ -112,10 +117,10 @@ def _terms(config: Config) -> Terms:
 
 
 def _run(work: Coroutine[Any, Any, Alignment]) -> Alignment:
-    found: list[Alignment] = []
+    results: list[Alignment] = []
 
     async def main() -> None:
-        found.append(await work)
+        results.append(await work)
 
     run(main())
-    return found[0]
+    return results[0]

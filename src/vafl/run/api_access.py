@@ -13,7 +13,7 @@ _TLS = "TLS (add --tls for the server's own certificate, or --tls-certificate FI
 
 @dataclass(frozen=True)
 class Access:
-    """The address of a served model, and the callers that it accepts.
+    """The address of a served model, and the callers that the server accepts.
 
     Attributes:
         address: The address to listen on.
@@ -56,12 +56,12 @@ class Access:
             raise Refusal(
                 421,
                 "wrong_host",
-                "this server is not known by that name: use an address or name that it was started for",
+                "the Host header must name this server: use the address or name that it was started with",
                 hangs_up=True,
             )
         origin = headers.get("Origin")
         if origin is not None and origin.lower() != f"{self.scheme}://{host}".lower():
-            raise Refusal(403, "cross_origin", "pages of other sites are not answered", hangs_up=True)
+            raise Refusal(403, "cross_origin", "the Origin header must be this server's", hangs_up=True)
         if self.callers is None:
             return ""
         scheme, _, key = headers.get("Authorization", "").partition(" ")
@@ -70,7 +70,7 @@ class Access:
             raise Refusal(
                 401,
                 "unauthorized",
-                "a request needs the header Authorization: Bearer KEY, with a key of this server",
+                "a request needs the header Authorization: Bearer KEY, with an API key of this server",
                 hangs_up=True,
                 headers={"WWW-Authenticate": "Bearer"},
             )

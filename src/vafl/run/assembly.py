@@ -1,4 +1,4 @@
-"""From a plan to the objects of a run: the only file that wires every room."""
+"""Build the objects of a run from its plan. This module is the only one that connects all packages."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -49,6 +49,7 @@ from vafl.run.plan import Plan, Task, make_plan
 from vafl.simulation.simulator import Simulator
 from vafl.transport.codec import Codec
 
+# Random streams: distinct numbers keep the schedules and the refreshes of all clients independent.
 _COMMON_STREAM = 0  # clients have the streams 1..M
 _PRIVATE_STREAMS = 1_000_000
 _REFRESH_STREAMS = 2_000_000
@@ -56,7 +57,13 @@ _REFRESH_STREAMS = 2_000_000
 
 @dataclass
 class Run:
-    """A run ready to go: the objects underneath, for whoever wants to look at them or change them."""
+    """A simulated run that is ready to train. Callers may inspect and change its objects.
+
+    Attributes:
+        ledgers: the privacy ledgers of the private clients, in memory.
+        best: the models of the best evaluation, if the last `train` kept them.
+        ended: the reason why the last `train` ended.
+    """
 
     config: Config
     data: VerticalData
@@ -72,12 +79,12 @@ class Run:
     def train(
         self, observe: Callable[[Evaluation], None] = lambda point: None, *, keep_best: bool | None = None
     ) -> list[Evaluation]:
-        """Train until a stop criterion holds, and return all evaluations. Why it ended is then in `ended`.
+        """Train until a stop criterion holds, and return all evaluations. Set `ended` to the reason.
 
         Args:
-            observe: called with every evaluation as it is made.
-            keep_best: whether to go back to the models of the best evaluation at the end. That evaluation is
-                then `best.point`. None does so if the run has stop.patience.
+            observe: called with every evaluation as soon as it is measured.
+            keep_best: whether to restore the models of the best evaluation at the end. That evaluation is
+                then `best.point`. None restores them if stop.patience is set.
         """
         keep_best = self.config.stop.patience > 0 if keep_best is None else keep_best
         self.best = BestModels([*self.models, self.head], self.evaluator.measured) if keep_best else None
@@ -100,24 +107,30 @@ class Run:
         return measure(self.runtime, self.evaluator, self.task.metrics.headline.name)
 
     def delays(self) -> list[DelaySummary]:
-        """How stale each client's embeddings were when used; none for a centralised run."""
+        """Return how stale each client's embeddings were when used; empty for a centralised run."""
         return self.runtime.server.delays.summaries() if isinstance(self.runtime, Simulator) else []
 
 
 def build(config: Config, data: VerticalData | None = None) -> Run:
-    """Makes every object of a simulated run; `data` and errors as for `make_plan`.
+    """Build every object of a simulated run.
 
-    Nothing leaves the machine in a simulation: private clients' ledgers are kept in memory.
+    A simulation sends nothing to another machine, so the ledgers of private clients stay in memory.
+
+    Args:
+        data: as for `make_plan`.
+
+    Raises:
+        ConfigError, DataError: as for `make_plan`.
     """
     plan = with_drawn_labels(make_plan(config, data))
     config = plan.config
     centralised = config.rule.name == "centralised"
     guards = [None if centralised else make_guard(plan, index) for index in range(len(plan.models))]
     models, features = plan.models, [party.features for party in plan.data.parties]
-    for index, own in enumerate(guards):
-        if own is not None:  # measured is what the server would see
-            features[index] = own.features
-            models = [*models[:index], own.whole_model(), *models[index + 1 :]]
+    for index, privacy in enumerate(guards):
+        if privacy is not None:  # evaluate what the server would receive, not the features behind it
+            features[index] = privacy.features
+            models = [*models[:index], privacy.whole_model(), *models[index + 1 :]]
     evaluator = Evaluator(
         models,
         features,
@@ -127,26 +140,28 @@ def build(config: Config, data: VerticalData | None = None) -> Run:
         plan.data.parts,
         summed=config.model.combine == "sum",
         undo=plan.undo,
-        budgets=[own.budget for own in guards if own is not None],
+        budgets=[privacy.budget for privacy in guards if privacy is not None],
     )
     runtime = CentralisedRuntime(_centralised(plan)) if centralised else _simulator(plan, guards)
-    ledgers = [own.budget.ledger for own in guards if own is not None]
+    ledgers = [privacy.budget.ledger for privacy in guards if privacy is not None]
     return Run(config, plan.data, plan.task, plan.models, plan.head, runtime, evaluator, ledgers)
 
 
 def _simulator(plan: Plan, guards: Sequence[ClientPrivacy | None]) -> Simulator:
     config, parties = plan.config, range(len(plan.models))
     schedules = [make_schedule(config, plan.data.rows, index) for index in parties]
-    clients = [make_client(plan, index, schedules, own) for index, own in enumerate(guards)]
+    clients = [make_client(plan, index, schedules, privacy) for index, privacy in enumerate(guards)]
     names, codec = [party.name for party in plan.data.parties], Codec(config.network.encoding)
     local = names.index(LOCAL_CLIENT) if LOCAL_CLIENT in names else None
     return Simulator(make_server(plan), clients, config.delays, config.seed, codec, local)
 
 
 def with_drawn_labels(plan: Plan, path: Path | None = None) -> Plan:
-    """The plan as the server trains by it: with labels drawn by randomised response, if the run says so.
+    """Return the plan with the labels to train on: randomised if labels.epsilon is set.
 
-    They are kept in `path` unless labels.file names another place.
+    Args:
+        path: the file that keeps the randomised labels, unless labels.file names another. None keeps them in
+            memory only.
     """
     config, settings, data = plan.config, plan.config.labels, plan.data
     if not settings.epsilon:
@@ -154,15 +169,16 @@ def with_drawn_labels(plan: Plan, path: Path | None = None) -> Plan:
     path = Path(settings.file) if settings.file else path
     classes = len(data.classes or ())
     name = config.tables[LABEL_HOLDER].label if config.tables else config.data.label
-    known = data.labels[data.train]
-    drawn = draw_once(known, classes, settings.epsilon, name, data.record_digest, path)
+    drawn = draw_once(data.labels[data.train], classes, settings.epsilon, name, data.record_digest, path)
     return replace(plan, data=replace(data, labels=torch.cat([drawn, data.labels[data.rows :]])))
 
 
 def make_server(plan: Plan, table: EmbeddingTable | None = None, marks: MarkMemory | None = None) -> Server:
-    """Make the server of a run: labels, head, and an empty table unless one is given.
+    """Create the server of a run.
 
-    `marks` remembers the marks of the clients' ledgers, by default only while the server lives.
+    Args:
+        table: the embedding table; None creates an empty one in memory.
+        marks: stores the marks of the clients' ledgers; None keeps them in memory.
     """
     config, clients = plan.config, len(plan.data.parties)
     rule, table = config.rule, table or make_table(plan, plan.data.rows)
@@ -185,33 +201,33 @@ def make_server(plan: Plan, table: EmbeddingTable | None = None, marks: MarkMemo
 
 
 def make_table(plan: Plan, rows: int) -> EmbeddingTable:
-    """An empty table, in this process's memory; of a secure sum it has the sums only."""
-    own = widths(plan)
+    """Return an empty table in memory. Under a secure sum it stores only the sums of the embeddings."""
+    client_widths = widths(plan)
     if plan.config.privacy.secure_sum:
-        return SumTable(rows, len(own), own[0])
-    return EmbeddingTable(rows, own, summed=plan.config.model.combine == "sum")
+        return SumTable(rows, len(client_widths), client_widths[0])
+    return EmbeddingTable(rows, client_widths, summed=plan.config.model.combine == "sum")
 
 
 def widths(plan: Plan) -> list[int]:
-    """The embedding width of each client."""
+    """Return the embedding width of each client."""
     return [plan.config.model.embedding_width(plan.task.outputs)] * len(plan.data.parties)
 
 
 def make_guard(
     plan: Plan, index: int, run: Path | None = None, *, accept_ledger: bool = False
 ) -> ClientPrivacy | None:
-    """Make what keeps client `index` private or accountable, if its settings or its ledger ask for that.
+    """Return the noise and accounting of client `index`; None if neither its settings nor a ledger need them.
 
     Args:
-        run: the run's folder; None for a simulation.
-        accept_ledger: go on if the ledger lacks the last mark that the server received.
+        run: the run folder; None for a simulation.
+        accept_ledger: continue if the ledger lacks the last mark that the server received.
     """
     config, data = plan.config, plan.data
     party = data.parties[index]
     path = None if run is None else ledger_path(config, party.name, run)
     if not is_entered(config, party.name, path):
         return None
-    names = [own.name for own in data.parties]
+    names = [each.name for each in data.parties]
     ids = data.ids_of(party)
     ledger, accounts = open_ledger(
         config, party.name, ids, data.source, names, run=run, path=path, accept_ledger=accept_ledger
@@ -236,11 +252,14 @@ def make_client(
     witness: KeySigner | None = None,
     own_seed: int | None = None,
 ) -> Client:
-    """One client of a run, with its own features only; of the held-out rows too if it is asked for those.
+    """Create one client of a run. It gets no features of other parties.
 
-    Clients in one process may share all `schedules`. `own` makes the client private. `witness` vouches for
-    the keys of a secure sum; parties on one machine may do without. `own_seed` is what a private schedule
-    is drawn from, if not the run's seed.
+    Args:
+        schedules: the schedules of all clients, which clients in one process may share; None creates them.
+        own: makes the client private.
+        with_held_out: whether it has the features of the held-out rows, too, so that it can answer for them.
+        witness: signs the keys of a secure sum; None leaves them unsigned, for parties in one process.
+        own_seed: the seed of a private schedule; None uses the run's seed.
     """
     config, party = plan.config, plan.data.parties[index]
     rows, clients = plan.data.rows, len(plan.data.parties)
@@ -274,7 +293,7 @@ def _descent(config: Config, model: nn.Module, *, server: bool = False, average:
 
 
 def make_schedule(config: Config, rows: int, index: int, own_seed: int | None = None) -> BatchSchedule:
-    """The minibatches of client `index`; all clients have the same ones under the sync rule."""
+    """Return the minibatch schedule of client `index`. Under the sync rule all clients share one schedule."""
     settings = config.schedule
     if config.rule.name in ("sync", "centralised"):
         stream = _COMMON_STREAM
@@ -285,7 +304,7 @@ def make_schedule(config: Config, rows: int, index: int, own_seed: int | None = 
 
 
 def make_refresh(config: Config, index: int, schedules: Sequence[BatchSchedule]) -> Refresh:
-    """Which rows client `index` refreshes; nothing is ever stale under the sync rule."""
+    """Return the rule by which client `index` refreshes rows. The sync rule needs none: no row is stale."""
     name, count = parse_refresh(config.schedule.refresh)
     if name == "none" or config.rule.name == "sync":
         return NoRefresh()
@@ -293,9 +312,9 @@ def make_refresh(config: Config, index: int, schedules: Sequence[BatchSchedule])
         return RefreshAll()
     if name == "lookahead":
         return Lookahead(index, schedules)
-    own = schedules[index]
-    key = np.random.SeedSequence((own.seed, _REFRESH_STREAMS + index))
-    return RandomRefresh(own.rows, count, np.random.Generator(np.random.Philox(key)))
+    schedule = schedules[index]
+    key = np.random.SeedSequence((schedule.seed, _REFRESH_STREAMS + index))
+    return RandomRefresh(schedule.rows, count, np.random.Generator(np.random.Philox(key)))
 
 
 def _centralised(plan: Plan) -> Centralised:
@@ -319,7 +338,7 @@ def _centralised(plan: Plan) -> Centralised:
 
 @contextmanager
 def limited_threads(count: int) -> Iterator[None]:
-    """Lets torch, and numpy's products, use so many threads inside."""
+    """Limit torch and the BLAS library of NumPy to `count` threads inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,10 +1,15 @@
-"""Checkpoints: what a party must not forget, written whole or not at all.
+"""Checkpoints: a party's durable state, replaced atomically.
 
-The embedding table is a memory-mapped file, so a checkpoint costs what changed, not what there is. The
-small rest (parameters, optimiser, counters) is one safetensors file with a digest of its content. It is
-replaced atomically after the table is on disk, and only by finite numbers: a model that has diverged leaves
-the last good checkpoint in place. Cells stored after the checkpoint may be in the table's file or not; the
-server treats them as lost after a restart and asks for them again.
+- The server's embedding table is a memory-mapped file, so a checkpoint writes only the pages that changed.
+- Everything else (parameters, optimiser, counters) is one safetensors file with a digest of its content.
+
+Crash safety rests on three rules:
+
+1. The safetensors file is replaced atomically, and only after the table is on disk. So the table always
+   holds at least what the checkpoint refers to.
+2. Cells that were stored after the checkpoint may or may not be in the table's file. After a restart the
+   server treats them as lost and requests them again.
+3. Only finite numbers are written. A model that has diverged leaves the last good checkpoint in place.
 """
 
 import hashlib
@@ -33,19 +38,20 @@ def save_checkpoint(
     """Write tensors and plain facts (numbers, lists, text) as one file that only its owner can read.
 
     Args:
-        buffers: names of tensors that are not trained, and may be infinite: attention masks are.
+        buffers: names of tensors that are not trained. They may be infinite, as attention masks are.
 
     Raises:
-        Diverged: a number is NaN or infinite; the checkpoint that was there stays.
-        RunFolderError: it cannot be written.
+        Diverged: a number is NaN or infinite. The previous checkpoint stays.
+        RunFolderError: the file cannot be written.
     """
-    plain = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}  # two may be one
+    # Clone, because safetensors refuses two names for the same memory (shared parameters).
+    plain = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
     for name, tensor in plain.items():
         if name not in buffers and not torch.isfinite(tensor).all():
             raise Diverged(
                 "VFL-7031",
-                f'a checkpoint holds finite numbers only. Found NaN or infinity in "{name}". The last '
-                f'checkpoint in "{folder}" is kept: go on from it with --resume.',
+                f'a checkpoint must hold finite numbers only. Found NaN or infinity in "{name}". The '
+                f'previous checkpoint in "{folder}" is intact: continue from it with --resume.',
             )
     text = json.dumps(facts)
     content = save(plain, {"facts": text, "digest": _digest(text, plain), "facts_digest": _digest(text, {})})
@@ -55,10 +61,10 @@ def save_checkpoint(
 
 
 def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `save_checkpoint` wrote last.
+    """Return the tensors and facts of the last checkpoint.
 
     Raises:
-        RunFolderError: there is none, or it is damaged.
+        RunFolderError: there is no checkpoint, or it is damaged.
     """
     with _opened(folder) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -66,13 +72,17 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def load_facts(folder: Path) -> dict[str, Any]:
-    """Return the facts alone, which are small; raises as `load_checkpoint`."""
+    """Return the facts of the last checkpoint without reading its tensors.
+
+    Raises:
+        RunFolderError: as for `load_checkpoint`.
+    """
     with _opened(folder) as file:
         return _facts(file, "facts_digest", {})
 
 
 def _facts(file: Any, kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the facts, if they and the tensors are as they were written."""
+    """Return the facts. Raise ValueError if the facts or the tensors do not match their digest."""
     metadata = file.metadata()
     if _digest(metadata["facts"], tensors) != metadata[kind]:
         raise ValueError("its content does not match its digest")
@@ -81,7 +91,7 @@ def _facts(file: Any, kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Any
 
 
 def _digest(facts: str, tensors: Mapping[str, Tensor]) -> str:
-    """A digest of everything a checkpoint holds: it detects damage, not forgery."""
+    """Return a digest of the facts and tensors. It detects damage, not forgery, because it has no key."""
     digest = hashlib.blake2b(facts.encode(), digest_size=32)
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
@@ -108,18 +118,18 @@ def _opened(folder: Path) -> Iterator[Any]:
 
 @contextmanager
 def restoring(folder: Path) -> Iterator[None]:
-    """Around whatever takes over the tensors of the checkpoint there: they must fit.
+    """Turn errors from loading a checkpoint's tensors inside the block into RunFolderError.
 
     Raises:
-        RunFolderError: they are of another model or optimiser.
+        RunFolderError: the tensors belong to another model or optimiser.
     """
     try:
         yield
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise RunFolderError(
             "VFL-7034",
-            f'--resume goes on with the model and optimiser of the run in "{folder}". Found others in the '
-            f"configuration: {error}. Resume with the [model] and [optimiser] that it began with.",
+            f'--resume needs the model and optimiser of the run in "{folder}". Found others in the '
+            f"configuration: {error}. Resume with the [model] and [optimiser] that the run started with.",
         ) from error
 
 
@@ -130,25 +140,29 @@ def _writing(path: Path, size: int) -> Iterator[None]:
     except OSError as error:
         raise RunFolderError(
             "VFL-7035",
-            f'"{path}" needs {size:,} bytes on the disk. Found: {error.strerror or error}. Make room there, '
-            "or name an --out elsewhere; a run that had begun goes on with --resume.",
+            f'cannot write {size:,} bytes to "{path}": {error.strerror or error}. Free some space, or choose '
+            "another --out. Continue a run that had started with --resume.",
         ) from error
 
 
 def move_checkpoint(folder: Path, to: Path) -> None:
-    """Takes the place of what is there."""
+    """Move the checkpoint in `folder` to the folder `to`, replacing the one there."""
     make_private_folder(to)
     (folder / _FILE).replace(to / _FILE)
     sync_folder(to)
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether there is something to resume from."""
+    """Return whether the folder has a checkpoint to resume from."""
     return (folder / _FILE).is_file()
 
 
 def flatten(prefix: str, state: Any) -> tuple[dict[str, Tensor], Any]:
-    """Takes the tensors out of nested dicts and lists: (tensors by name, the rest with their names)."""
+    """Separate the tensors in nested dicts and lists from the rest, which must be representable as JSON.
+
+    Returns:
+        The tensors by name, and the state with each tensor replaced by its name. `unflatten` reverses this.
+    """
     tensors: dict[str, Tensor] = {}
 
     def strip(value: Any, name: str) -> Any:
@@ -165,7 +179,7 @@ def flatten(prefix: str, state: Any) -> tuple[dict[str, Tensor], Any]:
 
 
 def unflatten(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The inverse of `flatten`."""
+    """Put the tensors back into the state that `flatten` returned."""
     if not isinstance(skeleton, dict):
         return skeleton
     if "tensor" in skeleton:
@@ -176,20 +190,32 @@ def unflatten(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 class MappedArray:
-    """An array in a private file: changes reach the disk by themselves, and surely at `flush`."""
+    """An array in a memory-mapped file that only its owner can read.
+
+    The operating system writes changes to disk at any time. They are on disk for certain after `flush`.
+
+    Args:
+        fresh: create the file; otherwise it must exist and have the right size.
+
+    Raises:
+        RunFolderError: the file is missing or has another size, or the disk has no room for it.
+    """
 
     def __init__(self, path: Path, shape: tuple[int, ...], kind: npt.DTypeLike, *, fresh: bool) -> None:
         size = int(np.prod(shape)) * np.dtype(kind).itemsize
         if not fresh and (not path.is_file() or path.stat().st_size != size):
             raise RunFolderError(
                 "VFL-7036",
-                f'"{path}" must hold {size:,} bytes, as the run had. It is missing or another size.',
+                f'--resume needs "{path}" with {size:,} bytes. The file is missing or has another size. '
+                "Restore it, or start without --resume.",
             )
         with _writing(path, size):
             if fresh:
                 make_private_file(path)
+            # Allocate the disk space now. Writing to a mapped page without space would kill the process.
             reserve(path, size)
         self.array = np.memmap(path, dtype=kind, mode="r+", shape=shape)
 
     def flush(self) -> None:
+        """Write all changes to disk."""
         self.array.flush()

@@ -1,4 +1,4 @@
-"""A client's part of a run: its own columns, its durable state, its way to the server."""
+"""A client's part of a run: its features, its durable state and its connection to the server."""
 
 import asyncio
 import logging
@@ -43,12 +43,12 @@ log = logging.getLogger("vafl.client")
 
 
 class ClientState:
-    """A client's durable memory: its model, its optimiser and where it stands.
+    """A client's durable state: its model, its optimiser and its position in the run.
 
     Args:
         every: activations between two checkpoints.
-        terms: the run's, for whoever resumes it to compare.
-        own_seed: what its schedule is drawn from, if that is its own.
+        terms: the run's agreement. A resumed run compares its own agreement with it.
+        own_seed: the seed of a private schedule; None if the schedule uses the run's seed.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ClientState:
         if resume:
             self._restore()
         else:
-            self.save()  # whenever it is killed, there is something to resume
+            self.save()  # a client that is killed at any time from here on can be resumed
         self._saved, self._iteration = client.activation, client.iteration
 
     def _restore(self) -> None:
@@ -78,9 +78,10 @@ class ClientState:
             client.run = facts["run"]
 
     def save_if_due(self) -> None:
-        """Every so often; and when the server went back, before anything is said to it: it counts the
-        same iterations again, and a checkpoint that names one must not mean the one forgotten."""
+        """Save if enough activations have passed, or if the server has returned to an older checkpoint."""
         client = self._client
+        # A restored server counts the same iteration numbers a second time. Save before the client sends
+        # anything, so that the iteration in the checkpoint never refers to one that the server has lost.
         if client.iteration < self._iteration or client.activation - self._saved >= self._every:
             self.save()
 
@@ -88,7 +89,7 @@ class ClientState:
         """Make the model and the client's place in the run durable.
 
         Raises:
-            Diverged: the model is not finite any more; the last checkpoint stays.
+            Diverged: the model has a NaN or infinite parameter. The previous checkpoint stays.
         """
         client = self._client
         self._saved, self._iteration = client.activation, client.iteration
@@ -107,7 +108,10 @@ class ClientState:
 
 
 def draw_seed(config: Config, folder: Path, *, resume: bool) -> int | None:
-    """A seed that this client alone knows, for a private schedule; one that goes on has the one it had."""
+    """Return a secret seed for a private schedule; None if the schedule uses the run's seed.
+
+    A resumed client reads the seed from its checkpoint, so that its schedule continues.
+    """
     if config.schedule.seed == "shared":
         return None
     if resume:
@@ -127,29 +131,32 @@ def run_client(
     accept_ledger: bool = False,
     console: Console | None = None,
 ) -> str:
-    """Take part in a run as one client; return the server's reason for ending it.
+    """Take part in a run as one client and return the server's reason for ending it.
 
-    Writes path/models/PARTY at the end, path/state/PARTY meanwhile, and path/config.toml unless
-    a server on this machine has done so. A client that the server refuses removes what it has written, except
-    its privacy ledger. It can try again without an option.
+    Write path/state/PARTY during the run and path/models/PARTY at the end. Write path/config.toml unless a
+    server on this machine has done so. If the server rejects the client, remove these files but keep the
+    privacy ledger: the client can then try again without --resume or --overwrite.
 
     Args:
-        replace: take the place of another process of this party that takes part already.
-        accept_ledger: go on if the ledger lacks the last mark that the server received.
+        replace: replace another process of this party that is already connected.
+        accept_ledger: continue if the ledger lacks the last mark that the server received.
         console: where to show progress; None shows nothing.
     """
     folder = path / STATE / check_client(party)
     if not (resume or overwrite) and has_checkpoint(folder) and load_facts(folder)["activation"] > 0:
         raise RunFolderError(
             "VFL-7041",
-            f'"{folder}" holds a checkpoint of {party}. Add --resume to go on from it, or --overwrite to '
-            "begin anew and lose it.",
+            f'a new run needs a state folder without a checkpoint. "{folder}" holds a checkpoint of {party}. '
+            "Add --resume to continue from it, or --overwrite to discard it and start again.",
         )
     config = over_network(config)
     plan = make_plan(config, party=party)
-    names = [own.name for own in plan.data.parties]
+    names = [each.name for each in plan.data.parties]
     if party not in names:
-        raise DataError("VFL-7042", f'"{party}" is no party of this run. Its parties: {", ".join(names)}.')
+        raise DataError(
+            "VFL-7042",
+            f'--party must name a client of this run: {", ".join(names)}. Found "{party}".',
+        )
     credentials, terms = load_credentials(config, party), make_terms(plan)
     if resume:
         require_same_run(folder, terms)
@@ -179,9 +186,9 @@ def run_client(
 
 
 class _Written:
-    """The files and folders that a client makes before the server admits it.
+    """The files and folders that a client creates before the server accepts it.
 
-    Make it before the first of them is written: what exists by then is never removed.
+    Construct it before the client writes anything: `remove` never removes what exists at that time.
 
     Args:
         path: the run folder.
@@ -194,9 +201,9 @@ class _Written:
         self._parents = [parent for parent in (folder.parent, path, *path.parents) if not parent.exists()]
 
     def remove(self, config: bytes) -> None:
-        """Remove what was not there before.
+        """Remove everything that this client created.
 
-        Another party may use the same run folder. Its files stay, and so does every folder that has some.
+        Another party may use the same run folder. Its files stay, and so do the folders that contain them.
 
         Args:
             config: the content of config.toml, if this client wrote it.
@@ -207,11 +214,11 @@ class _Written:
             if self._made_config and self._config.read_bytes() == config and not self._is_shared():
                 self._config.unlink()
         for parent in self._parents:
-            with suppress(OSError):  # it is not empty
+            with suppress(OSError):  # keep a folder that is not empty
                 parent.rmdir()
 
     def _is_shared(self) -> bool:
-        """Return whether another party has its state in this run folder."""
+        """Return whether another party keeps its state in this run folder."""
         state = self._folder.parent
         return any(entry != self._folder for entry in state.iterdir()) if state.is_dir() else False
 
@@ -221,9 +228,9 @@ class ClientRun:
 
     Args:
         path: the run folder.
-        resume: go on from the checkpoint in path/state/PARTY.
-        takes_over: whether it may take the place of another process of this party.
-        accept_ledger: go on if the ledger lacks the last mark that the server received.
+        resume: continue from the checkpoint in path/state/PARTY.
+        takes_over: whether it may replace another process of this party.
+        accept_ledger: continue if the ledger lacks the last mark that the server received.
         connect, may_wake: as for `FederationClient`.
     """
 
@@ -241,15 +248,16 @@ class ClientRun:
         connect: Callable[[Metadata], LocalCall] | None = None,
         may_wake: Callable[[Client], bool] = lambda client: True,
     ) -> None:
-        config, names, folder = plan.config, [own.name for own in plan.data.parties], path / STATE / party
+        config, names, folder = plan.config, [each.name for each in plan.data.parties], path / STATE / party
         index = names.index(party)
         remove_drafts(folder)
-        own = make_guard(plan, index, path, accept_ledger=accept_ledger)
+        privacy = make_guard(plan, index, path, accept_ledger=accept_ledger)
         own_seed, witness = draw_seed(config, folder, resume=resume), witness_of(config, credentials)
-        client = make_client(plan, index, own=own, with_held_out=True, witness=witness, own_seed=own_seed)
+        client = make_client(plan, index, own=privacy, with_held_out=True, witness=witness, own_seed=own_seed)
         client.refresh_rows = rows_at_once(config, widths(plan)[index])
         every = config.network.checkpoint_every
-        # First: of another run nothing is left to resume.
+        # Before ClientState writes its first checkpoint: a new run first removes the best model of an older
+        # run, so that a crash between the two cannot leave that model behind to be resumed.
         self._best = BestEmbedding(client, folder, resume=resume)
         self._state = ClientState(client, folder, every, terms, resume=resume, own_seed=own_seed)
         self._plan, self._index, self._path, self._client = plan, index, path, client
@@ -268,7 +276,7 @@ class ClientRun:
         )
 
     def view(self) -> ClientView:
-        """Return what this client can tell of its training. Nothing in it comes from the labels."""
+        """Return the client's progress. None of its values depends on the labels."""
         client, federation, config = self._client, self.federation, self._plan.config
         return ClientView(
             party=federation.party,
@@ -286,13 +294,13 @@ class ClientRun:
 
     @contextmanager
     def saved(self) -> Iterator[None]:
-        """Save a checkpoint when the run inside is over, and the trained model if it ended in order."""
+        """Save a checkpoint when the block ends, and the trained model if the server ended the run."""
         try:
             yield
             if self.federation.ended and self._plan.config.stop.patience:
                 self._best.restore()
         except Diverged:
-            raise  # the last checkpoint is the last good one
+            raise  # the previous checkpoint is the last one with finite parameters
         except BaseException:
             with suppress(Diverged):
                 self._state.save()
@@ -303,7 +311,7 @@ class ClientRun:
 
 
 def witness_of(config: Config, credentials: Credentials | None) -> CertificateWitness | None:
-    """Who vouches for the keys of a secure sum: this party's certificate, if it has one."""
+    """Return the signer of this party's secure-sum keys; None if it has no certificate to sign them with."""
     if credentials is not None:
         return CertificateWitness(credentials)
     if config.privacy.secure_sum:
@@ -312,15 +320,21 @@ def witness_of(config: Config, credentials: Credentials | None) -> CertificateWi
 
 
 def run_until_over(federation: FederationClient) -> str:
-    """Runs the event loop; a signal ends it after the turn under way, however often it comes. Gives the
-    server's reason to end."""
+    """Run the client in an event loop and return the server's reason for ending the run.
+
+    SIGINT and SIGTERM stop the client after its current turn. Further signals have no effect.
+
+    Raises:
+        KeyboardInterrupt: a signal stopped the client.
+    """
     reasons: list[str] = []
 
     async def main() -> None:
         task = asyncio.ensure_future(federation.run())
 
         def end() -> None:
-            if not task.cancelling():  # to cancel it again would end its wait for the turn
+            # The cancelled task waits for the turn to finish. A second cancellation would abort that wait.
+            if not task.cancelling():
                 task.cancel()
 
         for number in (signal.SIGINT, signal.SIGTERM):

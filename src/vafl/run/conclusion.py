@@ -1,4 +1,4 @@
-"""The end of a run: calibration and threshold, fitted on the validation rows of the models that are kept."""
+"""Conclude a run: fit calibration and threshold on the validation rows, and measure the kept models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,13 +30,13 @@ Floats = npt.NDArray[np.float64]
 class Conclusion:
     """The results of the kept models on the held-out rows, and how their outputs become predictions.
 
-    Parts that were not measured are missing everywhere.
+    The mappings have no entry for a part that was not measured.
 
     Attributes:
-        decision: what is stored with the head.
-        outputs: part -> the head's outputs, calibrated, [rows, outputs].
-        figures: part -> every metric of these.
-        calibration: the entry of summary.json; None without a calibration.
+        decision: the calibration and threshold that are stored with the head.
+        outputs: part -> the head's calibrated outputs, [rows, outputs].
+        figures: part -> every metric of `outputs`.
+        calibration: the entry `calibration` of summary.json; None without a calibration.
         threshold: the entry `decision` of summary.json; None unless there are two classes.
         scores: the content of scores.parquet.
     """
@@ -50,17 +50,18 @@ class Conclusion:
 
 
 def conclude(config: Config, task: Task, data: VerticalData, measured: Mapping[str, Tensor]) -> Conclusion:
-    """Fit calibration and threshold, and measure what they give.
+    """Fit calibration and threshold, and measure the kept models with them.
 
-    A fit needs validation rows of two classes with finite outputs. Where model.calibration or decision.goal
-    ask for one, `make_plan` has checked that the rows are there. Without a fit, for instance if nobody
-    answered for these rows, class weights are undone by their known effect and the threshold is 0.5.
+    A fit needs validation rows of two classes with finite outputs. If model.calibration or decision.goal
+    require a fit, `make_plan` has checked that such rows exist. A fit may still be impossible, for example if
+    no client answered for these rows. The effect of class weights is then reversed analytically, and the
+    threshold is 0.5.
 
     Args:
-        data: with the labels that the run was trained on.
+        data: the run's data, with the labels that the run was trained on.
         measured: part -> the kept head's outputs on these rows, [rows, outputs].
     """
-    labels = {part: own.numpy() for part, own in held_out_labels(data).items() if part in measured}
+    labels = {part: each.numpy() for part, each in held_out_labels(data).items() if part in measured}
     raw = {part: measured[part].double().numpy() for part in labels}
     classes = () if task.loss == "squared" else data.classes or ()
     fitted = bool(classes) and "validation" in raw and _allows_fit(raw["validation"], labels["validation"])
@@ -72,8 +73,8 @@ def conclude(config: Config, task: Task, data: VerticalData, measured: Mapping[s
             if fitted
             else Calibration.undoing(weights, task.outputs)
         )
-    outputs = {part: calibration(own) for part, own in raw.items()}
-    shares = {part: probabilities(own) for part, own in outputs.items()} if classes else {}
+    outputs = {part: calibration(each) for part, each in raw.items()}
+    shares = {part: probabilities(each) for part, each in outputs.items()} if classes else {}
     threshold, report = Threshold(), None
     if len(classes) == 2:
         threshold, report = _decide(config.decision, classes, shares, labels, fitted=fitted)
@@ -94,7 +95,7 @@ def _allows_fit(outputs: Floats, labels: npt.NDArray[Any]) -> bool:
 def _measure(
     metrics: Metrics, outputs: Mapping[str, Floats], labels: Mapping[str, npt.NDArray[Any]]
 ) -> dict[str, Figures]:
-    return {part: metrics.measure(own, labels[part]) for part, own in outputs.items()}
+    return {part: metrics.measure(each, labels[part]) for part, each in outputs.items()}
 
 
 def _before_and_after(
@@ -103,8 +104,8 @@ def _before_and_after(
     raw: Mapping[str, Floats],
     labels: Mapping[str, npt.NDArray[Any]],
 ) -> dict[str, Any]:
-    """Return the metrics that judge probabilities, by part, without and with the calibration."""
-    calibrated = {part: calibration(own) for part, own in raw.items()}
+    """Return log loss and Brier score by part, without and with the calibration."""
+    calibrated = {part: calibration(outputs) for part, outputs in raw.items()}
     return {
         "method": calibration.method,
         **{
@@ -149,16 +150,16 @@ def _decide(
 def _scores(
     classes: tuple[str, ...], labels: Mapping[str, npt.NDArray[Any]], values: Mapping[str, Floats]
 ) -> pl.DataFrame:
-    """Return one line per held-out row: which part it is of, its label and its score.
+    """Return one line per held-out row, with its part, label and score.
 
     The columns are `part` ("validation" or "test"), `label` (the name of the class, or the number) and
-    `score`, which is the probability of the second of two classes or the predicted number. Several classes
-    have the probability of each instead, `score_0`, `score_1` and so on, in the order of `classes`.
+    `score` (the probability of the second of two classes, or the predicted number). With more than two
+    classes, the columns `score_0`, `score_1` and so on hold the probability of each class instead.
 
     Args:
         values: part -> probabilities [rows, classes], or numbers [rows, 1].
     """
-    parts = [_part_scores(classes, part, labels[part], own) for part, own in values.items()]
+    parts = [_part_scores(classes, part, labels[part], scores) for part, scores in values.items()]
     return (
         pl.concat(parts)
         if parts
@@ -167,20 +168,23 @@ def _scores(
 
 
 def beside_alone(scores: pl.DataFrame, alone: pl.DataFrame) -> pl.DataFrame:
-    """Return scores.parquet with the scores of the baseline "label holder alone" beside the run's.
+    """Return the content of scores.parquet with the scores of the baseline "label holder alone" added.
 
     Args:
         scores, alone: `Conclusion.scores` of the run and of the baseline, on the same held-out rows.
 
     Returns:
-        `scores` with a column `alone_score` (`alone_score_0` and so on) for each of its score columns. It is
-        null in parts that were not measured for the baseline.
+        `scores` with a column `alone_score` (`alone_score_0` and so on) for each of its score columns. The
+        new columns are null in parts that were not measured for the baseline.
     """
+    # The baseline may lack a part, so join by the position of each row within its part.
     names = [name for name in alone.columns if name.startswith("score")]
     row = pl.int_range(pl.len()).over("part").alias("row")
-    own = alone.select("part", row, pl.col(names).name.prefix("alone_"))
+    added = alone.select("part", row, pl.col(names).name.prefix("alone_"))
     return (
-        scores.with_columns(row).join(own, on=["part", "row"], how="left", maintain_order="left").drop("row")
+        scores.with_columns(row)
+        .join(added, on=["part", "row"], how="left", maintain_order="left")
+        .drop("row")
     )
 
 

@@ -1,4 +1,4 @@
-"""A party's certificate: read from its folder, or made for processes on one machine."""
+"""Read a party's certificate from its folder, or create certificates for processes on one machine."""
 
 import logging
 from collections.abc import Sequence
@@ -13,21 +13,21 @@ log = logging.getLogger("vafl.server")
 
 
 def load_credentials(config: Config, party: str) -> Credentials | None:
-    """Return this party's certificate and key; None where the run is plaintext on loopback."""
+    """Return this party's certificate and key; None if network.security is "plaintext"."""
     if config.network.security == "plaintext":
         return None
     return Credentials.load(_folder(config, party), party)
 
 
 def load_https(config: Config, party: str) -> Https:
-    """Return what the party serves HTTPS with: the certificate that it has for the federation."""
+    """Return the party's federation certificate and key for use with HTTPS."""
     folder = _folder(config, party)
-    Credentials.load(folder, party)  # checks that the files belong together
+    Credentials.load(folder, party)  # check that the files belong together
     return Https.load(folder / f"{party}.pem", folder / f"{party}.key")
 
 
 def _folder(config: Config, party: str) -> Path:
-    """Return the folder with this party's files: its own in the authority's, or the one it was given."""
+    """Return the folder with this party's files: its subfolder of network.certificates, or that folder."""
     if not config.network.certificates:
         raise ConfigError(
             "VFL-7061",
@@ -35,11 +35,11 @@ def _folder(config: Config, party: str) -> Path:
             "Make one: `vafl certs DIR --party server --party client-1 ...`.",
         )
     folder = Path(config.network.certificates)
-    own = folder / party
+    subfolder = folder / party
     try:
-        return own if own.is_dir() else folder
-    except OSError:  # this user may not look into the folder: reading the files reports that as a ConfigError
-        return own
+        return subfolder if subfolder.is_dir() else folder
+    except OSError:  # no permission to list the folder: reading its files raises a ConfigError that says so
+        return subfolder
 
 
 def check_certificates(config: Config, clients: Sequence[str]) -> None:
@@ -54,20 +54,27 @@ def check_certificates(config: Config, clients: Sequence[str]) -> None:
 
 
 def _lacks_certificates(config: Config) -> bool:
-    """Whether there are none yet; those of a federation of many machines must be there."""
+    """Return whether certificates must be created.
+
+    They are created only for loopback addresses. A federation of several machines must bring its own.
+    """
     folder = config.network.certificates
     try:
         return not folder or (is_loopback(config.network.address) and not Path(folder).exists())
-    except OSError:  # it is there, and this user may not look into it: reading the files reports that
+    except (
+        OSError
+    ):  # no permission to list it, so it exists: reading its files raises a ConfigError that says so
         return False
 
 
 def certified(config: Config, names: list[str], path: Path) -> Config:
-    """The configuration with certificates, made in path/certs if it has none and needs them."""
+    """Return the configuration with certificates; create them in path/certs if needed and missing."""
     if config.network.security == "plaintext" or not _lacks_certificates(config):
         return config
     if config.network.certificates:
-        log.info("%s is not there: certificates for this machine alone are made", config.network.certificates)
+        log.info(
+            "%s does not exist; creating certificates for this machine only", config.network.certificates
+        )
     folder = path / "certs"
     make_authority(folder)
     for name in (SERVER, *names):

@@ -1,4 +1,8 @@
-"""The labels a server trains on, drawn by randomised response once and kept: drawing again spends again."""
+"""Randomised training labels, drawn once and stored.
+
+Every draw by randomised response spends epsilon. So a server stores the labels and uses them again when it
+resumes.
+"""
 
 import json
 from pathlib import Path
@@ -15,16 +19,16 @@ from vafl.privacy.mechanism.labels import randomise
 def draw_once(
     labels: Tensor, classes: int, epsilon: float, name: str, records: str, path: Path | None
 ) -> Tensor:
-    """The labels in the file `path`; where there is no such file yet, they are drawn, and on disk before
-    anybody sees them.
+    """Return the randomised labels in the file `path`; draw and store them if the file does not exist.
 
     Args:
-        name: of the label column.
-        records: a digest of which records these are.
-        path: None keeps them nowhere.
+        labels: the true labels, [rows].
+        name: the name of the label column.
+        records: a digest that identifies the records.
+        path: the file; None draws labels without storing them.
 
     Raises:
-        DataError: the file was drawn for another column, other records or epsilon, or it is damaged.
+        DataError: the file holds labels for another column, other records or another epsilon, or is damaged.
     """
     terms = {"label": name, "epsilon": epsilon, "classes": classes, "records": records, "rows": len(labels)}
     if path is None:
@@ -33,21 +37,26 @@ def draw_once(
         drawn = randomise(labels, classes, epsilon)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_once(path, save({"labels": drawn}, {"terms": json.dumps(terms)}), private=True)
-    return _read(path, terms).to(labels.dtype)  # another server's, if it was quicker: ours nobody has seen
+    # Always return the labels in the file, not `drawn`. If another server has created the file first, our
+    # draw is discarded unused. The labels are on disk before anything is trained on them.
+    return _read(path, terms).to(labels.dtype)
 
 
 def _read(path: Path, terms: dict[str, object]) -> Tensor:
     try:
         with safe_open(path, framework="pt") as file:
-            found = json.loads(file.metadata()["terms"])
+            stored = json.loads(file.metadata()["terms"])
             labels: Tensor = file.get_tensor("labels")
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-        raise DataError("VFL-7071", f'the drawn labels in "{path}" are damaged: {error}.') from error
-    if found != terms:
-        differing = [f"{name} {found.get(name)} (now {terms[name]})" for name in terms]
+        raise DataError(
+            "VFL-7071", f'the randomised labels in "{path}" are damaged: {error}. Restore them from a backup.'
+        ) from error
+    if stored != terms:
+        differing = [f"{name} {stored.get(name)} (now {terms[name]})" for name in terms]
         raise DataError(
             "VFL-7072",
-            f'the labels in "{path}" must be drawn for this run\'s label, records and epsilon. Found '
-            f"{', '.join(differing)}. Name another labels.file; drawing again spends epsilon again.",
+            f'the labels in "{path}" must have been drawn for this run\'s label, records and epsilon. Found '
+            f"{', '.join(differing)}. Set labels.file to another file. That draws new labels and spends "
+            "epsilon again.",
         )
     return labels

@@ -1,4 +1,4 @@
-"""The whole model on rows held out, where one process has all of it."""
+"""Evaluation of the complete model on held-out rows, in a process that has the models of all parties."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,19 +14,21 @@ from vafl.protocol.prediction_client import Budget, embed
 
 
 class Evaluator:
-    """Measures the whole model on the held-out rows. It sees every party's model, which only a simulator may.
+    """Measures the complete model on the held-out rows.
+
+    It reads the models of all parties, so only simulations can use it.
 
     Args:
-        models, features: one of each for every party; features are [rows, ...].
+        models, features: one of each per party; features are [rows, ...].
         labels: [rows].
-        parts: which rows are for validation and for testing.
-        summed: whether the head sees the sum or the concatenation of the embeddings.
-        undo: undoes the effect of class weights on the outputs before they are measured.
-        budgets: one for each party, if they are private. Evaluations are charged as in a federation. If a
-            party's budget is spent, its last embeddings are used, or zeros.
+        parts: the numbers of training, validation and test rows.
+        summed: whether the head takes the sum of the embeddings (True) or their concatenation.
+        undo: reverses the effect of class weights on the outputs before they are measured.
+        budgets: one per party if they are private. Evaluations are charged to them, as in a federation. If a
+            party's budget is exhausted, its last embeddings are used, or zeros if there are none.
 
     Attributes:
-        measured: the name of a part -> the head's outputs on these rows when they were last measured.
+        measured: part -> the head's outputs on these rows at the last evaluation.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class Evaluator:
         self._models, self._features = list(models), list(features)
         self._head, self._labels, self._metrics, self._summed = head, labels, metrics, summed
         self._parts, self._budgets, self._undo = parts, budgets, undo or Calibration()
-        self._said: dict[tuple[int, str], Tensor] = {}  # by party and part
+        self._last_sent: dict[tuple[int, str], Tensor] = {}  # by party and part
         self.measured: dict[str, Tensor] = {}
 
     def __call__(self) -> Figures:
@@ -58,28 +60,28 @@ class Evaluator:
 
     def _measure(self, part: str) -> Figures:
         rows = self._parts.slices[part]
-        parts = _embeddings(self._models, [own[rows] for own in self._features])
+        parts = _embeddings(self._models, [features[rows] for features in self._features])
         for party, budget in enumerate(self._budgets):
             place = (party, part)
             if len(budget.spend(np.arange(rows.start, rows.stop), "evaluation", whole=True)):
-                self._said[place] = parts[party]
-            parts[party] = self._said.get(place, torch.zeros_like(parts[party]))
+                self._last_sent[place] = parts[party]
+            parts[party] = self._last_sent.get(place, torch.zeros_like(parts[party]))
         self.measured[part] = _outputs(self._head, parts, summed=self._summed)
         return self._metrics.measure(self._undo(self.measured[part]), self._labels[rows])
 
     def outputs(self, features: Sequence[Tensor]) -> Tensor:
-        """The head's outputs [rows, outputs] for one feature tensor a party."""
+        """Return the head's outputs [rows, outputs] for one feature tensor per party."""
         return outputs(self._models, self._head, features, summed=self._summed)
 
     def embeddings(self) -> list[Tensor]:
-        """Each party's embeddings [held-out rows, width] of validation and test rows."""
-        return _embeddings(self._models, [own[self._parts.train :] for own in self._features])
+        """Return each party's embeddings of the validation and test rows, [held-out rows, width]."""
+        return _embeddings(self._models, [features[self._parts.train :] for features in self._features])
 
 
 def outputs(
     models: Sequence[nn.Module], head: nn.Module, features: Sequence[Tensor], *, summed: bool
 ) -> Tensor:
-    """What the whole model says, [rows, outputs], given every party's features."""
+    """Return the outputs [rows, outputs] of the complete model for the features of all parties."""
     return _outputs(head, _embeddings(models, features), summed=summed)
 
 
@@ -92,11 +94,12 @@ def _outputs(head: nn.Module, parts: list[Tensor], *, summed: bool) -> Tensor:
 
 def _embeddings(models: Sequence[nn.Module], features: Sequence[Tensor]) -> list[Tensor]:
     with _evaluating(models):
-        return [embed(model, own) for model, own in zip(models, features, strict=True)]
+        return [embed(model, rows) for model, rows in zip(models, features, strict=True)]
 
 
 @contextmanager
 def _evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Set the modules to evaluation mode inside the block."""
     for module in modules:
         module.eval()
     try:

@@ -1,14 +1,14 @@
-"""The HTTP side of a served model: JSON in, JSON out, and every refusal is JSON too.
+"""The HTTP interface of a served model. Requests, responses and errors are JSON.
 
-A request passes these checks in turn before anything else is done with it:
+The server checks every request in this order before it does anything else:
 
-1. Host names this server (421), so that a page of another site cannot read answers by DNS rebinding.
-2. Origin, if a browser sent one, is this server's (403). No answer carries CORS headers.
+1. Host names this server (421), so that a page of another site cannot read responses by DNS rebinding.
+2. Origin, if a browser sent one, is this server's (403). No response has CORS headers.
 3. Authorization holds a known key (401), if the server has keys.
-4. A POST has the type application/json (415), which no HTML form can send.
+4. A POST has the content type application/json (415), which no HTML form can send.
 
-A caller that fails one of the first three checks is disconnected. Connections are limited in number, and
-every part of a request has a deadline: see `HttpServer`.
+The server disconnects a caller that fails one of the first three checks. It limits the number of connections,
+and every part of a request has a deadline: see `HttpServer`.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ from vafl.run.refusal import Refusal
 log = logging.getLogger("vafl.http")
 
 MOST_CONNECTIONS = 512
-_BODY_PATIENCE = 10.0  # seconds for a request's body to arrive
-_IDLE_PATIENCE = 15.0  # seconds from an answer to the next request's last header, and to send an answer
-_HANDSHAKE_PATIENCE = 10.0
-_LINGER = 2.0  # seconds to read on after a refusal, so that the caller gets it before a reset
-_RETRY = 1.0  # seconds until another try to accept, when the process has no file descriptor left
-_BACKLOG = 128  # connections that the kernel keeps waiting
-_ID_BYTES = 256  # of a body, for each id that a request may hold
+_BODY_PATIENCE = 10.0  # seconds to receive the body of a request
+_IDLE_PATIENCE = 15.0  # seconds from a response to the next request's last header, and to send a response
+_HANDSHAKE_PATIENCE = 10.0  # seconds for the TLS handshake
+_LINGER = 2.0  # seconds to keep reading after a refusal, so that the caller receives it before a reset
+_RETRY = 1.0  # seconds until the next accept when the process has no file descriptor left
+_BACKLOG = 128  # connections that wait in the kernel's queue
+_ID_BYTES = 256  # bytes of the body allowed for each id
 _LIMITS = {"max_line_size": 4096, "max_field_size": 4096, "max_headers": 64}
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Server": "vafl"}
 _TYPES = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
@@ -47,11 +47,11 @@ _FAMILIES = {
     "vafl_serve_requests_total": ("counter", "Requests by path, outcome and the name of the caller's key"),
     "vafl_serve_seconds": (
         "histogram",
-        "Seconds from a question's headers to its answer, if it was answered",
+        "Seconds from the headers of an answered request to its response",
     ),
-    "vafl_serve_client": ("gauge", "1 for the state that the client is in, 0 for the others"),
-    "vafl_serve_records": ("gauge", "Records that can be asked for"),
-    "vafl_serve_cells_total": ("counter", "Embeddings that questions needed, by where they came from"),
+    "vafl_serve_client": ("gauge", "1 for the client's current state, 0 for the other states"),
+    "vafl_serve_records": ("gauge", "Records that requests can ask for"),
+    "vafl_serve_cells_total": ("counter", "Embeddings that requests needed, by source"),
 }
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -63,14 +63,14 @@ def make_app(
     largest: int,
     access: Access,
 ) -> web.Application:
-    """Make the application: POST /predict {"ids": [...]}, GET /health and GET /metrics.
+    """Create the application: POST /predict {"ids": [...]}, GET /health and GET /metrics.
 
     Args:
-        predict: Answers for distinct or repeated ids, in their order; may raise Refusal.
-        health: Whether the model can be asked, and which clients are here.
-        samples: The metrics of the service behind this; requests are counted here.
-        largest: Ids in one request.
-        access: Who may ask.
+        predict: Returns the predictions for ids, in their order. Ids may repeat. May raise Refusal.
+        health: Returns whether the service is ready, and the state of every client.
+        samples: Yields the metrics of the service. The application adds those of the requests.
+        largest: The most ids in one request.
+        access: The callers that are accepted.
     """
     requests, seconds = Counter[tuple[str, str, str]](), Histogram(_BOUNDS)
 
@@ -111,8 +111,8 @@ def make_app(
             raise
         except Exception:
             outcome = "internal"
-            log.exception("a request failed; path %s, key %s", path, caller or "none")
-            return _refused(Refusal(500, outcome, "the server failed; its log says why"))
+            log.exception("a request to %s failed (key: %s)", path, caller or "none")
+            return _refused(Refusal(500, outcome, "internal server error; see the server's log"))
         finally:
             requests[path, outcome, caller] += 1
 
@@ -148,7 +148,7 @@ async def _body(request: web.Request) -> Any:
         async with asyncio.timeout(_BODY_PATIENCE):
             content = await request.read()
     except TimeoutError:
-        message = f"a body must arrive within {_BODY_PATIENCE:g} s"
+        message = f"the body must arrive within {_BODY_PATIENCE:g} s"
         raise Refusal(408, "too_slow", message, hangs_up=True) from None
     try:
         return json.loads(content)
@@ -159,9 +159,11 @@ async def _body(request: web.Request) -> Any:
 def _ids(document: Any, largest: int) -> list[str]:
     ids = document.get("ids") if isinstance(document, dict) else None
     if not isinstance(ids, list) or not ids or not all(type(each) in (str, int) for each in ids):
-        raise Refusal(400, "bad_request", 'the body must be {"ids": [...]}, one id or more, text or numbers')
+        raise Refusal(
+            400, "bad_request", 'the body must be {"ids": [...]} with at least one id, text or integer'
+        )
     if len(ids) > largest:
-        message = f"at most {largest} ids in a request (prediction.largest_request). Found {len(ids)}"
+        message = f"a request may have at most {largest} ids (prediction.largest_request). Found {len(ids)}"
         raise Refusal(413, "too_many_ids", message)
     return [str(each) for each in ids]
 
@@ -169,15 +171,15 @@ def _ids(document: Any, largest: int) -> list[str]:
 class HttpServer:
     """Serves an application in the running event loop, to at most `MOST_CONNECTIONS` connections at a time.
 
-    Connections are accepted here, not by asyncio's server, because that accepts without limit: strangers who
-    open connections would use up the file descriptors that the federation's clients need too. At the limit,
-    further connections wait in the kernel's queue until others are closed. They are closed soon:
+    This class accepts connections itself, because asyncio's server accepts without limit: unauthenticated
+    callers could use up the file descriptors that the federation's clients need. At the limit, further
+    connections wait in the kernel's queue until others are closed. Deadlines make sure that they are:
 
-    - a TLS handshake has 10 s;
-    - the headers of a request have 15 s, from the connection's start or the last answer, however slowly bytes
-      arrive (aiohttp's keep-alive time-out is such a deadline);
-    - a body has 10 s;
-    - a peer that takes no bytes of its answer is dropped by the kernel after 15 s (TCP_USER_TIMEOUT).
+    - a TLS handshake must finish within 10 s;
+    - all headers of a request must arrive within 15 s of the connection's start or the last response, however
+      slowly bytes arrive (aiohttp's keep-alive timeout is such a deadline);
+    - a body must arrive within 10 s;
+    - the kernel drops a peer that acknowledges no bytes of its response for 15 s (TCP_USER_TIMEOUT).
     """
 
     def __init__(self, app: web.Application, access: Access) -> None:
@@ -188,7 +190,7 @@ class HttpServer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> str:
-        """Listen; return the URL for callers.
+        """Start to listen, and return the URL for callers.
 
         Raises:
             ConfigError: The address cannot be bound.
@@ -197,15 +199,17 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         await self._runner.setup()
         try:
-            found = await loop.getaddrinfo(address.host, port, type=socket.SOCK_STREAM)
-            for family, kind, _, _, place in dict.fromkeys(found):
+            resolved = await loop.getaddrinfo(address.host, port, type=socket.SOCK_STREAM)
+            for family, kind, _, _, place in dict.fromkeys(resolved):
                 listener = socket.socket(family, kind)
                 self._listeners.append(listener)
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
                     listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 listener.bind((place[0], port, *place[2:]))
-                port = port or listener.getsockname()[1]  # the other families take the same
+                port = (
+                    port or listener.getsockname()[1]
+                )  # use the chosen free port for the other families, too
                 listener.listen(_BACKLOG)
                 listener.setblocking(False)
         except OSError as error:
@@ -213,15 +217,15 @@ class HttpServer:
             url = address.url(port, self._access.scheme)
             raise ConfigError(
                 "VFL-7081",
-                f"--http: cannot listen on {url}: {error.strerror}. Choose an address of this machine and a "
-                "free port.",
+                f"--http must be an address of this machine with a free port. Cannot listen on {url}: "
+                f"{error.strerror}. Choose another address or port.",
             ) from error
         for listener in self._listeners:
             self._start(self._accept(listener))
         return address.url(port, self._access.scheme)
 
     async def close(self) -> None:
-        """Accept no more, and answer what was asked."""
+        """Stop accepting connections, and answer pending requests."""
         for task in [*self._tasks]:
             task.cancel()
         for listener in self._listeners:
@@ -231,7 +235,7 @@ class HttpServer:
 
     def _start(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)  # the loop itself keeps no reference
+        self._tasks.add(task)  # the event loop holds only a weak reference
         task.add_done_callback(self._tasks.discard)
 
     async def _accept(self, listener: socket.socket) -> None:
@@ -240,12 +244,12 @@ class HttpServer:
             await self._slots.acquire()
             try:
                 connection, _ = await loop.sock_accept(listener)
-            except ConnectionAbortedError:  # the caller was faster to hang up
+            except ConnectionAbortedError:  # the caller disconnected before the accept
                 self._slots.release()
                 continue
             except OSError as error:
                 self._slots.release()
-                log.warning("cannot accept a connection: %s; trying again in %g s", error.strerror, _RETRY)
+                log.warning("cannot accept a connection: %s; retrying in %g s", error.strerror, _RETRY)
                 await asyncio.sleep(_RETRY)
                 continue
             self._start(self._open(connection))
@@ -253,7 +257,7 @@ class HttpServer:
     async def _open(self, connection: socket.socket) -> None:
         """Hand an accepted connection to aiohttp, after the TLS handshake if there is one."""
         slot, tls = _Slot(self._slots), self._access.tls
-        with suppress(OSError, AttributeError):  # Linux has the option
+        with suppress(OSError, AttributeError):  # only Linux has this option
             limit = int(_IDLE_PATIENCE * 1000)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit)
         try:
@@ -263,7 +267,7 @@ class HttpServer:
                 ssl=tls.context if tls else None,
                 ssl_handshake_timeout=_HANDSHAKE_PATIENCE if tls else None,
             )
-        except (OSError, TimeoutError):  # it is gone, or speaks no TLS
+        except (OSError, TimeoutError):  # the peer disconnected, or does not speak TLS
             slot.free()
         except BaseException:
             slot.free()
@@ -271,7 +275,7 @@ class HttpServer:
 
 
 class _Slot:
-    """One of a limited number of connections; `free` may be called more than once."""
+    """One of a limited number of connections. Only the first call of `free` has an effect."""
 
     def __init__(self, slots: asyncio.Semaphore) -> None:
         self._slots: asyncio.Semaphore | None = slots
@@ -283,7 +287,7 @@ class _Slot:
 
 
 class _Connection(web.RequestHandler):
-    """A connection in aiohttp's hands, which frees its slot when it ends."""
+    """An aiohttp connection that frees its slot when it ends."""
 
     __slots__ = ("_slot",)
 
@@ -295,8 +299,8 @@ class _Connection(web.RequestHandler):
             loop=asyncio.get_running_loop(),
             keepalive_timeout=_IDLE_PATIENCE,
             lingering_time=_LINGER,
-            auto_decompress=False,  # a few bytes could become very many
-            access_log=None,  # type: ignore[arg-type]  # aiohttp's own default type forgets it
+            auto_decompress=False,  # a small compressed body could expand to fill the memory
+            access_log=None,  # type: ignore[arg-type]  # aiohttp accepts None, but its type says otherwise
             logger=_quiet,
             **_LIMITS,  # type: ignore[arg-type]
         )
@@ -308,7 +312,7 @@ class _Connection(web.RequestHandler):
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Return False for log records about malformed requests: strangers could fill the log with them."""
+    """Return False for log records about malformed requests, with which any caller could fill the log."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 

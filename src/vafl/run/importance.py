@@ -1,4 +1,4 @@
-"""`vafl importance`: how much each party's features matter, measured without showing a feature to anyone."""
+"""`vafl importance`: measure how much each party's features matter. No party reveals its features."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ from vafl.transport.identity import SERVER
 
 log = logging.getLogger("vafl.importance")
 
-REPEATS, ROWS = 5, 20_000
+REPEATS, ROWS = 5, 20_000  # defaults of `vafl importance`
 
 
 def is_local(run_folder: Path, parties: Sequence[str]) -> bool:
@@ -53,12 +53,19 @@ def measure_over_network(
     listening: Callable[[str], None] = lambda address: None,
     accept_ledger: bool = False,
 ) -> Importance:
-    """Do the server's part: ask the clients, which run `vafl importance`, `vafl predict` or `vafl serve`.
+    """Measure importance as the server of a federation.
+
+    The clients run `vafl importance`, `vafl predict` or `vafl serve`.
 
     Args:
-        repeats: permutations of each group of features.
+        repeats: number of permutations of each group of features.
         rows: the most held-out rows to measure on. If there are more, a random sample is used.
-        accept_ledger: go on if the ledger of the label holder's own client lacks its last mark.
+        listening: called with the server's address once clients can connect.
+        accept_ledger: continue if the ledger of the label holder's own client lacks its last mark.
+
+    Raises:
+        KeyboardInterrupt: a signal ended the measurement.
+        Stalled: no client answered.
     """
     deployed = Deployed.load(config, SERVER, run_folder)
     config, scorer = deployed.config, deployed.importance_scorer()
@@ -68,9 +75,9 @@ def measure_over_network(
     with limited_threads(config.threads), counted:
 
         def drive(federation: Served) -> list[ServerMessage]:
-            said = questions(federation)
+            messages = questions(federation)
             _show(counted, study)
-            return said
+            return messages
 
         federation = deployed.serve(scorer, drive)
         local = local_answers(deployed, federation, accept_ledger=accept_ledger)
@@ -89,12 +96,13 @@ def measure_locally(
     repeats: int = REPEATS,
     rows: int = ROWS,
 ) -> Importance:
-    """Do the parts of all parties in this process, for a simulation or `vafl up`.
+    """Measure importance with all parties in this process, after a simulation or `vafl up`.
 
-    The same clients answer the same requests as over a network, and private ones charge their ledgers.
+    The same clients answer the same requests as over a network, and private clients charge their ledgers.
 
     Args:
-        configs: gives the configuration of a client.
+        configs: returns the configuration of a client, by name.
+        repeats, rows: as for `measure_over_network`.
     """
     deployed = Deployed.load(config, SERVER, run_folder)
     scorer = deployed.importance_scorer()
@@ -103,8 +111,8 @@ def measure_locally(
     clients: list[PredictionClient] = []
     try:
         for party in deployed.parties:
-            own = _by_column(configs(party))
-            clients.append(Deployed.load(own, party, run_folder).respondent())
+            client_config = _by_column(configs(party))
+            clients.append(Deployed.load(client_config, party, run_folder).respondent())
         with limited_threads(deployed.config.threads), counted:
             for client in clients:
                 _deliver(scorer, clients, scorer.receive(client.join()))
@@ -118,9 +126,10 @@ def measure_locally(
 
 
 def _by_column(config: Config) -> Config:
-    """Return the configuration of a client on this machine: no other party learns its columns from it.
+    """Return the configuration with importance measured by column, unless the client is private or refuses.
 
-    A private client stays with its setting, since each column is charged to its ledger.
+    On one machine no other party learns the column names. A private client keeps its setting, because every
+    column is charged to its ledger.
     """
     if config.privacy.kind != "none" or config.prediction.importance == "none":
         return config
@@ -130,12 +139,12 @@ def _by_column(config: Config) -> Config:
 def _deliver(
     scorer: ImportanceScorer, clients: list[PredictionClient], messages: Sequence[ServerMessage]
 ) -> None:
-    """Let every message and all that follows from it arrive."""
+    """Deliver the messages, and all messages that the parties send in response."""
     queue = list(messages)
     while queue:
         message = queue.pop(0)
-        for said in clients[message.client].receive(message):
-            queue += scorer.receive(said)
+        for reply in clients[message.client].receive(message):
+            queue += scorer.receive(reply)
 
 
 def _study(deployed: Deployed, scorer: ImportanceScorer, repeats: int, rows: int) -> Study:
@@ -175,13 +184,13 @@ def _result(study: Study, repeats: int) -> Importance:
             features.setdefault(name, {})[group] = _measured(effect)
     refused = {study.names[client]: printable(reason) for (client, _), reason in study.refused.items()}
     for name, reason in refused.items():
-        log.warning("%s did not answer for all of its features: %s", name, reason)
+        log.warning("%s did not answer for all its features: %s", name, reason)
     if not parties and not features:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
         raise Stalled(
             "VFL-7091",
             f"importance needs at least one client that permutes its features. Found none: {reasons}. Ask "
-            'the clients to set prediction.importance = "party", and to check their privacy budgets.',
+            'the clients to set prediction.importance = "party" and to check their privacy budgets.',
         )
     return Importance(
         study.headline.name, study.loss.name, study.rows, repeats, study.baseline, parties, features, refused

@@ -1,4 +1,4 @@
-"""Drives a study of importance over the network."""
+"""Drive an importance study over the network."""
 
 import time
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ from vafl.run.prediction_driver import Served
 
 @dataclass
 class Questions:
-    """Asks what the study asks for, and gives up on clients that do not answer in time.
+    """Sends the requests of the study, and gives up on clients that do not answer in time.
 
     Args:
-        patience: seconds a client has for each answer, or to come back.
+        patience: seconds that a client has for each answer, including the time to reconnect.
     """
 
     study: Study
@@ -24,7 +24,7 @@ class Questions:
     _asked_at: dict[Inquiry, float] = field(default_factory=dict)
 
     def __call__(self, federation: Served) -> list[ServerMessage]:
-        """Do what is due now; return messages to send."""
+        """Advance the study and return the messages to send. The server's worker calls this repeatedly."""
         if self.interrupted:
             federation.finish("the server was told to stop")
         if federation.began is None or self.interrupted:
@@ -32,12 +32,13 @@ class Questions:
         scorer, now = federation.server, time.monotonic()
         if not self._began:
             self._began = True
-            scorer.overdue |= scorer.absent - federation.seen  # the start has waited for these already
+            # Do not wait again for clients that missed the start of the run.
+            scorer.overdue |= scorer.absent - federation.seen
         for inquiry in self.study.waiting:
             if inquiry.is_open and now - self._asked_at.setdefault(inquiry, now) > self.patience:
                 scorer.give_up(inquiry)
-        said: list[ServerMessage] = [*self.study.advance()]
+        requests: list[ServerMessage] = [*self.study.advance()]
         self._asked_at = {inquiry: self._asked_at.get(inquiry, now) for inquiry in self.study.waiting}
         if self.study.is_done:
             federation.finish(f"the importance of features was measured on {self.study.rows:,} records")
-        return said
+        return requests

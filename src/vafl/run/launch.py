@@ -1,4 +1,4 @@
-"""Runs a configuration with everything around it: progress on the terminal, a folder with the record."""
+"""Run a simulation from a configuration, show its progress and write its run folder."""
 
 import logging
 import math
@@ -46,10 +46,14 @@ ALONE = "label holder alone"  # the name of a baseline
 
 
 def launch(config: Config, path: Path, console: Console, *, overwrite: bool = False) -> RecordedRun:
-    """Trains as `config` says and writes the run folder `path`.
+    """Train in a simulation, write the run folder `path` and return the recorded run.
 
-    Everything is built and checked before the folder is touched. An interrupt (Ctrl-C, SIGTERM) ends
-    the run early but orderly: what was reached is evaluated, saved and marked as interrupted.
+    Build and check everything before the folder is changed. Ctrl-C and SIGTERM end the run early: the models
+    are still evaluated and saved, and the run is marked as interrupted.
+
+    Raises:
+        KeyboardInterrupt: the run was interrupted.
+        BudgetExhausted: the privacy budget allowed no update.
     """
     run = build(config)
     with RunFolder(path, overwrite=overwrite) as folder:
@@ -57,7 +61,7 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
         for warning in leakage.warnings(run.data):
             log.warning("%s", warning)
         points, interrupted = _train(run, folder, console)
-        run.evaluator.test()  # charged, too
+        run.evaluator.test()  # before the ledgers are saved, because it is charged to them
         conclusion = conclude(config, run.task, run.data, run.evaluator.measured)
         keep_all(run, conclusion.decision, path)
         for ledger, party in zip(run.ledgers, run.data.parties, strict=False):
@@ -95,48 +99,49 @@ def finish(
     data: VerticalData,
     console: Console,
 ) -> None:
-    """Write the scores and the summary; then add what the label holder's features reach alone, if it has any.
+    """Write the scores and the summary, then add the baseline "label holder alone".
 
-    The run is over by then and its clients have gone, so nobody waits for this baseline. Ctrl-C skips it.
+    The baseline needs features at the label holder. It is trained after the clients have disconnected, so
+    that they do not wait for it. Ctrl-C skips it.
 
     Args:
-        config: as the run was started with, before its sizes were set for all clients.
-        data: with the labels that the run was trained on.
+        config: the configuration that the run was started with, before `sized` filled it in for all clients.
+        data: the run's data, with the labels that the run was trained on.
     """
     folder.keep_scores(conclusion.scores)
     folder.finish(summary)
     if summary["interrupted"] or LOCAL_CLIENT not in [party.name for party in data.parties]:
         return
-    console.print("training on the label holder's columns alone, for comparison; Ctrl-C skips it")
+    console.print("training a baseline on the label holder's columns alone; press Ctrl-C to skip it")
     began = time.monotonic()
     try:
         reached = train_alone(config, data)
     except VaflError as error:
-        console.print(f"the label holder's columns alone could not be trained on: {error}", style="yellow")
+        console.print(f"the baseline on the label holder's columns failed: {error}", style="yellow")
         return
     except KeyboardInterrupt:
-        console.print("skipped")
+        console.print("skipped the baseline")
         return
-    console.print(f"trained on them in {time.monotonic() - began:.1f} s")
+    console.print(f"trained the baseline in {time.monotonic() - began:.1f} s")
     folder.keep_scores(beside_alone(conclusion.scores, reached.scores))
     folder.finish({**summary, "baselines": {**summary["baselines"], ALONE: dict(reached.figures)}})
 
 
 def train_alone(config: Config, data: VerticalData) -> Conclusion:
-    """Train the same model on the label holder's features alone; nothing is sent to anyone.
+    """Train the same model on the label holder's features alone, in this process.
 
     Returns:
-        Its metrics and scores on the held-out rows, "validation" and "test".
+        The baseline's metrics and scores on the held-out rows, "validation" and "test".
     """
     alone = replace(
         config,
         rule=RuleSettings(name="centralised"),
         privacy=PrivacySettings(mode="none"),
-        labels=LabelSettings(),  # `data` has the labels that were drawn
+        labels=LabelSettings(),  # `data` already has the randomised labels
         delays=DelaySettings(),
     )
-    own = tuple(party for party in data.parties if party.name == LOCAL_CLIENT)
-    run = build(alone, replace(data, parties=own))
+    label_holder = tuple(party for party in data.parties if party.name == LOCAL_CLIENT)
+    run = build(alone, replace(data, parties=label_holder))
     run.train()
     run.evaluator()
     run.evaluator.test()
@@ -147,7 +152,7 @@ def report_run(config: Config, path: Path) -> Path:
     """Write the report of a finished run and return its path, `path`/report.html.
 
     Args:
-        config: The run's; it says where the privacy ledgers are.
+        config: The run's configuration, which locates the privacy ledgers.
         path: The run folder.
     """
     accounts = [statement.as_json() for statement in read_statements(config, path)]
@@ -155,23 +160,28 @@ def report_run(config: Config, path: Path) -> Path:
 
 
 def what_was_reached(recorded: RecordedRun) -> str:
-    """What whoever ended a run is told."""
+    """Return the message for a user who interrupted a run."""
     return f"{recorded.summary['updates']:,} updates were made, and what they reached is in {recorded.path}"
 
 
 def require_updates(config: Config, ended: str, updates: int) -> None:
-    """Raises BudgetExhausted where the run was in vain."""
+    """Raise BudgetExhausted if the privacy budget ended the run before its first update."""
     if is_in_vain(ended, updates):
         raise BudgetExhausted(
             "VFL-7101",
             f"privacy.mu_max must allow every client some uploads. Found {config.privacy.limit:g}, and no "
-            "update was made: the first uploads would cost more than is left. Raise it or the noise; "
-            "`vafl calibrate` says what noise a budget needs, `vafl privacy` what earlier runs have spent.",
+            "update was made: the first uploads would exceed the budget. Raise privacy.mu_max or the noise. "
+            "`vafl calibrate` computes the noise for a budget. `vafl privacy` shows what earlier runs have "
+            "spent.",
         )
 
 
 def _train(run: Run, folder: RunFolder, console: Console) -> tuple[list[Evaluation], bool]:
-    """Trains to the end or to an interrupt; every evaluation is shown and recorded as it is made."""
+    """Train until the run ends or is interrupted; show and record every evaluation.
+
+    Returns:
+        The evaluations, and whether the run was interrupted.
+    """
     points: list[Evaluation] = []
 
     def observe(point: Evaluation) -> None:
@@ -184,7 +194,7 @@ def _train(run: Run, folder: RunFolder, console: Console) -> tuple[list[Evaluati
             run.train(observe)
         except KeyboardInterrupt:
             if not points:
-                raise  # told twice: there is no result, not even of the first models
+                raise  # interrupted before the first evaluation: there is no result to save
             return points, True
     return points, False
 
@@ -208,12 +218,12 @@ def _progress(run: Run, folder: Path, console: Console) -> Progress:
 
 
 def shown_figures(task: Task, data: VerticalData) -> ShownFigures:
-    """Return what the display of a run says about its metrics."""
+    """Return the facts about a run's metrics that its progress display needs."""
     return ShownFigures(task.metrics.headline.name, data.parts.watched, baselines(task, data))
 
 
 def share_done(clock: Clock, stop: StopSettings) -> float:
-    """How much of a run is over, from 0 to 1, by the limit that is nearest."""
+    """Return the completed share of a run, from 0 to 1, by the limit that will be reached first."""
     by_time = clock.now / stop.seconds if stop.seconds else 0.0
     return min(1.0, max(clock.updates / stop.updates, by_time))
 
@@ -247,14 +257,14 @@ def summarise(
     """Return the content of summary.json, for any kind of run.
 
     Args:
-        data: with the labels that the run was trained on, which give the trivial baseline.
+        data: the run's data, with the labels it was trained on. They determine the trivial baseline.
         end: the last evaluation.
-        conclusion: what the kept models give on the held-out rows.
-        traffic: what each client sent and received over the network by now; empty if all data are in one
-            place.
-        simulated: whether `end` has the seconds of the simulator's clock.
+        delays, activations: of each client.
+        traffic: the bytes that each client sent and received; empty for a centralised run.
+        simulated: whether the seconds in `end` are those of the simulator's clock.
+        conclusion: the results of the kept models on the held-out rows.
         best: the best evaluation, if its models are the ones that are kept.
-        ended: why.
+        ended: the reason why the run ended.
     """
     kept = end if best is None or best.point is None else best.point
     names, classes = [party.name for party in data.parties], data.classes or ()
@@ -270,7 +280,7 @@ def summarise(
         "clients": len(names),
         "updates": end.updates,
         "seconds": end.seconds,
-        # `end` was measured before the test rows were asked for.
+        # Not from `end`: the clients sent their embeddings of the test rows after that evaluation.
         "bytes_up": sum(moved.bytes_up for moved in traffic),
         "bytes_down": sum(moved.bytes_down for moved in traffic),
         "traffic": {
@@ -309,12 +319,12 @@ def summarise(
 
 
 def _row_counts(data: VerticalData) -> dict[str, int]:
-    """Return the number of rows by part."""
+    """Return the number of rows in each part."""
     return asdict(data.parts)
 
 
 def _columns(party: Party) -> int | None:
-    """Return how many columns of its table a party uses; None if that is not known here."""
+    """Return the number of columns that a party uses; None if this process does not know it."""
     if party.encoder is not None:
         return len(party.encoder.columns)
     return math.prod(party.features.shape[1:]) if party.features.numel() else None
@@ -322,7 +332,7 @@ def _columns(party: Party) -> int | None:
 
 @contextmanager
 def _signals_interrupt() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does."""
+    """Make SIGTERM raise KeyboardInterrupt, as Ctrl-C does, inside the block."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

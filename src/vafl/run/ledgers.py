@@ -1,4 +1,4 @@
-"""Where each party's privacy ledger lies, and which of its accounts the rows of a run are."""
+"""Locate and open the parties' privacy ledgers, and map the rows of a run to ledger accounts."""
 
 import logging
 import math
@@ -24,7 +24,11 @@ log = logging.getLogger(__name__)
 
 
 def ledger_path(config: Config, party: str, run: Path) -> Path:
-    """Accounts of people lie beside the table they are in: they outlive any run and any alignment."""
+    """Return the path of a party's ledger.
+
+    The ledger of a table is next to the table, not in the run folder: what was spent on a person must survive
+    every run and every alignment.
+    """
     name = f"{party}.ledger"
     if config.privacy.ledger:
         return Path(config.privacy.ledger) / name
@@ -34,7 +38,7 @@ def ledger_path(config: Config, party: str, run: Path) -> Path:
 
 
 def find_ledgers(config: Config, run: Path) -> list[Path]:
-    """Return the ledgers that a run's parties have on this machine."""
+    """Return the paths of the ledgers that the run's parties have on this machine."""
     if config.tables:
         paths = [ledger_path(config, party, run) for party in (*config.tables, LOCAL_CLIENT)]
     else:
@@ -43,34 +47,37 @@ def find_ledgers(config: Config, run: Path) -> list[Path]:
 
 
 def run_ledgers(config: Config, run: Path) -> list[Path]:
-    """Return the ledgers that tell what a run has spent: those of its simulation, or its parties' own."""
+    """Return the paths of the ledgers that a run charged: simulated ones, or those of its parties."""
     return sorted((run / SIMULATED_LEDGERS).glob("*.ledger")) or find_ledgers(config, run)
 
 
 def read_statements(config: Config, run: Path) -> list["Statement"]:
-    """Return the accounts of every ledger of a run that is on this machine; none if it was not private."""
+    """Return a statement of every ledger of a run on this machine; empty if the run was not private."""
     if config.privacy.kind == "none":
         return []
-    found = [(path, read_ledger(path)) for path in run_ledgers(config, run)]
-    return [make_statement(path, ledger, config) for path, ledger in found if ledger.spenders]
+    ledgers = [(path, read_ledger(path)) for path in run_ledgers(config, run)]
+    return [make_statement(path, ledger, config) for path, ledger in ledgers if ledger.spenders]
 
 
 def make_statement(path: Path, ledger: Ledger, config: Config) -> "Statement":
-    """Return the account of a party's ledger by the settings of a run."""
+    """Return a statement of a party's ledger, under the settings of a run."""
     from vafl.privacy.ledger.statement import Statement  # noqa: PLC0415 - loads scipy, which no client needs
 
     return Statement(path.stem, ledger, config.privacy, config.schedule.batch_size, config.rule.local_steps)
 
 
 def is_entered(config: Config, party: str, path: Path | None) -> bool:
-    """Whether what a party sends is entered in its ledger: if the mode has costs, and in any mode where
-    there is a ledger already, for one that showed less than was sent would be believed.
+    """Return whether a party records its uploads in a ledger.
+
+    It does in every private mode. If the ledger exists already, it does in mode "none" too: readers would
+    otherwise trust a ledger that shows less than the party has sent.
 
     Args:
-        path: where the ledger is, if it is there; None in a simulation.
+        path: the path of the ledger, which may not exist; None in a simulation.
 
     Raises:
-        ConfigError: people whom a ledger counts would go without protection, and nobody has said so.
+        ConfigError: the ledger exists, and the run would send unprotected embeddings without the user having
+            chosen mode "none".
     """
     if config.privacy.kind != "none":
         return True
@@ -79,11 +86,12 @@ def is_entered(config: Config, party: str, path: Path | None) -> bool:
     if config.privacy.mode == "auto":
         raise ConfigError(
             "VFL-7111",
-            f'the people of {party} have a privacy ledger, "{path}", so a run must say how it protects them. '
-            f'Found privacy.mode = "auto" and no noise. Name a mode; privacy.mode = "none" sends their '
-            "embeddings as they are, and the ledger will show each of those people as unbounded, for ever.",
+            f'the records of {party} have a privacy ledger, "{path}", so privacy.mode must be set '
+            'explicitly. Found privacy.mode = "auto" and no noise. Choose a mode. privacy.mode = "none" '
+            "sends embeddings without noise, and the ledger will then show these records as unbounded for "
+            "good.",
         )
-    log.warning('privacy.mode none: everybody whose embedding leaves is entered in "%s" as unbounded', path)
+    log.warning('privacy.mode none: every record whose embedding is sent becomes unbounded in "%s"', path)
     return True
 
 
@@ -99,20 +107,23 @@ def open_ledger(
     purpose: Literal["training", "prediction"] = "training",
     accept_ledger: bool = False,
 ) -> tuple[Ledger, Numbers]:
-    """A party's ledger, and [rows] the account of each row.
+    """Open a party's ledger and register the run in it.
 
     Args:
-        ids: [rows], the party's own; null for records it lacks.
-        source: what the records are a part of, if numbers are all they are called.
-        run: the folder of the run that will spend; None is a simulation, which sends nothing and whose
-            ledger is kept in memory.
-        path: the ledger's file, if not where `ledger_path` says.
-        accept_ledger: go on if the ledger lacks the last mark that the server received.
+        ids: [rows], the party's ids; null for records it does not have.
+        source: identifies the data set, if its ids are only record numbers.
+        run: the folder of the run that will charge the ledger; None for a simulation, which sends nothing
+            and keeps its ledger in memory.
+        path: the ledger's file; None uses `ledger_path`.
+        accept_ledger: continue if the ledger lacks the last mark that the server received.
+
+    Returns:
+        The ledger, and the account number of each row, [rows].
     """
     if run is not None:
         path = path or ledger_path(config, party, run)
     ledger = Ledger(path, _identity(config, party, source, len(ids)), accepts_mark=accept_ledger)
-    begins = not ledger.spenders
+    is_new = not ledger.spenders
     folder = "" if run is None else str(run.resolve())
     batch, steps = config.schedule.batch_size, config.rule.local_steps
     spender = Spender(folder, purpose, tuple(parties), config.privacy, batch, steps)
@@ -121,9 +132,9 @@ def open_ledger(
         people = accounts[accounts != NOBODY]
         most = math.sqrt(float(ledger.spent[people].max(initial=0.0)))
         log.info(
-            'privacy ledger "%s" %s: up to mu %.4g is spent on the %d people of this run',
+            'privacy ledger "%s" (%s): at most mu %.4g has been spent on any of the %d records of this run',
             path,
-            "begins" if begins else "goes on",
+            "new" if is_new else "continued",
             most,
             len(people),
         )
@@ -131,9 +142,10 @@ def open_ledger(
 
 
 def _identity(config: Config, party: str, source: str, records: int) -> str:
-    """Return a text that tells which kind of ids a ledger's accounts have.
+    """Return a text that identifies the meaning of the ids in a ledger.
 
-    Ids of a table name people in every run. Record numbers name records of one data set of one size.
+    An id in a table denotes the same person in every run. A record number denotes a record only within one
+    data set of one size.
     """
     if (owner := table_owner(party)) in config.tables:
         return f'people by "{config.tables[owner].id}"'

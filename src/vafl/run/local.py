@@ -1,7 +1,7 @@
-"""The client of the label holder's own features, run inside the server's process.
+"""The client for the label holder's own features, which runs inside the server's process.
 
-It is a client like any other: the same protocol object, checkpoints, ledger and model folder. Only its
-connection is special (`vafl.transport.grpc.local`): it needs no certificate, address or second command.
+It has the same protocol object, checkpoints, ledger and model folder as any other client. Only its connection
+differs (`vafl.transport.grpc.local`): it needs no certificate, address or second command.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from vafl.transport.identity import Credentials
 
 log = logging.getLogger("vafl.server")
 
-_TOLD_EVERY = 15.0  # seconds between two notes about what this process waits for
+_TOLD_EVERY = 15.0  # seconds between two log lines while this process waits
 
 
 def local_client(
@@ -36,16 +36,16 @@ def local_client(
     resume: bool,
     accept_ledger: bool,
 ) -> ClientRun | None:
-    """Make the label holder's own client of a training run; None if it has no features.
+    """Create the label holder's own client for a training run; None if the label holder has no features.
 
     Args:
-        credentials: the server's, which vouch for the keys of a secure sum.
+        credentials: the server's credentials, which sign the keys of a secure sum.
     """
     names = [party.name for party in plan.data.parties]
     if LOCAL_CLIENT not in names:
         return None
     folder = path / STATE / LOCAL_CLIENT
-    # A server that was killed before it served has not written this client's first checkpoint yet.
+    # A server that was killed before it started to serve has not written this client's first checkpoint.
     resume = resume and has_checkpoint(folder)
     if resume:
         require_same_run(folder, terms)
@@ -65,10 +65,10 @@ def local_client(
 
 
 def keeps_pace(client: Client, server: Server, index: int) -> bool:
-    """Return whether the client has made no more activations than the fastest of the other clients.
+    """Return whether the client has made at most as many activations as the fastest other client.
 
-    Its messages take no time. Without this rule it would make most updates of an asynchronous run, and the
-    run's planned updates would be over before the other clients were trained.
+    Messages of the local client take no time. Without this limit it would make most updates of an
+    asynchronous run, and the run would reach its planned updates before the other clients were trained.
     """
     away = server.absent | server.finished | {index}
     others = [count for other, count in enumerate(server.activations) if other not in away]
@@ -80,7 +80,7 @@ async def serve_with(
     client: FederationClient | None,
     listening: Callable[[str], None] = lambda address: None,
 ) -> None:
-    """Serve until the run is over, with the label holder's own client beside the server if there is one.
+    """Serve until the run is over. Run the label holder's own client too, if there is one.
 
     If that client fails, the run fails.
     """
@@ -94,7 +94,8 @@ async def serve_with(
     try:
         await server.serve(began)
     finally:
-        while tasks and not tasks[0].done():  # it was told that the run is over, and ends after its turn
+        # The server has told the client that the run is over. Wait for it to finish its turn.
+        while tasks and not tasks[0].done():
             await asyncio.wait(tasks, timeout=_TOLD_EVERY)
             if not tasks[0].done():
                 log.info("the run is over; waiting for %s to finish its turn", LOCAL_CLIENT)
@@ -104,5 +105,5 @@ async def _take_part(server: FederationServer[Served], client: FederationClient)
     try:
         await client.run()
     except Exception as error:
-        if not server.is_over:  # otherwise the server ended the run, and says why itself
+        if not server.is_over:  # otherwise the server has ended the run already, and reports the reason
             server.fail(error)

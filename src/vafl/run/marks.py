@@ -1,4 +1,4 @@
-"""The file in which a server remembers the last mark of each client's privacy ledger."""
+"""The file in which a server stores the last mark of each client's privacy ledger."""
 
 import json
 import logging
@@ -19,10 +19,10 @@ _FORMAT = "vafl ledger marks 1"
 
 
 def marks_path(config: Config, run: Path) -> Path:
-    """Return where the server keeps marks.
+    """Return the path of the server's file of marks.
 
-    They are where the server's own ledger would be, so that they outlive a run wherever the clients' ledgers
-    do. Without tables, and without privacy.ledger, both belong to one run.
+    It is next to the place of the server's ledger, so that marks survive a run whenever the clients' ledgers
+    do. Without tables and without privacy.ledger, marks and ledgers belong to one run folder.
     """
     if config.privacy.ledger or SERVER in config.tables:
         return ledger_path(config, SERVER, run).with_suffix(".marks")
@@ -30,28 +30,29 @@ def marks_path(config: Config, run: Path) -> Path:
 
 
 class MarkFile:
-    """Remembers marks in a file, by the clients' names.
+    """Stores marks in a file, by client name.
 
-    Servers of several runs may share the file. Each reads it again before it writes. If two write at the same
-    moment, one mark may be lost and an older one of the same client be remembered, which the client still
-    knows. If the file cannot be written, the server logs a warning and remembers marks until it ends.
+    Servers of several runs may share the file, and each reads it again before it writes. If two servers write
+    at the same time, one mark may be lost. The file then holds an older mark of that client, which is safe:
+    the client's ledger still contains it. If the file cannot be written, the server logs a warning and keeps
+    the marks in memory.
 
     Args:
-        path: the file; it is created when the first mark arrives.
+        path: the file, which is created when the first mark arrives.
         parties: the clients' names, in the order of their numbers.
     """
 
     def __init__(self, path: Path, parties: Sequence[str]) -> None:
         self._path, self._parties = path, list(parties)
         self._unwritten: dict[str, bytes] = {}
-        self._read()  # a damaged file is refused before any client joins
+        self._read()  # report a damaged file before any client joins
 
     def recall(self, client: int) -> bytes:
         """Return the last mark of this client; empty if there is none."""
         return (self._read() | self._unwritten).get(self._parties[client], b"")
 
     def remember(self, message: LedgerMark) -> None:
-        """Replace the mark of this client; it is on disk when this returns, if it can be written."""
+        """Replace the mark of this client. It is on disk when this returns, if the file is writable."""
         warned = bool(self._unwritten)
         self._unwritten[self._parties[message.client]] = message.mark
         marks = self._read() | self._unwritten
@@ -63,8 +64,8 @@ class MarkFile:
         except OSError as error:
             if not warned:
                 log.warning(
-                    'cannot write "%s": %s. After a restart, this server will not notice ledgers that were '
-                    "rolled back. Name a folder that it may write in privacy.ledger.",
+                    'cannot write "%s": %s. After a restart, this server cannot detect ledgers that were '
+                    "rolled back. Set privacy.ledger to a writable folder.",
                     self._path,
                     error.strerror or error,
                 )
@@ -85,7 +86,7 @@ class MarkFile:
             raise RunFolderError(
                 "VFL-7121",
                 f'"{self._path}" must hold the last mark of each client\'s privacy ledger. It is damaged: '
-                f"{error}. Restore it. If you remove it instead, this server cannot notice ledgers that were "
-                "rolled back before now.",
+                f"{error}. Restore it from a backup. If you delete it instead, this server cannot detect "
+                "ledgers that were rolled back before now.",
             ) from error
         return marks

@@ -1,4 +1,4 @@
-"""Trained models, kept in folders and taken up again: between a run's plan and what lies on disk."""
+"""Write trained models into run folders, and rebuild models and configurations from them."""
 
 import hashlib
 import logging
@@ -41,18 +41,22 @@ def model_folder(run: Path, party: str) -> Path:
     """Return the folder in which a run keeps this party's model.
 
     Raises:
-        ConfigError: No party can be called that, so the path might lead out of the run.
+        ConfigError: The name is not valid for a party. It could otherwise lead out of the run folder.
     """
     return run / MODELS / check_party(party)
 
 
 def run_name(number: int) -> str:
-    """A run's random number as manifests have it."""
+    """Return a run's random number as the text that manifests use."""
     return f"{number:016x}"
 
 
 def keep_embedding(plan: Plan | Run, index: int, path: Path, run: str) -> None:
-    """Write client `index`'s trained model into the run folder `path`; `run` is the run's name."""
+    """Write the trained model of client `index` into the run folder `path`.
+
+    Args:
+        run: the run's name.
+    """
     party = plan.data.parties[index]
     facts: dict[str, Any] = {
         "party": party.name,
@@ -71,8 +75,8 @@ def keep_head(
     """Write the trained head into the run folder `path`.
 
     Args:
-        decision: how its outputs become probabilities and a class.
-        defaults: what stands in for each client that cannot answer.
+        decision: how the head's outputs become probabilities and a class.
+        defaults: party -> the embedding to use when that client cannot answer.
         run: the run's name.
     """
     model = plan.config.model
@@ -83,59 +87,69 @@ def keep_head(
 
 
 def _table_facts(config: Config, party: str) -> dict[str, Any]:
-    """Return what decides how the party's table is read, beside the encoder."""
-    own = config.tables.get(table_owner(party))
-    return {} if own is None else {"missing": list(own.missing)}
+    """Return the table settings that affect the features, apart from the encoder."""
+    table = config.tables.get(table_owner(party))
+    return {} if table is None else {"missing": list(table.missing)}
 
 
 def _make_model_folder(run: Path, party: str) -> Path:
-    """Make the folder of a party's model; neither it nor RUN/models can be read by others."""
+    """Return the folder for a party's model, and create RUN/models so that only its owner can read it."""
     folder = model_folder(run, party)
     make_private_folder(folder.parent)
     return folder
 
 
 def keep_all(run: Run, decision: Decision, path: Path) -> None:
-    """Write every model of a run that was one process; `decision` is as for `keep_head`."""
+    """Write all models of a simulated run.
+
+    Its name is a digest of the trained parameters, so equal models have equal names.
+
+    Args:
+        decision: as for `keep_head`.
+    """
     tensors = [tensor for module in (*run.models, run.head) for tensor in module.state_dict().values()]
     name = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()[:16]
     for index in range(len(run.models)):
         keep_embedding(run, index, path, name)
-    masked = run.config.privacy.secure_sum
-    defaults = {} if masked else dict(_simulated(run))
+    # Under a secure sum the server never sees a single client's embeddings, so it has no defaults.
+    defaults = {} if run.config.privacy.secure_sum else dict(_simulated_defaults(run))
     keep_head(run, decision, defaults, path, name)
 
 
-def _simulated(run: Run) -> Iterator[tuple[str, Tensor]]:
-    """`stand_ins` of a run that was one process."""
+def _simulated_defaults(run: Run) -> Iterator[tuple[str, Tensor]]:
+    """Yield the default embedding of each client of a simulated run; see `stand_ins`."""
     held_out = np.arange(run.data.rows, run.data.parts.total)
     for party, cells in zip(run.data.parties, run.evaluator.embeddings(), strict=True):
-        yield party.name, _mean(cells.numpy(), _telling(party, held_out) - run.data.rows)
+        yield party.name, _mean(cells.numpy(), _rows_for_default(party, held_out) - run.data.rows)
 
 
 def stand_ins(data: VerticalData, table: EmbeddingTable, measured: Rows) -> dict[str, Tensor]:
-    """What stands in for each client that cannot answer, as the server's table knows it: the embedding
-    learnt for records that the client lacks, or its mean where none is lacking.
+    """Return the default embedding of each client, for use when the client cannot answer.
 
-    There is none under a secure sum.
+    It is the embedding that the client learnt for records it does not have. If the client has every record,
+    it is the client's mean embedding. A secure sum has no defaults.
 
     Args:
-        measured: held-out rows whose embeddings are of the models as they are kept; a client that has none
-            of them in the table is judged by its training rows.
+        table: the server's table, which the embeddings are read from.
+        measured: held-out rows whose embeddings come from the models that are kept. The training rows are
+            used for a client with no such row in the table.
     """
-    found = {}
+    defaults = {}
     for client, party in enumerate([] if isinstance(table, SumTable) else data.parties):
         for rows in (measured, np.arange(data.rows)):
             known = rows[table.stored_at[rows, client] > -FOREVER]
             if len(known):
-                found[party.name] = _mean(table.column(client), _telling(party, known))
+                defaults[party.name] = _mean(table.column(client), _rows_for_default(party, known))
                 break
-    return found
+    return defaults
 
 
-def _telling(party: Party, rows: Rows) -> Rows:
-    """Those of the rows that the party lacks: its model says of all of them what it learnt to say of people
-    it does not know. All of them, if it lacks none."""
+def _rows_for_default(party: Party, rows: Rows) -> Rows:
+    """Return the rows whose mean embedding is the party's default.
+
+    These are the rows that the party does not have: its model gives them all the same learnt embedding. If
+    the party has every row, return all of them.
+    """
     if party.ids is None:
         return rows
     lacked = party.ids.is_null().to_numpy()[rows]
@@ -150,7 +164,7 @@ def open_model(run: Path, party: str) -> StoredModel:
     """Read a party's trained model from a run folder.
 
     Raises:
-        RunFolderError: There is none, or it is another party's.
+        RunFolderError: There is no model, or it belongs to another party.
     """
     stored = read_model(model_folder(run, party))
     stored.require({"party": party})
@@ -158,15 +172,15 @@ def open_model(run: Path, party: str) -> StoredModel:
 
 
 def read_deployed(path: Path, overrides: Sequence[str], run: Path, party: str) -> Config:
-    """Read the configuration file with which a party uses a trained model; see `as_trained`.
+    """Read a party's configuration file for using a trained model; see `as_trained`.
 
-    Log each entry of the file that the model overrides.
+    Log a warning with the entries of the file that the model overrides.
     """
     document, stored = read_document(path, list(overrides)), open_model(run, party)
     config = as_trained(document, stored, run)
     if ignored := _overridden(document, config.document()):
         log.warning(
-            '"%s" differs from the training of the model in "%s". The model keeps its own settings: %s',
+            '"%s" differs from the settings that the model in "%s" was trained with. Using the model\'s: %s',
             path,
             run,
             "; ".join(f"{name} is {value}" for name, value in ignored[:_SHOWN]),
@@ -177,45 +191,47 @@ def read_deployed(path: Path, overrides: Sequence[str], run: Path, party: str) -
 def as_trained(document: Mapping[str, Any], stored: StoredModel, run: Path) -> Config:
     """Return the configuration with which a party uses its trained model.
 
-    The manifest decides everything that changes a prediction, whatever `document` says now: data, partition,
-    model, privacy, encoding. The document decides where things are and how they are served: tables,
-    network, prediction, threads. For settings that are a party's own, such as privacy.mu_max, the document
-    comes first, then the configuration that the training left in the run folder.
+    - The manifest decides everything that affects a prediction, even if `document` differs: data, partition,
+      model, privacy, encoding.
+    - The document decides where files are and how the model is served: tables, network, prediction, threads.
+    - Settings that each party chooses for itself, such as privacy.mu_max, come from the document if it has
+      them, otherwise from RUN/config.toml.
 
     Args:
         document: a configuration as nested dictionaries, as `read_document` returns it. It may be
-            incomplete without the `--set` of the training.
+            incomplete if the training used `--set`.
 
     Raises:
         RunFolderError: the document asks for privacy that the model was trained without, or does not name
-            the code that makes the model.
-        ConfigError: the document is wrong in what it decides.
+            the factory that builds the model.
+        ConfigError: a setting that the document decides is wrong.
     """
-    manifest, then = stored.manifest, _training_document(run)
+    manifest, training = stored.manifest, _training_document(run)
     _check_factory(document, stored)
     _check_protection(document, stored)
-    whole: dict[str, Any] = {name: value for name, value in document.items() if name in _PREDICTING}
-    whole["seed"] = manifest.settings.get("seed", 0)
+    merged: dict[str, Any] = {name: value for name, value in document.items() if name in _PREDICTING}
+    merged["seed"] = manifest.settings.get("seed", 0)
     for name in (*sections_of(Scope.MODEL), "rule", "schedule"):
         # A manifest may come from someone else. It must not choose files, budgets or addresses.
         own = chosen_by_party(name) if name in sections_of(Scope.MODEL) else ()
         kept = {key: value for key, value in manifest.settings.get(name, {}).items() if key not in own}
-        chosen = {key: _entry(document, name, key) or _entry(then, name, key) for key in own}
+        chosen = {key: _entry(document, name, key) or _entry(training, name, key) for key in own}
         chosen |= {key: _entry(document, name, key) for key in _NEVER_FROM_THE_RUN if key in own}
-        whole[name] = kept | {key: value for key, value in chosen.items() if value}
-    if whole["privacy"].get("mode") == "none":
-        # "auto" and "none" protect alike, but only "none" agrees to uploads of people who have a ledger.
-        whole["privacy"]["mode"] = _entry(document, "privacy", "mode") or "auto"
+        merged[name] = kept | {key: value for key, value in chosen.items() if value}
+    if merged["privacy"].get("mode") == "none":
+        # "auto" and "none" both add no noise. But only a user's explicit "none" permits unprotected uploads
+        # of people who have a privacy ledger, so the manifest must not say it for the user.
+        merged["privacy"]["mode"] = _entry(document, "privacy", "mode") or "auto"
     if stored.settings.has_factory and not _names_factory(document, stored):
-        whole["model"]["embedding"] = "linear"  # a head is the same for every embedding of its width
+        merged["model"]["embedding"] = "linear"  # any embedding will do: the head depends only on its width
     owner = table_owner(manifest.party)
     network, table = document.get("network", {}), _entry(document, "tables", owner)
     if isinstance(network, dict):
         encoding = _entry(manifest.settings, "network", "encoding") or "float32"
-        whole["network"] = network | {"encoding": encoding}
+        merged["network"] = network | {"encoding": encoding}
     if manifest.table and isinstance(table, dict):
-        whole["tables"] = {**document["tables"], owner: {**table, **manifest.table}}
-    return from_document(whole)
+        merged["tables"] = {**document["tables"], owner: {**table, **manifest.table}}
+    return from_document(merged)
 
 
 def _training_document(run: Path) -> dict[str, Any]:
@@ -224,16 +240,16 @@ def _training_document(run: Path) -> dict[str, Any]:
 
 
 def _entry(document: Mapping[str, Any], section: str, key: str) -> Any:
-    """Return an entry of a section; None where the document has none, or "auto", which leaves it open."""
+    """Return an entry of a section; None if the document does not have it, or has "auto"."""
     entries = document.get(section, {})
     value = entries.get(key) if isinstance(entries, dict) else None
     return None if value == "auto" else value
 
 
 def _check_factory(document: Mapping[str, Any], stored: StoredModel) -> None:
-    """Raise RunFolderError if the model is made by code that the document does not name."""
-    own = stored.manifest.kind == "embedding" and stored.settings.has_factory
-    if own and not _names_factory(document, stored):
+    """Raise RunFolderError if the model needs a factory that the document does not name."""
+    needs_factory = stored.manifest.kind == "embedding" and stored.settings.has_factory
+    if needs_factory and not _names_factory(document, stored):
         raise _not_named(stored, str(_entry(document, "model", "embedding") or ""))
 
 
@@ -242,22 +258,22 @@ def _names_factory(document: Mapping[str, Any], stored: StoredModel) -> bool:
 
 
 def _check_protection(document: Mapping[str, Any], stored: StoredModel) -> None:
-    """Raise RunFolderError if the document asks for protection that the model was trained without."""
+    """Raise RunFolderError if the document asks for privacy that the model was trained without."""
     trained = stored.manifest.settings.get("privacy", {})
     for key in ("mode", "noise", "secure_sum"):
         asked, had = _entry(document, "privacy", key), trained.get(key)
         if asked and asked != "none" and had in (None, "none", 0, False):
             raise RunFolderError(
                 "VFL-7131",
-                f'the model in "{stored.path}" was trained with privacy.{key} = {had}. Found {asked} in the '
-                f"configuration: a model keeps the protection of its training. Train again with {asked}, or "
-                f"take privacy.{key} out.",
+                f'a model keeps the privacy settings of its training. The model in "{stored.path}" was '
+                f"trained with privacy.{key} = {had}. Found {asked} in the configuration. Train again with "
+                f"{asked}, or remove privacy.{key}.",
             )
 
 
 def _overridden(document: Mapping[str, Any], used: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return (dotted name, value that is used) for each entry of the document that is not used."""
-    found = []
+    """Return (dotted name, value in use) for each entry of the document that the model overrides."""
+    overridden = []
     for name, entries in document.items():
         if name not in _PREDICTING:
             continue
@@ -265,21 +281,21 @@ def _overridden(document: Mapping[str, Any], used: Mapping[str, Any]) -> list[tu
         for key, value in pairs:
             now = used[name].get(key) if key else used[name]
             if not isinstance(value, dict) and value not in (now, "auto"):
-                found.append((f"{name}.{key}" if key else name, now))
-    return found
+                overridden.append((f"{name}.{key}" if key else name, now))
+    return overridden
 
 
 def rebuild(stored: StoredModel, factory: str = "") -> nn.Module:
     """Return the trained module, in evaluation mode.
 
-    A model folder cannot make vafl import anything. If its model comes from a `package.module:Factory`, that
-    is imported only if the user names the same factory.
+    A model folder cannot make vafl import code. If the model comes from a `package.module:Factory`, vafl
+    imports that factory only if the user names it too.
 
     Args:
         factory: model.embedding of the user's own configuration, or the name given on the command line.
 
     Raises:
-        RunFolderError: The folder names a factory that the user does not, or its entries do not fit together.
+        RunFolderError: The folder names a factory that the user does not, or its entries are inconsistent.
     """
     settings, manifest = stored.settings, stored.manifest
     is_head = manifest.kind == "head"
@@ -291,7 +307,8 @@ def rebuild(stored: StoredModel, factory: str = "") -> nn.Module:
         module = make_embedding(settings, manifest.features, manifest.outputs, inputs)
     else:
         try:
-            # Without memory: the sizes are the manifest's, and only the parameters in the file prove them.
+            # The sizes come from a manifest that may be wrong or hostile. The meta device allocates no
+            # memory; `load_into` then checks the sizes against the parameters in the file.
             with torch.device("meta"):
                 if is_head:
                     module = make_head(settings, len(manifest.parties), manifest.outputs)
@@ -299,7 +316,9 @@ def rebuild(stored: StoredModel, factory: str = "") -> nn.Module:
                     module = make_embedding(settings, manifest.features, manifest.outputs, inputs)
         except (ConfigError, RuntimeError) as error:
             raise RunFolderError(
-                "VFL-7132", f'the manifest in "{stored.path}" describes no model: {error}'
+                "VFL-7132",
+                f'the manifest in "{stored.path}" must describe a model. Restore it, or train again. '
+                f"Found: {error}",
             ) from error
     stored.load_into(module)
     return module.eval()
@@ -308,14 +327,14 @@ def rebuild(stored: StoredModel, factory: str = "") -> nn.Module:
 def feature_groups(
     stored: StoredModel, groups: Mapping[str, tuple[str, ...]], *, each: bool
 ) -> dict[str, Rows]:
-    """Return the features of each group of columns whose importance may be measured, by name.
+    """Return the feature indices of each group of columns whose importance can be measured, by group name.
 
-    Columns of a table have their names. The features of a matrix are called "feature 1" and so on. Images and
-    series have none, and neither has a column whose name a message cannot carry.
+    Columns of a table keep their names. The features of a matrix are called "feature 1" and so on. Images and
+    series have no groups. A group whose name does not fit into a message is left out.
 
     Args:
         groups: name -> columns, by name or pattern.
-        each: whether to name each column as well.
+        each: whether to add a group for every single column.
 
     Raises:
         DataError: a group names a column that the model does not use.
@@ -324,23 +343,23 @@ def feature_groups(
     columns: dict[str, list[int]] = {}
     if encoder is not None:
         first = 0
-        for own in encoder.columns:
-            last = first + len(own.names(encoder.form))
-            columns[own.name] = list(range(first, last))
+        for column in encoder.columns:
+            last = first + len(column.names(encoder.form))
+            columns[column.name] = list(range(first, last))
             first = last
     elif len(features) == 1:
         columns = {f"feature {number + 1}": [number] for number in range(features[0])}
     names = list(columns)
-    found = {}
+    indices = {}
     for name, patterns in groups.items():
         chosen = match_columns(names, {name: patterns}, f"tables.{stored.manifest.party}.groups")[name]
-        found[name] = [place for column in chosen for place in columns[names[column]]]
+        indices[name] = [place for number in chosen for place in columns[names[number]]]
     if each:
-        found = columns | found
-    fits = {name for name in found if name.isprintable() and name != EVERYTHING}
+        indices = columns | indices
+    fits = {name for name in indices if name.isprintable() and name != EVERYTHING}
     return {
         name: np.array(places, dtype=np.int64)
-        for name, places in found.items()
+        for name, places in indices.items()
         if name in fits and 0 < len(name.encode()) <= LONGEST_GROUP
     }
 
@@ -349,9 +368,9 @@ def _not_named(stored: StoredModel, factory: str) -> RunFolderError:
     named = stored.settings.embedding
     return RunFolderError(
         "VFL-7133",
-        f'the model in "{stored.path}" is made by "{named}", which is code. vafl imports it only if you name '
-        f"it. Found {factory or 'no factory'}. If you trust that code, say --embedding {named}, or set "
-        "model.embedding in your own configuration.",
+        f'vafl imports the code that builds a model only if you name it. The model in "{stored.path}" is '
+        f'built by "{named}". Found {factory or "no factory"}. If you trust that code, add --embedding '
+        f"{named}, or set model.embedding in your configuration.",
     )
 
 

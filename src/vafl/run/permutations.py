@@ -1,7 +1,13 @@
-"""Permutation importance, measured from the answers to requests. It knows no clock and no network.
+"""Permutation importance, computed from the clients' answers. This module has no clock and no network.
 
-The importance of a group of features is how much worse the whole model predicts held-out rows once the client
-has permuted these features among the rows.
+The importance of a group of features is how much worse the complete model predicts held-out rows after the
+client has permuted these features among the rows.
+
+A study passes through these phases. Each call of `Study.advance` moves it on as far as the answers allow:
+
+    new ──> baseline: all clients answer for the unpermuted rows
+        ──> permuting: each client has a queue of groups, and at most one request under way
+        ──> done: all queues are empty and no request is under way
 """
 
 from collections import deque
@@ -23,12 +29,12 @@ from vafl.protocol.scoring import ANSWERED, Inquiry
 
 @dataclass
 class Effect:
-    """The effect of permuting a group of features on the predictions, once for each repeat.
+    """The effect of permuting a group of features on the predictions, with one entry per repeat.
 
     Attributes:
         loss: increase of the loss.
-        headline: how much worse the headline metric is, positive if it is worse.
-        rows: rows that were measured.
+        headline: decrease in quality by the headline metric; positive if the predictions became worse.
+        rows: number of rows that were measured.
     """
 
     loss: list[float] = field(default_factory=list)
@@ -37,23 +43,22 @@ class Effect:
 
 
 class Study:
-    """Asks every client to permute its features, group after group, and measures what that does.
+    """Asks every client to permute its groups of features in turn, and measures the effect.
 
-    Clients work at the same time, each on one request. Call `advance` whenever answers have come.
+    Clients work in parallel, each on one request at a time. Call `advance` whenever answers have arrived.
 
     Args:
-        names: of the clients.
+        names: the clients' names.
         rows: held-out rows, ascending.
-        labels: [rows]
-        repeats: permutations of each group.
-        calibration: of the model; None uses the head's outputs as they are.
+        labels: [rows].
+        repeats: number of permutations of each group.
+        calibration: the model's calibration; None uses the head's outputs unchanged.
 
     Attributes:
-        baseline: every metric of the unpermuted rows.
-        effects: (client, group) -> what was measured.
-        refused: (client, group) -> why it could not be measured.
-        waiting: inquiries that are under way.
-        measured, planned: permutations that are done, and all of them as far as they are known.
+        baseline: every metric on the unpermuted rows.
+        effects: (client, group) -> the measured effect.
+        refused: (client, group) -> the reason why it was not measured.
+        measured, planned: number of permutations that are done, and of all that are known so far.
     """
 
     def __init__(
@@ -81,7 +86,7 @@ class Study:
 
     @property
     def loss(self) -> Metric:
-        """The loss that is measured: log loss, or the root mean squared error of numbers."""
+        """The loss that is measured: log loss for classes, root mean squared error for numbers."""
         return self._metrics.each[1]
 
     @property
@@ -95,18 +100,18 @@ class Study:
 
     @property
     def waiting(self) -> Sequence[Inquiry]:
-        """The inquiries that are under way."""
+        """The inquiries that wait for answers."""
         if self._base is not None and not self._answered:
             return [self._base]
         return [inquiry for inquiry, _ in self._asked.values()]
 
     @property
     def rows(self) -> int:
-        """Rows that every client answered for."""
+        """The number of rows that every client answered for."""
         return int(self._complete.sum()) if self._answered else 0
 
     def advance(self) -> list[Request]:
-        """Take what has come, and return what to ask next.
+        """Process the answers that have arrived, and return the requests to send next.
 
         Raises:
             Stalled: a client answered for none of the unpermuted rows.
@@ -118,7 +123,7 @@ class Study:
             if self._base.is_open:
                 return []
             self._begin(self._base)
-        said: list[Request] = []
+        to_send: list[Request] = []
         for client, queue in enumerate(self._queues):
             if client in self._asked and not self._asked[client][0].is_open:
                 self._finish(client, *self._asked.pop(client))
@@ -126,8 +131,8 @@ class Study:
                 group = queue.popleft()
                 inquiry, requests = self._scorer.ask_permuted(self._base, client, group)
                 self._asked[client] = inquiry, group
-                said += requests
-        return said
+                to_send += requests
+        return to_send
 
     def _begin(self, base: Inquiry) -> None:
         self._answered = True
@@ -136,9 +141,9 @@ class Study:
             silent = [name for m, name in enumerate(self.names) if (base.states[:, m] != ANSWERED).any()]
             raise Stalled(
                 "VFL-7141",
-                "importance needs rows that every client answers for. Found none: no answer for some or all "
-                f"rows from {', '.join(silent)}. Start these clients, or check what is left of their privacy "
-                "budgets (`vafl privacy`).",
+                "importance needs rows that every client answers for. Found none: some or all answers are "
+                f"missing from {', '.join(silent)}. Start these clients, or check their remaining privacy "
+                "budgets with `vafl privacy`.",
             )
         self._outputs = self._calibrate(self._scorer.score(base).double().numpy())
         self.baseline = self._metrics.measure(self._outputs[self._complete], self._labels[self._complete])
@@ -151,6 +156,7 @@ class Study:
         self._scorer.close(inquiry)
         kept = self._complete & (inquiry.states == ANSWERED).all(1)
         if not kept.any():
+            # The client refused or did not answer: drop the remaining repeats of this group, too.
             queue = self._queues[client]
             self.measured += 1 + queue.count(group)
             kept_groups = [other for other in queue if other != group]

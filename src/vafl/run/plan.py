@@ -1,4 +1,4 @@
-"""What every party of a run works out for itself from the configuration: data, task, first models."""
+"""The plan of a run, which every party derives from the configuration: data, task and initial models."""
 
 import math
 from collections.abc import Mapping
@@ -29,12 +29,12 @@ from vafl.models.weights import check_class_weight, class_weights, row_weights
 from vafl.privacy.settings import GUARANTEED
 from vafl.protocol.rules import Rule
 
-_MODEL_STREAMS = 3_000_017
+_MODEL_STREAMS = 3_000_017  # distance between the seeds of two parties' initial models
 
 
 @dataclass(frozen=True)
 class Task:
-    """What the labels make of the run: how many outputs, which loss, which metrics."""
+    """The prediction task that the labels imply: number of outputs, loss and metrics."""
 
     outputs: int
     loss: str
@@ -50,7 +50,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Plan:
-    """Of one run: all of it in a simulation, a party's own part and the others' names elsewhere."""
+    """The plan of one run.
+
+    In a simulation it holds the data and models of all parties. In a federation it holds one party's data and
+    model, and only the names of the others.
+    """
 
     config: Config
     data: VerticalData
@@ -60,41 +64,49 @@ class Plan:
 
     @property
     def loss(self) -> Loss:
-        """What the training minimises."""
+        """The loss that training minimises."""
         if self.task.loss == "squared" and isinstance(self.head, TabularHead):
             return squared_in_unit(float(self.head.unit))
         return LOSSES[self.task.loss]
 
     @property
     def weights(self) -> npt.NDArray[np.float32] | None:
-        """How much each training row counts in the loss, [rows], with mean 1; None if all count the same."""
+        """The weight of each training row in the loss, [rows], with mean 1; None if all weights are equal."""
         data = self.data
-        own = None if data.weights is None else data.weights[data.train]
-        return row_weights(self.config.model.class_weight, data.labels[data.train], data.classes, own)
+        given_weights = None if data.weights is None else data.weights[data.train]
+        return row_weights(
+            self.config.model.class_weight, data.labels[data.train], data.classes, given_weights
+        )
 
     @property
     def undo(self) -> Calibration:
-        """Undoes the effect of class weights on outputs, for evaluations: they are not weighted."""
+        """A calibration that reverses the effect of class weights on outputs.
+
+        Evaluations use it because their metrics are not weighted.
+        """
         if self.task.loss == "squared":
             return Calibration()
         return Calibration.undoing(loss_weights(self.config, self.data), self.task.outputs)
 
 
 def loss_weights(config: Config, data: VerticalData) -> list[float]:
-    """Return the weight of each class in the training loss, by the labels that the run trains on."""
-    known = data.labels[data.train].numpy()
-    weights: list[float] = class_weights(config.model.class_weight, known, data.classes or ()).tolist()
+    """Return the weight of each class in the training loss, computed from the training labels."""
+    train_labels = data.labels[data.train].numpy()
+    weights: list[float] = class_weights(config.model.class_weight, train_labels, data.classes or ()).tolist()
     return weights
 
 
 def make_plan(config: Config, data: VerticalData | None = None, party: str | None = None) -> Plan:
-    """Loads and checks. `data` replaces what the config's data section would load.
+    """Load the data, check the configuration against it and create the initial models.
 
-    Of tables, a party reads its own only: the server's process the labels, a client's its features. The
-    models of the others are then empty. None reads all, for a simulation.
+    Args:
+        data: used instead of loading the [data] section of the configuration.
+        party: with tables, read only this party's table: the server reads the labels, a client its features.
+            The models of the other parties are then empty. None reads every table, for a simulation.
 
     Raises:
-        ConfigError, DataError: before anything was trained or written.
+        ConfigError, DataError: the configuration or the data cannot be used. Nothing has been trained or
+            written.
     """
     if data is None:
         data = load_data(config, party)
@@ -106,14 +118,14 @@ def make_plan(config: Config, data: VerticalData | None = None, party: str | Non
     config.labels.check_classes(len(data.classes or ()))
     check_class_weight(config.model.class_weight, data.classes)
     task = Task.of(config, data)
-    if party in (None, LABEL_HOLDER):  # the others have no labels
+    if party in (None, LABEL_HOLDER):  # other parties have no labels
         _check_measurable(config, task.metrics, data)
         _check_decidable(config, task, data)
     if config.privacy.kind == "frozen" and config.model.head == "bias":
         raise ConfigError(
             "VFL-7151",
-            'privacy.mode "frozen" trains the head alone, and model.head = "bias" has next to nothing to '
-            'train. Use model.head = "linear" or "mlp".',
+            'privacy.mode "frozen" trains only the head, so the head needs weights. Found model.head = '
+            '"bias", which has one number per output. Use model.head = "linear" or "mlp".',
         )
     if task.loss != "softmax":
         data = replace(data, labels=data.labels.float())
@@ -124,13 +136,16 @@ def make_plan(config: Config, data: VerticalData | None = None, party: str | Non
 
 
 def sized(config: Config, rows: int, clients: int) -> Config:
-    """Return the configuration with everything that depends on the number of training rows.
+    """Return the configuration with the settings that depend on the number of training rows filled in.
 
-    Every party works this out for itself, and finds the same.
+    Every party computes this separately and gets the same result.
     """
     schedule = config.schedule.sized(rows)
-    together = clients if config.rule.name == "centralised" else Rule.of(config.rule, clients).quorum
-    epoch = math.ceil(rows / schedule.batch_size) * clients / together
+    uploads_per_update = (
+        clients if config.rule.name == "centralised" else Rule.of(config.rule, clients).quorum
+    )
+    # Updates until every client has uploaded each of its rows once.
+    epoch = math.ceil(rows / schedule.batch_size) * clients / uploads_per_update
     updates = config.stop.updates or math.ceil(schedule.epochs * epoch)
     every = config.evaluation.every or max(1, min(math.ceil(epoch), updates))
     return replace(
@@ -143,12 +158,12 @@ def sized(config: Config, rows: int, clients: int) -> Config:
 
 
 def _check_measurable(config: Config, metrics: Metrics, data: VerticalData) -> None:
-    """Check that the metrics which decide something are defined on the rows they are measured on.
+    """Check that the headline metric, and the metrics that stop or select, are defined on their rows.
 
-    Any other metric may be undefined, such as the AUC of validation rows of one class: it is then None.
+    Other metrics may be undefined, such as the AUC if all validation rows have one class. They are then None.
 
     Raises:
-        DataError: one is not.
+        DataError: one of the checked metrics is not defined.
     """
     parts, watched = held_out_labels(data), data.parts.watched
     decisive = [("test", "model.metric", metrics.headline)]
@@ -168,10 +183,10 @@ def _check_measurable(config: Config, metrics: Metrics, data: VerticalData) -> N
 
 
 def _check_decidable(config: Config, task: Task, data: VerticalData) -> None:
-    """Check that the validation rows allow the calibration and the threshold that are asked for.
+    """Check that the validation rows allow the configured calibration and decision threshold.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: the validation rows are missing or have one class only.
     """
     classes = 0 if task.loss == "squared" else len(data.classes or ())
     several = len(np.unique(data.labels[data.validation])) > 1
@@ -180,29 +195,33 @@ def _check_decidable(config: Config, task: Task, data: VerticalData) -> None:
 
 
 def held_out_labels(data: VerticalData) -> dict[str, Tensor]:
-    """Return the labels of the held-out rows by part, the one that evaluations use first.
+    """Return the labels of the held-out rows by part: "validation", then "test".
 
-    The parts are "validation" and "test". Either is left out if it has no rows.
+    A part without rows is omitted, so the first part is the one that evaluations use.
     """
     parts = {"validation": data.labels[data.validation], "test": data.labels[data.test]}
     return {name: labels for name, labels in parts.items() if len(labels)}
 
 
 def baselines(task: Task, data: VerticalData) -> dict[str, dict[str, Figures]]:
-    """Return what a run has to beat: baseline -> part of the held-out rows -> metric -> value."""
-    known, parts = data.labels[data.train], held_out_labels(data)
-    trivial = {part: task.metrics.trivial(known, labels) for part, labels in parts.items()}
+    """Return the metrics of the baselines: baseline -> part of the held-out rows -> metric -> value."""
+    train_labels, parts = data.labels[data.train], held_out_labels(data)
+    trivial = {part: task.metrics.trivial(train_labels, labels) for part, labels in parts.items()}
     return {"trivial": trivial}
 
 
 def a_party(config: Config) -> str | None:
-    """Whose view of the data this configuration allows; None where it has everybody's."""
+    """Return a party whose table this configuration names; None if it names the tables of all parties."""
     everyone = {LABEL_HOLDER, *config.data.parties}
     return next(iter(config.tables)) if config.tables and everyone - set(config.tables) else None
 
 
 def load_data(config: Config, party: str | None = None) -> VerticalData:
-    """What a party knows of the data; None: all of it."""
+    """Load the data that a party can read; `party` None loads the data of all parties.
+
+    Raises:
+        ConfigError, DataError: the data are missing, damaged or not allowed by the privacy mode.
+    """
     if config.data.is_tabular:
         _check_public(config, is_table=True)
         settings, tables = tables_of(config)
@@ -211,8 +230,8 @@ def load_data(config: Config, party: str | None = None) -> VerticalData:
     if config.model.embedding == "tabular":
         raise ConfigError(
             "VFL-7153",
-            'model.embedding = "tabular" is for data.name = "csv" or "tables". Found data.name = '
-            f'"{config.data.name}". Use "linear" or "mlp".',
+            'model.embedding = "tabular" needs data.name = "csv" or "tables". Found data.name = '
+            f'"{config.data.name}". Use model.embedding = "linear" or "mlp".',
         )
     loaded = load(config.data)
     _check_public(config, is_table=loaded.is_table, fitted=loaded.fitted)
@@ -221,11 +240,12 @@ def load_data(config: Config, party: str | None = None) -> VerticalData:
 
 
 def tables_of(config: Config, *, labelled: bool = True) -> tuple[DataSettings, Mapping[str, TableSettings]]:
-    """Return the data settings with all clients' names, and the tables of the parties: one file each, or
-    columns of one file.
+    """Return the data settings with all client names, and the table settings of every party.
+
+    Each party has its own file, or columns of one shared CSV file.
 
     Args:
-        labelled: whether a single file must have the label column.
+        labelled: whether a shared file must have the label column.
     """
     if config.data.name == "csv":
         return deal(config.data, config.partition, labelled=labelled)
@@ -233,56 +253,64 @@ def tables_of(config: Config, *, labelled: bool = True) -> tuple[DataSettings, M
 
 
 def _check_public(config: Config, *, is_table: bool, fitted: bool = False) -> None:
-    """Statistics of all records in every feature would carry each record past the noise."""
+    """Check that a privacy mode with a guarantee uses no features that depend on other records.
+
+    Such statistics (a mean, a clipping quantile) would leak information about every record, and the noise
+    does not cover that.
+
+    Raises:
+        ConfigError: a feature depends on statistics of the records.
+    """
     if config.privacy.kind not in GUARANTEED:
         return
     if fitted:
         raise ConfigError(
             "VFL-7154",
-            f"privacy.mode {config.privacy.kind} guarantees each record something, but {config.data.name} is "
-            "clipped or filled by statistics of all its training records. Prepare the data by public "
-            'constants, as data.name = "csv" or "tables", or use a mode that promises nothing, embed_only or '
-            "none.",
+            f"privacy.mode {config.privacy.kind} needs features that do not depend on other records. Found "
+            f"data.name = {config.data.name}, which is clipped or filled by statistics of all training "
+            'records. Prepare the data with public constants and use data.name = "csv" or "tables", or '
+            "choose a mode without a guarantee: embed_only or none.",
         )
     if config.data.scale == "standard" or (config.data.scale == "auto" and is_table):
         raise ConfigError(
             "VFL-7155",
-            f"privacy.mode {config.privacy.kind} guarantees each record something, but data.scale = "
-            f'"{config.data.scale}" makes every feature depend on all records. Scale the columns by public '
-            'constants beforehand, and set data.scale = "none".',
+            f"privacy.mode {config.privacy.kind} needs features that do not depend on other records. Found "
+            f'data.scale = "{config.data.scale}", which scales by statistics of all records. Scale the '
+            'columns by public constants beforehand, and set data.scale = "none".',
         )
 
 
 def _models(config: Config, data: VerticalData, task: Task) -> tuple[list[nn.Module], nn.Module]:
-    """Initial parameters come from the run's seed, and torch's global generator is left as it was.
+    """Create the initial models from the run's seed, without changing torch's global generator.
 
-    Parties that know their own table only draw from streams of their own, whatever the others' shapes.
+    With tables, each party seeds its model separately. A party cannot build the models of the others, so a
+    shared random stream would be at a different position at every party.
     """
-    alone = config.data.is_tabular
+    seeds_separately = config.data.is_tabular
     models: list[nn.Module] = []
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
         for index, party in enumerate(data.parties):
-            if alone:
+            if seeds_separately:
                 torch.manual_seed(config.seed + (index + 1) * _MODEL_STREAMS)
-            known = party.features.numel() > 0
+            has_features = party.features.numel() > 0
             models.append(
                 make_embedding(config.model, party.features.shape[1:], task.outputs, inputs_of(party.encoder))
-                if known
+                if has_features
                 else nn.Identity()
             )
-        if alone:
+        if seeds_separately:
             torch.manual_seed(config.seed)
         return models, make_head(config.model, len(models), task.outputs)
 
 
 def form_for(config: Config) -> Form:
-    """The form of features that the configured embedding takes."""
+    """Return the form of features that the configured embedding takes."""
     return "codes" if config.model.embedding == "tabular" else "dense"
 
 
 def inputs_of(encoder: Encoder | None) -> list[Input]:
-    """What a tabular embedding must know of each code that the encoder makes; nothing of dense features."""
+    """Return the description of each encoded column that a tabular embedding needs; empty if dense."""
     if encoder is None or encoder.form == "dense":
         return []
     inputs: list[Input] = []
@@ -297,16 +325,20 @@ def inputs_of(encoder: Encoder | None) -> list[Input]:
 
 
 def encoder_of(stored: StoredModel) -> Encoder | None:
-    """Return how the party's raw columns become the model's features; None if it takes features as they are.
+    """Return the encoder from the party's columns to the model's features; None if there is none.
 
     Raises:
-        RunFolderError: The manifest's schema is not an encoder's, or gives other features.
+        RunFolderError: The manifest's schema is damaged, or its features do not match the model's.
     """
     if not stored.manifest.schema:
         return None
     try:
         encoder = Encoder.from_dict(stored.manifest.schema)
     except DataError as error:
-        raise RunFolderError("VFL-7156", f'the schema in "{stored.path}" is damaged: {error}') from error
+        raise RunFolderError(
+            "VFL-7156",
+            f'the manifest in "{stored.path}" must hold the schema of an encoder. Restore it, or train '
+            f"again. Found: {error}",
+        ) from error
     stored.require({"features": [len(encoder.names)]})
     return encoder

@@ -1,4 +1,4 @@
-"""A trained model in use: the server asks and scores, clients answer, and no step is made."""
+"""Prediction with a trained model: the server requests embeddings and scores them; no party trains."""
 
 import asyncio
 import signal
@@ -50,10 +50,10 @@ AnyScorer = TypeVar("AnyScorer", bound=Scorer)
 
 @dataclass(frozen=True)
 class Deployed:
-    """A trained model at one party, and the records it is asked about.
+    """A trained model at one party, and the records to score.
 
     Attributes:
-        run: the folder of the run that trained it.
+        run: the folder of the run that trained the model.
     """
 
     config: Config
@@ -64,12 +64,12 @@ class Deployed:
 
     @classmethod
     def load(cls, config: Config, party: str, run: Path) -> "Deployed":
-        """Read the model and the records that it is asked about.
+        """Read the model and the records to score.
 
-        The model's manifest decides all that changes a prediction; see `as_trained`.
+        The model's manifest decides every setting that affects a prediction; see `as_trained`.
 
         Raises:
-            ConfigError, DataError, RunFolderError: before anybody was asked anything.
+            ConfigError, DataError, RunFolderError: a file or a setting cannot be used. Nothing has been sent.
         """
         model = open_model(run, party)
         config = as_trained(config.document(), model, run)
@@ -82,7 +82,7 @@ class Deployed:
 
     @property
     def classes(self) -> list[str]:
-        """What probabilities are of; empty if the model gives a number."""
+        """The class names; empty if the model predicts a number."""
         return self.model.manifest.classes if self.loss != "squared" else []
 
     @property
@@ -95,7 +95,7 @@ class Deployed:
         return self.model.manifest.decision
 
     def terms(self) -> Agreement:
-        """What the parties must agree on, as this one sees it."""
+        """Return this party's view of the settings that all parties must agree on."""
         manifest, config = self.model.manifest, self.config
         return Agreement(
             protocol=PROTOCOL,
@@ -112,13 +112,13 @@ class Deployed:
     def respondent(
         self, witness: KeySigner | None = None, *, accept_ledger: bool = False
     ) -> PredictionClient:
-        """Make the client, private if it was private in training.
+        """Create the prediction client, with the same privacy as in training.
 
-        It goes on with the ledger of the training, unless privacy.ledger names another folder.
+        It charges the ledger of the training run, unless privacy.ledger names another folder.
 
         Args:
-            witness: vouches for the keys of a secure sum.
-            accept_ledger: go on if the ledger lacks the last mark that the server received.
+            witness: signs the keys of a secure sum.
+            accept_ledger: continue if the ledger lacks the last mark that the server received.
         """
         config, subjects = self.config, self.subjects
         index = self.parties.index(self.party)
@@ -127,7 +127,8 @@ class Deployed:
         if not config.privacy.secure_sum:
             make = partial(PredictionClient, permutations=self._permutations())
         else:
-            # Without permutations: the sums with and without one differ by one client's embeddings alone.
+            # A masked client never permutes. The difference between the sums with and without a permutation
+            # would reveal that client's embeddings, which the secure sum must hide.
             purpose = f"{config.network.run_id}: prediction"
             keys = KeyAgreement(purpose, self.parties, index, witness or NoKeySigner())
             make = partial(MaskedRespondent, keys=keys)
@@ -146,16 +147,17 @@ class Deployed:
             accept_ledger=accept_ledger,
         )
         steps = config.rule.local_steps
-        own = guard(config.privacy, module, subjects.features, ledger, accounts, steps)
-        if own.features.shape[1:] != subjects.features.shape[1:] and not config.privacy.secure_sum:
+        private = guard(config.privacy, module, subjects.features, ledger, accounts, steps)
+        if private.features.shape[1:] != subjects.features.shape[1:] and not config.privacy.secure_sum:
             make = partial(PredictionClient, permutations=self._permutations(columns=False))
-        return make(index, own.features, own.model, perturb=own.release, budget=own.budget)
+        return make(index, private.features, private.model, perturb=private.release, budget=private.budget)
 
     def _permutations(self, *, columns: bool = True) -> Permutations | None:
-        """Return what the server may ask this client to permute.
+        """Return the groups of features that the server may ask this client to permute; None if none.
 
         Args:
-            columns: whether the features that are embedded still are those of the columns.
+            columns: whether the embedded features still correspond to columns. Some privacy modes replace
+                them by released features, which have no column names.
         """
         consent = self.config.prediction.importance
         if consent == "none":
@@ -166,25 +168,26 @@ class Deployed:
         return Permutations(np.random.default_rng(), groups)  # seeded by the operating system
 
     def _ledger(self) -> Path:
-        """Return the ledger of the training if there is one, else where this configuration keeps it.
+        """Return the path of the training run's ledger if it exists, else the path in this configuration.
 
-        RUN/config.toml may name files that exist. It does not decide where new ones are written.
+        RUN/config.toml may name existing files. It must not decide where new ones are created, because the
+        run folder may come from someone else.
         """
         trained = ledger_path(self._training_config(), self.party, self.run)
         return trained if trained.is_file() else ledger_path(self.config, self.party, self.run)
 
     def _marks(self) -> Path:
-        """Return the file of the server's marks, by the same rule as `_ledger`."""
+        """Return the path of the server's ledger marks, by the same rule as `_ledger`."""
         trained = marks_path(self._training_config(), self.run)
         return trained if trained.is_file() else marks_path(self.config, self.run)
 
     def _training_config(self) -> Config:
-        """Return the configuration that says where the training kept ledgers and marks."""
-        then = self.run / "config.toml"
-        return self.config if self.config.privacy.ledger or not then.is_file() else read_config(then)
+        """Return the configuration that locates the ledgers and marks of the training run."""
+        path = self.run / "config.toml"
+        return self.config if self.config.privacy.ledger or not path.is_file() else read_config(path)
 
     def importance_scorer(self) -> ImportanceScorer:
-        """Return the server's part of `vafl importance`.
+        """Return the scorer that the server uses for `vafl importance`.
 
         Raises:
             ConfigError: the model was trained under a secure sum.
@@ -192,14 +195,18 @@ class Deployed:
         if self.config.privacy.secure_sum:
             raise ConfigError(
                 "VFL-7161",
-                "importance cannot be measured under privacy.secure_sum: the sums with and without a "
-                "permutation differ by one client's embeddings, which the secure sum hides. Found a model "
-                "that was trained with it.",
+                "importance needs a model that was trained without privacy.secure_sum: the difference "
+                "between two sums would reveal one client's embeddings. Found a model that was trained with "
+                "it. Train with privacy.secure_sum = false to measure importance.",
             )
         return self._plain_scorer(ImportanceScorer)
 
     def scorer(self, *, cached: bool) -> Scorer:
-        """The server's part; where the model has no default for a client, zero stands in."""
+        """Return the server's scorer. It uses zeros for a client without a default embedding.
+
+        Args:
+            cached: whether to reuse embeddings that clients have sent before.
+        """
         width, head = self.config.model.embedding_width(self.model.manifest.outputs), rebuild(self.model)
         if not self.config.privacy.secure_sum:
             return self._plain_scorer(Scorer, cached=cached)
@@ -208,19 +215,23 @@ class Deployed:
 
     def _plain_scorer(self, make: Callable[..., AnyScorer], **settings: bool) -> AnyScorer:
         width, head = self.config.model.embedding_width(self.model.manifest.outputs), rebuild(self.model)
-        known, zero = self.model.defaults, torch.zeros(width)
-        defaults = torch.stack([known.get(party, zero) for party in self.parties])
+        stored, zero = self.model.defaults, torch.zeros(width)
+        defaults = torch.stack([stored.get(party, zero) for party in self.parties])
         summed, marks = self.config.model.combine == "sum", MarkFile(self._marks(), self.parties)
         return make(self.subjects.rows, head, defaults, summed=summed, marks=marks, **settings)
 
     def serve(self, scorer: Scorer, drive: Callable[[Served], list[ServerMessage]]) -> Served:
-        """The server's end of the network."""
+        """Return the server that exchanges messages with the clients.
+
+        Args:
+            drive: called by the server's worker; returns the messages to send next.
+        """
         config = self.config
         credentials = load_credentials(config, SERVER)
         return FederationServer(scorer, self.parties, self.terms(), config.network, credentials, drive)
 
     def table(self, rows: Rows, outputs: Tensor, states: States) -> pl.DataFrame:
-        """Return a line per record: its id, the prediction, and the clients that did not answer for it."""
+        """Return one row per record: its id, the prediction, and the clients that did not answer for it."""
         columns: dict[str, pl.Series] = {"id": self.subjects.ids.gather(rows)}
         if self.classes:
             shares = self.decision.probabilities(outputs)
@@ -236,11 +247,11 @@ class Deployed:
 def answer(
     config: Config, party: str, run: Path, *, replace: bool = False, accept_ledger: bool = False
 ) -> str:
-    """A client's part: answers whatever it is asked until the server ends it; gives the server's reason.
+    """Answer the server's requests as one client, and return the server's reason for ending.
 
     Args:
-        replace: take the place of another process of this party that answers already.
-        accept_ledger: go on if the ledger lacks the last mark that the server received.
+        replace: replace another process of this party that is already connected.
+        accept_ledger: continue if the ledger lacks the last mark that the server received.
     """
     deployed = Deployed.load(config, check_client(party), run)
     config = deployed.config
@@ -256,31 +267,33 @@ def answer(
 def local_answers(
     deployed: Deployed, server: Served, *, accept_ledger: bool = False
 ) -> FederationClient | None:
-    """Make the client that answers from the label holder's own table; None if it has no features.
+    """Create the client for the label holder's own features; None if it has no features.
 
     Args:
-        deployed: the server's part of the model.
-        server: asks the client, in this process.
-        accept_ledger: go on if its ledger lacks the last mark that the server received.
+        deployed: the model at the server.
+        server: the server in this process that sends requests to the client.
+        accept_ledger: continue if the client's ledger lacks the last mark that the server received.
     """
     if LOCAL_CLIENT not in deployed.parties:
         return None
     config = deployed.config
-    own, credentials = Deployed.load(config, LOCAL_CLIENT, deployed.run), load_credentials(config, SERVER)
-    client = own.respondent(witness_of(config, credentials), accept_ledger=accept_ledger)
+    local, credentials = Deployed.load(config, LOCAL_CLIENT, deployed.run), load_credentials(config, SERVER)
+    client = local.respondent(witness_of(config, credentials), accept_ledger=accept_ledger)
     return FederationClient(
-        client, LOCAL_CLIENT, own.terms(), config.network, credentials, connect=server.connect
+        client, LOCAL_CLIENT, local.terms(), config.network, credentials, connect=server.connect
     )
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What came of a batch.
+    """The result of `predict`.
 
     Attributes:
-        missing: party -> how many records its default stood in for.
-        unscored: lines of the server's table that have no score, because they are not in the alignment.
-        model_records: data.records of the training, which decides how they can get one.
+        path: the file of scores.
+        records: the number of scored records.
+        missing: party -> the number of records for which its default embedding was used.
+        unscored: rows of the server's table without a score, because the alignment does not include them.
+        model_records: data.records of the training run. It decides how unscored rows can get a score.
     """
 
     path: Path
@@ -299,10 +312,15 @@ def predict(
     *,
     accept_ledger: bool = False,
 ) -> Scored:
-    """Score every record and write a line for each: the server's part of a batch.
+    """Score every record as the server, and write one row for each to `out`.
 
     Args:
-        accept_ledger: go on if the ledger of the label holder's own client lacks its last mark.
+        out: the file of scores, .csv or .parquet.
+        listening: called with the server's address once clients can connect.
+        accept_ledger: continue if the ledger of the label holder's own client lacks its last mark.
+
+    Raises:
+        KeyboardInterrupt: a signal ended the run. No file is left.
     """
     deployed = Deployed.load(config, SERVER, run_folder)
     config = deployed.config

@@ -1,6 +1,6 @@
-"""What drives a federation that makes no steps: chunk after chunk of a table, or questions as they come.
+"""Drive a federation that only predicts: `Batch` scores a table in chunks, `Live` answers HTTP requests.
 
-Both are called by the server's worker, after messages were handled and every so often without any.
+The server's worker thread calls them after it has handled messages, and periodically without messages.
 """
 
 import asyncio
@@ -22,16 +22,16 @@ from vafl.transport.grpc.server import FederationServer
 
 Served = FederationServer[Scorer]
 States = npt.NDArray[np.uint8]
-_AHEAD = 2  # chunks asked for at a time: clients embed one while another travels
+_AHEAD = 2  # chunks under way at a time, so that clients embed one while another is in transit
 
 
 @dataclass
 class Batch:
-    """Scores rows, chunk after chunk, in their order.
+    """Scores rows in chunks, in ascending order.
 
     Args:
-        rows: ascending.
-        write: takes each chunk: rows, outputs [rows, outputs], states [rows, clients].
+        rows: the rows to score, ascending.
+        write: called with each finished chunk: rows, outputs [rows, outputs], states [rows, clients].
     """
 
     rows: Rows
@@ -39,12 +39,12 @@ class Batch:
     write: Callable[[Rows, Tensor, States], None]
     interrupted: bool = False
     done: int = 0
-    _asked: int = 0
+    _requested: int = 0
     _began: bool = False
     _under_way: deque[tuple[Inquiry, float]] = field(default_factory=deque)
 
     def __call__(self, federation: Served) -> list[ServerMessage]:
-        """Whatever is due now; gives messages to send."""
+        """Write finished chunks, request further ones and return the messages to send."""
         if self.interrupted:
             federation.finish("the server was told to stop")
         if federation.began is None or self.interrupted:
@@ -52,21 +52,21 @@ class Batch:
         scorer = federation.server
         if not self._began:
             self._began = True
-            scorer.overdue |= (
-                scorer.absent - federation.seen
-            )  # they were waited for; others are about to join
+            # Do not wait again for clients that missed the start of the run. Clients that were seen may be
+            # about to join.
+            scorer.overdue |= scorer.absent - federation.seen
         while self._under_way and self._is_over(scorer, *self._under_way[0]):
             self._finish(scorer, self._under_way.popleft()[0])
-        said: list[ServerMessage] = []
-        while len(self._under_way) < _AHEAD and self._asked < len(self.rows):
-            chunk = self.rows[self._asked : self._asked + self.settings.chunk]
+        messages: list[ServerMessage] = []
+        while len(self._under_way) < _AHEAD and self._requested < len(self.rows):
+            chunk = self.rows[self._requested : self._requested + self.settings.chunk]
             inquiry, requests = scorer.ask(chunk, patient=True)
             self._under_way.append((inquiry, time.monotonic()))
-            self._asked += len(chunk)
-            said += requests
+            self._requested += len(chunk)
+            messages += requests
         if self.done == len(self.rows):
             federation.finish(f"{self.done:,} records were scored")
-        return said
+        return messages
 
     def _is_over(self, scorer: Scorer, inquiry: Inquiry, asked_at: float) -> bool:
         if inquiry.is_open and time.monotonic() - asked_at > self.settings.patience:
@@ -77,8 +77,9 @@ class Batch:
         if not (inquiry.states == ANSWERED).any():
             raise Stalled(
                 "VFL-7171",
-                f"no client answers any more: nothing came for rows {inquiry.rows[0]}..{inquiry.rows[-1]}. "
-                "Are the clients running, and are their privacy budgets not spent?",
+                "at least one client must answer for every chunk. Found no answer for rows "
+                f"{inquiry.rows[0]}..{inquiry.rows[-1]}. Check that the clients are running and that their "
+                "privacy budgets are not exhausted (`vafl privacy`).",
             )
         self.write(inquiry.rows, scorer.score(inquiry), inquiry.states)
         self.done += len(inquiry.rows)
@@ -86,7 +87,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Answer:
-    """To a live question, in the order of its rows: what the model says, and each client's state."""
+    """The answer to a live question, in the order of its rows: predictions, and the state of each client."""
 
     values: list[list[float]]
     states: list[list[int]]
@@ -99,11 +100,20 @@ class _Question:
 
 
 class Live:
-    """Answers questions as they come; those that come at about the same time are asked together.
+    """Answers questions as they arrive.
+
+    Questions that arrive within `prediction.gather` seconds of each other share their requests.
+
+    A question moves through three lists. `ask` and `_hand_on` run on the event loop, `__call__` in the
+    server's worker thread:
+
+        _gathered ──gather elapsed, or full──> _to_ask ──worker──> _under_way ──answered or deadline──> answer
+
+    `_to_ask` is the only list that both threads use. It is a deque, whose append and popleft are atomic.
 
     Args:
-        finish: makes of the head's outputs [rows, outputs] what callers are told.
-        most_rows: that are asked for together: answers must fit into messages. No question has more.
+        finish: converts the head's outputs [rows, outputs] into the values that callers receive.
+        most_rows: the most rows in one request, so that answers fit into messages. No question has more.
     """
 
     def __init__(
@@ -117,7 +127,7 @@ class Live:
     # --- on the event loop ---
 
     async def ask(self, federation: Served, rows: Rows) -> Answer:
-        """Waits for the clients, but no longer than the deadline."""
+        """Return the answer for these rows. Wait for the clients until the deadline at the latest."""
         loop = asyncio.get_running_loop()
         question = _Question(rows, loop.create_future())
         if sum(len(other.rows) for other in self._gathered) + len(rows) > self._most_rows:
@@ -129,24 +139,25 @@ class Live:
 
     def _hand_on(self, federation: Served) -> None:
         if not self._gathered:
-            return  # they were too many to wait
+            return  # they were handed on early, because there were too many rows
         self._to_ask.append(self._gathered)
         self._gathered = []
         federation.attend()
+        # Wake the worker at the deadline, too, in case no message arrives until then.
         asyncio.get_running_loop().call_later(self._settings.deadline, federation.attend)
 
-    # --- the worker's part ---
+    # --- in the worker thread ---
 
     def __call__(self, federation: Served) -> list[ServerMessage]:
-        """Whatever is due now; gives messages to send."""
+        """Send new questions, answer finished ones and return the messages to send."""
         scorer = federation.server
-        said: list[ServerMessage] = []
+        messages: list[ServerMessage] = []
         while self._to_ask:
             questions = self._to_ask.popleft()
             rows = np.unique(np.concatenate([question.rows for question in questions]))
             inquiry, requests = scorer.ask(rows)
             self._under_way.append((inquiry, time.monotonic() + self._settings.deadline, questions))
-            said += requests
+            messages += requests
         waiting = []
         for inquiry, deadline, questions in self._under_way:
             if inquiry.is_open and time.monotonic() >= deadline:
@@ -156,20 +167,21 @@ class Live:
             else:
                 self._answer(scorer, inquiry, questions)
         self._under_way = waiting
-        return said
+        return messages
 
     def _answer(self, scorer: Scorer, inquiry: Inquiry, questions: list[_Question]) -> None:
-        """Plain values are made of all rows at once: for each question by itself that would cost the most."""
+        """Give every question its rows of the inquiry's outputs."""
+        # Convert all rows to Python values at once. A conversion per question would dominate the cost.
         values, states = self._finish(scorer.score(inquiry)).tolist(), inquiry.states.tolist()
         answers = []
         for question in questions:
             places = np.searchsorted(inquiry.rows, question.rows).tolist()
-            own = Answer([values[place] for place in places], [states[place] for place in places])
-            answers.append((question.answer, own))
+            answer = Answer([values[place] for place in places], [states[place] for place in places])
+            answers.append((question.answer, answer))
         questions[0].answer.get_loop().call_soon_threadsafe(_deliver, answers)
 
 
 def _deliver(answers: list[tuple["asyncio.Future[Answer]", Answer]]) -> None:
     for future, answer in answers:
-        if not future.done():  # whoever asked may have hung up
+        if not future.done():  # the caller may have disconnected
             future.set_result(answer)

@@ -1,4 +1,4 @@
-"""The records that a trained model is asked about, as one party sees them."""
+"""The records to score with a trained model, as one party sees them."""
 
 from dataclasses import dataclass
 
@@ -19,15 +19,15 @@ from vafl.run.plan import encoder_of, load_data, tables_of
 
 @dataclass(frozen=True)
 class PredictionRecords:
-    """Records, numbered alike at all parties.
+    """Records with the same row numbers at all parties.
 
     Attributes:
-        digest: tells sets of records apart; parties compare it before anything is asked.
-        source: what these records are a part of.
-        chosen: the rows that a batch is about, ascending: all, or those held out of training.
-        ids: [rows], what each record is called at this party; null where it has none.
-        features: [rows, ...], the party's own; the server has none.
-        unscored: lines of the server's table that are no rows of the alignment; 0 at clients.
+        digest: identifies the set of records; parties compare it before the first request.
+        source: identifies the data set that the records belong to.
+        chosen: the rows that a batch scores, ascending: all rows, or the test rows.
+        ids: [rows], the id of each record at this party; null if the party does not have the record.
+        features: [rows, ...], this party's features; empty at the server.
+        unscored: rows of the server's table that are not in the alignment; 0 at clients.
     """
 
     digest: str
@@ -43,13 +43,14 @@ class PredictionRecords:
 
 
 def load_subjects(config: Config, party: str, model: StoredModel) -> PredictionRecords:
-    """Read a party's table, and encode it as in training. All its records are scored.
+    """Load the records to score.
 
-    Other data sets have record numbers for ids, and their test rows are scored.
+    Tables are encoded as in training, and all their records are scored. In other data sets the ids are record
+    numbers, and only the test rows are scored.
 
     Raises:
         ConfigError, DataError: a file or a column is missing.
-        RunFolderError: the features, or records that must be, are not those of the model.
+        RunFolderError: the features do not match the model, or the data set is not the one it was trained on.
     """
     if config.data.is_tabular:
         return _from_tables(config, party, model)
@@ -57,14 +58,14 @@ def load_subjects(config: Config, party: str, model: StoredModel) -> PredictionR
     if data.record_digest != model.manifest.records:
         raise RunFolderError(
             "VFL-7181",
-            f'a model of data.name = "{config.data.name}" scores the rows that were held out of the data '
-            "it was trained on: others would be scaled by themselves. Found other data. For new records, "
-            'train on data.name = "csv" or "tables", whose models know how to encode them.',
+            f'a model of data.name = "{config.data.name}" can score only the test rows of the data it was '
+            "trained on, because it does not store how to scale new records. Found other data. To score new "
+            'records, train on data.name = "csv" or "tables".',
         )
     features = torch.empty(data.parts.total, 0)
-    for own in data.parties:
-        if own.name == party:
-            features = own.features
+    for each in data.parties:
+        if each.name == party:
+            features = each.features
             model.require({"features": list(features.shape[1:])})
     chosen = np.arange(data.test.start, data.test.stop)
     ids = pl.Series(data.record_numbers).cast(pl.String)
@@ -72,14 +73,13 @@ def load_subjects(config: Config, party: str, model: StoredModel) -> PredictionR
 
 
 def held_out(config: Config, model: StoredModel) -> tuple[Records, Tensor]:
-    """Return the rows that a model can be measured on, as the server knows them, and their labels.
+    """Return the rows to measure a model on, as the server numbers them, and their labels.
 
-    These are the test rows of the training. Other tables than those of the training have none: then all their
-    rows are used.
+    These are the test rows of the training. If the tables are not those of the training, they are all rows.
 
     Raises:
         ConfigError, DataError: a file or the label is missing.
-        RunFolderError: the labels are of other classes than the model's.
+        RunFolderError: the classes of the labels are not those of the model.
     """
     data = load_data(config, SERVER)
     model.require({"classes": list(data.classes or ())})
@@ -103,8 +103,8 @@ def _from_tables(config: Config, party: str, model: StoredModel) -> PredictionRe
         if encoder is None:
             raise RunFolderError(
                 "VFL-7182",
-                f'the model in "{model.path}" must say how columns become features, as models of tables do. '
-                "Found no schema. Train on the tables.",
+                f'the model in "{model.path}" needs a schema to encode the columns of a table. Found none. '
+                "Train a model on the tables.",
             )
         features = torch.from_numpy(encoder.read(open_table(tables, party), wanted, alignment.rows))
     ids = ids_by_position(wanted, alignment.rows)

@@ -1,4 +1,4 @@
-"""The clients of a federation as processes on this machine."""
+"""Start, watch and stop the clients of a federation as processes on this machine."""
 
 import json
 import logging
@@ -16,9 +16,9 @@ from vafl.files import make_private_folder
 
 log = logging.getLogger(__name__)
 
-_STUCK = 60.0  # seconds in which a process has used no CPU and waited for no disk
-_LOOK_EVERY = 0.5  # seconds between two looks at a process
-_TOLD_EVERY = 15.0  # seconds between two notes about what this process waits for
+_STUCK = 60.0  # seconds without CPU use or disk access after which a process counts as stuck
+_LOOK_EVERY = 0.5  # seconds between two checks of a process
+_TOLD_EVERY = 15.0  # seconds between two log lines while this process waits
 
 _CHILD = """import sys
 from vafl.run.processes import end_with_parent
@@ -28,22 +28,28 @@ sys.exit(main())"""
 
 
 def end_with_parent() -> None:
-    """Interrupt this process when its standard input ends, because the process that started it is gone."""
+    """Interrupt this process when the process that started it ends.
+
+    Standard input is a pipe from the parent. The operating system closes it when the parent ends, even if the
+    parent is killed.
+    """
 
     def wait() -> None:
         os.read(0, 1)
         os.kill(os.getpid(), signal.SIGINT)
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # it may have been ignored in the parent
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the parent may have ignored it
     threading.Thread(target=wait, daemon=True).start()
 
 
 class Progress:
-    """Whether a process still works. Time alone cannot tell: on a busy machine a sound process may take
-    minutes to do what usually takes a second.
+    """Detects a process that makes no progress.
 
-    A process works if it has used CPU time since the last look, waits for a CPU or waits for a disk. Linux
-    reports this in /proc. Where there is no /proc, a living process counts as working.
+    A time limit would not do: on a busy machine, a healthy process may need minutes for a second of work.
+
+    A process makes progress if it has used CPU time since the last check, waits for a CPU or waits for a
+    disk. Linux reports this in /proc. On systems without /proc, every living process counts as making
+    progress.
     """
 
     def __init__(self, pid: int) -> None:
@@ -52,10 +58,12 @@ class Progress:
         self._worked_at = time.monotonic()
 
     def is_stuck(self, patience: float) -> bool:
-        """Whether the process has done nothing for `patience` seconds, as far as regular calls can tell."""
+        """Return whether the process has made no progress for `patience` seconds. Call this regularly."""
         now = time.monotonic()
         try:
-            fields = self._path.read_bytes().rpartition(b")")[2].split()  # the name before may hold anything
+            fields = (
+                self._path.read_bytes().rpartition(b")")[2].split()
+            )  # the name before it may contain spaces and parentheses
         except OSError:
             return False
         state, used = fields[0], int(fields[11]) + int(fields[12])
@@ -67,22 +75,22 @@ class Progress:
 class Clients:
     """The client processes of a federation on one machine.
 
-    Each client runs in its own process group, so a terminal's Ctrl-C reaches only this process, which ends
-    the run in order. The clients still end when this process does.
+    Each client runs in a separate process group, so Ctrl-C in a terminal reaches only this process, which
+    then ends the run. The clients also end when this process ends; see `end_with_parent`.
 
     Args:
-        path: the folder with config.toml, and with the logs.
+        path: the folder with config.toml. Logs go to its folder `logs`.
         command: the subcommand of `vafl` that each client runs, and its options.
     """
 
     def __init__(self, names: list[str], path: Path, command: list[str]) -> None:
         self._names, self._path, self._command = names, path, command
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._line = -1  # open as long as this process lives
+        self._line = -1  # write end of the clients' standard input; open while this process lives
 
     def start(self, address: str) -> None:
-        """Start every client; it dials `address` and writes its output to logs/NAME.log."""
-        make_private_folder(self._path / "logs")  # errors may quote ids
+        """Start every client. It connects to `address` and writes its output to logs/NAME.log."""
+        make_private_folder(self._path / "logs")  # error messages may quote ids
         stdin, self._line = os.pipe()
         for name in self._names:
             command = [sys.executable, "-c", _CHILD, *self._command, str(self._path / "config.toml")]
@@ -94,19 +102,22 @@ class Clients:
         os.close(stdin)
 
     def check(self) -> None:
-        """Raise RunError if a client has failed. The run's own rules deal with one that was killed."""
+        """Raise RunError if a client has failed.
+
+        A client that was killed by a signal is not a failure here: the run treats it as absent.
+        """
         for name, process in self._processes.items():
             if (process.poll() or 0) > 0:
                 raise self._failed(name)
 
     def end(self, patience: float = _STUCK) -> None:
-        """Wait for every client to end, as long as it works.
+        """Wait for every client to end, as long as it makes progress.
 
         Args:
-            patience: seconds after which a client that does nothing is killed.
+            patience: seconds without progress after which a client is killed.
 
         Raises:
-            RunError: a client failed, or was stuck.
+            RunError: a client failed, or was killed because it was stuck.
         """
         for name, process in self._processes.items():
             self._wait(name, process, patience)
@@ -116,7 +127,7 @@ class Clients:
                 raise self._failed(name)
 
     def kill(self) -> None:
-        """End every client at once."""
+        """Kill every client."""
         for process in self._processes.values():
             process.kill()
             process.wait()
@@ -126,7 +137,7 @@ class Clients:
         progress, began, told = Progress(process.pid), time.monotonic(), 0.0
         while process.poll() is None:
             if progress.is_stuck(patience):
-                log.error("%s does nothing, and did not end: it is killed", name)
+                log.error("%s has made no progress for %g s and has not ended; killing it", name, patience)
                 process.kill()
             elif (waited := time.monotonic() - began) - told > _TOLD_EVERY:
                 told = waited

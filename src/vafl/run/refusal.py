@@ -1,19 +1,20 @@
-"""Why a live request is not answered."""
+"""The error response to an HTTP request that is not answered."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 class Refusal(Exception):
-    """A request that is not answered, as its caller will read it.
+    """An HTTP request is refused.
 
     Args:
-        status: The HTTP status.
-        kind: One word for programs; the error's `type`.
+        status: The HTTP status code.
+        kind: The error's `type`, one word for programs.
         message: A sentence for people.
-        hangs_up: Close the connection after the refusal: strangers get one request for each connection.
-        headers: Further headers of the response.
-        facts: Further entries of the error.
+        hangs_up: Close the connection after the response, so that an unauthenticated caller needs a new
+            connection for each attempt.
+        headers: Additional headers of the response.
+        facts: Additional entries of the error.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A trained model served live: HTTP requests for ids, answered by asking the clients."""
+"""Serve a trained model over HTTP: callers send ids, and the clients send embeddings for them."""
 
 import asyncio
 import signal
@@ -36,12 +36,12 @@ def serve(
     *,
     accept_ledger: bool = False,
 ) -> None:
-    """Answer until a signal comes.
+    """Answer HTTP requests until SIGINT or SIGTERM.
 
     Args:
-        access: Where HTTP is served, and to whom.
+        access: The HTTP address, and the callers that are accepted.
         listening: Called with the address for clients and the URL for callers.
-        accept_ledger: Go on if the ledger of the label holder's own client lacks its last mark.
+        accept_ledger: Continue if the ledger of the label holder's own client lacks its last mark.
     """
     _require_aiohttp()
     service = Service(Deployed.load(config, SERVER, run_folder), accept_ledger=accept_ledger)
@@ -51,16 +51,16 @@ def serve(
 
 def _require_aiohttp() -> None:
     try:
-        import aiohttp  # noqa: F401, PLC0415 - an extra
+        import aiohttp  # noqa: F401, PLC0415 - an optional dependency
     except ImportError as error:
         raise ConfigError(
             "VFL-7201",
-            f"serving needs the package of an extra. {error}. Install it: pip install 'vafl[serve]'.",
+            f"`vafl serve` needs an optional package. {error}. Install it: pip install 'vafl[serve]'.",
         ) from error
 
 
 class Service:
-    """Turns ids into rows, and the clients' answers into JSON."""
+    """Converts ids into rows, and the clients' answers into JSON."""
 
     def __init__(self, deployed: Deployed, *, accept_ledger: bool = False) -> None:
         self._deployed, settings = deployed, deployed.config.prediction
@@ -68,31 +68,31 @@ class Service:
         if settings.largest_request > fitting:
             raise ConfigError(
                 "VFL-7202",
-                "clients must be able to answer prediction.largest_request ids in one message: "
-                f"{fitting:,} fit into network.largest_message. Found {settings.largest_request:,}. Lower "
-                "it, or raise the other at every party.",
+                "the answer to prediction.largest_request ids must fit into one message: "
+                f"network.largest_message allows {fitting:,} ids. Found {settings.largest_request:,}. Lower "
+                "prediction.largest_request, or raise network.largest_message at every party.",
             )
-        self._live = Live(settings, self._told, fitting)
+        self._live = Live(settings, self._response_values, fitting)
         self._scorer = deployed.scorer(cached=settings.cache)
         self._federation = deployed.serve(self._scorer, self._live)
         self._local = local_answers(deployed, self._federation, accept_ledger=accept_ledger)
         self._rows = {each: row for row, each in enumerate(deployed.subjects.ids.to_list())}
 
     async def run(self, access: Access, listening: Callable[[str, str], None]) -> None:
-        """Serve clients and HTTP in one event loop, until a signal comes."""
-        from vafl.run.http import HttpServer, make_app  # noqa: PLC0415 - an extra
+        """Serve clients and HTTP in one event loop until SIGINT or SIGTERM."""
+        from vafl.run.http import HttpServer, make_app  # noqa: PLC0415 - needs an optional dependency
 
         federation, loop = self._federation, asyncio.get_running_loop()
         largest = self._deployed.config.prediction.largest_request
         http = HttpServer(make_app(self.predict, self.health, self.samples, largest, access), access)
         url = await http.start()
-        told = asyncio.Event()
+        signalled = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, told.set)
+            loop.add_signal_handler(number, signalled.set)
 
         async def stop() -> None:
-            """Close HTTP first: callers get the answers to what they have asked."""
-            await told.wait()
+            # Close HTTP before the federation, so that callers still get the answers to pending requests.
+            await signalled.wait()
             await http.close()
             federation.finish("the server was told to stop")
 
@@ -104,11 +104,11 @@ class Service:
             await http.close()
 
     def health(self) -> dict[str, Any]:
-        """Return whether the model can be asked, and the state of every client."""
-        here = self._states()
-        starting, complete = self._federation.began is None, set(here.values()) == {"here"}
+        """Return whether the service is ready, and the state of every client."""
+        states = self._states()
+        starting, complete = self._federation.began is None, set(states.values()) == {"here"}
         status = "starting" if starting else "ok" if complete else "degraded"
-        return {"status": status, "parties": here, "records": self._deployed.subjects.rows}
+        return {"status": status, "parties": states, "records": self._deployed.subjects.rows}
 
     def _states(self) -> dict[str, str]:
         """Return the state of each client, one of `_CLIENT_STATES`."""
@@ -131,25 +131,25 @@ class Service:
         """Return the answer to one request.
 
         Raises:
-            Refusal: some ids are unknown, or the clients are still being waited for.
+            Refusal: some ids are unknown, or the server still waits for its clients.
         """
         if self._federation.began is None:
-            raise Refusal(503, "starting", "the clients are being waited for")
+            raise Refusal(503, "starting", "the server is waiting for its clients; try again later")
         rows = self._find(ids)
         answer = await self._live.ask(self._federation, rows)
-        complete = all(state == ANSWERED for own in answer.states for state in own)
+        complete = all(state == ANSWERED for row in answer.states for state in row)
         return {"predictions": self._lines(ids, answer), "complete": complete}
 
     def _find(self, ids: list[str]) -> Rows:
-        found = [self._rows.get(each, -1) for each in ids]
-        if -1 in found:
-            unknown = [each for each, row in zip(ids, found, strict=True) if row < 0]
-            message = f"{len(unknown)} of {len(ids)} ids are not known here"
+        rows = [self._rows.get(each, -1) for each in ids]
+        if -1 in rows:
+            unknown = [each for each, row in zip(ids, rows, strict=True) if row < 0]
+            message = f"{len(unknown)} of {len(ids)} ids are unknown to this server"
             raise Refusal(404, "unknown_ids", message, ids=unknown[:20])
-        return np.array(found, dtype=np.int64)
+        return np.array(rows, dtype=np.int64)
 
-    def _told(self, outputs: Tensor) -> Tensor:
-        """Return what callers are told of each row: the probability of each class, or the number."""
+    def _response_values(self, outputs: Tensor) -> Tensor:
+        """Return the values that callers receive for each row: a probability per class, or the number."""
         if not self._deployed.classes:
             return outputs
         return torch.from_numpy(self._deployed.decision.probabilities(outputs))
@@ -159,12 +159,12 @@ class Service:
         chosen = self._deployed.decision.choose(np.array(answer.values)).tolist() if classes else []
         lines = []
         for place, (each, values, states) in enumerate(zip(ids, answer.values, answer.states, strict=True)):
-            said: dict[str, Any] = {"value": values[0]}
+            prediction: dict[str, Any] = {"value": values[0]}
             if classes:
-                said = {
+                prediction = {
                     "prediction": classes[chosen[place]],
                     "probabilities": dict(zip(classes, values, strict=True)),
                 }
             missing = {parties[m]: STATES[state] for m, state in enumerate(states) if state != ANSWERED}
-            lines.append({"id": each, **said, "missing": missing})
+            lines.append({"id": each, **prediction, "missing": missing})
         return lines

@@ -1,4 +1,15 @@
-"""The server's part of a run: its durable state, progress, evaluation and the run folder."""
+"""The server's part of a run: its durable state, progress, evaluation and the run folder.
+
+`ServerRun.run` does everything in this order:
+
+    plan and check ──> lock the run folder ──> restore or create the state ──> serve ──> conclude ──> report
+
+Invariants:
+
+- A configuration that cannot run fails before the run folder is changed.
+- A checkpoint exists from before the first client connects, so a killed server can always be resumed.
+- The first SIGINT or SIGTERM ends the run after a last evaluation. The second ends it at once.
+"""
 
 import asyncio
 import logging
@@ -63,18 +74,18 @@ from vafl.transport.identity import SERVER, Credentials
 
 log = logging.getLogger("vafl.server")
 
-_WATCHED_EVERY = 1.0
-# Uploads of one client that may be taken after a checkpoint is due and before it is written: those that wait
-# for a step, and those of the messages that are handled together.
+_WATCHED_EVERY = 1.0  # seconds between two calls of `ServerRun.watch`
+# The server may accept this many uploads of one client between the moment a checkpoint is due and the moment
+# it is written: uploads that wait for a step, and uploads in the same batch of messages.
 _BEFORE_A_CHECKPOINT = 1024
 
 
 class ServerState:
-    """The server's durable memory: its table in a mapped file, and a checkpoint of the rest.
+    """The server's durable state: the embedding table in a memory-mapped file, and a checkpoint of the rest.
 
     Attributes:
         plan: the run's plan, with the labels that the server trains on.
-        outputs: "validation" or "test" -> the head's outputs on these rows when they were last measured.
+        outputs: "validation" or "test" -> the head's outputs on these rows at the last evaluation.
     """
 
     def __init__(self, plan: Plan, folder: Path, *, resume: bool, marks: MarkMemory | None = None) -> None:
@@ -84,16 +95,17 @@ class ServerState:
         self._checkpoint_every = plan.config.network.checkpoint_every
         self._mapped: MappedArray | None = None
         rows = plan.data.parts.total
-        if plan.config.privacy.secure_sum:  # each round sums anew: nothing to keep
+        if plan.config.privacy.secure_sum:  # every round computes new sums, so no table is kept
             table = make_table(plan, rows)
         else:
             table = self._mapped_table(plan, rows, fresh=not resume)
         tensors, self.facts = load_checkpoint(folder) if resume else ({}, {})
-        if (then := self.facts.get("label_epsilon", self._epsilon)) != self._epsilon:
+        if (before := self.facts.get("label_epsilon", self._epsilon)) != self._epsilon:
             raise RunFolderError(
                 "VFL-7211",
-                f'--resume goes on with the labels of the run in "{folder}", of labels.epsilon {then:g} (0 '
-                f"leaves them as they are). Found {self._epsilon:g}. Set it to {then:g}, or begin anew.",
+                f"--resume needs the labels.epsilon that the run started with: the run in "
+                f'"{folder}" has {before:g} (0 means unchanged labels). Found {self._epsilon:g}. Set it to '
+                f"{before:g}, or start a new run.",
             )
         self.plan = _with_kept_labels(plan, folder, resume=resume)
         self.server = make_server(self.plan, table, marks)
@@ -103,19 +115,23 @@ class ServerState:
         if resume:
             self._restore(tensors)
         else:
-            self.save({})  # whenever it is killed, there is something to resume
+            self.save({})  # a server that is killed at any time from here on can be resumed
 
     def _mapped_table(self, plan: Plan, rows: int, *, fresh: bool) -> EmbeddingTable:
-        """A table in a file, where it outlasts this process."""
-        own, summed = widths(plan), plan.config.model.combine == "sum"
-        kind = record_type(own, summed=summed)
+        """Return an embedding table in a memory-mapped file, which survives this process."""
+        client_widths, summed = widths(plan), plan.config.model.combine == "sum"
+        kind = record_type(client_widths, summed=summed)
         self._mapped = MappedArray(self._folder / "table.records", (rows,), kind, fresh=fresh)
         if fresh:
             self._mapped.array["stored_at"] = -FOREVER
-        return EmbeddingTable(rows, own, summed=summed, memory=self._mapped.array)
+        return EmbeddingTable(rows, client_widths, summed=summed, memory=self._mapped.array)
 
     def _restore(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Goes back to the checkpoint; cells stored since are unknown until their clients say them again."""
+        """Return to the checkpoint.
+
+        The table treats cells that were stored after the checkpoint as unknown until their clients send
+        them again.
+        """
         server, facts = self.server, self.facts
         with restoring(self._folder):
             server.head.load_state_dict({name: tensors[f"head.{name}"] for name in server.head.state_dict()})
@@ -128,11 +144,12 @@ class ServerState:
         server.delays.restore(unflatten(facts["delays"], tensors))
 
     def save(self, account: dict[str, Any]) -> list[int]:
-        """Makes everything up to now durable; gives how many uploads of each client that holds.
+        """Write a checkpoint and return how many uploads of each client it includes.
 
         Args:
-            account: what the run has taken so far; empty before it begins.
+            account: time and traffic of the run so far; empty before it starts.
         """
+        # The table must be on disk before the checkpoint that refers to it replaces the old one.
         if self._mapped is not None:
             self._mapped.flush()
         server = self.server
@@ -157,26 +174,31 @@ class ServerState:
 
 
 def _with_kept_labels(plan: Plan, folder: Path, *, resume: bool) -> Plan:
-    """A run that goes on trains on the labels it began with: drawing again would spend epsilon again."""
+    """Return the plan with the labels to train on.
+
+    A resumed run trains on the labels that it started with, because drawing them again would spend epsilon
+    again.
+    """
     path = folder / "labels.safetensors"
     settings = plan.config.labels
     if resume and settings.epsilon and not settings.file and not path.is_file():
         raise RunFolderError(
             "VFL-7212",
-            f'--resume with labels.epsilon needs the labels the run drew. Found no "{path}". '
-            "Start without --resume; that spends epsilon again.",
+            f'--resume with labels.epsilon needs the labels that the run drew. "{path}" is missing. Restore '
+            "it, or start without --resume, which draws new labels and spends epsilon again.",
         )
     return with_drawn_labels(plan, path)
 
 
 @dataclass
 class ServerRun:
-    """The server's part of a run, with progress and the run folder around it.
+    """Run the server, show its progress and write the run folder.
 
     Args:
-        prepare: called once the run folder is there and empty; gives the configuration to use from then on.
-        watch: called every second; what it raises ends the run.
-        accept_ledger: go on if the ledger of the label holder's own client lacks its last mark.
+        prepare: called when the run folder exists and is empty; returns the configuration to use from then
+            on.
+        watch: called every second; an exception that it raises ends the run.
+        accept_ledger: continue if the ledger of the label holder's own client lacks its last mark.
     """
 
     config: Config
@@ -188,24 +210,31 @@ class ServerRun:
     watch: Callable[[], None] = lambda: None
     accept_ledger: bool = False
     _shown: Progress = field(init=False)
-    _fitting: int = field(init=False)  # rows of embeddings in one message
+    _fitting: int = field(init=False)  # rows of embeddings that fit into one message
 
     def run(self, listening: Callable[[str], None] = lambda address: None) -> RecordedRun:
-        """Serves until the run is over, and writes the run folder."""
-        given = self.config = over_network(self.config)
+        """Serve until the run is over, write the run folder and return the recorded run.
+
+        Args:
+            listening: called with the server's address once clients can connect.
+
+        Raises:
+            KeyboardInterrupt: a signal ended the run. The run folder is complete if the run was evaluated.
+        """
+        original = self.config = over_network(self.config)
         plan = make_plan(self.config, party=SERVER)
         self.config = plan.config
         if self.prepare is None:
-            load_credentials(self.config, SERVER)  # fails before the folder is touched
+            load_credentials(self.config, SERVER)  # fail before the run folder is changed
         if self.resume:
             require_same_run(self.path / STATE / SERVER, make_terms(plan))
-        self._fitting = rows_at_once(self.config, widths(plan)[0])  # likewise
+        self._fitting = rows_at_once(self.config, widths(plan)[0])  # fail early, too
         require_free(self.config.network.address)
         opened = RunFolder(self.path, overwrite=self.overwrite, resume=self.resume)
         with opened as folder, limited_threads(self.config.threads):
             if self.prepare is not None:
-                own = over_network(self.prepare())
-                self.config = sized(own, plan.data.rows, len(plan.data.parties))
+                prepared = over_network(self.prepare())
+                self.config = sized(prepared, plan.data.rows, len(plan.data.parties))
             credentials = load_credentials(self.config, SERVER)
             make_private_folder(self.path / STATE)
             marks = MarkFile(marks_path(self.config, self.path), [party.name for party in plan.data.parties])
@@ -232,15 +261,15 @@ class ServerRun:
                 nullcontext() if local is None else local.saved(),
             ):
                 self._shown = progress
-                beside = None if local is None else local.federation
-                run(_serve(federation, conductor, listening, self.watch, beside))
+                local_federation = None if local is None else local.federation
+                run(_serve(federation, conductor, listening, self.watch, local_federation))
             require_updates(self.config, conductor.watch.ended, state.server.iteration)
             if conductor.has_result or state.server.iteration:
                 defaults = stand_ins(plan.data, state.server.table, conductor.measured)
                 conclusion = conclude(self.config, plan.task, state.plan.data, state.outputs)
                 keep_head(plan, conclusion.decision, defaults, self.path, run_name(state.server.run))
                 summary = self._summary(state.plan, federation, points, conductor, conclusion)
-                finish(folder, summary, conclusion, given, state.plan.data, self.console)
+                finish(folder, summary, conclusion, original, state.plan.data, self.console)
             self._require_result(conductor, state.server.iteration)
         recorded = read_run(self.path)
         plot_runs([recorded], self.path / "progress")
@@ -269,7 +298,8 @@ class ServerRun:
         for point in points:
             watch.recalls(point)
         if best is not None and best.point is not None and best.point not in points:
-            watch.recalls(best.point)  # a crash undid the evaluation, but its models are kept
+            # A crash removed this evaluation from the history, but its models are still on disk.
+            watch.recalls(best.point)
         conductor = RunController(
             held_out=np.arange(data.held_out.start, data.held_out.stop),
             labels=data.labels[data.held_out],
@@ -301,7 +331,7 @@ class ServerRun:
         self, plan: Plan, federation: FederationServer[Server], conductor: RunController
     ) -> Progress:
         def clients() -> list[ClientStatus]:
-            here, vitals, server = federation.connections, federation.vitals, federation.server
+            connected, vitals, server = federation.connections, federation.vitals, federation.server
             rows = zip(federation.parties, server.activations, federation.traffic, strict=True)
             return [
                 ClientStatus(
@@ -309,7 +339,7 @@ class ServerRun:
                     count,
                     traffic.bytes_up,
                     traffic.bytes_down,
-                    index not in here,
+                    index not in connected,
                     silent=0.0
                     if index in server.finished or server.owes_reply(index)
                     else federation.silence(index),
@@ -366,22 +396,22 @@ class ServerRun:
         }
 
     def _require_result(self, conductor: RunController, updates: int) -> None:
-        """Raise RunError if the run ended without an evaluation; what was trained is kept by then."""
+        """Raise RunError if the run ended without an evaluation. The trained models are on disk by then."""
         if conductor.has_result:
             return
         if conductor.interrupted:
             raise KeyboardInterrupt
-        kept = f'The models of {updates:,} updates are kept in "{self.path}".' if updates else ""
+        kept = f'The models after {updates:,} updates are in "{self.path}".' if updates else ""
         raise RunError(
             "VFL-7213",
-            "a run's result is an evaluation, for which clients must send their embeddings of the rows held "
-            f"out. Found none in {updates:,} updates: the log names the clients that did not answer. {kept} "
-            "Repair those clients, and start every party again with --resume to go on from there.",
+            "a run needs at least one evaluation, for which clients must send embeddings of the held-out "
+            f"rows. Found none in {updates:,} updates. The log names the clients that did not answer. {kept} "
+            "Repair those clients, then restart every party with --resume.",
         )
 
 
 class _ToldTwice(Exception):
-    """Whoever told the server to stop will not wait for the last evaluation."""
+    """A second signal arrived: stop without the last evaluation."""
 
 
 async def _serve(
@@ -393,12 +423,14 @@ async def _serve(
 ) -> None:
     def interrupt() -> None:
         if conductor.watch.ended:
-            log.info("the run has ended: its clients are being told")
+            log.info("the run has already ended; notifying its clients")
             return
         if conductor.interrupted:
-            federation.fail(_ToldTwice(), "it was told to stop at once; go on with --resume once it does")
+            federation.fail(
+                _ToldTwice(), "the server was stopped at once; restart with --resume when it is back"
+            )
         else:
-            log.info("told to stop: what was reached is evaluated and kept; once more ends it without")
+            log.info("stopping: evaluating and saving the models first; signal again to stop at once")
         conductor.interrupted = True
 
     for number in (signal.SIGINT, signal.SIGTERM):

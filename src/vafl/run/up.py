@@ -1,4 +1,4 @@
-"""A whole federation on one machine: this process serves, and each client is a process of its own."""
+"""Run a federation on one machine: the server in this process, each client in a separate process."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +16,13 @@ from vafl.run.server import ServerRun
 
 
 def up(config: Config, path: Path, console: Console, *, overwrite: bool = False) -> RecordedRun:
-    """Runs server and clients over loopback until the run is over; the run folder is `path`.
+    """Run the server and all clients over loopback, and return the recorded run.
 
-    Without network.certificates, or where that folder is not there, an authority and a certificate for each
-    party are made in path/certs: for loopback only.
+    If network.certificates is not set or the folder does not exist, create an authority and a certificate for
+    each party in path/certs. They are valid for loopback only.
+
+    Args:
+        path: the run folder.
     """
     names = _client_names(config)
     check_certificates(config, names)
@@ -35,7 +38,9 @@ def up(config: Config, path: Path, console: Console, *, overwrite: bool = False)
     try:
         recorded = served.run(clients.start)
     except KeyboardInterrupt:
-        if (path / SUMMARY).is_file():  # the run ended in order, and the clients save their models
+        if (
+            path / SUMMARY
+        ).is_file():  # the run ended after an evaluation, so the clients are saving their models
             clients.end()
         else:
             clients.kill()
@@ -44,7 +49,9 @@ def up(config: Config, path: Path, console: Console, *, overwrite: bool = False)
         clients.kill()
         raise
     clients.end()
-    report_run(served.config, path)  # again: by now the clients' models and ledgers are in place
+    report_run(
+        served.config, path
+    )  # write it again, now that the clients have saved their models and ledgers
     return recorded
 
 
@@ -55,12 +62,15 @@ def _client_names(config: Config) -> list[str]:
 
 
 def _aligned(config: Config, path: Path) -> Config:
-    """Where the tables were not aligned: their ids are joined here, so that no client reads another's."""
-    if config.data.name != "tables" or any(Path(own.alignment).is_file() for own in config.tables.values()):
+    """Return the configuration with alignment files; join the ids of the tables if there are none yet.
+
+    Joining them in this process means that no client process reads the table of another.
+    """
+    tables = dict(config.tables)
+    if config.data.name != "tables" or any(Path(table.alignment).is_file() for table in tables.values()):
         return config
     folder = (path / ALIGNMENTS).resolve()
     folder.mkdir(exist_ok=True)
-    tables = dict(config.tables)
     for name, alignment in join(config.data, config.tables).items():
         file = folder / f"{name}.alignment.parquet"
         alignment.write(file)

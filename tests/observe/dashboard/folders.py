@@ -1,4 +1,4 @@
-"""Run folders as runs leave them, without the runs."""
+"""Write run folders without running anything."""
 
 import json
 from dataclasses import asdict
@@ -16,7 +16,7 @@ BASELINES = {"trivial": {"validation": {"accuracy": 0.25, "log_loss": 1.5}, "tes
 
 
 def written(folder: Path, points: int = 3, summary: dict[str, Any] | None = None, **status: Any) -> Path:
-    """A folder with so many evaluations; with a status, if something of it is given."""
+    """Write a run folder with evaluations, and with a status if any of its entries is given."""
     folder.mkdir(parents=True)
     history = [
         Evaluation(

@@ -1,4 +1,4 @@
-"""Metrics as Prometheus reads them: the format is that of its text exposition, version 0.0.4."""
+"""Metrics in Prometheus' text format, version 0.0.4."""
 
 import re
 
@@ -18,7 +18,7 @@ def test_every_metric_is_explained_once_and_has_a_value_for_each_run_and_client(
     assert 'vafl_client_bytes_total{run="one",client="bank",direction="up"} 2000000' in text
     assert 'vafl_metric{run="one",rows="validation",name="accuracy"} 0.7' in text
     assert 'vafl_metric{run="one",rows="validation",name="log_loss"} 0.3' in text
-    assert "macro_f1" not in text  # it is not defined
+    assert "macro_f1" not in text  # undefined metrics are left out
     assert 'vafl_baseline_metric{run="two",baseline="trivial",rows="test",name="accuracy"} 0.24' in text
     explained = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
     assert len(explained) == len(set(explained))

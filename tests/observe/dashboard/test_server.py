@@ -56,7 +56,7 @@ def test_the_page_is_all_its_own(tmp_path):
         for part in ("page.css", "page.js"):
             assert part in page
             assert asked(dashboard, f"/{part}")[0] == 200
-        assert "http" not in page  # nothing comes from elsewhere
+        assert "http" not in page  # the page loads nothing from other sites
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/../views.py", "/page.html"])
@@ -67,7 +67,7 @@ def test_nothing_else_is_there(tmp_path, path):
 
 @pytest.mark.parametrize("host", ["else.example", "else.example:80", "", "localhost.else.example"])
 def test_another_name_for_this_machine_is_refused(tmp_path, host):
-    """A page from elsewhere may have its name point here, and would be let in by the browser."""
+    """DNS rebinding: the name of another site may resolve to this address, and the browser allows that."""
     with serving(tmp_path) as dashboard:
         assert asked(dashboard, "/runs.json", host)[0] == 403
 

@@ -1,4 +1,4 @@
-"""What is seen of runs that go on, wait, have ended, or broke off."""
+"""Views of runs that are active, wait, have ended or have crashed."""
 
 import json
 import math
@@ -20,8 +20,8 @@ from vafl.observe.evaluation import Evaluation
     [
         ({"share": 0.4}, None, "running", ""),
         ({"waiting": "bank, shop"}, None, "waiting", "bank, shop"),
-        ({"at": time.time() - 60}, None, "silent", "no sign of life"),
-        ({}, None, "silent", "no sign of life"),
+        ({"at": time.time() - 60}, None, "silent", "stopped"),
+        ({}, None, "silent", "stopped"),
         ({"share": 1.0}, {"ended": "80 updates were made"}, "ended", "80 updates were made"),
         ({"share": 0.5}, {"ended": "it was told to", "interrupted": True}, "interrupted", "it was told to"),
     ],
@@ -75,7 +75,7 @@ def test_a_run_that_has_ended_shows_the_figures_of_the_models_it_has_kept(tmp_pa
     text = as_prometheus([seen])
     assert 'vafl_kept_metric{run="run",rows="validation",name="auc"} 0.9' in text
     assert 'vafl_kept_metric{run="run",rows="test",name="log_loss"} 0.4' in text
-    assert 'rows="test",name="auc"' not in text  # it is not defined
+    assert 'rows="test",name="auc"' not in text  # undefined metrics are left out
     going_on = view(written(tmp_path / "other", share=0.4), "other")
     assert (going_on.metric, going_on.rows, going_on.kept) == ("accuracy", "validation", {})
     assert going_on.baselines == BASELINES

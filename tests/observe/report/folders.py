@@ -1,4 +1,4 @@
-"""Run folders with everything that a report is made from, without the runs."""
+"""Write run folders with all inputs of a report, without running anything."""
 
 import json
 from dataclasses import asdict
@@ -29,7 +29,7 @@ IMPORTANCE = {
 
 
 def written(folder: Path, kind: str = "two", *, rows: int = 300, scored: bool = True, **summary: Any) -> Path:
-    """A finished run of a kind of labels; `summary` replaces entries of summary.json."""
+    """Write a finished run with one kind of labels. `summary` replaces entries of summary.json."""
     folder.mkdir(parents=True)
     metrics, classes = _METRICS[kind], summary.get("classes", _CLASSES[kind])
     headline = next(iter(metrics))
@@ -71,7 +71,7 @@ def written(folder: Path, kind: str = "two", *, rows: int = 300, scored: bool = 
 
 
 def scores(kind: str, rows: int, classes: list[str]) -> pl.DataFrame:
-    """Rows of both parts, as a run writes them."""
+    """Return scores of validation and test rows, in the form that a run writes."""
     generator = np.random.default_rng(0)
     every = rows + 100
     part = ["validation"] * 100 + ["test"] * rows

@@ -1,4 +1,4 @@
-"""The report as a document: what it says, what it leaves out, and that it is safe to open."""
+"""The report as a document: its content, its omissions, and that it is safe to open."""
 
 import json
 import re
@@ -21,7 +21,7 @@ _VOID = {"meta", "br"}
 
 
 class Page(HTMLParser):
-    """The page's elements, checked to be nested rightly, and its text."""
+    """Collects the elements and the text of a page, and checks that elements are nested correctly."""
 
     def __init__(self, document):
         super().__init__()

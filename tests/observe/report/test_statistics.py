@@ -41,7 +41,7 @@ def test_thinned_curves_keep_their_ends_and_their_area():
 
 
 def brute_force_delong(scores, positive):
-    """The variance by its definition: every pair compared."""
+    """DeLong's variance by its definition, comparing every pair."""
     above, below = scores[positive][:, None], scores[~positive][None, :]
     kernel = (above > below) + 0.5 * (above == below)
     won, lost = kernel.mean(axis=1), kernel.mean(axis=0)
@@ -86,7 +86,7 @@ def two_models(rows=400, seed=0):
 
 
 def slow_paired_bootstrap(measure, rows, replicates=2000):
-    """The differences of `measure` between two models when the rows are drawn again."""
+    """The differences of `measure` between two models on resampled rows."""
     generator = np.random.default_rng(8)
     draws = (generator.integers(0, rows, rows) for _ in range(replicates))
     return np.quantile([measure(draw) for draw in draws], (0.025, 0.975))
@@ -156,7 +156,7 @@ def test_several_classes_have_paired_intervals_too():
 
 
 def test_the_bootstrap_of_a_mean_is_as_wide_as_its_standard_error_says():
-    for rows in (1500, 40_000):  # each row for itself, and in groups
+    for rows in (1500, 40_000):  # below and above the number of rows at which rows are grouped
         values = np.random.default_rng(2).exponential(size=rows)
         interval = statistics.interval_of("mae", values, np.zeros(rows))
         expected = 2 * statistics.Z95 * values.std() / np.sqrt(rows)

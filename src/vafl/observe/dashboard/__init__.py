@@ -1,4 +1,4 @@
-"""Runs watched from a browser, or by a monitoring system: HTTP on top of what lies in their folders.
+"""`vafl watch`: show runs in a browser, and export them to a monitoring system.
 
-It reads files and takes no part in a run, which goes on whether somebody watches or not.
+The dashboard only reads the files in run folders. It does not connect to the runs and cannot affect them.
 """

@@ -1,4 +1,4 @@
-"""Runs as metrics for Prometheus."""
+"""Export runs as metrics for Prometheus."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -6,22 +6,31 @@ from vafl.observe.dashboard.views import View
 from vafl.observe.prometheus import Sample, exposition
 
 _FAMILIES = {
-    "vafl_run_up": ("gauge", "1 while the run goes on, 0 once it has ended or broke off"),
-    "vafl_run_waiting": ("gauge", "1 while the run has made no update for a while"),
-    "vafl_run_done_ratio": ("gauge", "How far the run is towards its limits"),
-    "vafl_run_seconds": ("gauge", "The run's own clock"),
+    "vafl_run_up": ("gauge", "1 while the run is active, 0 after it has ended or crashed"),
+    "vafl_run_waiting": ("gauge", "1 while the run waits and makes no updates"),
+    "vafl_run_done_ratio": ("gauge", "Completed share of the run, 0 to 1"),
+    "vafl_run_seconds": ("gauge", "The run's clock, in seconds"),
     "vafl_updates_total": ("counter", "Steps of the head"),
-    "vafl_metric": ("gauge", "The last evaluation, every metric by name"),
-    "vafl_kept_metric": ("gauge", "The models that the run has kept, every metric by name"),
-    "vafl_baseline_metric": ("gauge", "What the run has to beat, every metric by name"),
+    "vafl_metric": ("gauge", "Metrics of the last evaluation, by name"),
+    "vafl_kept_metric": ("gauge", "Metrics of the kept models, by name"),
+    "vafl_baseline_metric": ("gauge", "Metrics of the baselines, by name"),
     "vafl_train_loss": ("gauge", "The mean loss of the minibatches before the last evaluation"),
     "vafl_client_here": ("gauge", "1 while the client is connected"),
-    "vafl_client_silent_seconds": ("gauge", "Seconds of silence of a connected client; 0 up to a heartbeat"),
-    "vafl_client_uploads_total": ("counter", "Minibatches the client has uploaded"),
-    "vafl_client_bytes_total": ("counter", "What the client has sent (up) and received (down)"),
-    "vafl_client_alarms": ("gauge", "Alarms about the client that are on now"),
-    "vafl_client_delay_mean": ("gauge", "Global iterations by which its embeddings were old when used"),
-    "vafl_client_delay_max": ("gauge", "The longest of those delays"),
+    "vafl_client_silent_seconds": (
+        "gauge",
+        "Seconds since the last message of a connected client; 0 up to a heartbeat",
+    ),
+    "vafl_client_uploads_total": ("counter", "Minibatches that the client has uploaded"),
+    "vafl_client_bytes_total": ("counter", "Bytes that the client has sent (up) and received (down)"),
+    "vafl_client_alarms": ("gauge", "Active alarms about the client"),
+    "vafl_client_delay_mean": (
+        "gauge",
+        "Mean staleness of the client's embeddings when used, in server steps",
+    ),
+    "vafl_client_delay_max": (
+        "gauge",
+        "Largest staleness of the client's embeddings when used, in server steps",
+    ),
 }
 
 
@@ -39,15 +48,15 @@ def _of_run(view: View) -> Iterator[Sample]:
         yield "vafl_run_seconds", run, status.seconds
         yield "vafl_updates_total", run, status.updates
         for client in status.clients:
-            own = {**run, "client": client.name}
-            yield "vafl_client_here", own, float(not client.gone)
-            yield "vafl_client_silent_seconds", own, client.silent
-            yield "vafl_client_alarms", own, len(client.alarms)
-            yield "vafl_client_uploads_total", own, client.activations
-            yield "vafl_client_bytes_total", {**own, "direction": "up"}, client.bytes_up
-            yield "vafl_client_bytes_total", {**own, "direction": "down"}, client.bytes_down
-            yield "vafl_client_delay_mean", own, client.delay_mean
-            yield "vafl_client_delay_max", own, client.delay_max
+            labels = {**run, "client": client.name}
+            yield "vafl_client_here", labels, float(not client.gone)
+            yield "vafl_client_silent_seconds", labels, client.silent
+            yield "vafl_client_alarms", labels, len(client.alarms)
+            yield "vafl_client_uploads_total", labels, client.activations
+            yield "vafl_client_bytes_total", {**labels, "direction": "up"}, client.bytes_up
+            yield "vafl_client_bytes_total", {**labels, "direction": "down"}, client.bytes_down
+            yield "vafl_client_delay_mean", labels, client.delay_mean
+            yield "vafl_client_delay_max", labels, client.delay_max
     if view.points:
         last = view.points[-1]
         yield from _metrics("vafl_metric", {**run, "rows": view.rows}, last.metrics)

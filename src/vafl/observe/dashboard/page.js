@@ -1,9 +1,9 @@
 "use strict";
-// Asks for the runs once a second and draws them. Whatever a run says of itself is text, never markup.
+// Fetch the runs once a second and draw them. Text from a run is always inserted as text, never as markup.
 
 const COLOURS = ["#0b6e99", "#d1495b", "#edae49", "#3f7d4f", "#6b4e9b", "#7a7a7a", "#c06014", "#2e86ab"];
 const EVERY = 1000; // milliseconds
-const LEAST_SPAN = 0.1; // of a metric's scale
+const LEAST_SPAN = 0.1; // smallest range of a metric's axis
 const LOWER_IS_BETTER = new Set(["log_loss", "brier", "rmse", "mae"]);
 const MARGIN = { left: 58, right: 14, top: 12, bottom: 40 };
 const ACROSS = {
@@ -20,10 +20,10 @@ const CLIENT = [
   ["MB down", (client) => (client.bytes_down / 1e6).toFixed(2)],
 ];
 let across = "seconds";
-let chosen = ""; // the metric that is drawn: the headline of the newest run until the reader chooses another
+let chosen = ""; // the metric shown: the headline metric of the newest run until the reader chooses another
 let runs = [];
-const colours = new Map(); // by run, as they come: one that moves up or down the page keeps its own
-let hand = null; // where the pointer is over the picture, 0 to 1 of its width
+const colours = new Map(); // run -> colour, so that a run keeps its colour when it moves on the page
+let hand = null; // the pointer's position over the chart, 0 to 1 of its width; null if outside
 
 const find = (id) => document.getElementById(id);
 const whole = (number) => Math.round(number).toLocaleString("en");
@@ -80,7 +80,7 @@ function figures(run) {
   return element("dl", pairs);
 }
 
-// Every metric of the last evaluation, or of the models that are kept, beside the baselines on the same rows.
+// A table of every metric of the last evaluation or the kept models, and of the baselines on the same rows.
 function metrics(run) {
   const last = run.points[run.points.length - 1];
   const ours = Object.keys(run.kept).length ? run.kept : last ? { [run.rows]: last.metrics } : {};
@@ -122,14 +122,14 @@ function colourOf(name) {
   return colours.get(name);
 }
 
-// F1 is measured at a probability of 0.5; a run also reports the F1 at the threshold that it chose.
+// F1 is measured at a probability of 0.5. A run also reports the F1 at its decision threshold.
 const shownName = (metric) => (metric === "f1" ? "f1 (at 0.5)" : metric);
 const isActive = (run) => run.state === "running" || run.state === "waiting";
 const figure = (value) => (typeof value !== "number" ? "–" : Math.abs(value) < 1e4 ? value.toFixed(4) : brief(value));
 
-// --- the picture of all of them ---
+// --- the chart of all runs ---
 
-// The picture shows one metric, of every run that has measured it: different metrics share no axis.
+// The chart shows one metric of every run that has measured it. Different metrics cannot share an axis.
 function drawnMetric() {
   const known = new Set(runs.flatMap((run) => run.points.slice(-1).flatMap((point) => Object.keys(point.metrics))));
   if (!known.has(chosen)) chosen = (runs.find((run) => known.has(run.metric)) || { metric: "" }).metric;
@@ -163,7 +163,8 @@ function ticks(low, high, count) {
 }
 
 function focus(shown, metric) {
-  // Without the first, untrained evaluations, which would flatten everything else; and chance is not magnified.
+  // Leave out the first evaluations, of untrained models, which would flatten the rest. Keep a minimum range
+  // so that noise does not look large.
   const values = shown.flatMap((line) => line.points.map((point) => point.y));
   const sorted = values.sort((one, other) => one - other);
   const untrained = Math.floor(sorted.length / 12);
@@ -202,7 +203,7 @@ function draw() {
     const way = line.points.map((point) => `${x(point.x).toFixed(1)},${y(point.y).toFixed(1)}`);
     const same = { class: "run", "clip-path": "url(#inside)", stroke: line.colour };
     const last = line.points[line.points.length - 1];
-    const level = last.x === 0 && last.updates > 0; // it never waits or sends: to compare with
+    const level = last.x === 0 && last.updates > 0; // a centralised run has no clock and sends nothing: draw a level line
     const path = level ? `M${MARGIN.left},${way.at(-1).split(",")[1]}H${right}` : `M${way.join("L")}`;
     parts.push(drawn("path", { ...same, d: path, ...(level && { "stroke-dasharray": "6 4" }) }));
   }

@@ -1,4 +1,4 @@
-"""The dashboard's HTTP server: a page, its parts, the runs as JSON and as metrics. It only reads."""
+"""The dashboard's read-only HTTP server: the page and its files, and the runs as JSON and as metrics."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ from vafl.transport.identity import HttpAddress
 log = logging.getLogger("vafl.watch")
 
 MOST_CONNECTIONS = 64
-_HEADERS_PATIENCE = 10.0  # seconds for all headers of a request to arrive, and for its answer to leave
+_HEADERS_PATIENCE = 10.0  # seconds to receive all headers of a request, and to send its response
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -40,22 +40,22 @@ Answers = Mapping[str, tuple[str, Callable[[], str]]]
 
 
 class Dashboard(ThreadingTCPServer):
-    """Shows the runs of some folders, to at most `MOST_CONNECTIONS` connections at a time.
+    """Serves the runs in some folders, to at most `MOST_CONNECTIONS` connections at a time.
 
     Attributes:
-        answers: Path -> content type and the function that makes the content.
-        address: Where it was told to listen.
+        answers: URL path -> content type, and the function that returns the content.
+        address: The configured address. `port` is the actual port, if the configured one is 0.
     """
 
     allow_reuse_address = True
     daemon_threads = True
 
     def __init__(self, folders: Sequence[Path], address: HttpAddress) -> None:
-        own = files(__package__)
+        package = files(__package__)
         self.answers: Answers = {
             "/runs.json": ("application/json", partial(_runs, folders)),
             "/metrics": (CONTENT_TYPE, lambda: as_prometheus(look(folders)[0])),
-            **{path: (kind, (own / name).read_text) for path, (name, kind) in _PARTS.items()},
+            **{path: (kind, (package / name).read_text) for path, (name, kind) in _PARTS.items()},
         }
         self.address = address
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -67,7 +67,7 @@ class Dashboard(ThreadingTCPServer):
         return int(self.server_address[1])
 
     def verify_request(self, request: object, client_address: object) -> bool:
-        """Return whether there is room for one more connection; if not, it is closed at once."""
+        """Return whether the limit allows one more connection. If not, the connection is closed."""
         return self._slots.acquire(blocking=False)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -88,7 +88,8 @@ class _Request(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        # `timeout` bounds each read only, so a caller that sends single bytes could hold on to a thread.
+        # `timeout` applies to each read, so a caller that sends single bytes could occupy a thread for hours.
+        # This timer limits the time for all headers together.
         self._deadline = Timer(_HEADERS_PATIENCE, self._hang_up)
         self._deadline.daemon = True
         self._deadline.start()
@@ -104,19 +105,22 @@ class _Request(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._deadline.cancel()
         if not self.server.address.answers_to(self.headers.get("Host", "")):
-            # A page of another site whose name was made to point here (DNS rebinding) could read the answer.
+            # DNS rebinding: another site's name may resolve to this address. Its pages could then read the
+            # response.
             return self.send_error(
                 HTTPStatus.FORBIDDEN, "unknown host: use the address that vafl watch was started with"
             )
-        found = self.server.answers.get(self.path.partition("?")[0])
-        if found is None:
+        entry = self.server.answers.get(self.path.partition("?")[0])
+        if entry is None:
             return self.send_error(HTTPStatus.NOT_FOUND)
-        kind, answer = found
+        kind, answer = entry
         try:
-            content = answer().encode(errors="replace")  # a folder's name may be no text
+            content = answer().encode(errors="replace")  # a folder's name may not be valid Unicode
         except Exception:
-            log.exception("%s could not be answered", self.path)
-            return self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, "the dashboard failed; its log says why")
+            log.exception("a request for %s failed", self.path)
+            return self.send_error(
+                HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; see the dashboard's log"
+            )
         self.send_response(HTTPStatus.OK)
         for name, value in {**_HEADERS, "Content-Type": kind, "Content-Length": str(len(content))}.items():
             self.send_header(name, value)
@@ -125,4 +129,4 @@ class _Request(BaseHTTPRequestHandler):
         return None
 
     def log_message(self, *words: object) -> None:
-        """Log no requests."""
+        """Do nothing: requests are not logged."""

@@ -1,4 +1,4 @@
-"""A run as it is seen from outside: what its folder holds, whether it goes on, has ended or broke off."""
+"""Read runs from their folders while they train: their state, evaluations and metrics."""
 
 import json
 import math
@@ -15,24 +15,25 @@ from vafl.observe.evaluation import Evaluation
 from vafl.observe.record import HISTORY, SUMMARY
 from vafl.observe.status import STATUS, Baselines, Status, checked_baselines, checked_figures
 
-MOST_RUNS = 24  # that are shown, those that changed last
-_MOST_POINTS = 400  # of a run: as many as a screen can show apart
-_ALIVE = 10.0  # seconds; a run writes its status twice in each
+MOST_RUNS = 24  # runs shown, the most recently changed first
+_MOST_POINTS = 400  # evaluations of a run sent to the page; a screen cannot show more
+_ALIVE = 10.0  # seconds without a new status after which a run counts as silent
 Kept = Mapping[str, Mapping[str, float | None]]
-_DEPTHS = ("", "*/", "*/*/")  # where runs may lie in a folder
+_DEPTHS = ("", "*/", "*/*/")  # where to search for runs in a folder
 
 
 @dataclass(frozen=True)
 class View:
-    """A run.
+    """The state of a run, as its folder shows it.
 
     Attributes:
-        state: "running", "waiting", "ended", "interrupted", or "silent": it neither ended nor says anything.
-        why: it ended, or what it waits for.
-        metric: the name of the headline metric; empty if it is not known.
-        rows: which rows the evaluations use, "validation" or "test".
-        kept: every metric of the models that a run has kept, by rows; empty while it goes on.
-        baselines: what it has to beat: baseline -> rows -> metric -> value.
+        state: "running", "waiting", "ended", "interrupted", or "silent" if the run has not ended but has
+            stopped writing its status.
+        why: the reason why it ended, or what it waits for.
+        metric: the name of the headline metric; empty if unknown.
+        rows: the rows that evaluations use, "validation" or "test".
+        kept: every metric of the kept models, by rows; empty until the run has ended.
+        baselines: baseline -> rows -> metric -> value.
     """
 
     name: str
@@ -46,7 +47,7 @@ class View:
     baselines: Baselines
 
     def as_json(self) -> dict[str, Any]:
-        """For the page: as many points as it can show, and nothing that JSON has no word for."""
+        """Return the view as JSON, with at most `_MOST_POINTS` evaluations and without NaN or infinity."""
         facts: dict[str, Any] = asdict(self)
         facts["points"] = [
             {name: _finite(value) for name, value in asdict(point).items()} for point in _thinned(self.points)
@@ -55,36 +56,40 @@ class View:
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
-    """The run folders among these, and up to two levels below them; those that changed last come first.
+    """Return the run folders in these folders, up to two levels deep, the most recently changed first.
 
     Raises:
-        RunFolderError: one of them is not there.
+        RunFolderError: a folder does not exist.
     """
     for folder in folders:
         if not folder.is_dir():
             raise RunFolderError(
                 "VFL-8011",
-                f'what is watched must be a run folder, or one that has some. Found no folder "{folder}".',
+                f'`vafl watch` needs run folders, or folders that contain some. "{folder}" is not a folder. '
+                "Check its path.",
             )
-    found = {run.resolve(): run for folder in folders for run in _in(folder)}
-    return sorted(found.values(), key=_changed, reverse=True)
+    runs = {run.resolve(): run for folder in folders for run in _runs_in(folder)}
+    return sorted(runs.values(), key=_changed, reverse=True)
 
 
 def look(folders: Sequence[Path]) -> tuple[list[View], int]:
-    """The runs that changed last, as they are now; how many there are besides."""
-    found = find_runs(folders)
-    runs = found[:MOST_RUNS]
+    """Return the most recently changed runs, and the number of runs that are left out."""
+    every_run = find_runs(folders)
+    runs = every_run[:MOST_RUNS]
     views = [view(run, name) for run, name in zip(runs, distinct_names(runs), strict=True)]
-    return views, len(found) - len(runs)
+    return views, len(every_run) - len(runs)
 
 
 def view(run: Path, name: str) -> View:
-    """One run. Its files may be another version's, or half written: what is unreadable is left out."""
+    """Return the view of one run.
+
+    Its files may come from another version or be incomplete. Unreadable parts are left out.
+    """
     status, summary = _status(run), _document(run / SUMMARY)
     if summary is not None:
         state, why = "interrupted" if summary.get("interrupted") else "ended", str(summary.get("ended", ""))
     elif status is None or time.time() - status.at > _ALIVE:
-        state, why = "silent", "no sign of life from it; its log may say why"
+        state, why = "silent", "the run has stopped writing its status; its log may say why"
     elif status.waiting:
         state, why = "waiting", status.waiting
     else:
@@ -93,11 +98,11 @@ def view(run: Path, name: str) -> View:
 
 
 def _figures(status: Status | None, summary: dict[str, Any]) -> tuple[str, str, Kept, Baselines]:
-    """Return metric, rows, kept and baselines of a View, from the summary where there is one."""
+    """Return metric, rows, kept and baselines of a View, from the summary if there is one."""
     metric, rows = ("", "test") if status is None else (status.metric, status.rows)
     kept: Kept = {}
     baselines: Baselines = {} if status is None else status.baselines
-    with suppress(TypeError, KeyError, AttributeError):  # another version's, or damaged
+    with suppress(TypeError, KeyError, AttributeError):  # from another version, or damaged
         metric, rows = str(summary["metric"]["name"]), str(summary["watched"])
         parts = {part: summary["kept"][part] for part in ("validation", "test")}
         kept = {part: checked_figures(figures) for part, figures in parts.items() if figures is not None}
@@ -105,13 +110,13 @@ def _figures(status: Status | None, summary: dict[str, Any]) -> tuple[str, str, 
     return metric, rows, kept, baselines
 
 
-def _in(folder: Path) -> Iterator[Path]:
+def _runs_in(folder: Path) -> Iterator[Path]:
     for depth in _DEPTHS:
         yield from (history.parent for history in folder.glob(f"{depth}{HISTORY}"))
 
 
 def _changed(run: Path) -> float:
-    """When; the status of a run that goes on is newer than anything."""
+    """Return when the run last changed. An active run rewrites its status twice a second."""
     times = [0.0]
     for name in (HISTORY, STATUS):
         with suppress(OSError):
@@ -136,7 +141,7 @@ def _document(path: Path) -> dict[str, Any] | None:
 
 
 def _points(run: Path) -> Iterator[Evaluation]:
-    """Its evaluations; of the last one, half a line may be there."""
+    """Yield the evaluations of a run up to the first unreadable line. The last line may be incomplete."""
     try:
         for line in (run / HISTORY).read_bytes().splitlines():
             point = Evaluation(**json.loads(line))
@@ -146,7 +151,7 @@ def _points(run: Path) -> Iterator[Evaluation]:
 
 
 def _thinned(points: Sequence[Evaluation]) -> Sequence[Evaluation]:
-    """The last one, and so many evenly before it."""
+    """Return at most `_MOST_POINTS` evaluations at equal distances, including the last."""
     every = math.ceil(len(points) / _MOST_POINTS) or 1
     return points[(len(points) - 1) % every :: every]
 

@@ -2,10 +2,13 @@
 
 statistics.py       curves, intervals and bins, as pure functions of arrays
 figures.py          small SVG charts
-markup.py           HTML and SVG in which every text is escaped
-inputs.py           the run folder's files, read and checked
-sections.py         the sections that every report has; two_classes.py, several_classes.py and numbers.py
-                    have those about the scores
+markup.py           HTML and SVG with escaped text
+blocks.py           sections, tables, figures and notices
+words.py            numbers and names as text
+inputs.py           read and check the files of the run folder
+sections.py         the sections that every report has
+two_classes.py, several_classes.py, numbers.py
+                    the sections about the scores, by kind of label
 page.py, page.css   the document and its style
 """
 
@@ -22,14 +25,14 @@ from vafl.observe.report.page import render
 def write_report(folder: Path, accounts: Sequence[Mapping[str, Any]] = ()) -> Path:
     """Write the report of the finished run in `folder`, and return its path.
 
-    Only its owner can read it: it is derived from scores of people.
+    Only its owner can read the report, because it is derived from scores of people.
 
     Args:
-        folder: The run's.
-        accounts: What the privacy ledgers on this machine say (`Statement.as_json`), one a party.
+        folder: The run folder.
+        accounts: The statements of the privacy ledgers on this machine (`Statement.as_json`), one per party.
 
     Raises:
-        RunFolderError: The run has not ended, or a file of it is damaged.
+        RunFolderError: The run has not ended, or one of its files is damaged.
     """
     path = folder / REPORT
     write_atomically(path, render(read_inputs(folder, accounts)).encode(), private=True)

@@ -6,7 +6,7 @@ from vafl.observe.report.markup import Content, Markup, element
 
 
 def _prose(content: Iterable[Content]) -> list[Content]:
-    """Return texts with typographic apostrophes and `names of settings` as code; elements as they are."""
+    """Return texts with typographic apostrophes and `backquoted` parts as code; keep elements unchanged."""
     return [
         _text(each) if isinstance(each, str) and not isinstance(each, Markup) else each for each in content
     ]
@@ -33,18 +33,18 @@ def note(*content: Content) -> Markup:
 
 
 def notice(title: str, *content: Content, kind: str = "warn") -> Markup:
-    """Return a paragraph that stands out."""
+    """Return a highlighted paragraph. `kind` is a class of the style sheet."""
     return element("p", element("strong", title), " ", _prose(content), class_=f"notice {kind}")
 
 
 def table(
     headings: Sequence[Content], lines: Sequence[Sequence[Content]], caption: str, *, kind: str = ""
 ) -> Markup:
-    """Return a table that scrolls sideways if the page is narrow.
+    """Return a table that scrolls horizontally on a narrow page.
 
     Args:
-        headings: One a column.
-        lines: One cell for each heading.
+        headings: One heading per column.
+        lines: The lines of the table, with one cell per heading.
         caption: What the table shows, for screen readers.
         kind: A class of the style sheet.
     """
@@ -71,19 +71,23 @@ def table(
 
 
 def figure(heading: str, drawing: Markup, *reading: Content) -> Markup:
-    """Return a drawing with its heading above and a sentence on how to read it below."""
+    """Return a drawing with a heading above it and an explanation below it."""
     return element(
         "figure", element("h3", heading), drawing, element("figcaption", _prose(reading)) if reading else ""
     )
 
 
 def figures(*content: Content) -> Markup:
-    """Return figures side by side where there is room."""
+    """Return figures that are side by side on a wide page."""
     return element("div", *content, class_="figures")
 
 
 def legend(names: Sequence[tuple[str, str]]) -> Markup:
-    """Return a legend: class and name of each series."""
+    """Return a legend.
+
+    Args:
+        names: The style class and the name of each series.
+    """
     entries = (
         element("li", element("i", class_=f"key {kind}"), element("span", name)) for kind, name in names
     )

@@ -1,7 +1,7 @@
-"""Small SVG charts. Colours are classes of the page's style sheet, so that they follow light and dark mode.
+"""Draw small SVG charts. Colours are classes of the style sheet, so that they follow light and dark mode.
 
-Every chart is drawn 360 units wide, about the width of a phone, on which its text keeps its size. A wide page
-shows two beside each other.
+Every chart is 360 units wide, which is about the width of a phone, so that its text is readable there. A wide
+page shows two charts side by side.
 """
 
 import math
@@ -14,7 +14,7 @@ from vafl.observe.report.markup import Markup, element
 from vafl.observe.report.statistics import Curve, Floats, Interval
 
 WIDTH = 360.0
-SERIES = 8  # colours
+SERIES = 8  # colours in the style sheet
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 12.0, 12.0, 42.0
 
 Format = Callable[[float], str]
@@ -46,12 +46,13 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 @dataclass
 class Chart:
-    """A chart with two linear axes, to which marks are added in the order they are drawn.
+    """A chart with two linear axes. Marks are drawn in the order in which they are added.
 
     Args:
         x, y: The ranges of the axes.
-        height: In the units of the drawing.
+        height: The height in units of the drawing.
         left: The margin for the labels of the vertical axis.
+        bottom: The margin for the labels of the horizontal axis.
     """
 
     x: tuple[float, float]
@@ -62,17 +63,17 @@ class Chart:
     _marks: list[Markup] = field(default_factory=list)
 
     def across(self, value: float) -> float:
-        """Return the horizontal place of a value."""
+        """Return the horizontal coordinate of a value."""
         low, high = self.x
         return self.left + (value - low) / (high - low) * (WIDTH - self.left - _RIGHT)
 
     def up(self, value: float) -> float:
-        """Return the vertical place of a value."""
+        """Return the vertical coordinate of a value."""
         low, high = self.y
         return self.height - self.bottom - (value - low) / (high - low) * (self.height - self.bottom - _TOP)
 
     def axes(self, x_label: str, y_label: str, x_format: Format = plain, y_format: Format = plain) -> "Chart":
-        """Draw grid lines, their values and the names of the axes."""
+        """Draw the grid lines with their values, and the names of the axes."""
         right, floor = WIDTH - _RIGHT, self.height - self.bottom
         for value in ticks(*self.y):
             place = self.up(value)
@@ -89,7 +90,7 @@ class Chart:
         return self
 
     def line(self, curve: Curve, kind: str) -> "Chart":
-        """Draw a curve; `kind` is its class."""
+        """Draw a curve. `kind` is its class in the style sheet."""
         points = " ".join(
             f"{self.across(x):.1f},{self.up(y):.1f}"
             for x, y in zip(curve.x.tolist(), curve.y.tolist(), strict=True)
@@ -98,7 +99,7 @@ class Chart:
         return self
 
     def diagonal(self) -> "Chart":
-        """Draw the line on which both axes have the same value, or from corner to corner."""
+        """Draw the line on which both axes have the same value."""
         low, high = max(self.x[0], self.y[0]), min(self.x[1], self.y[1])
         return self.line(Curve(np.array([low, high]), np.array([low, high])), "guide")
 
@@ -107,7 +108,7 @@ class Chart:
         return self.line(Curve(np.array(self.x), np.array([value, value])), "guide")
 
     def dot(self, x: float, y: float, kind: str = "s0", says: str = "") -> "Chart":
-        """Draw a dot. `says` is shown when the pointer rests on it."""
+        """Draw a dot. `says` is its tooltip."""
         self._add("circle", *_hint(says), class_=f"dot {kind}", cx=self.across(x), cy=self.up(y), r=3.5)
         return self
 
@@ -128,14 +129,14 @@ class Chart:
         return self
 
     def cell(self, x: tuple[float, float], y: tuple[float, float], share: float) -> "Chart":
-        """Draw a cell of a density; `share` from 0 to 1 is how dark it is."""
+        """Draw a cell of a density plot. `share` is its darkness, from 0 to 1."""
         left, right, top, base = self.across(x[0]), self.across(x[1]), self.up(y[1]), self.up(y[0])
         box = {"x": left, "y": top, "width": right - left + 0.3, "height": base - top + 0.3}
         self._add("rect", class_="bar s0", fill_opacity=0.08 + 0.92 * share, **box)
         return self
 
     def text(self, x: float, y: float, words: str, anchor: str = "start", kind: str = "") -> "Chart":
-        """Write at a place in the units of the drawing."""
+        """Write text at a position in units of the drawing."""
         self._add("text", words, x=x, y=y, text_anchor=anchor, class_=kind or None)
         return self
 
@@ -146,9 +147,9 @@ class Chart:
         """Return the drawing.
 
         Args:
-            name: Unique in the page.
-            title: What it shows, for those who cannot see it.
-            description: What can be read off it.
+            name: A prefix for element ids, unique in the page.
+            title: What the drawing shows, for screen readers.
+            description: The information in the drawing, for screen readers.
         """
         return drawing(name, title, description, self.height, self._marks)
 
@@ -177,6 +178,8 @@ class Line:
 
     Attributes:
         shown: The value as text.
+        interval: Drawn over the value; None draws none.
+        kind: A class of the style sheet.
     """
 
     name: str
@@ -187,13 +190,13 @@ class Line:
 
 
 def named_values(name: str, title: str, lines: Sequence[Line], *, zero: bool) -> Markup:
-    """Draw one value below the other, with its name above it: bars from 0, or dots on a common axis.
+    """Draw named values below each other, as bars from 0 or as dots on a common axis.
 
     Args:
-        name: Unique in the page.
+        name: A prefix for element ids, unique in the page.
         title: What the values are.
-        lines: From top to bottom.
-        zero: Draw bars, on an axis that begins at 0. False draws dots, on an axis around the values.
+        lines: The values from top to bottom.
+        zero: Draw bars on an axis that includes 0. False draws dots on an axis around the values.
     """
     ends = [line.value for line in lines]
     ends += [end for line in lines if line.interval for end in (line.interval.low, line.interval.high)]
@@ -234,11 +237,11 @@ def named_values(name: str, title: str, lines: Sequence[Line], *, zero: bool) ->
             marks.append(
                 element("circle", class_=f"dot {line.kind}", cx=across(line.value), cy=middle, r=5.0)
             )
-    said = "; ".join(f"{line.name}: {line.shown}" for line in lines)
-    return drawing(name, title, said, height, marks)
+    description = "; ".join(f"{line.name}: {line.shown}" for line in lines)
+    return drawing(name, title, description, height, marks)
 
 
 def histogram(values: Floats, low: float, high: float, bins: int) -> tuple[Floats, list[int]]:
-    """Return the edges of equally wide bins, and how many values lie in each; values outside are left out."""
+    """Return the edges of equally wide bins and the number of values in each. Ignore values outside."""
     counts, edges = np.histogram(values, bins=bins, range=(low, high))
     return edges, counts.tolist()

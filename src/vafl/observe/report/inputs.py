@@ -1,4 +1,4 @@
-"""Read and check the files of a finished run that a report is made from."""
+"""Read and check the files of a finished run for its report."""
 
 import hashlib
 import json
@@ -20,14 +20,14 @@ from vafl.observe.report.statistics import Floats
 
 @dataclass(frozen=True)
 class Scores:
-    """The model's scores of one part of the held-out rows.
+    """The model's scores on one part of the held-out rows.
 
     Attributes:
         part: "test" or "validation".
-        scores: [rows], the probability of the second of two classes, or predicted numbers; of several classes
-            [rows, classes].
-        labels: [rows], the places of the classes in `classes`, or numbers.
-        classes: Names; empty for numbers.
+        scores: The probability of the second of two classes, or the predicted number, [rows]; for more than
+            two classes the probability of each, [rows, classes].
+        labels: Indices into `classes`, or numbers, [rows].
+        classes: The class names; empty for numbers.
         alone: The scores of the baseline "label holder alone" on the same rows; None if there is none.
     """
 
@@ -47,9 +47,9 @@ class Influence:
     """The effect of permuting a party's data, or one of its columns, on the model.
 
     Attributes:
-        loss: By how much the loss rises.
-        deviation: The standard deviation of `loss` over the repetitions.
-        drop: By how much the headline metric becomes worse; None if it was not measured.
+        loss: The increase of the loss.
+        deviation: The standard deviation of `loss` over the repeats.
+        drop: The drop in quality by the headline metric; None if it was not measured.
     """
 
     loss: float
@@ -62,10 +62,10 @@ class Importance:
     """importance.json, as `vafl importance` writes it.
 
     Attributes:
-        rows: The number of held-out rows it was measured on.
-        parties: By party.
-        columns: By party and column, where the party allows it.
-        refused: By party, why something was not measured.
+        rows: The number of held-out rows that were measured.
+        parties: Party -> the influence of all its data.
+        columns: Party -> column -> its influence, if the party allows it.
+        refused: Party -> the reason why something was not measured.
     """
 
     rows: int
@@ -76,15 +76,16 @@ class Importance:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Everything that a report says.
+    """The data of a report.
 
     Attributes:
-        settings: config.toml as it is.
-        digest: Of config.toml.
-        columns: How many columns each party uses; None if that is not known here.
+        run: The finished run.
+        settings: The content of config.toml.
+        digest: The start of the SHA-256 digest of config.toml.
+        columns: Party -> the number of columns it uses; None if this machine does not know it.
         ended: When the run ended.
         scores, importance: None if the run folder has no such file.
-        accounts: What the privacy ledgers on this machine say, one a party.
+        accounts: The statements of the privacy ledgers on this machine, one per party.
     """
 
     run: RecordedRun
@@ -98,7 +99,7 @@ class Inputs:
 
     @property
     def part(self) -> str:
-        """The held-out rows that the report is about: "test", or "validation" if there are no test rows."""
+        """The held-out rows that the report covers: "test", or "validation" if there are no test rows."""
         if self.scores is not None:
             return self.scores.part
         return "test" if self.run.kept("test") else "validation"
@@ -127,16 +128,16 @@ def read_inputs(folder: Path, accounts: Sequence[Mapping[str, Any]] = ()) -> Inp
     except (KeyError, TypeError, ValueError, AttributeError, pl.exceptions.PolarsError) as error:
         raise RunFolderError(
             "VFL-8031",
-            f'a report needs the files of a run as vafl writes them. One in "{folder}" is damaged: '
-            f"{error!r}. Restore it, or run again; the figures are in {SUMMARY}.",
+            f'a report needs intact files of a finished run. One in "{folder}" is damaged: {error!r}. '
+            f"Restore it, or run again. The metrics are also in {SUMMARY}.",
         ) from error
 
 
 def _columns(folder: Path, party: str, known: int | None) -> int | None:
-    """Return how many columns a party uses, by its model if that is in the run folder too.
+    """Return the number of columns that a party uses; None if unknown.
 
-    A server does not learn how many columns its clients use. If all parties run on one machine, the manifests
-    of their models say it.
+    A server does not learn how many columns its clients use. If all parties run on one machine, the number is
+    in the manifests of their models.
     """
     manifest = folder / "models" / party / MANIFEST
     if known is not None or not manifest.is_file():
@@ -158,16 +159,16 @@ def _read_scores(path: Path, classes: Sequence[str]) -> Scores | None:
     else:
         labels = table["label"].cast(pl.Float64)
     columns = ["score"] if len(classes) <= 2 else [f"score_{place}" for place in range(len(classes))]
-    own = _score_columns(table, columns)
-    if own is None:
+    scores = _score_columns(table, columns)
+    if scores is None:
         raise ValueError(f"{SCORES} has scores that are not finite")
-    beside = [f"alone_{name}" for name in columns]
-    alone = _score_columns(table, beside) if set(beside) <= set(table.columns) else None
-    return Scores(part, own, labels.to_numpy(), classes, alone)
+    alone_columns = [f"alone_{name}" for name in columns]
+    alone = _score_columns(table, alone_columns) if set(alone_columns) <= set(table.columns) else None
+    return Scores(part, scores, labels.to_numpy(), classes, alone)
 
 
 def _score_columns(table: pl.DataFrame, columns: Sequence[str]) -> Floats | None:
-    """Return scores [rows], or [rows, classes] of several classes; None if any is missing or not finite."""
+    """Return the scores, [rows] or [rows, classes]; None if any is missing or not finite."""
     scores = table.select(pl.col(columns).cast(pl.Float64)).to_numpy()
     if not np.isfinite(scores).all():
         return None
@@ -181,7 +182,7 @@ def _read_importance(path: Path) -> Importance | None:
     return Importance(
         int(document["rows"]),
         _influences(document["parties"]),
-        {party: _influences(own) for party, own in document.get("features", {}).items()},
+        {party: _influences(columns) for party, columns in document.get("features", {}).items()},
         {party: str(why) for party, why in document.get("refused", {}).items()},
     )
 
@@ -189,9 +190,9 @@ def _read_importance(path: Path) -> Importance | None:
 def _influences(document: Mapping[str, Mapping[str, Any]]) -> dict[str, Influence]:
     return {
         name: Influence(
-            float(own["loss_increase"]),
-            float(own.get("sd") or 0.0),
-            None if own.get("headline_drop") is None else float(own["headline_drop"]),
+            float(entry["loss_increase"]),
+            float(entry.get("sd") or 0.0),
+            None if entry.get("headline_drop") is None else float(entry["headline_drop"]),
         )
-        for name, own in document.items()
+        for name, entry in document.items()
     }

@@ -1,4 +1,4 @@
-"""HTML and SVG from nested calls, in which every text is escaped."""
+"""Build HTML and SVG from nested calls that escape every text."""
 
 from collections.abc import Iterable
 from html import escape
@@ -7,7 +7,7 @@ _EMPTY = frozenset({"br", "meta"})  # elements without an end tag
 
 
 class Markup(str):
-    """Text that is HTML or SVG already. Any other text is escaped where it is put into an element."""
+    """Text that is already HTML or SVG. `element` escapes any other text."""
 
     __slots__ = ()
 
@@ -19,20 +19,21 @@ def element(name: str, /, *content: Content, **attributes: object) -> Markup:
     """Return an element.
 
     Args:
-        name: Of the element.
+        name: The element's name.
         content: Texts, elements, or iterables of these.
-        attributes: `class_` is the class, and other underscores are hyphens. None and False leave one out.
+        attributes: Attribute names, with `class_` for the class and underscores for hyphens. An attribute
+            with the value None or False is omitted.
     """
-    said = "".join(
+    written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(_text(value))}"'
         for key, value in attributes.items()
         if value is not None and value is not False
     )
-    return Markup(f"<{name}{said}>" + ("" if name in _EMPTY else f"{join(*content)}</{name}>"))
+    return Markup(f"<{name}{written}>" + ("" if name in _EMPTY else f"{join(*content)}</{name}>"))
 
 
 def join(*content: Content) -> Markup:
-    """Return the contents one after the other."""
+    """Return the contents, concatenated."""
     return Markup("".join(_rendered(each) for each in content))
 
 
@@ -43,5 +44,5 @@ def _rendered(content: Content) -> str:
 
 
 def _text(value: object) -> str:
-    """Return an attribute's text; coordinates have two decimals."""
+    """Return an attribute's value as text. Floats, which are coordinates, have at most two decimals."""
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""The sections about a model that predicts numbers: predictions beside actual values, and errors."""
+"""The sections about a model that predicts numbers: predicted and actual values, and errors."""
 
 import numpy as np
 
@@ -65,17 +65,21 @@ def _beside_actual(held: Scores) -> Markup:
 
 def _by_size(held: Scores) -> Markup:
     tenths = errors_by_tenth(held.scores, held.labels)
-    values = [value for own in tenths for value in (own.predicted, own.actual)]
+    values = [value for tenth in tenths for value in (tenth.predicted, tenth.actual)]
     room = 0.06 * (max(values) - min(values) or 1.0)
     ends = (min(values) - room, max(values) + room)
     left = Chart(ends, ends).axes("mean prediction", "mean of actual values").diagonal()
-    for own in tenths:
-        left.dot(own.predicted, own.actual, says=f"{count(own.rows)} rows: {plain(own.predicted)} predicted")
-    right = Chart((0, 10), (0, 1.05 * max(own.error for own in tenths) or 1.0)).axes(
+    for tenth in tenths:
+        left.dot(
+            tenth.predicted,
+            tenth.actual,
+            says=f"{count(tenth.rows)} rows: {plain(tenth.predicted)} predicted",
+        )
+    right = Chart((0, 10), (0, 1.05 * max(tenth.error for tenth in tenths) or 1.0)).axes(
         "tenth of the rows, lowest predictions first", "mean absolute error", lambda value: ""
     )
-    for number, own in enumerate(tenths):
-        right.bar(number + 0.1, number + 0.9, own.error, says=f"tenth {number + 1}: {plain(own.error)}")
+    for number, tenth in enumerate(tenths):
+        right.bar(number + 0.1, number + 0.9, tenth.error, says=f"tenth {number + 1}: {plain(tenth.error)}")
         right.text(right.across(number + 0.5), right.up(0) + 15, str(number + 1), "middle")
     says = "Each dot is a tenth of the rows. On the dashed line, predictions are right on average."
     first, last = tenths[0], tenths[-1]
@@ -87,10 +91,10 @@ def _by_size(held: Scores) -> Markup:
     lines = [
         [
             str(number),
-            count(own.rows),
-            *(rounded(value, 4) for value in (own.predicted, own.actual, own.error)),
+            count(tenth.rows),
+            *(rounded(value, 4) for value in (tenth.predicted, tenth.actual, tenth.error)),
         ]
-        for number, own in enumerate(tenths, 1)
+        for number, tenth in enumerate(tenths, 1)
     ]
     return blocks.section(
         "Whether large and small values are predicted equally well",

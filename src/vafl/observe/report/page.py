@@ -1,4 +1,4 @@
-"""The page: its style, its policy, and the order of its sections."""
+"""The report's HTML document: its style, its content security policy and the order of its sections."""
 
 import base64
 import hashlib
@@ -11,10 +11,10 @@ from vafl.observe.report.words import quoted
 
 
 def render(inputs: Inputs) -> str:
-    """Return the report as an HTML document that needs no other file and runs no script.
+    """Return the report as an HTML document that loads no other file and runs no script.
 
-    Its content security policy forbids everything but its own style sheet, so even markup that slipped
-    through the escaping could load and run nothing.
+    Its content security policy allows only the embedded style sheet. So even if markup got past the escaping,
+    it could not load or run anything.
     """
     style = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()

@@ -44,7 +44,7 @@ _GUARANTEES = {
 
 
 def target(inputs: Inputs) -> str:
-    """Return what the model predicts: the name of the label, or of the data set."""
+    """Return the name of what the model predicts: the label column, or the data set."""
     data, tables = inputs.settings.get("data", {}), inputs.settings.get("tables", {})
     label = data.get("label") or tables.get(SERVER, {}).get("label")
     return str(label or inputs.run.summary.get("data", "the label"))
@@ -54,10 +54,10 @@ def target(inputs: Inputs) -> str:
 
 
 def header(inputs: Inputs) -> Markup:
-    """Return the title, and in one sentence what was predicted from whose data."""
+    """Return the title, a sentence about the prediction and its data, and warnings."""
     summary = inputs.run.summary
     rows, silent = summary["rows"], inputs.run.never_uploaded
-    # If nobody uploaded, the model is the one it began with, and the warning below says so.
+    # If no party uploaded, the model is untrained. Name all parties then; a warning follows below.
     used = {name: number for name, number in inputs.columns.items() if name not in silent} or inputs.columns
     parties = list(map(party_name, used))
     where = ", whose tables stayed where they are"
@@ -105,7 +105,7 @@ def _warnings(inputs: Inputs) -> list[Markup]:
         found.append(blocks.notice("Interrupted.", "The run was stopped before its planned end."))
     for party, used in summary["unanswered"].items():
         if party in inputs.run.never_uploaded:
-            continue  # named already
+            continue  # `_absences` has a warning about it
         instead = "its last embeddings were used" if used == "last" else "an average was used for its data"
         found.append(
             blocks.notice(f"{party_name(party)} did not answer", f"when the model was measured; {instead}.")
@@ -114,7 +114,7 @@ def _warnings(inputs: Inputs) -> list[Markup]:
 
 
 def _absences(inputs: Inputs) -> list[Markup]:
-    """Return warnings about parties that took no part in the training, or came late."""
+    """Return warnings about parties that never uploaded or joined late."""
     found, never = [], inputs.run.never_uploaded
     if never:
         found.append(
@@ -136,7 +136,7 @@ def _absences(inputs: Inputs) -> list[Markup]:
 
 
 def result(inputs: Inputs) -> Markup:
-    """Return the headline metric beside the baselines, and every metric in a table."""
+    """Return the headline metric with the baselines, and a table of all metrics."""
     run, part = inputs.run, inputs.part
     metric, kept = run.metric, run.kept(inputs.part)
     intervals = {name: _interval(inputs, name) for name in kept}
@@ -222,7 +222,7 @@ def _in_words(inputs: Inputs, metric: str, value: float | None) -> str:
 
 
 def _added(inputs: Inputs, metric: str, value: float) -> Markup:
-    """Return sentences on what the model adds to each baseline."""
+    """Return sentences that compare the model with each baseline."""
     run, said = inputs.run, []
     for name in run.summary["baselines"]:
         known = run.baseline(name, inputs.part).get(metric)
@@ -255,14 +255,14 @@ def _added(inputs: Inputs, metric: str, value: float) -> Markup:
 
 
 def _certainty(inputs: Inputs, metric: str) -> str:
-    """Return sentences on the interval of the gain over the label holder alone; empty if it is not known."""
+    """Return sentences about the interval of the gain over "label holder alone"; empty if unknown."""
     held = inputs.scores
     if held is None or held.alone is None:
         return ""
     interval = difference_interval(metric, held.scores, held.alone, held.labels)
     if interval is None:
         return ""
-    # Of a metric that is better if lower, the gain is the decrease.
+    # If lower is better, the gain is the decrease of the metric.
     ends = (interval.low, interval.high) if inputs.run.higher_is_better else (-interval.high, -interval.low)
     low, high = (signed(_difference(metric, end)) for end in ends)
     said = f" The 95% interval of this gain is {low} to {high}; both models were measured on the same rows."
@@ -278,7 +278,7 @@ def _difference(metric: str, value: float) -> str:
 
 
 def details(inputs: Inputs) -> list[Markup]:
-    """Return the sections on scores of single rows; a sentence instead where there are none."""
+    """Return the sections about the scores, or a note if the run folder has no scores."""
     held = inputs.scores
     if held is None:
         says = (
@@ -298,7 +298,7 @@ def details(inputs: Inputs) -> list[Markup]:
 
 
 def parties(inputs: Inputs) -> Markup:
-    """Return who took part, with how many columns, and what moved between them."""
+    """Return the parties, their numbers of columns and their traffic."""
     summary = inputs.run.summary
     rows = summary["rows"]
     sizes = [
@@ -349,7 +349,7 @@ def parties(inputs: Inputs) -> Markup:
 
 
 def importance(inputs: Inputs) -> Markup:
-    """Return what each party's data and columns add; a sentence instead where that was not measured."""
+    """Return the importance of each party and column, or a note if it was not measured."""
     found = inputs.importance
     if found is None or not found.parties:
         says = (
@@ -428,7 +428,7 @@ def _influence(name: str, own: Influence) -> Line:
 
 
 def privacy(inputs: Inputs) -> Markup:
-    """Return what protected records and labels, and what was spent."""
+    """Return how records and labels were protected, and the privacy budget that was spent."""
     summary = inputs.run.summary
     if summary["rule"] == "centralised":
         return blocks.section(
@@ -500,7 +500,7 @@ def _amount(value: float) -> str:
 
 
 def making(inputs: Inputs) -> Markup:
-    """Return how the run was made, folded."""
+    """Return the facts about how the run was made, in a collapsed element."""
     run, settings = inputs.run, inputs.settings
     summary, kept = run.summary, run.summary["kept"]
     chosen = f", with the best validation {kept['selected_by']}" if kept["selected_by"] else ""

@@ -1,4 +1,4 @@
-"""The sections about a model of several classes: each class, and which are taken for which."""
+"""The sections about a model of more than two classes: each class, and the confusion matrix."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ _DASH = "\N{EN DASH}"
 
 
 def several_class_sections(held: Scores) -> list[Markup]:
-    """Return the sections about scores of several classes."""
+    """Return the sections about scores of more than two classes."""
     classes = len(held.classes)
     actual, predicted = held.labels.astype(np.int64), held.scores.argmax(axis=1)
     counts = confusion(predicted, actual, classes)
@@ -115,7 +115,7 @@ def _matrix(held: Scores, counts: Places, largest: Places) -> Markup:
 
 
 def _merged(classes: Sequence[str], counts: Places, largest: Places) -> tuple[list[str], Places]:
-    """Return names and a matrix in which all but the largest classes are one."""
+    """Return names and a confusion matrix in which all but the largest classes are merged into one."""
     kept, rest = largest[:_MOST_IN_MATRIX], largest[_MOST_IN_MATRIX:]
     if not len(rest):
         return list(classes), counts
@@ -126,7 +126,7 @@ def _merged(classes: Sequence[str], counts: Places, largest: Places) -> tuple[li
 
 
 def _cell(rows: int, total: int, right: bool) -> Markup:
-    """Return a number shaded by its share of the line."""
+    """Return a number of rows, shaded by its share of the line."""
     shade = round(4 * rows / total) if total else 0
     kind = f"heat {'right' if right else 'wrong'} heat-{max(1, shade) if rows else 0}"
     return element("span", count(rows) if rows else "\N{MIDDLE DOT}", class_=kind)

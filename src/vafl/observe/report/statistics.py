@@ -1,7 +1,10 @@
 """Statistics of a model's scores on held-out rows: curves, intervals, bins.
 
-Everything here is a pure function of arrays. Scores of two classes are [rows], the probability of the
-positive class; of several classes [rows, classes]; of numbers [rows], the predictions.
+All functions are pure functions of arrays. The shape of scores depends on the labels:
+
+- two classes: the probability of the positive class, [rows]
+- more classes: the probability of each class, [rows, classes]
+- numbers: the predictions, [rows]
 """
 
 from collections.abc import Callable
@@ -16,10 +19,10 @@ Flags = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.int64]
 
 Z95 = 1.959963984540054  # two-sided 95 % quantile of the normal distribution
-REPLICATES = 1000
-_MOST_GROUPS = 2000
-_SEED = 95
-_LEAST_PROBABILITY = 1e-15
+REPLICATES = 1000  # of the bootstrap
+_MOST_GROUPS = 2000  # the most units that the bootstrap resamples
+_SEED = 95  # fixed, so that a report is reproducible
+_LEAST_PROBABILITY = 1e-15  # keeps the log loss finite
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of a curve from left to right, each [points]."""
+    """The points of a curve from left to right; x and y are [points]."""
 
     x: Floats
     y: Floats
@@ -42,7 +45,7 @@ class Curve:
 
 
 def _counts_by_threshold(scores: Floats, positive: Flags) -> tuple[Floats, Floats]:
-    """Return the true and false positives at each distinct threshold, the highest first, from (0, 0) on."""
+    """Return the true and false positives at each distinct threshold, highest first, starting at (0, 0)."""
     order = np.argsort(-scores, kind="stable")
     last_of_score = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
     true = np.append(0.0, np.cumsum(positive[order], dtype=np.float64)[last_of_score])
@@ -68,7 +71,7 @@ def average_precision(scores: Floats, positive: Flags) -> float:
 
 
 def thinned(curve: Curve, points: int = 200) -> Curve:
-    """Return at most `points` points of a curve, spread evenly along its length; the ends stay."""
+    """Return at most `points` points of a curve, spread evenly along its length, including both ends."""
     if len(curve.x) <= points:
         return curve
     along = np.append(0.0, np.cumsum(np.hypot(np.diff(curve.x), np.diff(curve.y))))
@@ -81,9 +84,9 @@ def thinned(curve: Curve, points: int = 200) -> Curve:
 def auc(scores: Floats, positive: Flags) -> tuple[float, Interval | None]:
     """Return the area under the ROC curve and DeLong's interval. Needs rows of both classes.
 
-    The variance is that of DeLong, DeLong and Clarke-Pearson (1988), computed from midranks as Sun and Xu
-    (2014) do. The interval is None with a single row of a class, and if every pair is ranked right or every
-    pair wrong: the estimated variance is then 0, which would claim certainty.
+    The variance is that of DeLong, DeLong and Clarke-Pearson (1988), computed from midranks as in Sun and Xu
+    (2014). The interval is None if a class has a single row. It is also None if all pairs, or no pairs, are
+    ranked correctly: the estimated variance is then 0, which would claim certainty.
     """
     won, lost = _placements(scores, positive)
     area = float(won.mean())
@@ -94,21 +97,27 @@ def auc(scores: Floats, positive: Flags) -> tuple[float, Interval | None]:
 def auc_difference(scores: Floats, others: Floats, positive: Flags) -> Interval | None:
     """Return DeLong's interval of the AUC of `scores` minus the AUC of `others`, on the same rows.
 
-    Two models that are measured on the same rows make similar mistakes. The paired variance takes the
-    covariance of both into account, so the interval is usually much narrower than the two single ones
-    suggest. Needs rows of both classes. None as in `auc`: equal rankings have an estimated variance of 0.
+    Two models that are measured on the same rows make similar mistakes. The paired variance includes their
+    covariance, so the interval is usually much narrower than the two separate ones suggest. Needs rows of
+    both classes. The interval is None as in `auc`: equal rankings have an estimated variance of 0.
     """
     won, lost = (
-        one - other
-        for one, other in zip(_placements(scores, positive), _placements(others, positive), strict=True)
+        placements - other
+        for placements, other in zip(
+            _placements(scores, positive), _placements(others, positive), strict=True
+        )
     )
     difference, reach = float(won.mean()), _delong_reach(won, lost)
     return None if reach is None else Interval(max(-1.0, difference - reach), min(1.0, difference + reach))
 
 
 def _placements(scores: Floats, positive: Flags) -> tuple[Floats, Floats]:
-    """Return of each positive row the share of negative rows below it, and of each negative row the share of
-    positive rows above it. The mean of either is the AUC."""
+    """Return the placement of every row. The mean over either class is the AUC.
+
+    Returns:
+        For each positive row the share of negative rows below it, and for each negative row the share of
+        positive rows above it. Ties count half.
+    """
     above, below = scores[positive], scores[~positive]
     everywhere = _midranks(np.concatenate((above, below)))
     won = (everywhere[: len(above)] - _midranks(above)) / len(below)
@@ -117,8 +126,10 @@ def _placements(scores: Floats, positive: Flags) -> tuple[Floats, Floats]:
 
 
 def _delong_reach(won: Floats, lost: Floats) -> float | None:
-    """Return half the width of the interval from placements, or differences of placements; None if the
-    variance cannot be estimated or is 0."""
+    """Return half the width of the interval, from placements or differences of placements.
+
+    None if the variance cannot be estimated or is 0.
+    """
     if min(len(won), len(lost)) < 2:
         return None
     variance = won.var(ddof=1) / len(won) + lost.var(ddof=1) / len(lost)
@@ -126,7 +137,7 @@ def _delong_reach(won: Floats, lost: Floats) -> float | None:
 
 
 def _midranks(values: Floats) -> Floats:
-    """Return ranks from 1 on; equal values share the mean of their ranks."""
+    """Return the ranks of the values, starting at 1. Equal values share the mean of their ranks."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[place]
     return ranks
@@ -138,12 +149,15 @@ def _midranks(values: Floats) -> Floats:
 def bootstrap(sums: Floats, statistic: Callable[[Floats], Floats], seed: int = _SEED) -> Interval | None:
     """Return the percentile bootstrap interval of a statistic that is a function of sums over rows.
 
-    Above 2,000 rows, the rows are put at random into 2,000 groups of equal size, and groups are resampled
-    instead of rows. The variance of a sum stays the same, and time and memory are bounded.
+    Above 2,000 rows, the rows are randomly divided into 2,000 groups of equal size, and groups are resampled
+    instead of rows. This bounds time and memory, and leaves the variance of a sum unchanged.
 
     Args:
-        sums: [rows, terms], what each row adds to each sum.
-        statistic: From sums [replicates, terms] to [replicates].
+        sums: The contribution of each row to each sum, [rows, terms].
+        statistic: Maps sums [replicates, terms] to the statistic [replicates].
+
+    Returns:
+        The interval; None if the statistic is undefined in more than half of the replicates.
     """
     if len(sums) > _MOST_GROUPS:
         order = np.random.default_rng(seed).permutation(len(sums))
@@ -160,18 +174,19 @@ def bootstrap(sums: Floats, statistic: Callable[[Floats], Floats], seed: int = _
 
 @lru_cache(maxsize=2)
 def _resamples(groups: int, seed: int) -> Floats:
-    """[replicates, groups]: how often each replicate has each group. All metrics of a report share them."""
+    """Return how often each replicate draws each group, [replicates, groups]. All metrics share the draws."""
     generator = np.random.default_rng(seed)
     shares = np.full(groups, 1 / groups)
     return generator.multinomial(groups, shares, REPLICATES).astype(np.float64)
 
 
 def interval_of(metric: str, scores: Floats, labels: Floats) -> Interval | None:
-    """Return the interval of a metric, by name; None if the rows are too few, or it has none.
+    """Return the interval of a metric; None if there are too few rows, or the metric has no interval.
 
     Args:
-        scores: of two classes and of numbers [rows], of several classes [rows, classes].
-        labels: [rows], the places of the classes, or numbers.
+        metric: The metric's name.
+        scores: [rows], or [rows, classes] for more than two classes.
+        labels: The class indices, or numbers, [rows].
     """
     if metric == "auc":
         positive = labels == 1
@@ -185,30 +200,33 @@ def interval_of(metric: str, scores: Floats, labels: Floats) -> Interval | None:
 def difference_interval(metric: str, scores: Floats, others: Floats, labels: Floats) -> Interval | None:
     """Return the interval of a metric of `scores` minus the same metric of `others`, on the same rows.
 
-    It is paired: DeLong's for the AUC; for other metrics each replicate of the bootstrap measures both models
-    on the same drawn rows. None as in `interval_of`, and if the models do not differ.
+    The interval is paired. For the AUC it is DeLong's. For other metrics, each replicate of the bootstrap
+    measures both models on the same rows. None as in `interval_of`, and if the scores are equal.
 
     Args:
-        scores, others: of two models, each as in `interval_of`.
-        labels: [rows], as in `interval_of`.
+        scores, others: The scores of two models, each as in `interval_of`.
+        labels: As in `interval_of`.
     """
     if metric == "auc":
         positive = labels == 1
         return auc_difference(scores, others, positive) if positive.any() and not positive.all() else None
     if metric not in _TERMS or np.array_equal(scores, others):
         return None
-    one, other = _TERMS[metric](scores, labels), _TERMS[metric](others, labels)
+    terms, other_terms = _TERMS[metric](scores, labels), _TERMS[metric](others, labels)
     statistic = _STATISTICS.get(metric, _mean)
 
     def difference(sums: Floats) -> Floats:
-        rows, own, theirs = np.split(sums, (1, 1 + len(one)), axis=1)
-        found: Floats = statistic(np.hstack((rows, own))) - statistic(np.hstack((rows, theirs)))
-        return found
+        rows, sums_of_scores, sums_of_others = np.split(sums, (1, 1 + len(terms)), axis=1)
+        gain: Floats = statistic(np.hstack((rows, sums_of_scores))) - statistic(
+            np.hstack((rows, sums_of_others))
+        )
+        return gain
 
-    return bootstrap(np.stack([np.ones(len(labels)), *one, *other], axis=1), difference)
+    return bootstrap(np.stack([np.ones(len(labels)), *terms, *other_terms], axis=1), difference)
 
 
-# What each row adds to the sums that a metric is a function of, beside 1 for the row itself:
+# Every metric except the AUC is a function of sums over rows. The functions below return the contribution of
+# each row to these sums. The first sum, which is left out here, counts the rows.
 
 
 def _correct(scores: Floats, labels: Floats) -> list[Floats]:
@@ -230,14 +248,14 @@ def _hits(scores: Floats, labels: Floats) -> list[Floats]:
 
 
 def _hits_by_class(scores: Floats, labels: Floats) -> list[Floats]:
-    """Correct, predicted and labelled, one column for each class."""
+    """Return indicators for correct, predicted and labelled, with one column per class."""
     unit = np.eye(scores.shape[1])
     predicted, labelled = unit[scores.argmax(axis=1)], unit[labels.astype(np.int64)]
     return [*(predicted * labelled).T, *predicted.T, *labelled.T]
 
 
 def _spread(scores: Floats, labels: Floats) -> list[Floats]:
-    centred = labels - labels.mean()  # sums of squares would lose digits of labels far from 0
+    centred = labels - labels.mean()  # avoids cancellation in the sum of squares if labels are far from 0
     return [centred, centred**2, (scores - labels) ** 2]
 
 
@@ -252,7 +270,7 @@ _TERMS: dict[str, Callable[[Floats, Floats], list[Floats]]] = {
     "r2": _spread,
 }
 
-# From sums [replicates, terms] to the metric, [replicates]:
+# The functions below map sums [replicates, terms] to the metric [replicates].
 
 
 def _mean(sums: Floats) -> Floats:
@@ -291,12 +309,13 @@ _STATISTICS: dict[str, Callable[[Floats], Floats]] = {
 
 @dataclass(frozen=True)
 class Bin:
-    """Rows with similar scores.
+    """A group of rows with similar scores.
 
     Attributes:
-        score: The mean score of the rows.
+        rows: The number of rows.
+        score: The mean score.
         share: The share of positive rows.
-        interval: Wilson's interval of that share.
+        interval: Wilson's interval of the share.
     """
 
     rows: int
@@ -306,22 +325,22 @@ class Bin:
 
 
 def reliability(scores: Floats, positive: Flags, bins: int = 10) -> list[Bin]:
-    """Compare predicted probabilities with what happened, in bins of about equally many rows.
+    """Return predicted probabilities and actual shares in bins of about equal size.
 
-    Rows of equal scores stay together, so there may be fewer bins.
+    Rows with equal scores are in the same bin, so there may be fewer bins.
     """
     edges = np.unique(np.quantile(scores, np.linspace(0, 1, bins + 1)[1:-1]))
     places = np.searchsorted(edges, scores, side="left")
-    found = []
+    groups = []
     for place in np.unique(places).tolist():
-        own = places == place
-        rows, share = int(own.sum()), float(positive[own].mean())
-        found.append(Bin(rows, float(scores[own].mean()), share, wilson(share, rows)))
-    return found
+        inside = places == place
+        rows, share = int(inside.sum()), float(positive[inside].mean())
+        groups.append(Bin(rows, float(scores[inside].mean()), share, wilson(share, rows)))
+    return groups
 
 
 def wilson(share: float, rows: int) -> Interval:
-    """Return Wilson's 95 % interval of a share seen in `rows` rows."""
+    """Return Wilson's 95 % interval of a share that was observed in `rows` rows."""
     shrink = 1 + Z95**2 / rows
     centre = (share + Z95**2 / (2 * rows)) / shrink
     reach = Z95 / shrink * float(np.sqrt(share * (1 - share) / rows + Z95**2 / (4 * rows**2)))
@@ -333,10 +352,11 @@ class Tenth:
     """The rows of one tenth of a ranking, the highest scores first.
 
     Attributes:
-        positives: Positive rows in it. Rows of equal scores on both sides of a border count in proportion.
+        positives: The positive rows in this tenth. If rows with equal scores are on both sides of its border,
+            their positives are divided in proportion, so this need not be a whole number.
         share: `positives` / `rows`.
         lift: `share` as a multiple of the share of positives in all rows.
-        found: The share of all positives in this tenth and those before it.
+        found: The share of all positives that are in this tenth or an earlier one.
     """
 
     rows: int
@@ -347,17 +367,17 @@ class Tenth:
 
 
 def gains(scores: Floats, positive: Flags, parts: int = 10) -> list[Tenth]:
-    """Return what each tenth of the ranking holds. Needs a positive row, and `parts` rows or more."""
+    """Return the tenths of the ranking by score. Needs a positive row, and at least `parts` rows."""
     order = np.argsort(-scores, kind="stable")
     _, group, sizes = np.unique(scores[order], return_inverse=True, return_counts=True)
     # The expected label of a row if rows of equal scores were ordered at random:
     expected = (np.bincount(group, weights=positive[order]) / sizes)[group]
     total, found, tenths = float(positive.sum()), 0.0, []
-    for own in np.array_split(expected, parts):
-        positives = float(own.sum())
+    for tenth in np.array_split(expected, parts):
+        positives = float(tenth.sum())
         found += positives
-        share = positives / len(own)
-        tenths.append(Tenth(len(own), positives, share, share * len(expected) / total, found / total))
+        share = positives / len(tenth)
+        tenths.append(Tenth(len(tenth), positives, share, share * len(expected) / total, found / total))
     return tenths
 
 
@@ -365,7 +385,7 @@ def gains(scores: Floats, positive: Flags, parts: int = 10) -> list[Tenth]:
 
 
 def confusion(predicted: Places, actual: Places, classes: int) -> Places:
-    """[classes, classes]: the number of rows by actual class (lines) and predicted class (columns)."""
+    """Return the number of rows by actual and predicted class, [actual classes, predicted classes]."""
     counts = np.bincount(actual * classes + predicted, minlength=classes * classes)
     return counts.reshape(classes, classes).astype(np.int64)
 
@@ -378,7 +398,8 @@ class ErrorTenth:
     """The rows of one tenth by prediction, the lowest first.
 
     Attributes:
-        predicted, actual: Their means.
+        rows: The number of rows.
+        predicted, actual: The mean prediction and the mean label.
         error: The mean absolute error.
     """
 
@@ -389,22 +410,22 @@ class ErrorTenth:
 
 
 def errors_by_tenth(predictions: Floats, labels: Floats, parts: int = 10) -> list[ErrorTenth]:
-    """Return predictions, labels and errors of each tenth by prediction. Needs `parts` rows or more."""
+    """Return the means and errors of each tenth by prediction. Needs at least `parts` rows."""
     order = np.lexsort((labels, predictions))
     return [
         ErrorTenth(
-            len(own),
-            float(predictions[own].mean()),
-            float(labels[own].mean()),
-            float(np.abs(predictions[own] - labels[own]).mean()),
+            len(rows),
+            float(predictions[rows].mean()),
+            float(labels[rows].mean()),
+            float(np.abs(predictions[rows] - labels[rows]).mean()),
         )
-        for own in np.array_split(order, parts)
+        for rows in np.array_split(order, parts)
     ]
 
 
 def usual_range(*values: Floats, share: float = 0.99) -> tuple[float, float]:
-    """Return a range that holds the middle `share` of each of `values`."""
+    """Return a range that includes the middle `share` of each of the arrays."""
     tails = ((1 - share) / 2, (1 + share) / 2)
     bounds = [np.quantile(each, tails) for each in values]
-    low, high = min(float(own[0]) for own in bounds), max(float(own[1]) for own in bounds)
+    low, high = min(float(ends[0]) for ends in bounds), max(float(ends[1]) for ends in bounds)
     return (low, high) if high > low else (low - 0.5, high + 0.5)

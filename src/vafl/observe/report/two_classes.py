@@ -39,7 +39,7 @@ def two_class_sections(held: Scores, summary: Mapping[str, Any]) -> list[Markup]
 
     Args:
         held: The scores.
-        summary: summary.json, which may say how probabilities were calibrated and a threshold was chosen.
+        summary: The content of summary.json, which may include a calibration and a decision threshold.
     """
     positive = held.labels == 1
     if held.rows < _FEWEST_ROWS or positive.all() or not positive.any():
@@ -207,7 +207,7 @@ def _decisions(held: Scores, positive: Flags, decision: Mapping[str, Any]) -> Ma
     no, yes = held.classes
     goal = decision.get("goal")
     chosen = ""
-    if goal not in (None, "accuracy"):  # which is the middle, and not chosen by rows
+    if goal not in (None, "accuracy"):  # the goal "accuracy" uses the threshold 0.5, which is not fitted
         least = f" of at least {share(decision['at_least'])}" if goal in ("precision", "recall") else ""
         chosen = f", chosen on the validation rows for {_GOALS.get(goal, goal)}{least}"
     precision = true_positive / max(1, true_positive + false_positive)

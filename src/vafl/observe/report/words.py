@@ -1,4 +1,4 @@
-"""Numbers and metrics in words that a manager understands."""
+"""Format numbers, metrics and names for readers without a technical background."""
 
 from vafl.names import LOCAL_CLIENT
 from vafl.observe.report.figures import plain
@@ -36,22 +36,22 @@ BASELINES = {
 
 
 def metric_name(metric: str) -> str:
-    """Return a metric's name as people write it."""
+    """Return the displayed name of a metric."""
     return NAMES.get(metric, metric.replace("_", " "))
 
 
 def baseline_name(name: str) -> str:
-    """Return a baseline's name as people write it."""
+    """Return the displayed name of a baseline."""
     return BASELINES.get(name, name.replace("_", " ").capitalize())
 
 
 def party_name(name: str) -> str:
-    """Return a party's name as people write it."""
+    """Return the displayed name of a party."""
     return "label holder" if name == LOCAL_CLIENT else name
 
 
 def metric_value(metric: str, value: float | None) -> str:
-    """Return a metric's value as text; a dash where it is not defined."""
+    """Return a metric's value as text; a dash if it is not defined."""
     if value is None:
         return _DASH
     if metric == "accuracy":
@@ -72,7 +72,7 @@ def rounded(value: float, digits: int = 3) -> str:
 
 
 def signed(text: str) -> str:
-    """Return a number's text with a minus sign instead of a hyphen, and none before zeros only."""
+    """Return a number's text with a minus sign instead of a hyphen, and without a sign if it is zero."""
     if not text.strip("-0."):
         return text.removeprefix("-")
     return text.replace("-", "\N{MINUS SIGN}")
@@ -84,12 +84,12 @@ def share(value: float, decimals: int = 1) -> str:
 
 
 def count(number: float) -> str:
-    """Return a whole number with its thousands apart."""
+    """Return a whole number with separators between thousands."""
     return f"{number:,.0f}"
 
 
 def megabytes(size: float) -> str:
-    """Return a number of bytes in a fitting unit."""
+    """Return a number of bytes with a suitable unit."""
     for least, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if size >= least:
             return f"{size / least:,.3g} {unit}" if size < 1000 * least else f"{size / least:,.0f} {unit}"
@@ -97,7 +97,7 @@ def megabytes(size: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in a fitting unit."""
+    """Return a duration with a suitable unit."""
     if seconds < 120:
         return f"{seconds:.3g} s"
     if seconds < 7200:
@@ -111,5 +111,5 @@ def listed(names: list[str]) -> str:
 
 
 def quoted(name: str) -> str:
-    """Return a class name in quotation marks."""
+    """Return a name in quotation marks."""
     return f"\N{LEFT DOUBLE QUOTATION MARK}{name}\N{RIGHT DOUBLE QUOTATION MARK}"
