@@ -10,7 +10,7 @@ import torch
 
 from vafl.cli import main
 from vafl.data.alignment.rows import Alignment
-from vafl.files import remove_drafts, write_atomically
+from vafl.files import remove_drafts, return_freed_memory, write_atomically
 from vafl.observe.scores import ScoreFile
 from vafl.run.checkpoint import MappedArray, save_checkpoint
 from vafl.run.drawn_labels import draw_once
@@ -135,3 +135,9 @@ def test_scores_are_for_their_owner_only_from_the_first_moment(tmp_path, ending)
     finally:
         os.umask(before)
     assert mode(tmp_path / f"scores.{ending}") == 0o600
+
+
+def test_freed_memory_goes_back_or_nothing_happens(monkeypatch):
+    return_freed_memory()
+    monkeypatch.setattr("vafl.files.ctypes.CDLL", lambda name: object())  # a C library without malloc_trim
+    return_freed_memory()

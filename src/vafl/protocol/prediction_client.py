@@ -53,12 +53,22 @@ class Budget(Protocol):
 def embed(model: nn.Module, features: Tensor, rows: Rows | None = None) -> Tensor:
     """Return embeddings [rows, width] of these rows (None: all), without a graph and in bounded memory."""
     if rows is None:
-        parts = [model(part) for part in torch.split(features, _EMBED_ROWS)]
+        parts = iter(torch.split(features, _EMBED_ROWS))
     else:
         array = features.numpy()
-        batches = (kernels.gather(array, part) for part in in_parts(rows, _EMBED_ROWS))
-        parts = [model(torch.from_numpy(batch)) for batch in batches]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+        parts = (torch.from_numpy(kernels.gather(array, part)) for part in in_parts(rows, _EMBED_ROWS))
+    first: Tensor = model(next(parts))
+    count = len(features) if rows is None else len(rows)
+    if len(first) == count:
+        return first
+    # Filled part by part: to join a list of parts would need the memory twice.
+    embeddings = first.new_empty(count, *first.shape[1:])
+    embeddings[: len(first)] = first
+    start = len(first)
+    for part in parts:
+        embeddings[start : start + len(part)] = model(part)
+        start += len(part)
+    return embeddings
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from vafl.data.settings import LABEL_HOLDER, DataSettings, TableSettings
 from vafl.data.sources import load
 from vafl.data.split import Split
 from vafl.errors import ConfigError, DataError, RunFolderError
+from vafl.files import return_freed_memory
 from vafl.models.embeddings import make_embedding
 from vafl.models.heads import make_head
 from vafl.models.losses import LOSSES, Loss, squared_in_unit
@@ -226,7 +227,11 @@ def load_data(config: Config, party: str | None = None) -> VerticalData:
         _check_public(config, is_table=True)
         settings, tables = tables_of(config)
         private = config.privacy.kind in GUARANTEED
-        return load_tables(settings, tables, config.seed, party, form=form_for(config), public=private)
+        loaded_tables = load_tables(
+            settings, tables, config.seed, party, form=form_for(config), public=private
+        )
+        return_freed_memory()
+        return loaded_tables
     if config.model.embedding == "tabular":
         raise ConfigError(
             "VFL-7153",
