@@ -19,7 +19,7 @@ RESERVED = ["ca", "CA", "ca.pem", "Ca.Key", "Server", "SERVER", "Label-Holder"]
 
 @pytest.mark.parametrize(
     "name",
-    ["server", r"VFL-1053.*label\-holder", "client-1", "a", "7", "Bank.of_X-1", "x" * 63, "servers", "cab"],
+    ["server", "label-holder", "client-1", "a", "7", "Bank.of_X-1", "x" * 63, "servers", "cab"],
 )
 def test_good_names(name):
     assert check_party(name) == name
@@ -67,7 +67,7 @@ def test_a_configuration_accepts_only_names_that_certificates_can_have(name, sec
         from_document(sections(name))
 
 
-@pytest.mark.parametrize("name", ["server", r"VFL-1053.*label\-holder"])
+@pytest.mark.parametrize("name", ["server", "label-holder"])
 def test_a_group_cannot_be_called_as_the_label_holder_is(name):
     """Its model would be written to the label holder's folders."""
     with pytest.raises(ConfigError, match=rf'partition\.groups.*Found "{name}"'):
@@ -78,7 +78,7 @@ def test_nobody_gets_a_certificate_of_the_label_holders_own_client(tmp_path):
     assert main(["certs", str(tmp_path / "certs"), "--party", "server", "--party", "label-holder"]) == 2
     assert not (tmp_path / "certs").exists()
     make_authority(tmp_path / "certs")
-    with pytest.raises(ConfigError, match=r"VFL-1053.*label\-holder"):
+    with pytest.raises(ConfigError, match="label-holder"):
         issue(tmp_path / "certs", "label-holder")
 
 
