@@ -59,7 +59,7 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
         return probabilities(self.calibration_(outputs))
 
     def decision_function(self, X: Any) -> Floats:
-        """Return uncalibrated log-odds of the second class, [rows], or one score per class, [rows, classes]."""
+        """Return uncalibrated log-odds of the second class [rows], or one score per class [rows, classes]."""
         outputs = self._outputs(X)
         return (outputs[:, 0] if outputs.shape[1] == 1 else outputs).numpy()
 
