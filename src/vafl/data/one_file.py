@@ -76,8 +76,8 @@ def _shares(columns: list[str], partition: PartitionSettings) -> dict[str, list[
 def number_lines(table: Table, task: str, *, labelled: bool) -> Alignment:
     """Return an alignment in which line n of the file is row n at every party.
 
-    The token is a digest of all columns except label and weight. It identifies the file. Other parties see it,
-    so it must not depend on the labels.
+    The token is a digest of all columns except label and weight. It identifies the file. Other parties see
+    it, so it must not depend on the labels.
 
     Args:
         table: the label holder's table.

@@ -76,8 +76,9 @@ class Split:
             raise DataError(
                 "VFL-2271",
                 f"a run needs training rows, test rows and the validation rows that are set. Found {rows} "
-                f"rows, too few for data.test_fraction = {settings.test_fraction} and data.validation_fraction = "
-                f"{settings.validation_fraction}. Add rows, or change the fractions.",
+                f"rows, too few for data.test_fraction = {settings.test_fraction} and "
+                f"data.validation_fraction = {settings.validation_fraction}. Add rows, or change the "
+                "fractions.",
             )
         parts[2] = np.concatenate([parts[2], np.arange(rows - tests, rows)])
         return cls(np.concatenate(parts), Parts(*map(len, parts)))

@@ -30,10 +30,10 @@ class DecisionSettings:
     the validation rows, and summary.json reports its results on the test rows.
 
     Attributes:
-        goal: `f1`: the highest F1 score. `accuracy`: the more probable class, a threshold of 0.5. `precision`:
-            the highest recall with a precision of `at_least`. `recall`: the highest precision with a recall
-            of `at_least`. `cost`: the lowest cost. `auto` is `f1` if there are validation rows of both
-            classes, otherwise `accuracy`.
+        goal: `f1`: the highest F1 score. `accuracy`: the more probable class, a threshold of 0.5.
+            `precision`: the highest recall with a precision of `at_least`. `recall`: the highest precision
+            with a recall of `at_least`. `cost`: the lowest cost. `auto` is `f1` if there are validation rows
+            of both classes, otherwise `accuracy`.
         at_least: for the goals `precision` and `recall`. If no threshold reaches it, the closest one is used,
             and summary.json has `reached: false`.
         cost_false_positive: for the goal `cost`: the cost of a row that is wrongly assigned to the second
@@ -101,7 +101,7 @@ class DecisionSettings:
             raise ConfigError(
                 "VFL-3006",
                 f'decision.goal = "{self.goal}" needs validation rows of both classes to choose a threshold. '
-                "Hold out more rows (data.validation_fraction), or leave the goal out for a threshold of 0.5.",
+                "Hold out more rows (data.validation_fraction), or leave it out for a threshold of 0.5.",
             )
 
 
@@ -214,7 +214,12 @@ class Decision:
             raise ValueError(f"the threshold of a decision must be from 0 to 1. Found {self.threshold}")
 
     def check_outputs(self, outputs: int, classes: int) -> None:
-        """Raise ValueError unless this fits a head with these outputs and classes; 0 classes for a regression."""
+        """Raise ValueError unless this fits a head with these outputs and classes.
+
+        Args:
+            outputs: the number of outputs of the head.
+            classes: the number of classes; 0 for a regression.
+        """
         method = self.calibration.method
         if method in ("shift", "platt") and len(self.calibration.shifts) != outputs:
             raise ValueError(

@@ -31,8 +31,7 @@ class Bias(nn.Module):
     def with_way_back(self) -> Callable[[Matrix], tuple[Matrix, WayBack]]:
         """Return `forward` in closed form: a function that returns the outputs and their backward pass.
 
-        The function overwrites its argument with the outputs. It is faster than autograd, since it records no
-        graph.
+        The function overwrites its argument with the outputs, and records no autograd graph.
         """
         bias = self.bias.detach().numpy()
 

@@ -42,7 +42,7 @@ def squared(outputs: Matrix, labels: Array, weights: Matrix) -> tuple[float, Mat
 
 
 def squared_in_unit(unit: float) -> Loss:
-    """Return a squared loss of errors measured in `unit`, so that its size does not depend on the labels' unit.
+    """Return a squared loss of errors in units of `unit`, so that its size does not depend on the labels.
 
     Errors beyond `FAR` units count linearly (Huber's loss). A single wrong label, such as a typing error in a
     table, then cannot pull the model away from all other labels.
@@ -51,7 +51,7 @@ def squared_in_unit(unit: float) -> Loss:
     @np.errstate(all="ignore")
     def scaled(outputs: Matrix, labels: Array, weights: Matrix) -> tuple[float, Matrix]:
         errors = (outputs[:, 0] - labels) / np.float32(unit)
-        # np.where and not np.clip: an infinite or NaN error must stay visible in the loss.
+        # An error that is NaN must stay NaN, so that the run notices that training has diverged.
         near = np.where(np.abs(errors) > FAR, np.copysign(np.float32(FAR), errors), errors)
         weighted = near * weights
         return float((2 * errors - near) @ weighted), (2 * weighted / np.float32(unit))[:, None]

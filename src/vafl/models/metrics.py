@@ -34,7 +34,7 @@ class Metric:
     """One metric.
 
     Attributes:
-        compute: takes outputs [rows, outputs] and labels [rows], both float64; returns NaN if it is undefined.
+        compute: takes outputs [rows, outputs] and labels [rows], both float64; returns NaN if undefined.
         higher_is_better: whether a higher value is better.
         needs_two_values: whether the metric is defined only if the labels are not all the same.
     """
