@@ -1,4 +1,4 @@
-"""What `vafl init` makes of a label column."""
+"""`vafl init` guesses the task from the label column."""
 
 from pathlib import Path
 

@@ -34,7 +34,7 @@ def lines(*ids):
 
 
 def clipped(distance):
-    """A number so many robust deviations from the median, as the encoder clips it."""
+    """Return `distance`, in robust deviations from the median, after the encoder's smooth clip."""
     return distance / math.sqrt(1 + (distance / 3) ** 2)
 
 
@@ -73,7 +73,7 @@ def test_codes_are_places_among_edges_and_ranks_by_frequency(tmp_path):
             [1, 3, 2, 4, 0],  # no job: the last level
             [-1, 1, 2, 3, 0],
             [-1, 0, 0, 0, 0],
-            [-1, 0, 0, 0, 1],  # nobody's line
+            [-1, 0, 0, 0, 1],  # the party does not have this record
         ],
     )
     (between,) = encoder.encode(

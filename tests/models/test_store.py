@@ -1,4 +1,4 @@
-"""Model folders: what is written is read back; what is damaged or meant for something else is refused."""
+"""Model folders are read back as written; damaged folders and folders of other models are rejected."""
 
 import tomllib
 

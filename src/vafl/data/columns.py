@@ -33,7 +33,7 @@ def match_columns(
             if name in owner:
                 raise DataError(
                     "VFL-2082",
-                    f'{setting}: a column must belong to one party only. Found "{name}" in both '
+                    f'{setting}: a column must belong to one party only. Found "{name}" claimed by both '
                     f'"{owner[name]}" and "{group}". Remove it from one of them.',
                 )
             owner[name] = group

@@ -211,7 +211,8 @@ def fit(
             remedy = f"Give {table.party} other columns in [partition.groups]."
         raise DataError(
             "VFL-2201",
-            f'"{table.path}": {table.party} needs a usable column. Found none: {reasons}. {remedy}',
+            f'"{table.path}": {table.party} needs at least one column that can be used. Found none: '
+            f"{reasons}. {remedy}",
         )
     return Encoder(tuple(columns), flags_absent, form), reports
 

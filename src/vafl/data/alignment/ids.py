@@ -42,8 +42,8 @@ def canonical_ids(column: pl.Series, source: str) -> pl.Series:
         twice = ids.filter(ids.is_duplicated()).unique(maintain_order=True)
         raise DataError(
             "VFL-2034",
-            f'"{source}": record ids must be unique. Found {len(twice):,} duplicated ids in "{column.name}", '
-            f"such as {', '.join(twice.head(_SHOWN).to_list())}. Keep one row per id.",
+            f'"{source}": a record\'s id must be unique. Found {len(twice):,} in "{column.name}" more than '
+            f"once: {', '.join(twice.head(_SHOWN).to_list())}. Keep one row per id.",
         )
     return ids
 
