@@ -1,4 +1,4 @@
-"""CSV files that are none, or whose columns would be called otherwise than in the file."""
+"""Files that are not valid CSV, and column names that polars would change."""
 
 import polars as pl
 import pytest

@@ -1,4 +1,4 @@
-"""Which columns a party's names and patterns mean."""
+"""Names and patterns select a party's columns."""
 
 import pytest
 

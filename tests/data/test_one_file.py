@@ -1,4 +1,4 @@
-"""One file whose columns are dealt to several parties."""
+"""One file whose columns are divided among several parties."""
 
 import numpy as np
 import polars as pl

@@ -39,7 +39,7 @@ def test_scikit_learn_accepts_the_estimators(estimator, check):
 @pytest.mark.parametrize(("embedding", "margin"), [("linear", 0.03), ("tabular", 0.06)])
 @pytest.mark.parametrize("load", [load_breast_cancer, load_wine])
 def test_a_classifier_is_about_as_good_as_logistic_regression(load, embedding, margin):
-    """Of so few rows a linear model learns as much as any; the default must not be far behind."""
+    """With few rows, a linear model is hard to beat; the default must come close to it."""
     train, test, y_train, y_test = train_test_split(*load(return_X_y=True), random_state=0)
     ceiling = make_pipeline(StandardScaler(), LogisticRegression()).fit(train, y_train).score(test, y_test)
     model = VerticalClassifier(random_state=0, embedding=embedding).fit(train, y_train)

@@ -1,4 +1,4 @@
-"""What a user might name as model.embedding = "tests.models.factories:..."."""
+"""Examples of user factories for model.embedding = "tests.models.factories:..."."""
 
 import torch
 from torch import nn

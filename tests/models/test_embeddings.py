@@ -68,5 +68,5 @@ def test_a_factory_of_the_users_own():
     ["no_such_package:Factory", "tests.models.factories:missing"],
 )
 def test_a_factory_that_cannot_be_imported(name):
-    with pytest.raises(ConfigError, match=rf'"{name}" must name something importable.*PYTHONPATH'):
+    with pytest.raises(ConfigError, match=rf'VFL-3013.*"{name}".*PYTHONPATH'):
         named_factory(name)

@@ -1,7 +1,7 @@
-"""The parties' tables as one vertical data set: each process reads the file of its own party alone.
+"""Load the parties' tables as one vertical data set. Each process reads only its party's file.
 
-Rows are numbered alike at all parties by `vafl align`, in random order, so a permutation by the run's seed
-splits them into training, validation and test rows the same way everywhere.
+`vafl align` gives every row the same number at all parties, in random order. A permutation drawn from the
+run's seed therefore splits the rows into training, validation and test rows in the same way everywhere.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import torch
 
 from vafl.data.alignment.rows import Alignment
 from vafl.data.dataset import Labels
-from vafl.data.encoding import Encoder, Form
+from vafl.data.encoding import Form
 from vafl.data.fitting import ColumnReport, fit
 from vafl.data.labels import label_classes, read_labels, read_weights
 from vafl.data.one_file import number_lines
@@ -38,66 +38,74 @@ def load_tables(
     form: Form = "dense",
     public: bool = False,
 ) -> VerticalData:
-    """Return what one party knows of the data: its features, and at the label holder the labels.
+    """Return the part of the data that one party may see.
 
-    The others are names only; the label holder knows their records too. A client has zeros for labels. None
-    for `party` reads everything, for a simulation.
+    A party gets its own features. The label holder also gets the labels, the weights and the ids that each
+    client holds. A client gets zeros instead of labels. Other parties' features are empty, [rows, 0].
 
     Args:
-        form: what features the encoders make.
-        public: encoders must not depend on the records, as where each is guaranteed privacy.
+        settings: the [data] section.
+        tables: party -> its [tables.NAME] section.
+        seed: the run's seed, which decides the split.
+        party: the party to load for; None loads every party's data, for a simulation.
+        form: the form of features that the encoders produce.
+        public: whether encoders must not depend on the records, as record-level privacy requires.
     """
     alignments = find_alignments(settings, tables, party)
-    own = next(iter(alignments.values()))
-    names = client_names(settings, own)
+    alignment = next(iter(alignments.values()))
+    names = client_names(settings, alignment)
     _check_local(tables, alignments)
-    split = Split.of(own.rows, settings, seed)
+    split = Split.of(alignment.rows, settings, seed)
     parties = [
         load_party(settings, tables, name, alignments[table_owner(name)], split, form=form, public=public)[0]
         if party in (None, table_owner(name))
-        else _unseen(name, own, split)
+        else _remote_party(name, alignment, split)
         for name in names
     ]
     labels = _labels(settings, tables, alignments, split)
-    together = "|".join((own.token, *names, split.digest()))
+    # Parties compare this digest before they train: it changes with the alignment, the clients and the split.
+    agreed = "|".join((alignment.token, *names, split.digest()))
     return VerticalData(
         tuple(parties),
         torch.from_numpy(labels),
         split.parts,
-        own.classes,
-        hashlib.sha256(together.encode()).hexdigest()[:16],
+        alignment.classes,
+        hashlib.sha256(agreed.encode()).hexdigest()[:16],
         split.order,
-        own.token if settings.name == "csv" else "tables",
+        alignment.token if settings.name == "csv" else "tables",
         _weights(tables, alignments, split),
     )
 
 
 def client_names(settings: DataSettings, alignment: Alignment) -> tuple[str, ...]:
-    """Return the names of all clients of a run: those that connect, then the label holder's own."""
+    """Return the names of all clients: those that connect, then LOCAL_CLIENT if the label holder has one."""
     return (*settings.parties, LOCAL_CLIENT) if alignment.with_local else settings.parties
 
 
 def _check_local(tables: Mapping[str, TableSettings], alignments: Alignments) -> None:
-    """Check that the label holder's features are in use if, and only if, the other parties were told so.
+    """Check that the label holder still has features if it had some during alignment, and none otherwise.
+
+    The other parties count clients by the alignment, so a change would make them disagree about the model.
 
     Raises:
-        DataError: the columns to use have changed since the parties were aligned.
+        DataError: the label holder's feature columns appeared or disappeared after the alignment.
     """
     if LABEL_HOLDER not in alignments:
         return
-    features, told = open_table(tables, LABEL_HOLDER).features, alignments[LABEL_HOLDER].with_local
-    if bool(features) != told:
+    features = open_table(tables, LABEL_HOLDER).features
+    with_local = alignments[LABEL_HOLDER].with_local
+    if bool(features) != with_local:
         raise DataError(
             "VFL-2001",
-            "the parties agree in `vafl align` whether the label holder has features. Found "
-            f"{len(features)} feature columns now, and an alignment {'with' if told else 'without'} them. "
-            f'Set features and ignore of [tables.{LABEL_HOLDER}] as they were then (ignore = ["*"] uses '
-            "none), or align again.",
+            "`vafl align` records whether the label holder has features, and that must not change. Found "
+            f"{len(features)} feature columns now, and an alignment {'with' if with_local else 'without'} "
+            f"them. Restore features and ignore in [tables.{LABEL_HOLDER}] as they were during alignment "
+            '(ignore = ["*"] uses no column), or run `vafl align` again.',
         )
 
 
 def positions(split: Split, alignment: Alignment) -> pl.DataFrame:
-    """Return `id` and POSITION of a party's records: which row each of them is."""
+    """Return `id` and POSITION, the row in the split's order, of each of a party's records."""
     rows = np.empty(len(split.order), dtype=np.int64)
     rows[split.order] = np.arange(len(split.order))
     return pl.DataFrame({"id": alignment.ids, POSITION: rows[alignment.numbers]})
@@ -113,14 +121,22 @@ def load_party(
     form: Form = "dense",
     public: bool = False,
 ) -> tuple[Party, list[ColumnReport]]:
-    """A client's features of all rows, encoded by its own training rows; and what became of its columns."""
+    """Return a client with its features of all rows, and a report on each of its columns.
+
+    The encoder is fitted on the client's training rows only.
+
+    Raises:
+        DataError: the client has no training row, or a feature has the label's name.
+    """
     table = open_table(tables, name)
     check_label_unused(table, alignment)
     wanted = positions(split, alignment)
     training = wanted.filter(pl.col(POSITION) < split.parts.train)
     if not training.height:
         raise DataError(
-            "VFL-2002", f'"{table.path}": {name} has none of the {split.parts.train:,} training rows.'
+            "VFL-2002",
+            f'"{table.path}": {name} must have at least one training row. Found none of the '
+            f"{split.parts.train:,}. Add records to its table, and run `vafl align` again.",
         )
     encoder, report = fit(
         table,
@@ -130,37 +146,35 @@ def load_party(
         public=public,
         flags_absent=settings.records == "labelled",
     )
-    return _encoded(name, table, encoder, wanted, split), report
+    rows = len(split.order)
+    features = torch.from_numpy(encoder.read(table, wanted, rows))
+    return Party(name, features, encoder, ids_by_position(wanted, rows)), report
 
 
 def check_label_unused(table: Table, alignment: Alignment) -> None:
-    """Raises DataError if a feature is called as the label: the label holder's client may have its file.
+    """Raise DataError if a feature column has the label's name.
 
-    The name is all that a client can know of the label, so nobody finds it under another.
+    A client may have been given a copy of the label holder's file. It knows only the label column's name, so
+    this check cannot detect a label under another name.
     """
     if alignment.label and alignment.label in table.features:
         raise DataError(
             "VFL-2003",
-            f'"{table.path}": the label must be no feature, and its column "{alignment.label}" is called as '
-            f"the label is. Name it in {table.section}.ignore; if it means something else, rename it.",
+            f'"{table.path}": the label must not be a feature. Found a feature column '
+            f'"{alignment.label}", which is the label\'s name. Add it to {table.section}.ignore. If it holds '
+            "something else, rename it.",
         )
 
 
-def _encoded(name: str, table: Table, encoder: Encoder, wanted: pl.DataFrame, split: Split) -> Party:
-    features = torch.from_numpy(encoder.read(table, wanted, len(split.order)))
-    ids = ids_by_position(wanted, len(split.order))
-    return Party(name, features, encoder, ids)
-
-
-def _unseen(name: str, own: Alignment, split: Split) -> Party:
-    """A client as another party knows it: without features; the label holder knows whom it has."""
-    rows, held = len(split.order), own.holders.get(name)
-    ids = None if held is None else ids_by_position(positions(split, own).filter(held), rows)
+def _remote_party(name: str, alignment: Alignment, split: Split) -> Party:
+    """Return a client as another party sees it: no features, and ids only at the label holder."""
+    rows, held = len(split.order), alignment.holders.get(name)
+    ids = None if held is None else ids_by_position(positions(split, alignment).filter(held), rows)
     return Party(name, torch.empty(rows, 0), ids=ids)
 
 
 def ids_by_position(wanted: pl.DataFrame, rows: int) -> pl.Series:
-    """[rows], the `id` at each POSITION; null where there is none."""
+    """Return the `id` at each POSITION, [rows]; null where `wanted` has none."""
     every = pl.DataFrame({POSITION: np.arange(rows)})
     return every.join(wanted, on=POSITION, how="left", maintain_order="left")["id"]
 
@@ -168,7 +182,7 @@ def ids_by_position(wanted: pl.DataFrame, rows: int) -> pl.Series:
 def _weights(
     tables: Mapping[str, TableSettings], alignments: Alignments, split: Split
 ) -> torch.Tensor | None:
-    """Return how much each row counts in the training loss; None if all count the same, or at a client."""
+    """Return the weight of each row in the training loss; None if all weigh the same, or at a client."""
     if LABEL_HOLDER not in alignments:
         return None
     table = open_table(tables, LABEL_HOLDER)
@@ -178,8 +192,8 @@ def _weights(
     if not weights[: split.parts.train].any():
         raise DataError(
             "VFL-2004",
-            f'"{table.path}": some training rows must have a weight above 0. Found only zeros in '
-            f'"{table.settings.weight}". Name another column, or none.',
+            f'"{table.path}": at least one training row must have a weight above 0. Found only zeros in '
+            f'"{table.settings.weight}". Choose another weight column, or leave it out.',
         )
     return torch.from_numpy(weights)
 
@@ -187,6 +201,7 @@ def _weights(
 def _labels(
     settings: DataSettings, tables: Mapping[str, TableSettings], alignments: Alignments, split: Split
 ) -> Labels:
+    """Return the labels, [rows]; zeros at a client, which must not see them."""
     alignment = alignments.get(LABEL_HOLDER)
     if alignment is None:
         kind = np.float32 if settings.task == "regression" else np.int64
@@ -195,7 +210,9 @@ def _labels(
     labels = read_labels(table, positions(split, alignment), alignment.classes)
     if alignment.classes is not None and len(np.unique(labels[: split.parts.train])) < 2:
         raise DataError(
-            "VFL-2005", f'"{table.path}": training rows must show at least two classes. Found one.'
+            "VFL-2005",
+            f'"{table.path}": the training rows must contain at least two classes. Found one in '
+            f'"{table.settings.label}". Choose another label column, or add records.',
         )
     return labels
 
@@ -203,99 +220,119 @@ def _labels(
 def find_alignments(
     settings: DataSettings, tables: Mapping[str, TableSettings], party: str | None, *, labelled: bool = True
 ) -> Alignments:
-    """The alignment of one party (None: of all): of `vafl align`, or by a plain join of files all at hand.
+    """Return the alignment of one party, or of every party if `party` is None.
+
+    A `csv` file needs no alignment: its lines are the rows. For `tables`, this reads the files that
+    `vafl align` wrote. If there are none and all tables are on this machine, it joins them by id instead.
 
     Args:
-        labelled: whether it must say what the labels are: predictions can do without.
+        labelled: whether the alignment must describe the labels; predictions do not need them.
 
     Raises:
-        ConfigError, DataError: a section or a file is missing, or the files are of different alignments.
+        ConfigError: a party has no [tables.NAME] section.
+        DataError: the party is unknown, a file is missing, or the alignments do not belong together.
     """
     everyone = (LABEL_HOLDER, *settings.parties)
     party = party if party is None else table_owner(party)
     if party is not None and party not in everyone:
-        raise DataError("VFL-2006", f'"{party}" is no party of this run. Its parties: {", ".join(everyone)}.')
-    asked = everyone if party is None else (party,)
-    if lacking := [name for name in asked if name not in tables]:
+        raise DataError(
+            "VFL-2006",
+            f'the party must be one of {", ".join(everyone)}. Found "{party}". Use one of these names, or '
+            "add it to data.parties.",
+        )
+    names = everyone if party is None else (party,)
+    if missing := [name for name in names if name not in tables]:
         raise ConfigError(
             "VFL-2007",
-            f"a section [tables.{lacking[0]}] is needed: path and id of {lacking[0]}'s table. Found "
-            f"{', '.join(f'[tables.{name}]' for name in tables) or 'none'}.",
+            f"every party to load needs a section [tables.NAME]. Missing: [tables.{missing[0]}]. Found "
+            f"{', '.join(f'[tables.{name}]' for name in tables) or 'none'}. Add the section, with path and "
+            "id.",
         )
     if settings.name == "csv":
         lines = number_lines(open_table(tables, LABEL_HOLDER), settings.task, labelled=labelled)
-        return dict.fromkeys(asked, lines)
+        return dict.fromkeys(names, lines)
+    # Join in the clear only if no party has been aligned. A single alignment file shows that the parties use
+    # `vafl align`, so a missing one is an error and must not be replaced silently.
     aligned = any(Path(table.alignment).is_file() for table in tables.values())
     if not aligned and all(name in tables for name in everyone):
         joined = join(settings, tables)
-        return {name: joined[name] for name in asked}
-    found = {name: Alignment.read(Path(tables[name].alignment)) for name in asked}
-    for name, own in found.items():
-        _check_token(tables[name].alignment, own, found[asked[0]])
-        _check_records(settings, tables[name].alignment, name, own, labelled=labelled)
-        if labelled and (own.classes is None) != (settings.task == "regression"):
+        return {name: joined[name] for name in names}
+    alignments = {name: Alignment.read(Path(tables[name].alignment)) for name in names}
+    token = alignments[names[0]].token
+    for name, alignment in alignments.items():
+        path = tables[name].alignment
+        if alignment.token != token:
+            raise DataError(
+                "VFL-2009",
+                f'all alignments must come from the same run of `vafl align`. Found "{path}" from another '
+                "run. Run `vafl align` again at every party.",
+            )
+        _check_records(settings, path, name, alignment, labelled=labelled)
+        if labelled and (alignment.classes is None) != (settings.task == "regression"):
             raise DataError(
                 "VFL-2008",
-                f'data.task = "{settings.task}" is not what "{tables[name].alignment}" was made for. Set '
-                "data.task and the server's label as they were when the parties were aligned, or align "
-                "again.",
+                f'data.task must be the same as during alignment. Found data.task = "{settings.task}", but '
+                f'"{path}" was made for another task. Restore data.task and the server\'s label, or run '
+                "`vafl align` again.",
             )
-    return found
+    return alignments
 
 
-def _check_token(path: str, own: Alignment, first: Alignment) -> None:
-    if own.token != first.token:
-        raise DataError(
-            "VFL-2009",
-            f'the parties\' alignments must be of one run of `vafl align`. "{path}" is of another. Run it '
-            "again at every party.",
-        )
+def _check_records(
+    settings: DataSettings, path: str, name: str, alignment: Alignment, *, labelled: bool
+) -> None:
+    """Check that the label holder has every row and, if data.records = "common", that every client does.
 
-
-def _check_records(settings: DataSettings, path: str, name: str, own: Alignment, *, labelled: bool) -> None:
-    """Check that the label holder has every row, and so has every client if data.records = "common".
-
-    The label holder's alignment tells which rows each client has, so the server fails before it listens.
+    The label holder's alignment says which rows each client has, so the server fails before it listens.
 
     Args:
-        labelled: whether a model is trained; else one is used, and its training decided data.records.
+        path: the alignment file.
+        name: the party that the file belongs to.
+        labelled: whether a model is being trained. Otherwise a trained model is used, and its training
+            decided data.records.
 
     Raises:
         DataError: a party lacks rows.
     """
-    if name == LABEL_HOLDER and len(own.ids) < own.rows:
+    if name == LABEL_HOLDER and len(alignment.ids) < alignment.rows:
         raise DataError(
             "VFL-2010",
-            f'the label holder must have every row. By "{path}", it has {len(own.ids):,} of {own.rows:,}. '
-            "Run `vafl align` again at every party.",
+            f'the label holder must have every row. "{path}" says that it has {len(alignment.ids):,} of '
+            f"{alignment.rows:,}. Run `vafl align` again at every party.",
         )
     if settings.records == "labelled":
         return
-    counts = {name: len(own.ids)} | {client: int(held.sum()) for client, held in own.holders.items()}
-    lacking = [
-        f"{party} has {count:,} of {own.rows:,}" for party, count in counts.items() if count < own.rows
+    counts = {name: len(alignment.ids)}
+    counts |= {client: int(held.sum()) for client, held in alignment.holders.items()}
+    gaps = [
+        f"{party} has {count:,} of {alignment.rows:,}"
+        for party, count in counts.items()
+        if count < alignment.rows
     ]
-    if not lacking:
+    if not gaps:
         return
-    found = f'By "{path}", {"; ".join(lacking)}.'
+    found = f'"{path}" says: {"; ".join(gaps)}.'
     if labelled:
         raise DataError(
             "VFL-2011",
-            f'data.records = "common" needs rows that every party has. {found} Set data.records = "labelled" '
-            "at every party, or align again.",
+            f'data.records = "common" needs every party to have every row. {found} Set data.records = '
+            '"labelled" at every party, or run `vafl align` again.',
         )
     raise DataError(
         "VFL-2012",
-        f'this model was trained with data.records = "common": it scores only records that every party has. '
-        f'{found} Set data.records = "common" at every party and run `vafl align` again. To score everyone '
-        'the label holder has, train a model with data.records = "labelled".',
+        f'this model was trained with data.records = "common", so it scores only records that every party '
+        f'has. {found} Set data.records = "common" at every party and run `vafl align` again. To score every '
+        'record of the label holder, train a model with data.records = "labelled".',
     )
 
 
 def join(settings: DataSettings, tables: Mapping[str, TableSettings]) -> Alignments:
-    """Aligns files that are all on this machine by comparing ids in the clear.
+    """Align tables that are all on this machine by comparing their ids in the clear.
 
-    The same files always give the same rows: processes that each do it agree.
+    The result depends only on the ids, so separate processes that join the same files agree on every row.
+
+    Raises:
+        DataError: no id is in every table.
     """
     opened = {name: open_table(tables, name) for name in (LABEL_HOLDER, *settings.parties)}
     ids = {name: table.ids() for name, table in opened.items()}
@@ -304,32 +341,31 @@ def join(settings: DataSettings, tables: Mapping[str, TableSettings]) -> Alignme
         for name in settings.parties:
             rows = rows.filter(rows.is_in(ids[name].implode()))
     if not len(rows):
-        raise DataError("VFL-2013", _nothing_common(ids))
-    classes = label_classes(opened[LABEL_HOLDER], settings.task) if tables[LABEL_HOLDER].label else None
+        examples = "; ".join(f'{name} "{party_ids[0]}"' for name, party_ids in ids.items())
+        raise DataError(
+            "VFL-2013",
+            "the parties must have records in common. Found no id that is in every table. The first id of "
+            f"each party: {examples}. Check that all parties write ids in the same format.",
+        )
+    holder = opened[LABEL_HOLDER]
+    label, with_local = holder.settings.label, bool(holder.features)
+    classes = label_classes(holder, settings.task) if label else None
+    # Token and row order are functions of the sorted ids, not random: another process gets the same ones.
     token = hashlib.sha256("\n".join(rows).encode()).hexdigest()[:32]
     order = np.random.Generator(np.random.Philox(int(token, 16))).permutation(len(rows))
     numbered = pl.DataFrame({"id": rows, "row": order})
-    holder = opened[LABEL_HOLDER]
-    label, with_local = holder.settings.label, bool(holder.features)
-    aligned = {
-        name: replace(_numbered(own, numbered, token, classes), label=label, with_local=with_local)
-        for name, own in ids.items()
-    }
-    whole = aligned[LABEL_HOLDER]
-    holders = {name: pl.Series(np.isin(whole.numbers, aligned[name].numbers)) for name in settings.parties}
-    return aligned | {LABEL_HOLDER: replace(whole, holders=holders)}
-
-
-def _numbered(
-    ids: pl.Series, numbered: pl.DataFrame, token: str, classes: tuple[str, ...] | None
-) -> Alignment:
-    own = numbered.filter(pl.col("id").is_in(ids.implode())).sort("row")
-    return Alignment(token, numbered.height, classes, own["id"], own["row"].to_numpy())
-
-
-def _nothing_common(ids: Mapping[str, pl.Series]) -> str:
-    examples = "; ".join(f'{name} "{own[0]}"' for name, own in ids.items())
-    return (
-        "the parties must have records in common. No id is in every table. The first of each: "
-        f"{examples}. Are they written alike?"
-    )
+    aligned = {}
+    for name, party_ids in ids.items():
+        records = numbered.filter(pl.col("id").is_in(party_ids.implode())).sort("row")
+        aligned[name] = Alignment(
+            token,
+            numbered.height,
+            classes,
+            records["id"],
+            records["row"].to_numpy(),
+            label=label,
+            with_local=with_local,
+        )
+    labelled = aligned[LABEL_HOLDER]
+    holders = {name: pl.Series(np.isin(labelled.numbers, aligned[name].numbers)) for name in settings.parties}
+    return aligned | {LABEL_HOLDER: replace(labelled, holders=holders)}

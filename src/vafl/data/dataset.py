@@ -1,4 +1,4 @@
-"""A data set of arrays in one place, checked, before it is split over the parties."""
+"""A checked data set of arrays, before its columns are divided among the parties."""
 
 import hashlib
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from vafl.errors import DataError
 
 Array = npt.NDArray[np.float32]
-Features = npt.NDArray[np.floating[Any]]  # float64 where columns are to be scaled before they are rounded
+Features = npt.NDArray[np.floating[Any]]  # float64 if columns are scaled before they become float32
 Labels = npt.NDArray[np.generic]
 Records = npt.NDArray[np.int64]
 
@@ -24,11 +24,11 @@ class Dataset:
         labels: [rows].
         columns: the names of the columns of a table or of series; empty for images.
         classes: the class names, which labels index; None for regression.
-        tests: the number of records at the end that the source itself keeps for testing; 0 if it has none.
-        together: the number of consecutive records of one person, which no split separates.
-        digest: tells sets of records apart. It does not depend on labels, since others see it.
-        fitted: whether features were made by statistics of all training rows: then one row's features say
-            something of the others.
+        tests: the number of records at the end that the source reserves for testing; 0 if it reserves none.
+        together: the number of consecutive records of one person. A split keeps them together.
+        digest: identifies the records. It does not depend on the labels, because other parties see it.
+        fitted: whether features were computed with statistics of all training rows, so that one row's
+            features reveal something about the others.
     """
 
     name: str
@@ -45,14 +45,14 @@ class Dataset:
         if len(self.features) != len(self.labels):
             raise DataError(
                 "VFL-2101",
-                f"{self.name}: one label a row is needed. Found {len(self.features)} rows and "
-                f"{len(self.labels)} labels. Do the files belong together?",
+                f"{self.name}: every row needs one label. Found {len(self.features)} rows and "
+                f"{len(self.labels)} labels. Check that the files belong together.",
             )
         self._check_finite()
 
     @property
     def is_table(self) -> bool:
-        """Whether columns differ in what they measure, and so in scale; an image's pixels do not."""
+        """Whether columns have different scales, as in tables and series, but not in images."""
         return self.features.ndim < 4
 
     def _check_finite(self) -> None:
@@ -79,10 +79,10 @@ def digest_of(*contents: npt.ArrayLike) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Standard:
-    """Zero mean and unit deviation for each column of an array; of series, over all steps.
+    """Scales each column of an array to zero mean and unit deviation; for series, over all steps.
 
     Attributes:
-        mean, deviation: of the training rows, in float64. A constant column has deviation 1, so
+        mean, deviation: statistics of the training rows, in float64. A constant column has deviation 1, so
             that rounding errors are not magnified.
     """
 
@@ -94,6 +94,7 @@ class Standard:
         """Measure the training rows, [rows, columns], [rows, steps, columns] or images."""
         over = (0, 1) if train.ndim == 3 else (0,)
         mean, deviation = train.mean(over, dtype=np.float64), train.std(over, dtype=np.float64)
+        # Compare with the first value to find constant columns: rounding may give them a deviation above 0.
         deviation[(train == train[(0,) * len(over)]).all(over)] = 1
         return cls(mean, deviation)
 

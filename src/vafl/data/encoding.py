@@ -1,18 +1,18 @@
-"""From a table's columns to the float32 features of a model, by rules fitted on the party's training rows.
+"""Encode a table's columns as float32 features. vafl.data.fitting fits the encoder on the training rows.
 
-An encoder has one of two forms. Both start from the same rules:
+An encoder has one of two forms:
 
-| column   | `dense`, for linear and mlp embeddings           | `codes`, for tabular embeddings              |
-|----------|--------------------------------------------------|----------------------------------------------|
-| number   | scaled, smoothly clipped; a flag if missing      | its place among the edges; -1 if missing     |
-| category | a column per frequent category, one for the rest | its rank by frequency; 0 is the rest         |
-| date     | as one number and two categories: days, weekday, month; the hour too if there are times         |
+| column   | `dense`, for linear and mlp embeddings             | `codes`, for tabular embeddings            |
+|----------|----------------------------------------------------|--------------------------------------------|
+| number   | scaled and smoothly clipped; a flag if missing     | position among the edges; -1 if missing    |
+| category | one feature per frequent category, one for others  | rank by frequency from 1; 0 for others     |
+| date     | one number and two categories: days, weekday and month; also the hour, if there are times       |
 
-`dense` features can be used by any model. `codes` are one number per column, however many categories it has:
-models.tabular expands them batch by batch, so a table of 200 columns takes 800 bytes per row.
+Any model can use `dense` features. `codes` have one number per column, regardless of its number of
+categories. models.tabular expands them batch by batch, so a table of 200 columns takes 800 bytes per row.
 
-A category that training never saw counts as a rare one. A record that the party does not have is 0 (dense) or
-missing (codes) everywhere, and its last feature is 1.
+A category that did not occur in training is encoded like a rare one. If the party does not have a record,
+all its features are 0 (dense) or missing (codes), and the last feature, "(absent)", is 1.
 """
 
 import math
@@ -34,51 +34,57 @@ from vafl.errors import DataError
 Form = Literal["dense", "codes"]
 Numbers = npt.NDArray[np.float64]
 
-LARGEST = 1e30  # a number beyond it counts as missing: float32 has no room for it
+LARGEST = 1e30  # larger numbers count as missing: after scaling they could overflow float32
 MISSING = -1.0  # the code of a missing number
 _TEXT = (pl.String, pl.Categorical, pl.Enum)
-_BEND = 3.0  # robust deviations from the median at which the smooth clip sets in; its limit too
+_BEND = 3.0  # the limit of the smooth clip, in robust deviations from the median; x = 3 becomes 3 / sqrt(2)
 _WEEKDAYS = tuple(str(day) for day in range(1, 8))  # Monday is 1
 _MONTHS = tuple(str(month) for month in range(1, 13))
 
 
 def is_text(kind: pl.DataType) -> bool:
-    """Whether a column of that type holds text."""
+    """Return whether columns of this type hold text."""
     return isinstance(kind, _TEXT)
 
 
 def is_date(kind: pl.DataType) -> bool:
-    """Whether a column of that type holds dates, with a time or without."""
+    """Return whether columns of this type hold dates, with or without a time."""
     return kind == pl.Date or isinstance(kind, pl.Datetime)
 
 
 def is_usable(kind: pl.DataType) -> bool:
-    """Whether a column of that type can become features."""
+    """Return whether columns of this type can be encoded as features."""
     return is_text(kind) or is_date(kind) or kind.is_numeric() or kind == pl.Boolean
 
 
 def as_numbers(values: pl.Series) -> Numbers:
-    """Values as float64; NaN where one is missing or not a number."""
+    """Return the values as float64; NaN where a value is missing, not a number, or above LARGEST."""
     numbers = values.cast(pl.Float64, strict=False).fill_null(float("nan")).to_numpy().copy()
+    # Negated, so that NaN is included: no comparison with NaN is true.
     numbers[~(np.abs(numbers) <= LARGEST)] = np.nan
     return numbers
 
 
 def as_names(values: pl.Series) -> pl.Series:
-    """Values as names of categories; a whole number has the same name however the file holds it."""
+    """Return the values as category names. An integer gets the same name as a float: 1.0 is "1"."""
     if values.dtype.is_float():
-        whole = values.cast(pl.Int64, strict=False)
+        # pandas writes integers as floats if the column has gaps. A later file may have none.
+        integers = values.cast(pl.Int64, strict=False)
         values = pl.select(
-            pl.when(whole.cast(pl.Float64) == values)
-            .then(whole.cast(pl.String))
+            pl.when(integers.cast(pl.Float64) == values)
+            .then(integers.cast(pl.String))
             .otherwise(values.cast(pl.String))
         ).to_series()
     return values.cast(pl.String)
 
 
 def as_times(values: pl.Series) -> pl.Series:
-    """Dates, or text in ISO 8601, as moments; null where one is missing or not a date. Zones are ignored."""
+    """Return dates, or text in ISO 8601, as datetimes; null where a value is missing or not a date.
+
+    Time zones and fractions of a second are ignored.
+    """
     if is_text(values.dtype):
+        # Bring "2024-05-01", "2024-05-01 10:30" and "2024-05-01T10:30:00+02:00" to one format to parse.
         text = values.cast(pl.String).str.slice(0, 19).str.replace(" ", "T", literal=True)
         text = pl.select(
             pl.when(text.str.len_chars() == 10).then(text + "T00:00:00").otherwise(text)
@@ -92,13 +98,14 @@ def as_times(values: pl.Series) -> pl.Series:
 
 @dataclass(frozen=True)
 class NumberColumn:
-    """A number, compared with the training rows of its column.
+    """Encodes a number relative to the training rows of its column.
 
     Attributes:
-        centre, scale: the training rows' median and robust deviation; 0 and 1 leave numbers as they are.
-        edges: between which a number has its place, rising; for the `codes` form.
+        centre: the median of the training rows; 0 if numbers are not scaled.
+        scale: the robust deviation of the training rows; 1 if numbers are not scaled.
+        edges: ascending values. The code of a number is its position among them, interpolated linearly.
         bends: whether large values are clipped smoothly.
-        flags_missing: whether some training rows had no value.
+        flags_missing: whether some training rows had no value, so that missing values are encoded as such.
     """
 
     kind: ClassVar[str] = "number"
@@ -115,7 +122,7 @@ class NumberColumn:
         if not (finite and rising and self.edges and 0 < self.scale < math.inf):
             raise DataError(
                 "VFL-2191",
-                "a column of numbers needs a finite centre, rising edges and a positive scale. Found "
+                "a number column must have a finite centre, ascending edges and a positive scale. Found "
                 f'{self.centre}, {list(self.edges)[:5]} and {self.scale} in "{self.name}".',
             )
 
@@ -125,20 +132,22 @@ class NumberColumn:
         return [self.name, *([f"{self.name} is missing"] if flags else [])]
 
     def scaled(self, numbers: Numbers) -> Numbers:
-        """Numbers in robust deviations from the median, smoothly clipped at 3."""
-        distances = (numbers - self.centre) / self.scale
-        return distances / np.sqrt(1 + (distances / _BEND) ** 2) if self.bends else distances
+        """Return the numbers in robust deviations from the median, clipped smoothly to -3..3 if `bends`."""
+        deviations = (numbers - self.centre) / self.scale
+        return deviations / np.sqrt(1 + (deviations / _BEND) ** 2) if self.bends else deviations
 
     @property
     def fill(self) -> float:
-        """The code of a record without a value."""
+        """The code of a missing value: MISSING, or the median's code if training had no missing values."""
+        # A model that never saw the code MISSING in training has learnt nothing about it.
         return MISSING if self.flags_missing else self._places(np.array([self.centre])).item()
 
     def _places(self, numbers: Numbers) -> Numbers:
+        """Return each number's position among the edges, clipped to the first and the last edge."""
         return np.interp(numbers, self.edges, np.arange(len(self.edges), dtype=np.float64))
 
     def write(self, values: pl.Series, into: Array, form: Form) -> int:
-        """Encode values [lines] into [lines, width]; return how many are present but not numbers."""
+        """Encode values [lines] into [lines, width]. Return the number of values that are not numbers."""
         numbers = as_numbers(values)
         missing = np.isnan(numbers)
         if form == "codes":
@@ -156,13 +165,13 @@ class NumberColumn:
 
 @dataclass(frozen=True)
 class CategoryColumn:
-    """One of several names.
+    """Encodes one of several category names.
 
     Attributes:
-        categories: those that have a code, the most frequent first.
-        shown: how many of them have a column in the `dense` form; the others share one.
-        has_others: whether training had categories beside those.
-        flags_missing: whether some training rows had no value.
+        categories: the categories that have a code, the most frequent first.
+        shown: the number of categories that have their own feature in the `dense` form. The others share one.
+        has_others: whether training had further categories, too rare to have a code.
+        flags_missing: whether some training rows had no value, so that missing values are encoded as such.
     """
 
     kind: ClassVar[str] = "category"
@@ -176,13 +185,13 @@ class CategoryColumn:
         if len(set(self.categories)) < len(self.categories) or not 0 <= self.shown <= len(self.categories):
             raise DataError(
                 "VFL-2192",
-                f'a category must be there once, and `shown` count some of them. "{self.name}" has '
-                f"{list(self.categories)[:5]} and {self.shown}.",
+                f"categories must be unique, and `shown` between 0 and their number. Found "
+                f'{list(self.categories)[:5]} and {self.shown} in "{self.name}".',
             )
 
     @property
     def levels(self) -> int:
-        """How many codes there are: the rest (0), each category, and missing if training had gaps."""
+        """The number of codes: 0 for others, one per category, and one for missing if training had gaps."""
         return 1 + len(self.categories) + self.flags_missing
 
     def names(self, form: Form) -> list[str]:
@@ -199,29 +208,32 @@ class CategoryColumn:
 
     @cached_property
     def _codes(self) -> tuple[pl.Series, pl.Series]:
-        own = pl.Series(self.categories, dtype=pl.String)
-        return own, pl.Series(range(1, len(own) + 1), dtype=pl.Int64)
+        """The categories and their codes, from 1."""
+        names = pl.Series(self.categories, dtype=pl.String)
+        return names, pl.Series(range(1, len(names) + 1), dtype=pl.Int64)
 
     def write(self, values: pl.Series, into: Array, form: Form) -> int:
-        """Encode values [lines] into [lines, width]; any text is a category."""
-        codes = as_names(values).replace_strict(*self._codes, default=0, return_dtype=pl.Int64)
-        gap = len(self.categories) + 1 if self.flags_missing else 0
-        numbers = pl.select(pl.when(values.is_null()).then(gap).otherwise(codes)).to_series().to_numpy()
+        """Encode values [lines] into [lines, width]. Return 0: any text is a valid category."""
+        known = as_names(values).replace_strict(*self._codes, default=0, return_dtype=pl.Int64)
+        missing = len(self.categories) + 1 if self.flags_missing else 0
+        codes = pl.select(pl.when(values.is_null()).then(missing).otherwise(known)).to_series().to_numpy()
         if form == "codes":
-            into[:, 0] = numbers
+            into[:, 0] = codes
             return 0
-        places = np.full(self.levels, -1)
-        places[1 : self.shown + 1] = np.arange(self.shown)
+        # feature_of[code] is the feature that is 1 for this code; -1 if all features are 0.
+        feature_of = np.full(self.levels, -1)
+        feature_of[1 : self.shown + 1] = np.arange(self.shown)
         if self._has_rest:
-            places[[0, *range(self.shown + 1, len(self.categories) + 1)]] = self.shown
+            feature_of[[0, *range(self.shown + 1, len(self.categories) + 1)]] = self.shown
         if self.flags_missing:
-            places[-1] = self.shown + self._has_rest
-        chosen = places[numbers]
+            feature_of[-1] = self.shown + self._has_rest
+        features = feature_of[codes]
         if not self.flags_missing:
-            chosen[values.is_null().to_numpy()] = -1
-        lines = np.flatnonzero(chosen >= 0)
+            # Missing values share code 0 with other categories here, but are not one of them.
+            features[values.is_null().to_numpy()] = -1
+        lines = np.flatnonzero(features >= 0)
         into[:] = 0
-        into[lines, chosen[lines]] = 1
+        into[lines, features[lines]] = 1
         return 0
 
     def absent(self, form: Form) -> list[float]:
@@ -231,11 +243,11 @@ class CategoryColumn:
 
 @dataclass(frozen=True)
 class DateColumn:
-    """A moment: how long ago, which day of the week, which month, and which hour if there are times.
+    """Encodes a date as days since 1970, weekday and month, and as the hour if there are times.
 
     Attributes:
-        days: the days since 1970, with a fraction for the time.
-        has_times: whether training had times of day.
+        days: encodes the days since 1970, with a fraction for the time of day.
+        has_times: whether training rows had times of day.
     """
 
     kind: ClassVar[str] = "date"
@@ -255,13 +267,14 @@ class DateColumn:
         return [name for part in self._parts for name in part.names(form)]
 
     def write(self, values: pl.Series, into: Array, form: Form) -> int:
-        """Encode values [lines] into [lines, width]; return how many are present but not dates."""
+        """Encode values [lines] into [lines, width]. Return the number of values that are not dates."""
         times = as_times(values)
-        views = (days_of(times), times.dt.weekday(), times.dt.month(), hours_of(times))
+        part_values = (days_of(times), times.dt.weekday(), times.dt.month(), hours_of(times))
         start = 0
-        for part, view in zip(self._parts, views, strict=False):
+        # Not strict: without times, _parts has no hour.
+        for part, numbers in zip(self._parts, part_values, strict=False):
             end = start + len(part.names(form))
-            part.write(view, into[:, start:end], form)
+            part.write(numbers, into[:, start:end], form)
             start = end
         return times.null_count() - values.null_count()
 
@@ -271,27 +284,29 @@ class DateColumn:
 
 
 def days_of(times: pl.Series) -> pl.Series:
-    """Days since 1970, with a fraction for the time."""
+    """Return days since 1970, with a fraction for the time of day."""
     return times.dt.epoch("ms").cast(pl.Float64) / 86_400_000
 
 
 def hours_of(times: pl.Series) -> pl.Series:
-    """Hours since midnight, with a fraction."""
+    """Return hours since midnight, with a fraction for the minutes."""
     return times.dt.hour().cast(pl.Float64) + times.dt.minute().cast(pl.Float64) / 60
 
 
 Column = NumberColumn | CategoryColumn | DateColumn
-_KINDS: dict[str, type[Column]] = {own.kind: own for own in (NumberColumn, CategoryColumn, DateColumn)}
+_KINDS: dict[str, type[Column]] = {
+    column.kind: column for column in (NumberColumn, CategoryColumn, DateColumn)
+}
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """How a party's table becomes features. It is saved with the party's model and used for every prediction.
+    """Encodes a party's table as features. It is saved with the party's model and used for every prediction.
 
     Attributes:
-        columns: in the order of the features.
-        flags_absent: whether a last feature says that the party does not have the record.
-        form: which features it makes of them.
+        columns: the encoded columns, in the order of their features.
+        flags_absent: whether a last feature marks records that the party does not have.
+        form: the form of the features.
     """
 
     columns: tuple[Column, ...]
@@ -299,78 +314,87 @@ class Encoder:
     form: Form = "dense"
 
     def __post_init__(self) -> None:
-        if len({own.name for own in self.columns}) < len(self.columns):
-            raise DataError(
-                "VFL-2193", f"a column must be there once. Found {[own.name for own in self.columns]}."
-            )
+        names = [column.name for column in self.columns]
+        if len(set(names)) < len(names):
+            raise DataError("VFL-2193", f"an encoder must have each column once. Found {names}.")
 
     @cached_property
     def names(self) -> list[str]:
         """The names of the features."""
-        return [name for own in self.columns for name in own.names(self.form)] + [
-            "(absent)"
-        ] * self.flags_absent
+        names = [name for column in self.columns for name in column.names(self.form)]
+        return [*names, "(absent)"] if self.flags_absent else names
 
     @property
     def parts(self) -> Sequence[NumberColumn | CategoryColumn]:
-        """What each feature of the `codes` form is a code of; without the last that flags absent records."""
+        """The column, or the part of a date, that each code comes from; without the "(absent)" feature."""
         return [
-            part for own in self.columns for part in (own._parts if isinstance(own, DateColumn) else (own,))
+            part
+            for column in self.columns
+            for part in (column._parts if isinstance(column, DateColumn) else (column,))
         ]
 
     def absent_row(self) -> Array:
-        """[width]: the features of a record that the party does not have."""
-        row = [value for own in self.columns for value in own.absent(self.form)]
+        """Return the features [width] of a record that the party does not have."""
+        row = [value for column in self.columns for value in column.absent(self.form)]
         return np.array(row + [1.0] * self.flags_absent, dtype=np.float32)
 
     def encode(self, table: Table, batch: pl.DataFrame, odd: Counter[str] | None = None) -> Array:
-        """The features [lines, width] of a batch of the table's lines.
+        """Return the features [lines, width] of a batch of the table's lines.
 
         Args:
-            odd: counts by column the values that are not what the column should hold.
+            odd: a counter to add to: column -> its values that are not numbers or dates, though they should
+                be.
         """
         odd = Counter() if odd is None else odd
-        into = np.zeros((batch.height, len(self.names)), dtype=np.float32)
-        kinds = batch.schema  # once: polars makes it again each time, from all columns
-        values = batch.select(table.values(own.name, kinds[own.name]) for own in self.columns)
+        features = np.zeros((batch.height, len(self.names)), dtype=np.float32)
+        schema = batch.schema  # read once: each access makes polars rebuild it from all columns
+        values = batch.select(table.values(column.name, schema[column.name]) for column in self.columns)
         start = 0
-        for own in self.columns:
-            end = start + len(own.names(self.form))
-            odd[own.name] += own.write(values[own.name], into[:, start:end], self.form)
+        for column in self.columns:
+            end = start + len(column.names(self.form))
+            odd[column.name] += column.write(values[column.name], features[:, start:end], self.form)
             start = end
-        return into
+        return features
 
     def read(self, table: Table, wanted: pl.DataFrame, rows: int) -> Array:
-        """The features [rows, width] of a whole table; rows that no line is wanted for are absent.
+        """Return the features [rows, width] of a whole table.
+
+        Rows that `wanted` does not mention are encoded as absent.
 
         Args:
-            wanted: `id` and POSITION, the row, of each line to read.
+            wanted: the `id` of each line to read, and POSITION, its row.
+
+        Raises:
+            DataError: a column is missing, the table has changed since it was aligned, or more than half of
+                the values of a column are not of its type.
         """
-        if lacking := [own.name for own in self.columns if own.name not in table.schema]:
+        if missing := [column.name for column in self.columns if column.name not in table.schema]:
             raise DataError(
                 "VFL-2194",
-                f'"{table.path}" must have every column the model was trained on. Missing: '
-                f"{', '.join(lacking[:5])}.",
+                f'"{table.path}" must have every column that the model was trained on. Missing: '
+                f"{', '.join(missing[:5])}. Add the missing columns, or train again without them.",
             )
         features = np.empty((rows, len(self.names)), dtype=np.float32)
         if wanted.height < rows:
             features[:] = self.absent_row()
-        found, odd = 0, Counter[str]()
-        for batch in table.batches([own.name for own in self.columns], wanted):
+        lines, odd = 0, Counter[str]()
+        for batch in table.batches([column.name for column in self.columns], wanted):
             features[batch[POSITION].to_numpy()] = self.encode(table, batch, odd)
-            found += batch.height
-        table.check_found(found, wanted)
-        if changed := [name for name, count in odd.items() if count > found / 2]:
+            lines += batch.height
+        table.check_found(lines, wanted)
+        # A few odd values count as missing. If most are odd, the column has probably changed its meaning.
+        if changed := [name for name, count in odd.items() if count > lines / 2]:
             raise DataError(
                 "VFL-2195",
-                f'"{table.path}" must hold what the model was trained on: numbers or dates in "{changed[0]}".'
-                f" Found {odd[changed[0]]:,} of {found:,} values that are none. Does it mean the same?",
+                f'"{table.path}" must have numbers or dates in "{changed[0]}", as in training. Found '
+                f"{odd[changed[0]]:,} of {lines:,} values that are neither. Check that the column still has "
+                "the same meaning, and correct its values.",
             )
         return features
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as TOML and JSON have them."""
-        columns = [{"kind": own.kind, **_plain(asdict(own))} for own in self.columns]
+        """Return the encoder as values that TOML and JSON can represent."""
+        columns = [{"kind": column.kind, **_plain(asdict(column))} for column in self.columns]
         return {"form": self.form, "flags_absent": self.flags_absent, "columns": columns}
 
     @classmethod
@@ -384,7 +408,11 @@ class Encoder:
             written = make(_Written, dict(values))
             return cls(tuple(map(_column, written.columns)), written.flags_absent, written.form)
         except ValueError as error:
-            raise DataError("VFL-2196", f"an encoder must be as vafl wrote it. Found: {error}") from error
+            raise DataError(
+                "VFL-2196",
+                f"a stored encoder must be unchanged since vafl wrote it. Found: {error} Restore the model "
+                "folder, or train again.",
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -397,6 +425,7 @@ class _Written:
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with lists in place of tuples, which TOML and JSON lack."""
     return {
         key: list(value) if isinstance(value, tuple) else _plain(value) if isinstance(value, dict) else value
         for key, value in values.items()

@@ -1,7 +1,7 @@
-"""How a table is to be encoded, found from its training rows in one pass over the file.
+"""Fit a table's encoder on its training rows, in one pass over the file.
 
-Counts of lines, gaps and categories are exact. Edges, medians and deviations of numbers come from a sample of
-at most 50,000 training rows, so memory does not grow with the file.
+Counts of lines, missing values and categories are exact. Edges, medians and deviations of numbers come from a
+sample of at most 50,000 training rows, so memory does not grow with the file.
 """
 
 import re
@@ -34,14 +34,14 @@ from vafl.data.tables import POSITION, Table
 from vafl.errors import DataError
 
 _SAMPLE = 50_000  # training rows whose numbers are kept to find edges
-_EDGES = 128  # of a column of numbers, at most: half by quantiles, half by distinct values
-_NORMAL_QUARTILES = 1.349  # the distance between the quartiles of a normal distribution of deviation 1
-_ARE_NUMBERS = 0.95  # of a text column's values: then it holds numbers, and the rest count as missing
-_ARE_DATES = 0.95  # likewise
-_MOST_DISTINCT = 1_000_000  # different names of a column that are counted
-_MOST_CATEGORIES = 4096  # that have a code of their own
-_FEW_ROWS, _RARE = 1000, 5  # in a larger table, a category of fewer rows than this is rare
-_LEAST_IDS = 20  # different whole numbers that can be told from a measurement
+_EDGES = 128  # most edges of a number column: half from quantiles, half from distinct values
+_NORMAL_QUARTILES = 1.349  # interquartile range of a normal distribution with deviation 1
+_ARE_NUMBERS = 0.95  # a text column with this share of numbers is a number column; the rest count as missing
+_ARE_DATES = 0.95  # the same for dates
+_MOST_DISTINCT = 1_000_000  # counting stops at this many distinct names in a column
+_MOST_CATEGORIES = 4096  # most categories of a column that get a code
+_FEW_ROWS, _RARE = 1000, 5  # from 1,000 rows on, a category with fewer than 5 rows is rare
+_LEAST_IDS = 20  # with fewer values, ids cannot be told from measurements
 _LIKE_AN_ID = re.compile(
     r"(^|[^a-z])(id|key|index|nr|no|number|uuid)([^a-z]|$)|[a-z](ID|Id|Key|Index|Nr|No)$"
 )
@@ -49,14 +49,16 @@ _LIKE_AN_ID = re.compile(
 
 @dataclass(frozen=True)
 class ColumnReport:
-    """What became of one column, and what it held in the training rows.
+    """How one column is encoded, and what its training rows hold.
 
     Attributes:
-        type: the type in a Parquet file. Text, as all columns of a CSV are, has instead what its values are:
-            `number`, `category`, `date`, or `text` if it is dropped and none of these. Empty if unknown.
+        type: the column's type in a Parquet file. For text, as in a CSV, it is the type of the values:
+            `number`, `category` or `date`; `text` if the column was dropped and has none of these; empty if
+            unknown.
         use: `number`, `category`, `date` or `dropped`.
-        why: the reason if it was dropped, else what is worth knowing.
-        features: how many features it became.
+        why: the reason if the column was dropped, otherwise a summary of its values.
+        missing: the number of training rows without a value.
+        features: the number of features that encode the column.
     """
 
     name: str
@@ -69,14 +71,19 @@ class ColumnReport:
 
 @dataclass
 class Profile:
-    """What the training rows of one column have shown so far.
+    """Statistics of one column, collected from the training rows read so far.
 
     Attributes:
-        numbers, dates: how many values are numbers, and how many are dates.
+        counted: whether to count names: for text, and for columns that the user declared as categories.
+        lines: the number of values, with missing ones.
+        missing: the number of missing values.
+        numbers, dates: the number of values that are numbers, and that are dates.
+        has_times: whether a date has a time of day.
         odd: the first value that is not a number.
-        counts: how often each name occurs; only for text and for columns that are named as categories.
-        uncountable: whether there are more names than are counted.
-        sampled: numbers of the sampled rows, NaN where there is none; of dates, their days.
+        counts: `name` and `count` of each distinct value, if `counted`.
+        uncountable: whether there were too many distinct values to count; `counts` is then empty.
+        sampled: the numbers of the sampled rows, one array per batch, without missing values.
+        sampled_days: the same for dates, in days since 1970.
     """
 
     name: str
@@ -94,7 +101,7 @@ class Profile:
     sampled_days: list[Numbers] = field(default_factory=list)
 
     def add(self, values: pl.Series, chosen: npt.NDArray[np.bool_]) -> None:
-        """Take some more lines, of which those `chosen` are in the sample."""
+        """Add the values of a batch. `chosen` marks the lines that are in the sample."""
         self.lines += len(values)
         self.missing += values.null_count()
         if is_date(self.type) or (is_text(self.type) and _may_be_dates(values)):
@@ -108,8 +115,8 @@ class Profile:
         if not self.odd and (odd := values.filter(~known).drop_nulls()).len():
             self.odd = str(odd[0])
         if self.counted and not self.uncountable:
-            both = pl.concat([self.counts, _counted(as_names(values))])
-            merged = both.group_by("name").agg(pl.col("count").sum())
+            parts = pl.concat([self.counts, _counted(as_names(values))])
+            merged = parts.group_by("name").agg(pl.col("count").sum())
             self.uncountable = merged.height > _MOST_DISTINCT
             self.counts = merged.clear() if self.uncountable else merged
 
@@ -121,34 +128,40 @@ class Profile:
 
     @property
     def present(self) -> int:
+        """The number of values that are not missing."""
         return self.lines - self.missing
 
     @property
     def is_numeric(self) -> bool:
+        """Whether the column holds numbers: by its type, or as text."""
         return not is_text(self.type) or self.numbers >= _ARE_NUMBERS * self.present
 
     @property
     def is_dated(self) -> bool:
-        """Whether it holds dates: by its type, or as text in ISO 8601, with a time or without."""
+        """Whether the column holds dates: by its type, or as text in ISO 8601 with or without a time."""
         return is_date(self.type) or (self.present > 0 and self.dates >= _ARE_DATES * self.present)
 
     @property
     def distinct(self) -> str:
-        """How many different names there are, in words."""
+        """The number of distinct names, as text."""
         return f"more than {_MOST_DISTINCT:,}" if self.uncountable else f"{self.counts.height:,}"
 
     def sample(self) -> Numbers:
-        """The numbers of the sampled rows, sorted."""
+        """Return the numbers of the sampled rows, sorted."""
         return np.sort(np.concatenate(self.sampled)) if self.sampled else np.empty(0)
 
 
 def _counted(values: pl.Series) -> pl.DataFrame:
+    """Return `name` and `count` of each distinct value."""
     counts = values.drop_nulls().alias("name").value_counts(name="count")
     return counts.select(pl.col("name"), pl.col("count").cast(pl.Int64))
 
 
 def _may_be_dates(values: pl.Series) -> bool:
-    """Whether the first values look like dates: parsing all of a column that has none would cost time."""
+    """Return whether most of the first 100 values look like dates.
+
+    This saves the time to parse a whole column that has no dates.
+    """
     first = values.drop_nulls().head(100).cast(pl.String)
     return int(first.str.contains(r"^\d{4}-\d{2}-\d{2}([T ]|$)").sum()) > len(first) / 2
 
@@ -163,18 +176,18 @@ def fit(
     flags_absent: bool = False,
     chosen: bool = False,
 ) -> tuple[Encoder, list[ColumnReport]]:
-    """Return an encoder by the training rows alone, and what became of each column.
+    """Fit an encoder on the training rows. Return it with a report on each column.
 
     Args:
         wanted: `id` and POSITION of each training line.
-        form: what features the encoder makes.
-        scale: whether numbers are scaled.
-        public: nothing of the encoder may depend on the records, as where each is guaranteed privacy.
-        flags_absent: whether there are records that the party does not have.
-        chosen: whether the caller chose the columns. Numbers that look like ids or are constant then stay.
+        form: the form of the features.
+        scale: whether to scale numbers.
+        public: whether the encoder must not depend on the records, as record-level privacy requires.
+        flags_absent: whether there may be records that the party does not have.
+        chosen: whether the user chose the columns. Numbers that look like ids or are constant are then kept.
 
     Raises:
-        DataError: No column is left, or the encoder cannot be public.
+        DataError: no column can be used, or `public` is set and a column does not hold numbers.
     """
     named = set(table.matching(list(table.schema), "categories"))
     usable = [name for name in table.features if is_usable(table.schema[name])]
@@ -186,19 +199,20 @@ def fit(
         reports.append(decided.report)
         columns += [] if decided.column is None else [decided.column]
     if not columns:
-        asked = [report for report in reports if report.name in table.features] or reports
-        reasons = "; ".join(f"{report.name}: {report.why}" for report in asked[:5])
+        dropped = [report for report in reports if report.name in table.features] or reports
+        reasons = "; ".join(f"{report.name}: {report.why}" for report in dropped[:5])
         remedy = "Use columns of numbers, categories or dates."
         if table.party == LABEL_HOLDER:
             remedy = (
                 f'To train without features of the label holder, set tables.{LABEL_HOLDER}.ignore = ["*"] '
-                "and align again."
+                "and run `vafl align` again."
             )
         elif table.section == "data" and not chosen:
-            remedy = "Give it other columns in [partition.groups]."
+            remedy = f"Give {table.party} other columns in [partition.groups]."
         raise DataError(
             "VFL-2201",
-            f'"{table.path}": {table.party} needs at least one column. None is left: {reasons}. {remedy}',
+            f'"{table.path}": {table.party} needs at least one column that can be used. Found none: '
+            f"{reasons}. {remedy}",
         )
     return Encoder(tuple(columns), flags_absent, form), reports
 
@@ -206,10 +220,12 @@ def fit(
 def _profiles(
     table: Table, columns: Sequence[str], wanted: pl.DataFrame, named: set[str]
 ) -> dict[str, Profile]:
-    found = {}
+    """Return the profile of each column, from one pass over the wanted lines."""
+    profiles = {}
     for name in columns:
         kind = table.schema[name]
-        found[name] = Profile(name, kind, counted=is_text(kind) or name in named)
+        profiles[name] = Profile(name, kind, counted=is_text(kind) or name in named)
+    # A fixed seed, so that fitting the same rows again gives the same encoder.
     positions = wanted[POSITION].to_numpy()
     chosen = np.zeros(int(positions.max()) + 1 if len(positions) else 0, dtype=bool)
     drawn = np.random.Generator(np.random.Philox(0)).permutation(positions)[:_SAMPLE]
@@ -218,18 +234,19 @@ def _profiles(
     for batch in table.batches(columns, wanted):
         values = batch.select(table.values(name, table.schema[name]) for name in columns)
         in_sample = chosen[batch[POSITION].to_numpy()]
-        for name, profile in found.items():
+        for name, profile in profiles.items():
             profile.add(values[name], in_sample)
         lines += batch.height
     table.check_found(lines, wanted)
-    return found
+    return profiles
 
 
 class _Decision:
-    """What becomes of one column.
+    """Decides how to encode one column.
 
     Attributes:
-        column: how it is encoded; None if it is dropped.
+        column: the fitted column; None if it is dropped.
+        report: the decision and its reason.
     """
 
     def __init__(
@@ -248,7 +265,7 @@ class _Decision:
         self._profile = profile
         self.column: Column | None = None
         if profile is None:
-            self.report = self._dropped(_not_asked_for(table, name), 0)
+            self.report = self._dropped(_why_unused(table, name), 0)
         elif public:
             self.report = self._publicly(profile)
         else:
@@ -263,12 +280,12 @@ class _Decision:
         return ColumnReport(self._name, self._type(column.kind), column.kind, why, profile.missing, features)
 
     def _type(self, seen: str) -> str:
-        """Return the file's type; of text, which says nothing, what its values are."""
+        """Return the column's type in the file; for text, the type `seen` in its values."""
         kind = self._table.schema[self._name]
         return seen if is_text(kind) else str(kind)
 
     def _seen(self) -> str:
-        """Return what the values of a column that is dropped are; empty if none were read."""
+        """Return the type of a dropped column's values; empty if none were read."""
         profile = self._profile
         if profile is None or not profile.present:
             return ""
@@ -277,12 +294,14 @@ class _Decision:
         return "date" if profile.is_dated else "number" if profile.is_numeric else "text"
 
     def _publicly(self, profile: Profile) -> ColumnReport:
+        """Use the numbers unscaled: scales, edges and category lists would reveal the records."""
         if not profile.is_numeric or profile.is_dated or self._named:
             raise DataError(
                 "VFL-2202",
-                f'"{self._table.path}": "{self._name}" holds categories or dates, and which there are '
-                "depends on the records: that would pass by the noise. Encode it as numbers by a public "
-                f"list, or name it in {self._table.section}.ignore.",
+                f'"{self._table.path}": record-level privacy needs columns of numbers. Found categories or '
+                f'dates in "{self._name}". The list of categories depends on the records, and no noise would '
+                "protect it. Encode the column as numbers with a public list, or add it to "
+                f"{self._table.section}.ignore.",
             )
         column = NumberColumn(self._name, 0.0, 1.0, (0.0, 1.0), False, False)
         return self._used(column, "as it is, 0 where missing", profile)
@@ -317,12 +336,14 @@ class _Decision:
         return self._used(number, text, profile)
 
     def _useless(self, sample: Numbers, profile: Profile) -> str:
-        """Why a column of numbers cannot be learnt from: it is constant, or names the records. Else empty."""
+        """Return why a number column is useless: it is constant or an id. Return "" if it is useful."""
         if sample[0] == sample[-1] and profile.numbers == profile.lines:
             return f"always {sample[0]:g} in the training rows"
         complete = profile.numbers == profile.lines and len(sample) >= _LEAST_IDS
         if not complete or (np.diff(sample) <= 0).any() or (sample % 1).any():
             return ""
+        # All sampled values are distinct integers. That alone also fits amounts, so look for one more sign of
+        # an id: it is the first column, its values are nearly consecutive, or its name looks like an id's.
         first = next(name for name in self._table.schema if name) == self._name
         counts_up = sample[-1] - sample[0] < 1.2 * profile.lines
         if first or counts_up or _LIKE_AN_ID.search(self._name) or _LIKE_AN_ID.search(self._name.lower()):
@@ -336,8 +357,8 @@ class _Decision:
         shown = self._table.settings.most_categories
         if profile.uncountable or (counts.height > shown and counts.height > profile.present / 2):
             why = (
-                f"text with {profile.distinct} different values in {profile.present:,} rows, such as "
-                f'"{profile.odd[:20]}": a name? Write numbers as 1234.5'
+                f"text with {profile.distinct} distinct values in {profile.present:,} rows, such as "
+                f'"{profile.odd[:20]}", like a name. If it holds numbers, write them as 1234.5'
             )
             return self._dropped(why, profile.missing)
         if counts.height == 1 and not profile.missing:
@@ -348,14 +369,15 @@ class _Decision:
         column = CategoryColumn(
             self._name, tuple(kept), min(shown, len(kept)), has_others, profile.missing > 0
         )
-        some = ", ".join(kept[:4]) + (", ..." if len(kept) > 4 else "")
-        rest = ", the rarer ones as one" if column.has_others or column.shown < len(kept) else ""
-        return self._used(column, f"{profile.distinct} categories: {some}{rest}", profile)
+        examples = ", ".join(kept[:4]) + (", ..." if len(kept) > 4 else "")
+        rest = ", rare ones grouped" if column.has_others or column.shown < len(kept) else ""
+        return self._used(column, f"{profile.distinct} categories: {examples}{rest}", profile)
 
 
-def _not_asked_for(table: Table, name: str) -> str:
+def _why_unused(table: Table, name: str) -> str:
+    """Return why a column that was not read is not a feature."""
     if not name:
-        return "it has no name: an index?"
+        return "it has no name, like an index"
     if name == table.settings.id:
         return "the id"
     if name == table.settings.label:
@@ -363,20 +385,27 @@ def _not_asked_for(table: Table, name: str) -> str:
     if name == table.settings.weight:
         return "the weight of each record"
     if name not in table.features:
-        return "not asked for" if table.settings.features else "ignored"
-    return f"{table.schema[name]} is not a type to learn from: write numbers or text"
+        return "not in features" if table.settings.features else "ignored"
+    return f"columns of type {table.schema[name]} cannot be used: write numbers or text"
 
 
 def _number(name: str, sample: Numbers, gaps: bool, *, scale: bool) -> NumberColumn:
-    """By sorted numbers of the training rows. Half of the edges are quantiles; the others are spread over the
-    distinct values, since quantiles alone miss a column that is mostly zero."""
+    """Fit a number column on the sorted numbers of the training rows.
+
+    Args:
+        gaps: whether some training rows have no number.
+    """
     distinct = np.unique(sample)
     edges = distinct
     if len(distinct) > _EDGES:
+        # Half of the edges are quantiles. In a column that is mostly zero, nearly all quantiles are 0, so the
+        # other half is spread evenly over the distinct values.
         half = _EDGES // 2
-        by_rows = np.quantile(sample, np.linspace(0, 1, half), method="nearest")
+        quantiles = np.quantile(sample, np.linspace(0, 1, half), method="nearest")
         places = np.linspace(0, len(distinct) - 1, _EDGES - half + 2).round().astype(int)[1:-1]
-        edges = np.unique(np.concatenate([by_rows, distinct[places]]))
+        edges = np.unique(np.concatenate([quantiles, distinct[places]]))
+    # Quartiles ignore outliers. They coincide if more than half of the values are equal; the standard
+    # deviation then replaces them, and 1 replaces that for a constant column.
     low, middle, high = np.quantile(sample, [0.25, 0.5, 0.75])
     spread = (high - low) / _NORMAL_QUARTILES or float(sample.std()) or 1.0
     centre, deviation = (float(middle), float(spread)) if scale else (0.0, 1.0)

@@ -1,7 +1,7 @@
-"""Columns that alone predict the label almost perfectly: usually the label under another name.
+"""Find columns that predict the label almost perfectly by themselves: usually the label under another name.
 
-Such a column is known only after the event that the model is to predict, like a claim's amount beside "has a
-claim". A model that uses it looks excellent until it meets a new record.
+Such a column is known only after the event that the model should predict, like the amount of a claim when the
+label is "has a claim". A model that uses it looks excellent until it scores a new record.
 """
 
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ import numpy.typing as npt
 from vafl.data.encoding import Encoder
 from vafl.data.partition import VerticalData
 
-_SUSPICIOUS = 0.98  # share of the label's variance that one column explains
-_MOST_ROWS = 50_000
-_FEWEST_ROWS = 100  # of fewer rows, a column may predict all labels by chance
+_SUSPICIOUS = 0.98  # report a column from this share of the label's variance on
+_MOST_ROWS = 50_000  # of a larger table, use an evenly spaced sample
+_FEWEST_ROWS = 100  # with fewer rows, a column may predict all labels by chance
 Codes = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A column that may be the label in disguise.
+    """A column that may be the label under another name.
 
     Attributes:
-        share: the share of the label's variance, between 0 and 1, that the column alone explains on rows that
-            were not used to find out how.
+        share: the share of the label's variance, 0 to 1, that the column alone explains on rows that were not
+            used for the fit.
     """
 
     column: str
@@ -32,15 +32,15 @@ class Suspect:
 
     def __str__(self) -> str:
         return (
-            f'"{self.column}" alone explains {self.share:.1%} of the label. If its value is known only after '
-            "the label is, name it in `ignore`."
+            f'"{self.column}" alone explains {self.share:.1%} of the label. If its value becomes known only '
+            "after the label, add it to `ignore`."
         )
 
 
 def warnings(data: VerticalData) -> list[str]:
-    """Return a sentence for every column at hand that may be the label in disguise.
+    """Return a warning for every suspicious column that this process can see.
 
-    A process that holds the labels and one party's features learns of that party's columns only.
+    A process with the labels and one party's features checks only that party's columns.
     """
     labels, classes = data.labels[data.train].numpy(), len(data.classes or ())
     return [
@@ -56,14 +56,15 @@ def leakage_suspects(
 ) -> list[Suspect]:
     """Return the columns of a table that predict the labels almost perfectly, the worst first.
 
-    Each column is cut into the bins of its codes. Half of the rows give every bin its mean label, and the
-    other half tells how well that predicts. Identifiers do not pass, since their values do not repeat.
+    The codes of each column are divided into bins. Half of the rows give every bin its mean label, and the
+    other half measures how well these means predict. Ids are not reported, because their values do not
+    repeat.
 
     Args:
-        encoder: of the `codes` form.
+        encoder: an encoder of the `codes` form.
         codes: [rows, columns] of the training rows.
-        labels: [rows], class numbers or numbers.
-        classes: the number of classes; 0 for numbers.
+        labels: [rows], class numbers, or the values of a regression.
+        classes: the number of classes; 0 for a regression.
     """
     if len(labels) < _FEWEST_ROWS:
         return []
@@ -75,20 +76,21 @@ def leakage_suspects(
     spread = np.square(targets[check] - mean).sum()
     if not spread:
         return []
-    found = []
+    suspects = []
     for column, name in enumerate(encoder.names):
         bins = _bins(codes[:, column])
         predicted = _bin_means(bins[fit], targets[fit], int(bins.max()) + 1)[bins[check]]
         share = 1 - float(np.square(targets[check] - predicted).sum() / spread)
         if share >= _SUSPICIOUS:
-            found.append(Suspect(name, share))
-    return sorted(found, key=lambda suspect: -suspect.share)
+            suspects.append(Suspect(name, share))
+    return sorted(suspects, key=lambda suspect: -suspect.share)
 
 
 def _bins(codes: Codes) -> npt.NDArray[np.int64]:
-    """[rows]: a bin for each edge and one for each interval between two; missing numbers have the code -1.
+    """Return the bin of each code, [rows]: one bin per edge, and one per interval between two edges.
 
-    Values on an edge are apart from those beside it: zero often is another case than a small amount.
+    Values on an edge have a bin to themselves, because zero often means something else than a small amount.
+    Missing numbers have the code -1 and the first bin.
     """
     floors = np.floor(codes)
     return (2 * (floors + 1) + (codes > floors)).astype(np.int64)
@@ -97,9 +99,9 @@ def _bins(codes: Codes) -> npt.NDArray[np.int64]:
 def _bin_means(
     bins: npt.NDArray[np.int64], targets: npt.NDArray[np.float64], count: int
 ) -> npt.NDArray[np.float64]:
-    """[count, targets]: the mean target of each bin; an empty one takes that of the nearest bin below it."""
+    """Return the mean target of each bin, [count, targets]. An empty bin takes the nearest bin below it."""
     rows = np.bincount(bins, minlength=count)
-    sums = np.stack([np.bincount(bins, own, minlength=count) for own in targets.T], axis=1)
+    sums = np.stack([np.bincount(bins, target, minlength=count) for target in targets.T], axis=1)
     nearest = np.maximum.accumulate(np.where(rows > 0, np.arange(count), bins.min()))
     means: npt.NDArray[np.float64] = sums[nearest] / rows[nearest, None]
     return means

@@ -1,4 +1,4 @@
-"""Data as a federation holds it: each party has features of its own, the label holder has the labels."""
+"""Vertically partitioned data: each party holds some features, the label holder holds the labels."""
 
 import hashlib
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Party:
-    """One party's own features.
+    """One party's features.
 
     Attributes:
         features: [rows, ...]: training rows, then validation rows, then test rows.
-        encoder: how they were made from the party's table, if they were.
-        ids: [rows], what the records are called in that table, null for those it lacks.
+        encoder: the encoder that made the features from the party's table; None without a table.
+        ids: [rows], the records' ids in that table; null for records that the party does not have.
     """
 
     name: str
@@ -38,19 +38,19 @@ class Party:
 
 @dataclass(frozen=True)
 class VerticalData:
-    """A data set as a federation holds it: features with the parties, labels with the server.
+    """A data set divided among parties: features at the clients, labels at the server.
 
     `party.features[data.train]` and `data.labels[data.train]` are views of the training rows.
 
     Attributes:
         labels: [rows], in the order of the features.
-        parts: how many rows are for training, validation and test.
-        record_digest: tells sets of records apart; parties compare it before they train together.
-        records: [rows], each row's number among all records of the source; None if they are counted as they
-            come.
-        source: which records these are a part of, whatever the split.
-        weights: [rows], how much each training row counts in the loss, by a column of the label holder; None
-            if all count the same. Only the label holder's process has them.
+        parts: the number of training, validation and test rows.
+        classes: the class names, which labels index; None for regression.
+        record_digest: identifies the records and their split. Parties compare it before they train together.
+        records: [rows], the number of each row's record in the source; None if row n is record n.
+        source: identifies the records of which these rows are a part, independent of the split.
+        weights: [rows], the weight of each training row in the loss, from a column of the label holder; None
+            if all rows weigh the same. Only the label holder's process has them.
     """
 
     parties: tuple[Party, ...]
@@ -69,7 +69,7 @@ class VerticalData:
 
     @cached_property
     def validation(self) -> slice:
-        """The validation rows, which may be none."""
+        """The validation rows; the slice may be empty."""
         return self.parts.slices["validation"]
 
     @cached_property
@@ -84,11 +84,11 @@ class VerticalData:
 
     @property
     def record_numbers(self) -> Records:
-        """[rows], each row's number among all records of the source."""
+        """The number of each row's record in the source, [rows]."""
         return np.arange(self.parts.total) if self.records is None else self.records
 
     def ids_of(self, party: Party) -> pl.Series:
-        """[rows], the party's own ids, or the records' numbers where there are none."""
+        """Return the party's record ids, [rows], or the record numbers as text if it has no ids."""
         return pl.Series(self.record_numbers).cast(pl.String) if party.ids is None else party.ids
 
     @property
@@ -98,40 +98,41 @@ class VerticalData:
 
     @property
     def nbytes(self) -> int:
+        """The size of all features in bytes."""
         return sum(party.features.nbytes for party in self.parties)
 
 
 def partition(
     dataset: Dataset, split: Split, settings: PartitionSettings, scale: str = "auto"
 ) -> VerticalData:
-    """Give every party its columns of the split's rows, scaled by that party's training rows."""
+    """Give every party its columns, in the split's order and scaled by the training rows."""
     labels, trained = dataset.labels[split.order], split.parts.slices["train"]
     if dataset.classes is not None and len(np.unique(labels[trained])) < 2:
         raise DataError(
             "VFL-2231",
-            f"{dataset.name}: training labels must show at least two classes. Found only "
-            f'"{dataset.classes[int(labels[0])]}". Is data.label the right column?',
+            f"{dataset.name}: training labels must contain at least two classes. Found only "
+            f'"{dataset.classes[int(labels[0])]}". Check that data.label is the right column.',
         )
-    scaled = scale == "standard" or (scale == "auto" and dataset.is_table)
+    is_scaled = scale == "standard" or (scale == "auto" and dataset.is_table)
     parties = []
     for name, share in _shares(dataset, settings):
         features = share[split.order]
-        own = Standard.fit(features[trained])(features) if scaled else features
-        parties.append(Party(name, torch.from_numpy(np.ascontiguousarray(own, dtype=np.float32))))
-    together = "|".join((dataset.digest, split.digest()))
+        scaled = Standard.fit(features[trained])(features) if is_scaled else features
+        parties.append(Party(name, torch.from_numpy(np.ascontiguousarray(scaled, dtype=np.float32))))
+    identity = "|".join((dataset.digest, split.digest()))
     return VerticalData(
         tuple(parties),
         torch.from_numpy(np.ascontiguousarray(labels)),
         split.parts,
         dataset.classes,
-        hashlib.sha256(together.encode()).hexdigest()[:16],
+        hashlib.sha256(identity.encode()).hexdigest()[:16],
         split.order,
         dataset.name,
     )
 
 
 def _shares(dataset: Dataset, settings: PartitionSettings) -> list[tuple[str, Features]]:
-    """Each party's columns of all records."""
+    """Return each party's columns of all records, by [partition.groups] or divided evenly."""
     if settings.groups:
         return _by_name(dataset, settings)
     features = _laid_out(dataset.features, settings.layout)
@@ -139,11 +140,11 @@ def _shares(dataset: Dataset, settings: PartitionSettings) -> list[tuple[str, Fe
     if settings.clients > features.shape[axis]:
         raise ConfigError(
             "VFL-2232",
-            f"partition.clients must be at most the {features.shape[axis]} {_shared(settings)} to share out. "
-            f"Found {settings.clients}.",
+            f"partition.clients must be at most {features.shape[axis]}, the number of {_unit(settings)} to "
+            f"divide. Found {settings.clients}. Use fewer clients.",
         )
     shares = np.array_split(features, settings.clients, axis)
-    return [(f"client-{number}", own) for number, own in enumerate(shares, 1)]
+    return [(f"client-{number}", share) for number, share in enumerate(shares, 1)]
 
 
 def _by_name(dataset: Dataset, settings: PartitionSettings) -> list[tuple[str, Features]]:
@@ -157,12 +158,17 @@ def _by_name(dataset: Dataset, settings: PartitionSettings) -> list[tuple[str, F
     return [(name, dataset.features[..., chosen]) for name, chosen in matched.items()]
 
 
-def _shared(settings: PartitionSettings) -> str:
+def _unit(settings: PartitionSettings) -> str:
+    """Return what the layout divides, for error messages."""
     return {"views": "views", "bands": "lines"}.get(settings.layout, "columns")
 
 
 def _laid_out(features: Features, layout: str) -> Features:
-    """Flat [rows, columns], bands [rows, channels, height, width], or sequences [rows, steps, features]."""
+    """Return the features in the shape that the layout divides.
+
+    `columns` gives [rows, columns], `bands` and `views` [rows, channels, height, width], and `sequence`
+    [rows, steps, features].
+    """
     if layout == "columns":
         return features.reshape(len(features), -1)
     if layout == "sequence" and features.ndim == 3:

@@ -1,4 +1,4 @@
-"""What a configuration says of the data: which set, whose columns, one party's own table."""
+"""The [data], [partition] and [tables.NAME] sections of a configuration."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ NAMES = (
 
 
 def _check_clients(names: Collection[str], setting: str) -> None:
-    """Raise ConfigError unless every name can be a client's, and is there once."""
+    """Raise ConfigError unless every name is valid for a client, and no name occurs twice."""
     try:
         for name in names:
             check_client(name)
@@ -32,29 +32,30 @@ def _check_clients(names: Collection[str], setting: str) -> None:
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Which data set, and how it is made ready.
+    """The data set, its label, and how rows are split and scaled.
 
     Attributes:
-        name: one that scikit-learn carries (`digits`, `breast_cancer`, `wine`, `iris`, `diabetes`), a
-            public one in the data folder (`mnist`, `fashion_mnist`, `cifar10`, `parkinson`, `modelnet40`,
-            `physionet2012`, `mimic3`, `adult`, `credit_default`), `csv` for one file whose columns
-            [partition] deals to the parties, or `tables` for one file a party, as [tables.NAME] says.
-        path: the CSV or Parquet file; a relative path is taken from the config file's folder.
-        label: its label column.
-        weight: its column that says how much each row counts in the training loss, numbers of 0 or more; of
-            tables, tables.server.weight does. It is never a feature. Metrics and baselines are not weighted.
-        ignore: its columns that are neither features nor the label, by name or pattern (`pay_*`).
-        task: `classification` or `regression`, for a CSV or tables.
-        parties: for tables: the clients that connect to the server, in the order in which every party names
-            them. The label holder's own features need no name here.
-        records: for tables: `common` trains on the records that every party has; `labelled` on all of the
-            label holder's, with an embedding that is learnt for those that a client lacks.
-        test_fraction: share of rows held out for testing, where the set has no test rows of its own.
-        validation_fraction: share of rows held out to watch the training by; 0 watches the test rows.
-        scale: `standard` scales every column by the training rows: columns of a `csv` or of `tables` by
-            median and quartiles, with a smooth clip, others to zero mean and unit deviation. `none` leaves
-            them. `auto` scales everything but images, which are in 0..1 already.
-        folder: where public data sets lie; `--data` or VAFL_DATA set it too.
+        name: the data set. Bundled with scikit-learn: `digits`, `breast_cancer`, `wine`, `iris`, `diabetes`.
+            Public, in the data folder: `mnist`, `fashion_mnist`, `cifar10`, `parkinson`, `modelnet40`,
+            `physionet2012`, `mimic3`, `adult`, `credit_default`. `csv` is one file whose columns [partition]
+            divides among the parties. `tables` is one file per party, set in [tables.NAME].
+        path: for `csv`: the CSV or Parquet file. A relative path starts at the config file's folder.
+        label: for `csv`: the label column.
+        weight: for `csv`: the column with the weight of each row in the training loss, numbers of 0 or more.
+            It is never a feature. Metrics and baselines are not weighted. For `tables`, set
+            tables.server.weight instead.
+        ignore: for `csv`: columns that are not used as features, by name or pattern (`pay_*`).
+        task: `classification` or `regression`, for `csv` and `tables`.
+        parties: for `tables`: the clients that connect to the server. Every party must list them in the same
+            order. The label holder's own features are not listed.
+        records: for `tables`: `common` trains on the records that every party has. `labelled` trains on all
+            records of the label holder, and learns an embedding for records that a client does not have.
+        test_fraction: the share of rows held out for testing, if the data set has no test rows.
+        validation_fraction: the share of rows held out for evaluations during training; 0 uses the test rows.
+        scale: `standard` scales every column by its training rows: for `csv` and `tables` by median and
+            quartiles with a smooth clip, otherwise to zero mean and unit deviation. `none` does not scale.
+            `auto` scales everything except images, which are in 0..1 already.
+        folder: the folder of the public data sets; `--data` or VAFL_DATA set it too.
     """
 
     name: str = "digits"
@@ -84,7 +85,7 @@ class DataSettings:
         if not 0 <= self.validation_fraction < 1 - self.test_fraction:
             raise ConfigError(
                 "VFL-2245",
-                "data.validation_fraction must be 0 or more, and leave rows to train on beside "
+                "data.validation_fraction must be 0 or more, and must leave training rows besides "
                 f"data.test_fraction = {self.test_fraction}. Found {self.validation_fraction}.",
             )
         self._check_parties()
@@ -96,10 +97,10 @@ class DataSettings:
             )
 
         if self.weight and self.name != "csv":
-            instead = "Name it in tables.server.weight." if self.name == "tables" else "Leave it out."
+            instead = "Set tables.server.weight instead." if self.name == "tables" else "Leave it out."
             raise ConfigError(
                 "VFL-2247",
-                f'data.weight is a column of data.path, for data.name = "csv". Found "{self.weight}" with '
+                f'data.weight is only for data.name = "csv". Found "{self.weight}" with '
                 f'data.name = "{self.name}". {instead}',
             )
 
@@ -108,31 +109,31 @@ class DataSettings:
         if self.name == "tables" and not self.parties:
             raise ConfigError(
                 "VFL-2248",
-                'data.name = "tables" needs data.parties, the names of the clients. Found none. Name each '
-                f'client once; "{LABEL_HOLDER}" is the label holder.',
+                'data.name = "tables" needs data.parties, the names of the clients. Found none. List each '
+                f'client once, without the label holder "{LABEL_HOLDER}".',
             )
 
     @property
     def is_tabular(self) -> bool:
-        """Whether parties read and encode tables: a file each, or their columns of one file."""
+        """Whether parties read and encode tables: one file each, or columns of one file."""
         return self.name in ("csv", "tables")
 
     @property
     def title(self) -> str:
-        """What the data set is called where a run is shown."""
+        """The data set's name for reports: the file name of a CSV, otherwise `name`."""
         return Path(self.path).name if self.name == "csv" else self.name
 
 
 @dataclass(frozen=True)
 class PartitionSettings:
-    """Who holds which columns.
+    """Which party holds which columns.
 
     Attributes:
-        clients: number of parties, each with an equal share, when no groups are given.
+        clients: the number of parties that divide the columns evenly, if there are no groups.
         groups: party name -> its columns, by name or pattern (`pay_*`), for tables and series.
-        layout: for images: `columns` deals out flat pixels, `bands` horizontal bands that stay
-            images, `views` whole views or channels (both for cnn), `sequence` vertical bands read line by
-            line (for lstm). Series keep their steps with `sequence`, and with groups.
+        layout: what the parties divide. For images: `columns` are flat pixels, `bands` are horizontal bands
+            that stay images, `views` are whole views or channels (both for cnn), and `sequence` is vertical
+            bands that are read line by line (for lstm). Series keep their steps with `sequence` or groups.
     """
 
     clients: int = 2
@@ -147,25 +148,27 @@ class PartitionSettings:
 
 @dataclass(frozen=True)
 class TableSettings:
-    """One party's own table; NAME is the party's, and `server` is who holds the labels.
+    """One party's table. NAME is the party's name; the label holder's name is `server`.
 
     Attributes:
-        path: the file, CSV or Parquet; a relative path is taken from the config file's folder.
-        id: the column that says whose line it is: text or whole numbers, each once.
-        label: the column to learn, of the server's table only; predictions can do without.
-        weight: how much each record counts in the training loss, a column of the server's table only: numbers
-            of 0 or more. It is never a feature. Metrics and baselines are not weighted. Left out: all
-            records count the same.
-        features: columns to use, by name or pattern (`pay_*`); left out: all but id and label. The server's
-            are used too, by a client inside its process.
-        ignore: columns not to use, by name or pattern; `["*"]` uses none of the server's.
-        categories: columns of numbers that are names of categories, by name or pattern.
-        most_categories: so many categories of a column get a column each; the rarer ones share one.
-        missing: what stands for a missing value in a column of text, beside an empty field.
-        separator: between the fields of a CSV.
-        groups: name -> columns, by name or pattern, whose importance the server may measure together; the
-            server learns the names of the groups, and see prediction.importance for what else.
-        alignment: the file of `vafl align`; left out: NAME.alignment.parquet beside the config file.
+        path: the CSV or Parquet file. A relative path starts at the config file's folder.
+        id: the column that identifies the record: text or integers, without duplicates.
+        label: the column to predict, in the server's table only. Predictions do not need it.
+        weight: the column with the weight of each record in the training loss, numbers of 0 or more, in the
+            server's table only. It is never a feature. Metrics and baselines are not weighted. By default,
+            all records have the same weight.
+        features: the columns to use, by name or pattern (`pay_*`). The default is all columns except id,
+            label and weight. The server's features are used too, by a client inside its process.
+        ignore: columns not to use, by name or pattern. `["*"]` uses no column of the server's table.
+        categories: number columns whose values are categories, by name or pattern.
+        most_categories: the number of categories of a column that get a feature each. Rarer ones share one
+            feature.
+        missing: texts that mean a missing value, in addition to an empty field.
+        separator: the character between the fields of a CSV.
+        groups: name -> columns, by name or pattern, whose importance the server may measure together. The
+            server learns the names of the groups; prediction.importance says what else it learns.
+        alignment: the file that `vafl align` writes. The default is NAME.alignment.parquet beside the config
+            file.
     """
 
     path: str
@@ -189,8 +192,12 @@ class TableSettings:
         if self.most_categories < 1:
             raise ConfigError("VFL-2251", f"most_categories must be 1 or more. Found {self.most_categories}.")
         if self.label and self.label == self.id:
-            raise ConfigError("VFL-2252", f'the label cannot be the id. Found "{self.label}" for both.')
+            raise ConfigError(
+                "VFL-2252",
+                f'the label and the id must be different columns. Found "{self.label}" for both.',
+            )
         if self.weight and self.weight in (self.id, self.label):
             raise ConfigError(
-                "VFL-2253", f'the weight cannot be the id or the label. Found "{self.weight}" for both.'
+                "VFL-2253",
+                f'the weight must not be the id or the label column. Found "{self.weight}" for both.',
             )

@@ -1,4 +1,4 @@
-"""Data sets of arrays: scikit-learn's own, and public files in a folder."""
+"""Load data sets of arrays: those bundled with scikit-learn, and public files in a folder."""
 
 import gzip
 import hashlib
@@ -23,9 +23,10 @@ from vafl.data.datasets.public import require
 from vafl.data.settings import DataSettings
 from vafl.errors import DataError
 
-# scikit-learn's own; is it a regression?
+# Bundled with scikit-learn: name -> whether it is a regression.
 _BUNDLED = {"digits": False, "breast_cancer": False, "wine": False, "iris": False, "diabetes": True}
 _IDX = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}
+# MD5 of the training images -> the data set.
 _IDX_OF = {"f68b3c2dcbeaaa9fbdd348bbdeb94873": "mnist", "8d4fb7e6c68d591d4c3dfef9ec88bf0d": "fashion_mnist"}
 _PUBLIC: dict[str, Callable[[Path], Dataset]] = {
     "cifar10": load_cifar10,
@@ -52,7 +53,7 @@ def _folder(settings: DataSettings) -> Path:
 
 
 def _load_bundled(settings: DataSettings) -> Dataset:
-    from sklearn import datasets as bundled  # noqa: PLC0415 - takes longer to load than all the rest
+    from sklearn import datasets as bundled  # noqa: PLC0415 - slow to import, and not needed otherwise
 
     regression = _BUNDLED[settings.name]
     bunch = getattr(bundled, f"load_{settings.name}")()
@@ -83,30 +84,43 @@ def _load_idx(settings: DataSettings) -> Dataset:
 
 
 def _refuse_the_other(name: str, images: Path) -> None:
-    """The two sets have files of the same names and shapes: only a digest tells them apart."""
-    found = _IDX_OF.get(hashlib.md5(images.read_bytes(), usedforsecurity=False).hexdigest(), name)
-    if found != name:
+    """Raise DataError if the images belong to the other of MNIST and Fashion-MNIST.
+
+    Both have files of the same names and shapes, so only a digest can tell them apart.
+    """
+    actual = _IDX_OF.get(hashlib.md5(images.read_bytes(), usedforsecurity=False).hexdigest(), name)
+    if actual != name:
         raise DataError(
             "VFL-2261",
-            f"\"{images}\" must be {_IDX[name]}'s. Found {_IDX[found]}'s. Put it into the folder {found}.",
+            f'"{images}" must belong to {_IDX[name]}. Found a file of {_IDX[actual]}. Move it to the folder '
+            f"{actual}.",
         )
 
 
 def read_idx(path: Path) -> npt.NDArray[np.uint8]:
-    """A gzipped idx file of unsigned bytes, as MNIST's."""
+    """Read a gzipped idx file of unsigned bytes, the format of MNIST.
+
+    Raises:
+        DataError: the file is damaged or has another format.
+    """
     try:
         content = gzip.decompress(path.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError("VFL-2262", f'"{path}" must be a gzip file. {error}. Download it again.') from error
+        raise DataError(
+            "VFL-2262", f'"{path}" must be a gzip file. Found: {error}. Download it again.'
+        ) from error
     axes = content[3] if len(content) > 3 else 0
     if content[:3] != b"\x00\x00\x08" or len(content) < 4 + 4 * axes:
         raise DataError(
             "VFL-2263",
-            f'"{path}" must be an idx file of bytes. Found a header {content[:16].hex()}. Download it again.',
+            f'"{path}" must be an idx file of bytes. Found the header {content[:16].hex()}. Download it '
+            "again.",
         )
     shape = tuple(np.frombuffer(content, ">u4", axes, 4).tolist())
     if len(content) != 4 + 4 * axes + math.prod(shape):
         raise DataError(
-            "VFL-2264", f'"{path}" must hold {shape} bytes. Found {len(content)} in all. Download it again.'
+            "VFL-2264",
+            f'"{path}" must have {shape} bytes after its header. Found {len(content)} with the header. '
+            "Download it again.",
         )
     return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape)

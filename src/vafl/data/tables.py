@@ -1,6 +1,6 @@
-"""One party's own table, in a file or in memory: opened, checked, and read in batches of bounded size.
+"""Open and check one party's table, from a file or in memory, and read it in batches of bounded size.
 
-In a CSV everything is text until it is encoded: no guess about types can lose the zeros of an id.
+CSV columns stay text until they are encoded. Guessing their types would lose the leading zeros of an id.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,21 +18,25 @@ from vafl.data.settings import LABEL_HOLDER, TableSettings
 from vafl.errors import DataError
 from vafl.names import table_owner
 
-POSITION = "vafl position"  # beside a batch's columns: where each of its lines belongs
+POSITION = "vafl position"  # an extra column of a batch: the row that each line becomes
 _ID = "vafl id"
-_BATCH = 65_536  # lines in memory at once, fewer where there are many columns
-_CELLS = 1_000_000
+_BATCH = 65_536  # most lines in memory at once
+_CELLS = 1_000_000  # most cells in memory at once, which means fewer lines of a wide table
 
 
 class Table:
-    """A party's table: its columns are known, its lines are read when asked for.
+    """A party's table. The schema is read at once, lines are read on demand.
 
     Attributes:
-        schema: the columns and their types; all of a CSV's are text.
+        schema: column -> type. All columns of a CSV are text.
 
     Args:
-        settings: without an id, a record's id is the number of its line, from 0.
-        frame: the table itself, if it is in memory.
+        party: the party's name.
+        settings: the [tables.NAME] section. Without an id column, a record's id is its line number, from 0.
+        frame: the table, if it is in memory.
+
+    Raises:
+        DataError: the file is missing or damaged, or lacks the id, label or weight column.
     """
 
     def __init__(self, party: str, settings: TableSettings, frame: pl.DataFrame | None = None) -> None:
@@ -44,7 +48,8 @@ class Table:
         if not self.path.is_file():
             raise DataError(
                 "VFL-2281",
-                f'tables.{party}.path must be a CSV or Parquet file. Found nothing at "{self.path}".',
+                f'tables.{party}.path must be a CSV or Parquet file. Found no file "{self.path}". Correct '
+                "the path.",
             )
         with self._reading():
             self.is_parquet = is_parquet(self.path)
@@ -58,7 +63,7 @@ class Table:
 
     @property
     def section(self) -> str:
-        """The section of the configuration that says which columns are used."""
+        """The section of the configuration that chooses the columns."""
         return f"tables.{self.party}" if self.settings.id else "data"
 
     def _scan(self) -> pl.LazyFrame:
@@ -70,14 +75,20 @@ class Table:
         if name in self.schema:
             return
         header = next(iter(self.schema))
-        if len(self.schema) == 1 and (other := [mark for mark in SEPARATORS if mark in header]):
-            hint = f"Its header looks separated by {other[0]!r}: set {self.section}.separator."
-            raise DataError("VFL-2282", f'"{self.path}" has no column "{name}". {hint}')
+        if len(self.schema) == 1 and (separators := [mark for mark in SEPARATORS if mark in header]):
+            raise DataError(
+                "VFL-2282",
+                f'"{self.path}" has no column "{name}". Its header seems to be separated by '
+                f"{separators[0]!r}. Set {self.section}.separator.",
+            )
         raise no_column(self.path, name, self.schema)
 
     @cached_property
     def features(self) -> list[str]:
-        """The columns that the settings ask for; never one without a name, as pandas writes its index."""
+        """The feature columns that the settings choose.
+
+        A column without a name is never a feature: pandas writes its index like that.
+        """
         settings = self.settings
         others = ("", settings.id, settings.label, settings.weight)
         kept = [name for name in self.schema if name not in others]
@@ -86,41 +97,45 @@ class Table:
         return [name for name in chosen if name not in ignored]
 
     def matching(self, columns: Sequence[str], setting: str) -> list[str]:
-        """Those of the columns that a setting's names and patterns mean."""
+        """Return the columns that match the names and patterns of a setting, such as "features"."""
         patterns = getattr(self.settings, setting)
         if not patterns:
             return []
-        found = match_columns(columns, {setting: patterns}, self.section)
-        return [columns[place] for place in found[setting]]
+        places = match_columns(columns, {setting: patterns}, self.section)[setting]
+        return [columns[place] for place in places]
 
     def ids(self) -> pl.Series:
-        """Everyone's canonical id, in the file's order, checked."""
+        """Return the canonical id of every record, in the file's order.
+
+        Raises:
+            DataError: an id is missing or duplicated, or has the wrong type.
+        """
         with self._reading():
             if not self.settings.id:
                 return _line_numbers(0, self._lines.select(pl.len()).collect(engine="streaming").item())
-            found = pl.concat(self._batches([self.settings.id])).to_series()
-        return canonical_ids(found, str(self.path))
+            column = pl.concat(self._batches([self.settings.id])).to_series()
+        return canonical_ids(column, str(self.path))
 
     def batches(self, columns: Sequence[str], wanted: pl.DataFrame) -> Iterator[pl.DataFrame]:
-        """These columns of the lines that are wanted, some lines at a time.
-
-        Batch by batch, since a join of the whole may hold the whole.
+        """Yield these columns of the wanted lines in batches, each with an extra column POSITION.
 
         Args:
-            wanted: `id` and POSITION of each line; a batch has POSITION beside its columns.
+            wanted: `id` and POSITION of each line.
         """
-        named = self.settings.id
+        id_column = self.settings.id
         lines = 0
         with self._reading():
-            for batch in self._batches(list(dict.fromkeys([named, *columns] if named else columns))):
-                ids = batch[named].cast(pl.String) if named else _line_numbers(lines, batch.height)
+            # Join batch by batch: a lazy join of the whole table may load all of it.
+            for batch in self._batches(list(dict.fromkeys([id_column, *columns] if id_column else columns))):
+                ids = batch[id_column].cast(pl.String) if id_column else _line_numbers(lines, batch.height)
                 lines += batch.height
-                found = batch.with_columns(ids.alias(_ID))
-                found = found.join(wanted, left_on=_ID, right_on="id", how="inner")
-                yield found.select(*columns, POSITION)
+                joined = batch.with_columns(ids.alias(_ID)).join(
+                    wanted, left_on=_ID, right_on="id", how="inner"
+                )
+                yield joined.select(*columns, POSITION)
 
     def all_batches(self, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-        """These columns of every line, some lines at a time."""
+        """Yield these columns of every line in batches."""
         with self._reading():
             yield from self._batches(columns)
 
@@ -132,16 +147,17 @@ class Table:
         return lines.collect_batches(chunk_size=size, maintain_order=True, engine="streaming")
 
     def check_found(self, lines: int, wanted: pl.DataFrame) -> None:
-        """Raises DataError unless as many lines were read as are wanted."""
+        """Raise DataError unless the number of lines that were read is the number that is wanted."""
         if lines != wanted.height:
             raise DataError(
                 "VFL-2283",
-                f'"{self.path}" must be the file that was aligned. It has {lines:,} lines for the '
-                f"{wanted.height:,} records to read: it was changed since. Run `vafl align` again.",
+                f'"{self.path}" must be the file that was aligned. Found {lines:,} lines for '
+                f"{wanted.height:,} records, so the file has changed since. Run `vafl align` again at every "
+                "party.",
             )
 
     def values(self, column: str, kind: pl.DataType) -> pl.Expr:
-        """A column's values as they are meant: no blanks around text, null where one is missing."""
+        """Return an expression for a column's values: text stripped of whitespace, null where missing."""
         if kind == pl.String or isinstance(kind, pl.Categorical | pl.Enum):
             text = pl.col(column).cast(pl.String).str.strip_chars()
             return pl.when(~text.is_in(["", *self.settings.missing])).then(text).alias(column)
@@ -149,9 +165,10 @@ class Table:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Whatever a damaged file makes of the reader is an error that names the file."""
+        """Turn any exception that polars raises for a damaged file into a DataError that names the file."""
         try:
             yield
+        # PanicException: polars panics on some damaged Parquet files.
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
             if "utf-8" in str(error) and self.path.suffix != ".parquet":
                 raise not_utf_8(self.path, "bytes that are not") from error
@@ -159,21 +176,24 @@ class Table:
             cause = str(error).strip().partition("\n")[0]
             raise DataError(
                 "VFL-2284",
-                f'"{self.path}" must be a whole {kind}, with the same fields in every line. {cause}. '
-                "Write it again, or get it again.",
+                f'"{self.path}" must be a complete {kind}, with the same fields in every line. Found: '
+                f"{cause}. Write the file again, or copy it again from its source.",
             ) from error
 
 
 def open_table(tables: Mapping[str, TableSettings], name: str) -> Table:
-    """Open a party's table. If it is the label holder's file, label and weight are no features of it."""
+    """Open a party's table.
+
+    If a client shares the label holder's file, its label and weight columns are ignored.
+    """
     name = table_owner(name)
-    own, labels = tables[name], tables.get(LABEL_HOLDER)
-    if labels is not None and name != LABEL_HOLDER and own.path == labels.path:
-        unused = [column for column in (labels.label, labels.weight) if column]
-        own = replace(own, ignore=(*own.ignore, *unused))
-    return Table(name, own)
+    settings, holder = tables[name], tables.get(LABEL_HOLDER)
+    if holder is not None and name != LABEL_HOLDER and settings.path == holder.path:
+        secret = [column for column in (holder.label, holder.weight) if column]
+        settings = replace(settings, ignore=(*settings.ignore, *secret))
+    return Table(name, settings)
 
 
 def _line_numbers(first: int, count: int) -> pl.Series:
-    """The ids of lines that have no others."""
+    """Return `count` line numbers from `first` on, as ids."""
     return pl.int_range(first, first + count, eager=True).cast(pl.String).alias("id")

@@ -1,4 +1,4 @@
-"""scikit-learn estimators that train a vertical federation in the simulator. Nothing here is deployed."""
+"""scikit-learn estimators that train a vertical federation in the simulator, in one process."""
 
 from vafl.estimator.predictors import VerticalClassifier, VerticalRegressor
 

@@ -1,4 +1,4 @@
-"""What the classifier and the regressor share: their parameters, `fit`, and the way to outputs."""
+"""The base class of the classifier and the regressor: parameters, `fit`, and the head's outputs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -40,8 +40,8 @@ from vafl.run.conclusion import conclude
 from vafl.run.evaluator import outputs
 
 Labels = npt.NDArray[Any]
-_FEW_ROWS = 200  # with fewer, none are held out unless the user says so
-_HELD_OUT = 0.1
+_FEW_ROWS = 200  # with fewer rows, validation_fraction = "auto" holds none out
+_HELD_OUT = 0.1  # share of rows that "auto" holds out otherwise
 
 
 class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has no types
@@ -78,59 +78,60 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         random_state: int | np.random.RandomState | None = None,
         verbose: bool = False,
     ) -> None:
-        """The defaults are those of `vafl run` on a table: they need no tuning.
+        """Set the parameters. The defaults are those of `vafl run` on a table and need no tuning.
 
-        Parameters that are None or 0 follow from the embedding and the number of rows. With another
-        embedding than `tabular` they give logistic (or ridge) regression on the sum of the embeddings.
+        Parameters that are None or 0 get a default that depends on the embedding and the number of rows. For
+        embeddings other than `tabular`, the defaults give logistic or ridge regression on the sum of the
+        embeddings.
 
         Args:
-            parties: {party: its columns}, each column a name, a pattern such as `pay_*`, or a position;
-                columns nobody claims are left out. None shares the columns out evenly. Leave it out
-                where X is a dictionary {party: table}: each party then has its own table.
-            clients: how many parties share the columns evenly, at most one a column.
-            rule: when the server steps: `async` on every upload, `t-sync` once `t` different clients
-                have uploaded, `sync` once all have; `centralised` trains on all columns in one place.
-            t: how many clients a `t-sync` step waits for.
-            delay_bound: no step uses an embedding older than so many updates; 0 means no bound.
-            refresh: which rows a client uploads besides its batch: `lookahead` (those the others are
-                about to pick), `none` (Algorithm 1 as written), `all`, or `random:R`.
-            embedding: each party's model: `tabular`, `linear`, `mlp`, `package.module:Factory`; for arrays
-                of sequences or images in a dictionary X, `lstm` or `cnn`.
-            width: of an embedding; 0 means as wide as the outputs for a `bias` head, else 32 for `tabular`
-                and 16 for others.
-            hidden: the embedding's hidden units; () means the default of its kind, (64,) for `mlp`.
-            head: the server's model: `tabular`, `bias` (sums the embeddings), `linear` or `mlp`. None is
-                `tabular` for a tabular embedding, else `bias`.
-            head_hidden: hidden units of a `tabular` or `mlp` head.
-            combine: whether the head sees the `sum` of the embeddings or their `concat`enation. None is
-                `concat` for a tabular embedding, else `sum`.
-            batch_size: rows in a minibatch, at most all of them. 0 is 64 to 1024 for a tabular embedding, by
-                the number of rows, else 32.
-            epochs: passes over the rows, on average over the clients: a slow one makes fewer. 0 is 40 for a
-                tabular embedding, fewer for many rows, else 30.
-            optimiser: `sgd` or a class of torch.optim, for every party and the head. None is `AdamW` with
-                weight decay for a tabular embedding, else `Adam`. A tabular embedding's steps fall to 0 along
-                a cosine, whatever the optimiser.
-            step_size: of the optimiser. None is 0.002 for a tabular embedding, else 0.01.
-            l2: the coefficient of each party's regulariser l2/2 |theta_m|^2. None is 0 for a tabular
-                embedding, else 0.001.
-            delays: how long clients sleep in simulated time: `poisson`, `exponential`, `poisson-process`,
-                `fixed` or `none`; or a dictionary with the keys of vafl.simulation.delays.DelaySettings,
+            parties: {party: columns}. A column is a name, a pattern such as `pay_*`, or a position. Columns
+                of no party are left out. None divides the columns evenly. Leave it out if X is a dictionary
+                {party: table}.
+            clients: the number of parties that divide the columns evenly. At most one per column is used.
+            rule: when the server steps: `async` on every upload, `t-sync` when `t` different clients have
+                uploaded, `sync` when all have. `centralised` trains on all columns in one place.
+            t: the number of clients that a `t-sync` step waits for.
+            delay_bound: the greatest age, in updates, of an embedding that a step may use. 0 means no bound.
+            refresh: which rows a client uploads in addition to its batch: `lookahead` (those that other
+                clients will use next), `none` (Algorithm 1 as published), `all`, or `random:R`.
+            embedding: each party's model: `tabular`, `linear`, `mlp` or `package.module:Factory`; `lstm` or
+                `cnn` for arrays of sequences or images in a dictionary X.
+            width: the width of an embedding. 0 means the number of outputs for a `bias` head. For other
+                heads it means 32 with a `tabular` embedding and 16 otherwise.
+            hidden: the hidden units of the embedding. () chooses the default of its kind, (64,) for `mlp`.
+            head: the server's model: `tabular`, `bias` (the sum of the embeddings and a bias), `linear` or
+                `mlp`. None chooses `tabular` for a tabular embedding and `bias` otherwise.
+            head_hidden: the hidden units of a `tabular` or `mlp` head.
+            combine: whether the head takes the `sum` or the `concat`enation of the embeddings. None chooses
+                `concat` for a tabular embedding and `sum` otherwise.
+            batch_size: the rows of a batch, at most all rows. 0 chooses 64 to 1024 by the number of rows for
+                a tabular embedding, and 32 otherwise.
+            epochs: passes over the rows, averaged over the clients; a slow client makes fewer. 0 chooses 40
+                for a tabular embedding, fewer for many rows, and 30 for other embeddings.
+            optimiser: `sgd` or a class of torch.optim, for every party and the head. None chooses `AdamW`
+                with weight decay for a tabular embedding and `Adam` otherwise. With a tabular embedding, the
+                step size falls to 0 along a cosine for any optimiser.
+            step_size: the step size of the optimiser. None chooses 0.002 for a tabular embedding and 0.01
+                otherwise.
+            l2: the coefficient of each party's regulariser l2/2 |theta_m|^2. None chooses 0 for a tabular
+                embedding and 0.001 otherwise.
+            delays: how long clients sleep, in simulated time: `poisson`, `exponential`, `poisson-process`,
+                `fixed` or `none`. Or a dictionary with the keys of vafl.simulation.delays.DelaySettings,
                 such as {"kind": "fixed", "seconds": [1.0, 1.0, 10.0]}.
-            scale: whether each party scales its columns, by its own training rows.
-            metric: the headline metric of the history, as model.metric of a configuration; `auto` is auc for
-                two classes, accuracy for more, and r2 for numbers. The history has every other metric too.
-            class_weight: of a classifier: how much the rows of each class count in the training loss.
-                `balanced` lets every class count the same in total; a dictionary {class: weight} leaves
-                other classes at 1; None weighs all the same. `predict` follows the weighted loss;
-                `predict_proba` gives the probabilities that rows have without weights, calibrated on the
-                held-out rows if there are any of two classes.
-            validation_fraction: share of rows held out of training for the history. The models with the
-                lowest loss on them are kept, and a tabular embedding stops when they no longer improve. With
-                0 the history is measured on the training rows, and the last models are kept. `auto` is 0.1,
-                or 0 if there are fewer than 200 rows.
-            random_state: fixes models, batches, delays and held-out rows; None draws a fresh seed.
-            verbose: whether to print the history as it is made.
+            scale: whether each party scales its columns, based on its own training rows.
+            metric: the headline metric of the history, as in model.metric of a configuration. `auto` chooses
+                auc for two classes, accuracy for more, and r2 for numbers. The history has all metrics.
+            class_weight: for a classifier: the weight of each class in the training loss. `balanced` gives
+                every class the same total weight. A dictionary {class: weight} leaves other classes at 1.
+                None weights all rows equally. `predict` follows the weighted loss. `predict_proba` returns
+                the probabilities without weights, calibrated on the held-out rows if these have two classes.
+            validation_fraction: the share of rows held out of training to measure the history. The models
+                with the lowest loss on them are kept. A tabular embedding stops training when that loss no
+                longer improves. With 0, the history is measured on the training rows, and the last models
+                are kept. `auto` means 0.1, or 0 for fewer than 200 rows.
+            random_state: the seed of models, batches, delays and held-out rows. None draws a new seed.
+            verbose: whether to print each evaluation during training.
         """
         self.parties = parties
         self.clients = clients
@@ -158,23 +159,23 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train on X, one table or {party: table} with the same rows in the same order, and on y.
-
-        A table is a DataFrame of pandas or polars, or an array. Columns of a DataFrame may hold numbers,
-        text, categories, truth values and dates. Gaps are allowed in both.
+        """Train on X and y.
 
         Args:
-            sample_weight: [rows], how much each row counts in the training loss, 0 or more; None lets all
-                count the same. The history is not weighted.
+            X: one table, or {party: table} with the same rows in the same order. A table is a pandas or
+                polars DataFrame, or an array. Columns of a DataFrame may hold numbers, text, categories,
+                booleans and dates. Values may be missing.
+            y: [rows], the labels.
+            sample_weight: [rows], the weight of each row in the training loss, 0 or more. None weights all
+                rows equally. The history is not weighted.
 
         Raises:
-            ValueError: a parameter, or what X and y hold, is wrong: a ConfigError, a DataError, or one of
-                scikit-learn's own.
-            Diverged: the loss grew out of bounds; a smaller step_size helps.
+            ValueError: a parameter, X or y is wrong. It is a ConfigError, a DataError or scikit-learn's own.
+            Diverged: the loss is no longer finite. Try a smaller step_size.
         """
         labels = self._labels(y)
         tables = self._tables(X, fitting=True)
-        check_consistent_length(*(np.empty(len(own)) for own in tables.values()), labels)
+        check_consistent_length(*(np.empty(len(table)) for table in tables.values()), labels)
         weights = _weights(sample_weight, len(labels))
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         split = self._split(len(labels), seed)
@@ -196,27 +197,31 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
     def _labels(self, y: Any) -> Labels:
         try:
             return self._check_labels(y)
-        except TypeError as error:  # of whatever is neither number nor text, None and pandas.NA among it
+        except TypeError as error:  # scikit-learn raises it for None, pandas.NA and other objects
             raise DataError(
                 "VFL-8501",
-                f"y must hold a number or a text for each row, and all of one kind. Found: {error}. "
-                "Leave out the rows that have no label, or give them one.",
+                f"y must have a label in every row, and all must be numbers or all text. Found: {error}. "
+                "Drop the rows without a label, or add their labels.",
             ) from error
 
     @abstractmethod
     def _check_labels(self, y: Any) -> Labels:
-        """y as an array [rows] without gaps."""
+        """Return y as an array [rows] without missing values."""
 
     @abstractmethod
     def _encode(self, labels: Labels, train: Records) -> tuple[Labels, tuple[str, ...] | None]:
-        """Labels as the loss takes them, and the class names; scales come from the training rows alone."""
+        """Return the labels as the loss takes them, and the class names.
+
+        Args:
+            train: the training rows. Scales are fitted on these only.
+        """
 
     def _class_weight(self) -> Any:
-        """`class_weight` as model.class_weight of a configuration has it."""
+        """Return `class_weight` in the form of model.class_weight."""
         return "none" if self.class_weight is None else self.class_weight
 
     def _tables(self, X: Any, *, fitting: bool = False) -> dict[str, Rows]:
-        """The checked table of each party, in the order of fit."""
+        """Return the checked table of each party, in the order of fit."""
         check_in_memory(X)
         if fitting and is_dictionary(X):
             self._adopt(X)
@@ -238,11 +243,11 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         return self._layout.read(table)
 
     def _adopt(self, tables: Mapping[str, Any]) -> None:
-        """Takes the parties from a dictionary, which says itself who holds what."""
+        """Take the parties and their columns from a dictionary X."""
         if self.parties is not None:
             raise ConfigError(
                 "VFL-8502",
-                "parties splits one table, but X is a dictionary with a table for each party already. "
+                "parties divides one table, but X is a dictionary that already has a table for each party. "
                 f"Found both: parties = {self.parties!r}. Leave parties out.",
             )
         self._layout = OwnTables.of(tables)
@@ -250,21 +255,22 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         self.__dict__.pop("feature_names_in_", None)  # of an earlier fit on one table
 
     def _split(self, count: int, seed: int) -> Split:
-        """The rows to train on, and those to measure the history on, if they are held out."""
+        """Return the rows to train on and, if some are held out, the rows to measure the history on."""
         share = self.validation_fraction
         if share == "auto":
             share = _HELD_OUT if count >= _FEW_ROWS else 0.0
         if not isinstance(share, Real) or not 0 <= share < 1:
             raise ConfigError(
-                "VFL-8503", f'validation_fraction must be in 0..1, below 1, or "auto". Found {share!r}.'
+                "VFL-8503",
+                f'validation_fraction must be 0 or more and below 1, or "auto". Found {share!r}.',
             )
         held_out = round(count * share)
         if min(count - held_out, held_out if share else count) < 2:
             raise DataError(
                 "VFL-8504",
-                "at least two rows are needed to train on, and two to measure on. Found "
+                "fit needs at least two training rows, and two held-out rows if any are held out. Found "
                 f"{count - held_out} and {held_out} (n_samples = {count}, validation_fraction = {share}). "
-                "Bring more rows, or set another validation_fraction.",
+                "Add rows, or set another validation_fraction.",
             )
         if not share:
             return Split(np.arange(count), Parts(count))
@@ -278,23 +284,23 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         classes: tuple[str, ...] | None,
         split: Split,
     ) -> VerticalData:
-        """The data as the federation holds it."""
+        """Fit the encoders, and return the data divided among the parties."""
         form: Form = "codes" if self.embedding == "tabular" else "dense"
-        ordered = {party: own[split.order] for party, own in tables.items()}
+        ordered = {party: table[split.order] for party, table in tables.items()}
         self.encoders_ = {
-            party: fit_encoder(party, own[: split.parts.train], form, scale=self.scale)
-            for party, own in ordered.items()
+            party: fit_encoder(party, table[: split.parts.train], form, scale=self.scale)
+            for party, table in ordered.items()
         }
         parties = [
-            Party(party, own, encoder if isinstance(encoder := self.encoders_[party], Encoder) else None)
-            for party, own in self._features(ordered).items()
+            Party(party, features, encoder if isinstance(encoder := self.encoders_[party], Encoder) else None)
+            for party, features in self._features(ordered).items()
         ]
         labels = torch.from_numpy(numbers[split.order])
         return VerticalData(tuple(parties), labels, split.parts, classes)
 
     def _features(self, tables: Mapping[str, Rows]) -> dict[str, Tensor]:
-        """[rows, ...] of each party, encoded as in fit."""
-        return {party: encode(party, own, self.encoders_[party]) for party, own in tables.items()}
+        """Return each party's features [rows, ...], encoded as in fit."""
+        return {party: encode(party, table, self.encoders_[party]) for party, table in tables.items()}
 
     def _report(self, point: Evaluation) -> None:
         if self.verbose:
@@ -314,21 +320,24 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         self.calibration_ = concluded.decision.calibration
         self.parties_ = self._layout.columns
         self.n_iter_ = run.runtime.updates
-        self.traffic_ = dict(zip(names, run.runtime.traffic, strict=False))  # none if centralised
+        # Not strict: a centralised run has no traffic and no delays.
+        self.traffic_ = dict(zip(names, run.runtime.traffic, strict=False))
         self.delays_ = dict(zip(names, run.delays(), strict=False))
 
     def _outputs(self, X: Any) -> Tensor:
-        """The head's outputs [rows, outputs]."""
+        """Return the head's outputs [rows, outputs]."""
         check_is_fitted(self)
         features = list(self._features(self._tables(X)).values())
         models = list(self.models_.values())
-        if ":" not in self.embedding:  # float64, so that a row's output does not depend on the rows beside it
+        # In float32, the output of a row changes slightly with the other rows of its batch, and scikit-learn
+        # checks that it does not. Float64 hides that. A user's own module may support only float32.
+        if ":" not in self.embedding:
             *models, head = (deepcopy(model).double() for model in (*models, self.head_))
-            return outputs(models, head, [own.double() for own in features], summed=self._summed)
+            return outputs(models, head, [part.double() for part in features], summed=self._summed)
         return outputs(models, self.head_, features, summed=self._summed)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without `run_`: a saved model must not carry the parties' training rows."""
+        """Leave out `run_`: a pickled estimator must not contain the parties' training rows."""
         state: dict[str, Any] = super().__getstate__()
         return {name: value for name, value in state.items() if name != "run_"}
 
@@ -339,25 +348,25 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         return tags
 
 
-def _weights(given: Any, rows: int) -> npt.NDArray[np.float64] | None:
-    """Return `sample_weight` as [rows]; a single number stands for all rows."""
-    if given is None:
+def _weights(sample_weight: Any, rows: int) -> npt.NDArray[np.float64] | None:
+    """Return `sample_weight` as [rows]. A single number applies to all rows."""
+    if sample_weight is None:
         return None
     try:
-        weights = np.asarray(given, np.float64)
+        weights = np.asarray(sample_weight, np.float64)
     except (TypeError, ValueError) as error:
         raise DataError("VFL-8505", f"sample_weight must be numbers. Found: {error}.") from error
     weights = np.full(rows, weights) if weights.ndim == 0 else weights
     if weights.shape != (rows,):
         raise DataError(
             "VFL-8506",
-            f"sample_weight must be one number for each of the {rows} rows. Found the shape {weights.shape}.",
+            f"sample_weight must have one number for each of the {rows} rows. Found shape {weights.shape}.",
         )
     if not (np.isfinite(weights) & (weights >= 0)).all():
         wrong = weights[~(np.isfinite(weights) & (weights >= 0))]
         raise DataError(
             "VFL-8507",
-            f"sample_weight must be 0 or more, and finite. Found {len(wrong)} that are not, such as "
-            f"{wrong[0]:g}. Correct them, or leave those rows out.",
+            f"sample_weight must be finite and 0 or more. Found {len(wrong)} weights that are not, such as "
+            f"{wrong[0]:g}. Correct them, or drop those rows.",
         )
     return weights

@@ -1,4 +1,4 @@
-"""The two estimators: what y means to them, and what they make of the head's outputs."""
+"""The classifier and the regressor: how they encode y, and how they turn outputs into predictions."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,27 +26,28 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
     Attributes:
         classes_: the sorted class labels.
         parties_: party -> its columns, by name or position.
-        n_features_in_, feature_names_in_: as everywhere in scikit-learn; a dictionary X has no
+        n_features_in_, feature_names_in_: as in every scikit-learn estimator. With a dictionary X there is no
             `feature_names_in_`.
-        n_iter_: steps of the server.
-        history_: every vafl.observe.evaluation.Evaluation from the start to the end of training. `metrics`
-            of each has every metric.
-        best_: the evaluation of the models that were kept, the one with the lowest loss on the held-out rows;
-            None if no rows were held out.
-        traffic_: party -> bytes it sent and received (vafl.transport.traffic.Traffic).
+        n_iter_: the number of server steps.
+        history_: the evaluations during training, in order (vafl.observe.evaluation.Evaluation). Each has
+            every metric in `metrics`.
+        best_: the evaluation of the kept models, which have the lowest loss on the held-out rows; None if no
+            rows were held out.
+        traffic_: party -> the bytes it sent and received (vafl.transport.traffic.Traffic).
         delays_: party -> how stale its embeddings were when used (vafl.protocol.staleness.DelaySummary).
-        calibration_: how outputs become those of `predict_proba` (vafl.models.probabilities.Calibration).
+        calibration_: the map from outputs to calibrated outputs, which `predict_proba` uses
+            (vafl.models.probabilities.Calibration).
         models_, head_: the torch modules of the parties and of the server.
-        encoders_: party -> how its columns become features (vafl.data.encoding.Encoder); of sequences or
-            images, their scale (vafl.data.dataset.Standard) or None.
-        run_: the vafl.run.assembly.Run underneath, which holds the training rows; copies and pickles of the
-            estimator go without it.
+        encoders_: party -> its fitted encoder (vafl.data.encoding.Encoder); for sequences or images, the
+            fitted scale (vafl.data.dataset.Standard), or None if they are not scaled.
+        run_: the underlying vafl.run.assembly.Run, which holds the training rows. Copies and pickles of the
+            estimator leave it out.
     """
 
     classes_: Labels
 
     def predict(self, X: Any) -> Labels:
-        """Return the class of each row that the weighted loss favours; without weights the likeliest."""
+        """Return the class of each row with the highest output. Class weights shift this choice."""
         decisions = self.decision_function(X)
         best = (decisions > 0).astype(np.int64) if decisions.ndim == 1 else decisions.argmax(axis=1)
         labels: Labels = self.classes_[best]
@@ -58,7 +59,7 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
         return probabilities(self.calibration_(outputs))
 
     def decision_function(self, X: Any) -> Floats:
-        """The log-odds of the second class, [rows], or one score a class, [rows, classes]; not calibrated."""
+        """Return uncalibrated log-odds of the second class [rows], or one score per class [rows, classes]."""
         outputs = self._outputs(X)
         return (outputs[:, 0] if outputs.shape[1] == 1 else outputs).numpy()
 
@@ -68,7 +69,7 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
         return labels
 
     def _class_weight(self) -> Any:
-        """A class is the same whatever its type: 1, 1.0 and True are one."""
+        """Return `class_weight` by class name. The keys 1, 1.0 and True mean the same class."""
         if not isinstance(self.class_weight, Mapping):
             return super()._class_weight()
         names = {label: str(label) for label in self.classes_.tolist()}
@@ -82,8 +83,8 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
         if len(np.unique(numbers[train])) < 2:
             raise DataError(
                 "VFL-8511",
-                f"y must show at least two classes. Found one class among {len(train)} training rows: "
-                f"{labels[train[0]]}. Is y the right column?",
+                f"y must contain at least two classes. Found one class in {len(train)} training rows: "
+                f"{labels[train[0]]}. Check that y is the right column.",
             )
         return numbers.astype(np.int64), tuple(map(str, self.classes_.tolist()))
 
@@ -91,16 +92,16 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
 class VerticalRegressor(RegressorMixin, VerticalEstimator):  # type: ignore[misc]
     """A regressor over columns that several parties hold, trained by the protocol in the simulator.
 
-    The target is standardised inside, so that step sizes and l2 mean the same whatever its unit.
+    The target is standardised internally, so that step sizes and l2 do not depend on its unit.
 
     Attributes:
-        target_mean_, target_scale_: of the training rows' y.
+        target_mean_, target_scale_: mean and standard deviation of y in the training rows.
         parties_, n_features_in_, feature_names_in_, n_iter_, history_, best_, traffic_, delays_, models_,
-            head_, encoders_, run_: as those of VerticalClassifier.
+            head_, encoders_, run_: as in VerticalClassifier.
     """
 
     def predict(self, X: Any) -> Floats:
-        """The expected value of each row."""
+        """Return the predicted value of each row, [rows]."""
         outputs = self._outputs(X)[:, 0].numpy()
         return outputs.astype(np.float64) * self.target_scale_ + self.target_mean_
 

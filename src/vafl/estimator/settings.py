@@ -1,4 +1,4 @@
-"""From an estimator's flat parameters to the configuration of a run."""
+"""Convert an estimator's flat parameters to the configuration of a run."""
 
 import math
 from collections.abc import Mapping
@@ -9,9 +9,9 @@ import numpy as np
 from vafl.config import Config, from_document
 from vafl.errors import ConfigError
 
-# A name of the data makes the defaults of `vafl run` on a table those of the estimator. Nothing is read.
+# With this section, the configuration has the defaults of `vafl run` on a table. The path is never read.
 _TABLE = {"name": "csv", "path": "X", "label": "y"}
-# Of other embeddings than `tabular`: logistic (or ridge) regression, if nothing else is set.
+# Defaults for embeddings other than `tabular`: logistic or ridge regression.
 _OTHER_DEFAULTS: dict[str, dict[str, Any]] = {
     "model": {"head": "bias", "combine": "sum"},
     "schedule": {"batch_size": 32, "epochs": 30.0},
@@ -23,46 +23,48 @@ _SECTIONS = {
     "schedule": ("batch_size", "epochs", "refresh"),
     "optimiser": ("step_size", "l2"),
 }
-_OPEN = ("batch_size", "epochs")  # 0 leaves them open, as None does the others
+_ZERO_IS_DEFAULT = ("batch_size", "epochs")  # 0 chooses the default, as None does for other parameters
 
 
 def make_config(parameters: Mapping[str, Any], *, seed: int, rows: int, held_out: bool) -> Config:
-    """Return the configuration of a fit on so many training rows.
+    """Return the configuration of a fit.
 
     Args:
-        held_out: whether there are rows that training can be stopped by.
+        parameters: the estimator's parameters, by name.
+        rows: the number of training rows, which bounds the batch size.
+        held_out: whether there are held-out rows, so that training can stop early.
 
     Raises:
-        ConfigError: A parameter is out of range, of the wrong type, or misspelt.
+        ConfigError: a parameter is out of range, of the wrong type, or misspelt.
     """
-    known = {name: _plain(value) for name, value in parameters.items()}
-    if not isinstance(known["epochs"], int | float) or not 0 <= known["epochs"] < math.inf:
+    # Parameter searches try NumPy scalars; a configuration needs Python's numbers.
+    values = {
+        name: value.item() if isinstance(value, np.generic) else value for name, value in parameters.items()
+    }
+    if not isinstance(values["epochs"], int | float) or not 0 <= values["epochs"] < math.inf:
         raise ConfigError(
-            "VFL-8521", f"epochs must be a positive number, or 0 for automatic. Found {known['epochs']!r}."
+            "VFL-8521", f"epochs must be a positive number, or 0 for automatic. Found {values['epochs']!r}."
         )
     document: dict[str, Any] = {
-        section: {name: known[name] for name in names if not _is_open(name, known[name])}
+        section: {name: values[name] for name in names if not _is_default(name, values[name])}
         for section, names in _SECTIONS.items()
     }
-    document["rule"]["name"] = known["rule"]
-    if known["optimiser"] is not None:
-        document["optimiser"] |= {"name": known["optimiser"], "options": {}}
-    document["delays"] = known["delays"] if isinstance(known["delays"], dict) else {"kind": known["delays"]}
+    document["rule"]["name"] = values["rule"]
+    if values["optimiser"] is not None:
+        document["optimiser"] |= {"name": values["optimiser"], "options": {}}
+    delays = values["delays"]
+    document["delays"] = delays if isinstance(delays, dict) else {"kind": delays}
     document["stop"] = {"updates": 0} if held_out else {"updates": 0, "patience": 0}
     document["evaluation"] = {"every": 0}
-    if known["embedding"] == "tabular":
+    if values["embedding"] == "tabular":
         document["data"] = _TABLE
     else:
-        document |= {name: {**own, **document[name]} for name, own in _OTHER_DEFAULTS.items()}
+        document |= {name: {**defaults, **document[name]} for name, defaults in _OTHER_DEFAULTS.items()}
     if isinstance(size := document["schedule"].get("batch_size"), int):
         document["schedule"]["batch_size"] = min(size, rows)
     return from_document({"seed": seed, **document})
 
 
-def _is_open(name: str, value: Any) -> bool:
-    return value is None or (name in _OPEN and value == 0)
-
-
-def _plain(value: Any) -> Any:
-    """Searches over parameters try numpy's numbers; a configuration holds Python's."""
-    return value.item() if isinstance(value, np.generic) else value
+def _is_default(name: str, value: Any) -> bool:
+    """Return whether the value leaves the choice to the configuration's default."""
+    return value is None or (name in _ZERO_IS_DEFAULT and value == 0)

@@ -1,7 +1,7 @@
-"""X as the parties hold it: who has which columns, and whether the tables fit together.
+"""Divide X among the parties, and check that each party's columns and rows are as in fit.
 
-X is either one table whose columns belong to several parties, or a dictionary with one table for each
-party. Fit decides which, and every later X must have the same form.
+X is either one table whose columns belong to several parties, or a dictionary with one table per party. `fit`
+accepts both, and every later X must have the same form.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,9 +23,9 @@ from vafl.data.settings import TableSettings
 from vafl.data.tables import POSITION, Table
 from vafl.errors import ConfigError, DataError
 
-Rows = pl.DataFrame | Features  # one party's: a table, or an array of sequences or images
+Rows = pl.DataFrame | Features  # one party's data: a table, or an array of sequences or images
 Columns = list[str] | list[int]
-DTYPES = (np.float64, np.float32)  # columns are scaled first, and only then rounded to torch's float32
+DTYPES = (np.float64, np.float32)  # float64 stays as it is: columns are scaled before they become float32
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class SharedTable:
     """One table whose columns belong to several parties.
 
     Attributes:
-        columns: party -> its columns, by name where they have names, else by position.
+        columns: party -> its columns, by name if they have names, otherwise by position.
         positions: party -> the positions of its columns.
     """
 
@@ -44,24 +44,25 @@ class SharedTable:
     def of(
         cls, width: int, names: Sequence[str] | None, parties: Mapping[str, Any] | None, clients: int
     ) -> "SharedTable":
-        """Deals out `width` columns as the user wishes, or evenly."""
-        shares = _even_shares(width, clients) if parties is None else _wishes(width, names, parties)
-        return cls({party: _named(own, names) for party, own in shares.items()}, shares)
+        """Divide `width` columns as `parties` says, or evenly among `clients` if it is None."""
+        shares = _even_shares(width, clients) if parties is None else _chosen_shares(width, names, parties)
+        return cls({party: _named(positions, names) for party, positions in shares.items()}, shares)
 
     def read(self, table: Any) -> dict[str, Rows]:
         """Return each party's columns."""
         return {
-            party: _frame(table, own, self.columns[party], party) for party, own in self.positions.items()
+            party: _frame(table, positions, self.columns[party], party)
+            for party, positions in self.positions.items()
         }
 
 
 @dataclass(frozen=True)
 class OwnTables:
-    """A table for each party.
+    """One table per party.
 
     Attributes:
         columns: party -> the names of its columns, or their positions.
-        shapes: party -> the shape of one row; longer than 1 for sequences and images.
+        shapes: party -> the shape of one row; it has more than one axis for sequences and images.
     """
 
     columns: dict[str, Columns]
@@ -69,9 +70,11 @@ class OwnTables:
 
     @classmethod
     def of(cls, tables: Mapping[str, Any]) -> "OwnTables":
+        """Record the parties and columns of a dictionary X."""
         if not tables:
             raise DataError(
-                "VFL-8531", "X must hold a table for at least one party. Found an empty dictionary."
+                "VFL-8531",
+                "X must have a table for at least one party. Found an empty dictionary. Pass {party: table}.",
             )
         shapes = {party: _row_shape(table) for party, table in tables.items()}
         columns = {
@@ -82,18 +85,22 @@ class OwnTables:
 
     @property
     def features(self) -> int:
-        """Numbers in a row of all parties together."""
+        """The number of values in one row of all parties together."""
         return sum(int(np.prod(shape)) for shape in self.shapes.values())
 
     def read(self, tables: Mapping[str, Any]) -> dict[str, Rows]:
-        """Return the tables in the order of fit, if they have the columns that fit has seen."""
+        """Return the tables in the order of fit.
+
+        Raises:
+            DataError: the parties or columns differ from those of fit, or the tables have different rows.
+        """
         self._check_parties(tables)
         for party in self.columns:
             self._check_columns(party, tables[party])
-        read = {party: self._read(party, tables[party]) for party in self.columns}
-        _check_rows(read)
+        rows = {party: self._read(party, tables[party]) for party in self.columns}
+        _check_rows(rows)
         _check_order({party: tables[party] for party in self.columns})
-        return read
+        return rows
 
     def _read(self, party: str, table: Any) -> Rows:
         names = self.columns[party]
@@ -115,15 +122,15 @@ class OwnTables:
             if party not in tables:
                 raise DataError(
                     "VFL-8532",
-                    f'X must hold a table for each party of fit. Missing: "{party}". Found '
-                    f"{_listed(tables)}.",
+                    f'X must have a table for each party of fit. Missing: "{party}". Found '
+                    f"{_listed(tables)}. Add the missing table.",
                 )
         for party in tables:
             if party not in self.columns:
                 near = get_close_matches(str(party), self.columns, 1)
                 hint = f'Did you mean "{near[0]}"?' if near else "Leave it out."
                 raise DataError(
-                    "VFL-8533", f'X must hold the parties of fit and no other. Found "{party}". {hint}'
+                    "VFL-8533", f'X must have the parties of fit and no others. Found "{party}". {hint}'
                 )
 
     def _check_columns(self, party: str, table: Any) -> None:
@@ -132,37 +139,38 @@ class OwnTables:
             raise DataError(
                 "VFL-8534",
                 f'the table of "{party}" must have {_sized(expected)}, as in fit. Found {_sized(found)}. '
-                "Bring the same columns in the same order.",
+                "Pass the same columns in the same order.",
             )
         for known, name in zip(self.columns[party], _column_names(table) or (), strict=False):
             if isinstance(known, str) and name != known:
                 raise DataError(
                     "VFL-8535",
                     f'the table of "{party}" must have the columns of fit in the same order. Found "{name}" '
-                    f'in the place of "{known}". Select {_listed(self.columns[party])}.',
+                    f'where fit had "{known}". Select {_listed(self.columns[party])}.',
                 )
 
 
 def is_dictionary(table: Any) -> TypeGuard[Mapping[str, Any]]:
-    """Whether X is a table for each party; some sparse matrices are dictionaries too, but have a shape."""
+    """Return whether X is {party: table}."""
+    # Some sparse matrices are mappings too, but they have a shape.
     return isinstance(table, Mapping) and not hasattr(table, "shape")
 
 
 def check_in_memory(table: Any) -> None:
-    """Raises DataError for a table that is still to be read, as polars' lazy ones are."""
-    for own in table.values() if is_dictionary(table) else (table,):
-        if hasattr(own, "collect") and not hasattr(own, "shape"):
+    """Raise DataError if a table is lazy, such as a polars LazyFrame."""
+    for item in table.values() if is_dictionary(table) else (table,):
+        if hasattr(item, "collect") and not hasattr(item, "shape"):
             raise DataError(
-                "VFL-8536", f"a table must be in memory. Found a {type(own).__name__}. Call its collect()."
+                "VFL-8536", f"a table must be in memory. Found a {type(item).__name__}. Call its collect()."
             )
 
 
 def check_form(layout: SharedTable | OwnTables, table: Any) -> None:
-    """Raises DataError where fit had one table and this is a dictionary, or the other way round."""
+    """Raise DataError if fit had one table and X is now a dictionary, or the reverse."""
     if isinstance(layout, OwnTables) and not is_dictionary(table):
         raise DataError(
             "VFL-8537",
-            "X must be a dictionary with one table for each party, as in fit. Found "
+            "X must be a dictionary with one table per party, as in fit. Found "
             f"{type(table).__name__}. Pass {{party: table}} with the parties {_listed(layout.columns)}.",
         )
     if isinstance(layout, SharedTable) and is_dictionary(table):
@@ -174,43 +182,48 @@ def check_form(layout: SharedTable | OwnTables, table: Any) -> None:
 
 
 def _even_shares(width: int, clients: int) -> dict[str, list[int]]:
+    """Return the positions of each client's columns, divided evenly."""
     if not isinstance(clients, int | np.integer) or clients < 1:
-        raise ConfigError("VFL-8539", f"clients must be a whole number, 1 or more. Found {clients!r}.")
+        raise ConfigError("VFL-8539", f"clients must be an integer, 1 or more. Found {clients!r}.")
     shares = np.array_split(np.arange(width), min(clients, width))
-    return {f"client-{number}": own.tolist() for number, own in enumerate(shares, 1)}
+    return {f"client-{number}": positions.tolist() for number, positions in enumerate(shares, 1)}
 
 
-def _wishes(width: int, names: Sequence[str] | None, parties: Mapping[str, Any]) -> dict[str, list[int]]:
-    """The positions of the columns that each party names, matches by a pattern, or counts."""
+def _chosen_shares(
+    width: int, names: Sequence[str] | None, parties: Mapping[str, Any]
+) -> dict[str, list[int]]:
+    """Return the positions of the columns that `parties` chooses by name, pattern or position."""
     if not isinstance(parties, Mapping) or not parties:
         raise ConfigError(
             "VFL-8540", f"parties must be a dictionary {{party: columns}}, or None. Found {parties!r}."
         )
     known = list(map(str, range(width))) if names is None else list(names)
     groups = {
-        party: tuple(_name(wish, known, party) for wish in _several(own)) for party, own in parties.items()
+        party: tuple(_name(column, known, party) for column in _as_list(columns))
+        for party, columns in parties.items()
     }
     return match_columns(known, groups, setting="parties")
 
 
-def _several(own: Any) -> list[Any]:
-    """A party's wishes, of which one alone needs no list around it."""
+def _as_list(columns: Any) -> list[Any]:
+    """Return a party's columns as a list. A single column needs no list around it."""
     try:
-        return [own] if isinstance(own, str) else list(own)
+        return [columns] if isinstance(columns, str) else list(columns)
     except TypeError:
-        return [own]
+        return [columns]
 
 
-def _name(wish: Any, known: Sequence[str], party: str) -> str:
-    if isinstance(wish, str):
-        return wish
-    if isinstance(wish, bool) or not isinstance(wish, int | np.integer) or not 0 <= wish < len(known):
+def _name(column: Any, known: Sequence[str], party: str) -> str:
+    """Return the name of a column that was given by position; names and patterns are returned unchanged."""
+    if isinstance(column, str):
+        return column
+    if isinstance(column, bool) or not isinstance(column, int | np.integer) or not 0 <= column < len(known):
         raise DataError(
             "VFL-8541",
-            f"parties.{party}: a column is a name, a pattern, or a position in 0..{len(known) - 1}. "
-            f"Found {wish!r}.",
+            f"parties.{party}: a column must be a name, a pattern, or a position in 0..{len(known) - 1}. "
+            f"Found {column!r}.",
         )
-    return known[int(wish)]
+    return known[int(column)]
 
 
 def _row_shape(table: Any) -> tuple[int, ...]:
@@ -219,7 +232,7 @@ def _row_shape(table: Any) -> tuple[int, ...]:
 
 
 def _column_names(table: Any) -> list[str] | None:
-    """The names of a data frame's columns; None for an array."""
+    """Return the column names of a DataFrame; None for an array."""
     return [str(name) for name in table.columns] if hasattr(table, "columns") else None
 
 
@@ -228,10 +241,10 @@ def _named(positions: Iterable[int], names: Sequence[str] | None) -> Columns:
 
 
 def _frame(table: Any, positions: Sequence[int], names: Columns, party: str) -> pl.DataFrame:
-    """Some columns of a DataFrame or of a checked array [rows, columns], under these names.
+    """Return some columns of a DataFrame, or of a checked array [rows, columns], under these names.
 
     Raises:
-        DataError: A column holds what no model can learn from.
+        DataError: a column has a type that cannot be encoded, or two columns have the same name.
     """
     columns = [
         _column(table, position).alias(str(name)) for position, name in zip(positions, names, strict=True)
@@ -240,13 +253,16 @@ def _frame(table: Any, positions: Sequence[int], names: Columns, party: str) -> 
         if not is_usable(column.dtype):
             raise DataError(
                 "VFL-8542",
-                f"columns must hold numbers, text, truth values or dates. Found {column.dtype} in "
-                f'"{column.name}" of "{party}". Encode it, or leave it out.',
+                f"columns must hold numbers, text, booleans or dates. Found {column.dtype} in "
+                f'"{column.name}" of "{party}". Convert the column, or drop it.',
             )
     try:
         return pl.DataFrame(columns)
     except pl.exceptions.DuplicateError as error:
-        raise DataError("VFL-8543", f'every column of "{party}" needs a different name. {error}.') from error
+        raise DataError(
+            "VFL-8543",
+            f'the column names of "{party}" must be unique. Found: {error}. Rename the duplicate column.',
+        ) from error
 
 
 def _column(table: Any, position: int) -> pl.Series:
@@ -257,7 +273,7 @@ def _column(table: Any, position: int) -> pl.Series:
 
 
 def _from_pandas(column: Any) -> pl.Series:
-    """A pandas column, with nulls where it has gaps. Time zones are dropped."""
+    """Return a pandas column as a polars series, null where a value is missing. Time zones are dropped."""
     kind = getattr(column.dtype, "kind", "O")
     if kind in "biuf":
         return pl.Series(column.to_numpy(dtype=np.float64, na_value=np.nan))
@@ -265,27 +281,31 @@ def _from_pandas(column: Any) -> pl.Series:
         return pl.Series(column.dt.tz_localize(None).to_numpy())
     values = [None if gap else value for value, gap in zip(column, column.isna(), strict=True)]
     try:
-        found = pl.Series(values)
-    except (TypeError, pl.exceptions.PolarsError):  # of several kinds
-        found = pl.Series([None if value is None else str(value) for value in values])
-    return found.cast(pl.Float64) if found.dtype == pl.Null else found
+        series = pl.Series(values)
+    except (TypeError, pl.exceptions.PolarsError):  # a column of mixed types becomes text
+        series = pl.Series([None if value is None else str(value) for value in values])
+    return series.cast(pl.Float64) if series.dtype == pl.Null else series
 
 
 def fit_encoder(party: str, rows: Rows, form: Form, *, scale: bool) -> Encoder | Standard | None:
-    """Return how a party's features are made, by its training rows; None leaves an array as it is.
+    """Fit the encoder of a table, or the scale of an array, on a party's training rows.
+
+    Returns:
+        The encoder or scale; None leaves an array unchanged.
 
     Raises:
-        ConfigError, DataError: The embedding takes tables, or no column is left.
+        ConfigError: the embedding takes tables, and the party has an array of sequences or images.
+        DataError: no column of the table can be used.
     """
     if isinstance(rows, pl.DataFrame):
         table = _in_memory(party, rows)
-        every = pl.DataFrame({"id": table.ids(), POSITION: np.arange(rows.height)})
-        return fit(table, every, form=form, scale=scale, chosen=True)[0]
+        all_rows = pl.DataFrame({"id": table.ids(), POSITION: np.arange(rows.height)})
+        return fit(table, all_rows, form=form, scale=scale, chosen=True)[0]
     if form == "codes":
         raise ConfigError(
             "VFL-8544",
-            f'embedding = "tabular" takes tables, [rows, columns]. Found rows of shape '
-            f'{list(rows.shape[1:])} of "{party}". Use "cnn" for images, "lstm" for sequences.',
+            f'embedding = "tabular" needs tables, [rows, columns]. Found rows of shape '
+            f'{list(rows.shape[1:])} in "{party}". Use "cnn" for images, "lstm" for sequences.',
         )
     return Standard.fit(rows) if scale else None
 
@@ -308,22 +328,23 @@ def _check_rows(tables: Mapping[str, Rows]) -> None:
         found = ", ".join(f'{count} of "{party}"' for party, count in counts.items())
         raise DataError(
             "VFL-8545",
-            f"every party must bring the same rows in the same order. Found {found}. "
-            "Match the parties' records first.",
+            f"all parties must have the same rows in the same order. Found rows: {found}. "
+            "Align the parties' records first.",
         )
 
 
 def _check_order(tables: Mapping[str, Any]) -> None:
-    """Raises DataError where pandas' indices name the same rows in different orders."""
+    """Raise DataError if pandas indices show that two tables have the same rows in different orders."""
     indices = {party: table.index for party, table in tables.items() if hasattr(table, "iloc")}
     first, *others = indices or [""]
     for party in others:
-        own, known = indices[party], indices[first]
-        if not own.equals(known) and own.isin(known).all():
+        index, expected = indices[party], indices[first]
+        # Indices with other values may be meaningless, such as row numbers of different files.
+        if not index.equals(expected) and index.isin(expected).all():
             raise DataError(
                 "VFL-8546",
-                f'every party must bring the same rows in the same order. Found the index of "{first}" in '
-                f'another order in "{party}". Sort both alike, or reset indices that mean nothing.',
+                f'all parties must have the same rows in the same order. Found the index of "{first}" in '
+                f'another order in "{party}". Sort both in the same way, or reset meaningless indices.',
             )
 
 

@@ -1,7 +1,8 @@
-"""Decisions: which of two classes a prediction names, by a threshold that serves a stated goal.
+"""Decide between two classes by a probability threshold that is chosen for a goal, such as the best F1.
 
-The threshold is chosen on the validation rows of the models that a run keeps, and stored with the head beside
-the calibration of its probabilities. This module needs NumPy only: configurations are read without torch.
+The threshold is chosen on the validation rows with the models that a run keeps. It is stored with the head,
+next to the calibration of the probabilities. This module needs only NumPy, so that configurations can be read
+without loading torch.
 """
 
 import math
@@ -18,25 +19,26 @@ from vafl.models.probabilities import Calibration, probabilities
 Floats = npt.NDArray[np.float64]
 Goal = Literal["accuracy", "f1", "precision", "recall", "cost"]
 
-EVEN = 0.5  # the threshold of the likelier class
+EVEN = 0.5  # this threshold chooses the more probable class
 
 
 @dataclass(frozen=True)
 class DecisionSettings:
-    """Which of two classes a prediction names; probabilities are given beside it.
+    """How a prediction chooses between two classes. Predictions always include the probabilities too.
 
-    A row is put into the second class if its probability is at least a threshold. The threshold is chosen on
-    the validation rows, and summary.json reports what it gives on the test rows.
+    A row is assigned to the second class if its probability reaches a threshold. The threshold is chosen on
+    the validation rows, and summary.json reports its results on the test rows.
 
     Attributes:
-        goal: `f1`: the highest F1 score. `accuracy`: the likelier class, a threshold of 0.5. `precision`: the
-            highest recall with a precision of `at_least`. `recall`: the highest precision with a recall of
-            `at_least`. `cost`: the lowest cost. `auto` is `f1` if there are validation rows of both classes,
-            else `accuracy`.
-        at_least: for the goals `precision` and `recall`. If no threshold reaches it, the one that comes
-            nearest is used, and summary.json has `reached: false`.
-        cost_false_positive: for the goal `cost`: what a row that is wrongly put into the second class costs.
-        cost_false_negative: for the goal `cost`: what a row of the second class that is missed costs.
+        goal: `f1`: the highest F1 score. `accuracy`: the more probable class, a threshold of 0.5.
+            `precision`: the highest recall with a precision of `at_least`. `recall`: the highest precision
+            with a recall of `at_least`. `cost`: the lowest cost. `auto` is `f1` if there are validation rows
+            of both classes, otherwise `accuracy`.
+        at_least: for the goals `precision` and `recall`. If no threshold reaches it, the closest one is used,
+            and summary.json has `reached: false`.
+        cost_false_positive: for the goal `cost`: the cost of a row that is wrongly assigned to the second
+            class.
+        cost_false_negative: for the goal `cost`: the cost of a row of the second class that is missed.
     """
 
     goal: Literal["auto"] | Goal = "auto"
@@ -73,7 +75,7 @@ class DecisionSettings:
             )
 
     def resolved(self, *, fitted: bool) -> Goal:
-        """Return the goal to use; without rows to fit a threshold on it is `accuracy`."""
+        """Return the goal to use: `accuracy` if the threshold is not `fitted` on validation rows."""
         if not fitted:
             return "accuracy"
         return "f1" if self.goal == "auto" else self.goal
@@ -82,34 +84,34 @@ class DecisionSettings:
         """Check that the goal fits the labels; `auto` always does.
 
         Args:
-            classes: how many the model tells apart; 0 are numbers.
+            classes: the number of classes; 0 for a regression.
             both: whether there are validation rows of both classes.
 
         Raises:
-            ConfigError: it does not.
+            ConfigError: the goal does not fit.
         """
         if self.goal != "auto" and classes != 2:
             found = f"{classes} classes" if classes else "numbers"
             raise ConfigError(
                 "VFL-3005",
                 f'decision.goal = "{self.goal}" chooses a threshold for two classes. Found labels with '
-                f"{found}. Leave [decision] out: the likeliest of several classes is named.",
+                f"{found}. Leave [decision] out: with several classes, the most probable one is predicted.",
             )
         if self.goal not in ("auto", "accuracy") and not both:
             raise ConfigError(
                 "VFL-3006",
-                f'decision.goal = "{self.goal}" needs validation rows of both classes to choose a threshold '
-                "on. Hold out more rows (data.validation_fraction), or leave it out for a threshold of 0.5.",
+                f'decision.goal = "{self.goal}" needs validation rows of both classes to choose a threshold. '
+                "Hold out more rows (data.validation_fraction), or leave it out for a threshold of 0.5.",
             )
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """A threshold, and what it reaches on the rows that it was chosen on.
+    """A threshold, and whether it meets the goal on the rows that it was chosen on.
 
     Attributes:
-        value: the least probability of the second class that puts a row into it. Above 1 puts no row there.
-        reached: whether it meets the goal.
+        value: the lowest probability that assigns a row to the second class. Above 1, no row is assigned.
+        reached: whether the threshold meets the goal.
     """
 
     value: float = EVEN
@@ -119,9 +121,9 @@ class Threshold:
 def choose_threshold(
     settings: DecisionSettings, goal: Goal, shares: npt.ArrayLike, labels: npt.ArrayLike
 ) -> Threshold:
-    """Return the threshold that serves the goal best on these rows.
+    """Return the threshold that meets the goal best on these rows.
 
-    Of equally good thresholds it is the highest, which puts the fewest rows into the second class.
+    Among equally good thresholds, it is the highest, which assigns the fewest rows to the second class.
 
     Args:
         shares: [rows], the probability of the second class.
@@ -133,7 +135,7 @@ def choose_threshold(
     true, false = counts_by_threshold(chances, known)
     recall = true / true[-1]
     with np.errstate(invalid="ignore"):
-        precision = np.nan_to_num(true / (true + false))  # none flagged: 0
+        precision = np.nan_to_num(true / (true + false))  # 0 if no row is assigned to the second class
     reached = np.ones(len(true), bool)
     if goal == "f1":
         merits: tuple[Floats, ...] = (2 * true / (true + false + true[-1]),)
@@ -145,13 +147,14 @@ def choose_threshold(
         reached = aim >= (settings.at_least or 0.0)
         merits = (other, aim) if reached.any() else (aim, other)
     allowed = np.flatnonzero(reached) if reached.any() else np.arange(len(true))
-    # lexsort goes by its last key first and is stable: among equals the first, of the highest threshold.
-    order = np.lexsort([-own[allowed] for own in reversed(merits)])
+    # lexsort sorts by its last key first, hence `reversed`. It is stable and thresholds are in descending
+    # order, so the highest threshold wins a tie.
+    order = np.lexsort([-merit[allowed] for merit in reversed(merits)])
     return Threshold(_between(chances, int(allowed[order[0]])), bool(reached.any()))
 
 
 def _between(shares: Floats, place: int) -> float:
-    """Return a threshold that takes the rows of the `place` highest distinct probabilities and no others."""
+    """Return a threshold that only the rows with the `place` highest distinct probabilities reach."""
     values = np.unique(shares)[::-1]
     if place == len(values):
         return 0.0
@@ -159,32 +162,34 @@ def _between(shares: Floats, place: int) -> float:
         return 1.0 if values[0] < 1 else float(np.nextafter(1.0, 2.0))
     above, below = float(values[place - 1]), float(values[place])
     middle = (above + below) / 2
-    return middle if middle > below else above  # neighbouring floats have no middle
+    return middle if middle > below else above  # adjacent floats have no number between them
 
 
 def decision_figures(
     settings: DecisionSettings, threshold: float, shares: npt.ArrayLike, labels: npt.ArrayLike
 ) -> dict[str, Any]:
-    """Return what a threshold gives on these rows.
+    """Return accuracy, precision, recall, F1 and the confusion matrix of a threshold on these rows.
 
-    `confusion` is [[true negatives, false positives], [false negatives, true positives]]. A figure that the
-    rows do not define, such as the precision where no row is put into the second class, is None.
+    `confusion` is [[true negatives, false positives], [false negatives, true positives]]. An undefined figure
+    is None, such as the precision if no row is assigned to the second class.
     """
     chosen, known = np.asarray(shares) >= threshold, np.asarray(labels).astype(bool)
     negatives, positives = (
         [int(np.sum(~chosen & (known == label))), int(np.sum(chosen & (known == label)))]
         for label in (False, True)
     )
-    (right_no, wrong_yes), (wrong_no, right_yes) = negatives, positives
+    (true_negatives, false_positives), (false_negatives, true_positives) = negatives, positives
+    errors = false_positives + false_negatives
     figures: Figures = {
-        "accuracy": _share(right_no + right_yes, len(known)),
-        "precision": _share(right_yes, right_yes + wrong_yes),
-        "recall": _share(right_yes, right_yes + wrong_no),
-        "f1": _share(2 * right_yes, 2 * right_yes + wrong_yes + wrong_no),
+        "accuracy": _share(true_negatives + true_positives, len(known)),
+        "precision": _share(true_positives, true_positives + false_positives),
+        "recall": _share(true_positives, true_positives + false_negatives),
+        "f1": _share(2 * true_positives, 2 * true_positives + errors),
     }
     if settings.goal == "cost":
-        cost = settings.cost_false_positive * wrong_yes + settings.cost_false_negative * wrong_no
-        figures["cost"] = cost
+        figures["cost"] = (
+            settings.cost_false_positive * false_positives + settings.cost_false_negative * false_negatives
+        )
     return {"rows": len(known), "confusion": [negatives, positives], **figures}
 
 
@@ -194,10 +199,11 @@ def _share(part: int, whole: int) -> float | None:
 
 @dataclass(frozen=True)
 class Decision:
-    """How a head's outputs become probabilities and a class; stored with the head.
+    """Turns a head's outputs into probabilities and a class. It is stored with the head.
 
     Attributes:
-        threshold: of two classes, as in `Threshold`.
+        calibration: the map from outputs to calibrated outputs.
+        threshold: the threshold for two classes, as in `Threshold`.
     """
 
     calibration: Calibration = field(default_factory=Calibration)
@@ -208,11 +214,16 @@ class Decision:
             raise ValueError(f"the threshold of a decision must be from 0 to 1. Found {self.threshold}")
 
     def check_outputs(self, outputs: int, classes: int) -> None:
-        """Raise ValueError unless this fits a head with `outputs` outputs; 0 classes are numbers."""
+        """Raise ValueError unless this fits a head with these outputs and classes.
+
+        Args:
+            outputs: the number of outputs of the head.
+            classes: the number of classes; 0 for a regression.
+        """
         method = self.calibration.method
         if method in ("shift", "platt") and len(self.calibration.shifts) != outputs:
             raise ValueError(
-                f"a calibration must have a shift for each output, {outputs}. Found "
+                f"a calibration must have one shift for each of the {outputs} outputs. Found "
                 f"{len(self.calibration.shifts)}"
             )
         if (method != "none" and not classes) or (method == "isotonic" and classes != 2):
@@ -223,7 +234,7 @@ class Decision:
         return probabilities(self.calibration(outputs))
 
     def choose(self, shares: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Return the number of the class, [rows], by probabilities [rows, classes]."""
-        found = np.asarray(shares)
-        chosen = found[:, 1] >= self.threshold if found.shape[1] == 2 else found.argmax(axis=1)
+        """Return the class number of each row, [rows], from probabilities [rows, classes]."""
+        chances = np.asarray(shares)
+        chosen = chances[:, 1] >= self.threshold if chances.shape[1] == 2 else chances.argmax(axis=1)
         return chosen.astype(np.int64)

@@ -1,4 +1,4 @@
-"""The clients' embedding models: linear, MLP, CNN, LSTM, tabular, or any torch module the user names."""
+"""The clients' embedding models: linear, MLP, CNN, LSTM, tabular, or the user's own torch module."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -36,7 +36,8 @@ def make_embedding(
     """Make the embedding model that the settings describe, for features [rows, *shape].
 
     Args:
-        inputs: of a tabular embedding: what each feature is a code of.
+        outputs: the number of outputs of the head, which decides the default width.
+        inputs: for a tabular embedding: the column that each feature is a code of.
     """
     width = settings.embedding_width(outputs)
     if settings.embedding == "linear":
@@ -55,14 +56,14 @@ def make_embedding(
 
 
 def linear(shape: Sequence[int], width: int) -> nn.Module:
-    """One affine map of all features."""
+    """Return one affine layer over all features."""
     size = int(torch.Size(shape).numel())
     layer = nn.Linear(size, width)
     return layer if len(shape) == 1 else nn.Sequential(nn.Flatten(), layer)
 
 
 def mlp(shape: Sequence[int], width: int, hidden: Sequence[int]) -> nn.Module:
-    """Affine layers with ReLU between them."""
+    """Return affine layers with ReLU between them."""
     sizes = [int(torch.Size(shape).numel()), *hidden]
     layers: list[nn.Module] = [] if len(shape) == 1 else [nn.Flatten()]
     for before, after in pairwise(sizes):
@@ -71,9 +72,10 @@ def mlp(shape: Sequence[int], width: int, hidden: Sequence[int]) -> nn.Module:
 
 
 def cnn(shape: Sequence[int], width: int, channels: Sequence[int]) -> nn.Module:
-    """3x3 convolutions with ReLU, halved after every second one; the last gives `width` averages.
+    """Return 3x3 convolutions with ReLU, max-pooled after every second one.
 
-    The paper's 7-layer CNN is six channel counts and the width.
+    The last convolution has `width` channels, each averaged over the image. The paper's 7-layer CNN has six
+    channel counts and the width.
     """
     if len(shape) != 3:
         raise ConfigError(
@@ -93,7 +95,7 @@ def cnn(shape: Sequence[int], width: int, channels: Sequence[int]) -> nn.Module:
 
 
 def lstm(shape: Sequence[int], width: int, hidden: Sequence[int]) -> nn.Module:
-    """A BiLSTM of hidden[0] units, then an LSTM of `width`."""
+    """Return a bidirectional LSTM with hidden[0] units, followed by an LSTM with `width` units."""
     if len(shape) != 2:
         raise ConfigError(
             "VFL-3012",
@@ -110,7 +112,7 @@ def named_factory(name: str) -> Factory:
     with one that was read from a model folder or received from a peer.
 
     Raises:
-        ConfigError: It cannot be imported, or cannot be called.
+        ConfigError: the factory cannot be imported or called.
     """
     module_name, _, attribute = name.partition(":")
     try:
@@ -118,20 +120,20 @@ def named_factory(name: str) -> Factory:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             "VFL-3013",
-            f'model.embedding "{name}" must name something importable as package.module:Factory. {error}. '
-            "Is the package installed, or its folder on PYTHONPATH?",
+            f'model.embedding "{name}" must be importable as package.module:Factory. Found: {error}. Install '
+            "the package, or add its folder to PYTHONPATH.",
         ) from error
     if not callable(factory):
         raise ConfigError(
             "VFL-3014",
-            f'model.embedding "{name}" must name something to call as Factory(feature_shape, width). Found '
-            f"an object of type {type(factory).__name__}. Name a function or a class.",
+            f'model.embedding "{name}" must be callable as Factory(feature_shape, width). Found an object of '
+            f"type {type(factory).__name__}. Use a function or a class.",
         )
     return factory
 
 
 def _check_module(module: Any, shape: Sequence[int], width: int, name: str) -> None:
-    """Try what the user's factory returned on two rows, before anything is built on it."""
+    """Raise ConfigError unless the user's module maps two rows of zeros to the right shape and type."""
     if not isinstance(module, nn.Module):
         raise ConfigError(
             "VFL-3015",
@@ -145,6 +147,6 @@ def _check_module(module: Any, shape: Sequence[int], width: int, name: str) -> N
         raise ConfigError(
             "VFL-3016",
             f'model.embedding "{name}" must map [rows, {", ".join(map(str, shape))}] to [rows, {width}] '
-            f"float32. Found output {list(output.shape)} {kind} for 2 rows. Set model.width to what the "
-            "module gives.",
+            f"float32. Found output {list(output.shape)} {kind} for 2 rows. Set model.width to the width of "
+            "the module's output.",
         )

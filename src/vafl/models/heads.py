@@ -1,4 +1,4 @@
-"""The server's head theta_0: from the embeddings' sum, or their concatenation, to outputs."""
+"""The server's head theta_0, which maps the sum or the concatenation of the embeddings to outputs."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,10 +14,11 @@ from vafl.models.tabular import TabularHead
 
 Matrix = npt.NDArray[np.float32]
 WayBack = Callable[[Matrix], tuple[Matrix, list[Matrix]]]
+"""Backward pass: gradient of the outputs -> gradients of the inputs and of each parameter."""
 
 
 class Bias(nn.Module):
-    """outputs = sum of embeddings + bias: with linear embeddings, (logistic) regression."""
+    """Adds a bias to the sum of the embeddings: linear or logistic regression with linear embeddings."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
@@ -28,19 +29,22 @@ class Bias(nn.Module):
         return sums + self.bias
 
     def with_way_back(self) -> Callable[[Matrix], tuple[Matrix, WayBack]]:
-        """The same in the sums' place, and the map from slopes of the outputs to those of the sums and of the
-        parameters."""
+        """Return `forward` in closed form: a function that returns the outputs and their backward pass.
+
+        The function overwrites its argument with the outputs, and records no autograd graph.
+        """
         bias = self.bias.detach().numpy()
 
         def outputs(sums: Matrix) -> tuple[Matrix, WayBack]:
             kernels.add_row(sums, bias)
-            return sums, _through_a_sum
+            return sums, _backward
 
         return outputs
 
 
-def _through_a_sum(slopes: Matrix) -> tuple[Matrix, list[Matrix]]:
-    return slopes, [kernels.sum_rows(slopes)]
+def _backward(gradient: Matrix) -> tuple[Matrix, list[Matrix]]:
+    """Return the gradients of the sums and of the bias, from the gradient of the outputs."""
+    return gradient, [kernels.sum_rows(gradient)]
 
 
 def make_head(settings: ModelSettings, clients: int, outputs: int) -> nn.Module:
@@ -56,10 +60,10 @@ def make_head(settings: ModelSettings, clients: int, outputs: int) -> nn.Module:
 
 
 def linear(inputs: int, outputs: int) -> nn.Module:
-    """One affine layer, after the embeddings' own non-linearity."""
+    """Return one affine layer. Embeddings may be non-linear themselves."""
     return nn.Linear(inputs, outputs)
 
 
 def deep(inputs: int, outputs: int, hidden: Sequence[int]) -> nn.Module:
-    """ReLU on the combined embeddings, then affine layers with ReLU between them."""
+    """Return a ReLU on the combined embeddings, followed by affine layers with ReLU between them."""
     return nn.Sequential(nn.ReLU(), mlp([inputs], outputs, hidden))

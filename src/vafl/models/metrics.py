@@ -1,9 +1,10 @@
-"""Metrics: what an evaluation measures, from the head's outputs [rows, outputs] and the labels [rows].
+"""The metrics of an evaluation, computed from the head's outputs [rows, outputs] and the labels [rows].
 
-There are three families: two classes, several classes, and numbers. A task measures its whole family at every
-evaluation. A metric that is not defined on the labels at hand, or whose value is not finite, is None.
+There are three families of metrics: for two classes, for several classes, and for regression. Every
+evaluation computes all metrics of the task's family. A metric that is undefined on the labels, or whose value
+is not finite, is None.
 
-This module needs NumPy only: reading run folders must not load torch.
+This module needs only NumPy, so that run folders can be read without loading torch.
 """
 
 import math
@@ -19,22 +20,23 @@ from vafl.errors import ConfigError
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 Figures = dict[str, float | None]
-"""The name of a metric -> its value; None where it is not defined."""
+"""The name of a metric -> its value; None if it is undefined."""
 
 MetricName = Literal[
     "loss", "auc", "log_loss", "accuracy", "average_precision", "brier", "f1", "macro_f1", "r2", "rmse", "mae"
 ]
-_LARGE = 1e4  # from here on a value has digits enough before its point
-_LEAST_SHARE = float(np.finfo(float).eps)  # of a class that no training row has: its log loss stays finite
+_LARGE = 1e4  # from here on, a value is shown with 4 significant digits instead of 4 decimals
+_LEAST_SHARE = float(np.finfo(float).eps)  # replaces a class share of 0, so that the log loss stays finite
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure of merit.
+    """One metric.
 
     Attributes:
-        compute: takes outputs [rows, outputs] and labels [rows], both float64; NaN where it is not defined.
-        needs_two_values: whether it is defined only on labels that are not all the same.
+        compute: takes outputs [rows, outputs] and labels [rows], both float64; returns NaN if undefined.
+        higher_is_better: whether a higher value is better.
+        needs_two_values: whether the metric is defined only if the labels are not all the same.
     """
 
     name: str
@@ -43,12 +45,12 @@ class Metric:
     needs_two_values: bool = False
 
     def is_defined_on(self, labels: npt.ArrayLike) -> bool:
-        """Return whether these labels, [rows], have what the metric needs."""
+        """Return whether the metric is defined on these labels, [rows]."""
         values = np.asarray(labels)
         return len(values) > 0 and (not self.needs_two_values or bool((values != values[0]).any()))
 
     def measure(self, outputs: npt.ArrayLike, labels: npt.ArrayLike) -> float | None:
-        """Return the metric of the head's outputs; None if it is not defined or not finite."""
+        """Return the metric of the head's outputs; None if it is undefined or not finite."""
         seen, known = np.asarray(outputs, np.float64), np.asarray(labels, np.float64)
         if not self.is_defined_on(known) or not np.isfinite(seen).all():
             return None
@@ -65,25 +67,26 @@ class Metric:
         return not self.is_better(target, value)
 
 
-# --- two classes: outputs are the log-odds of the second class, or one score for each ---
+# --- two classes: outputs are the log-odds of the second class, or one score per class ---
 
 
 def log_odds(outputs: Floats) -> Floats:
-    """[rows]: the log-odds of the second class."""
+    """Return the log-odds of the second class, [rows]."""
     return outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, 1] - outputs[:, 0]
 
 
 def sigmoid(scores: Floats) -> Floats:
-    """Return the probability of the second class by its log-odds."""
-    shrunk = np.exp(-np.abs(scores))  # at most 1, so nothing overflows
+    """Return the probability of the second class from its log-odds."""
+    shrunk = np.exp(-np.abs(scores))  # at most 1, so it cannot overflow
     share: Floats = np.where(scores < 0, shrunk, 1) / (1 + shrunk)
     return share
 
 
 def counts_by_threshold(scores: Floats, labels: Floats) -> tuple[Floats, Floats]:
-    """Return the true and false positives at each distinct threshold, the highest first, from (0, 0) on.
+    """Return the numbers of true and false positives at each distinct threshold.
 
-    Rows with equal scores share a threshold, so ties count by halves in the area under the ROC curve.
+    The highest threshold comes first, after an entry of 0 for a threshold above all scores. Rows with equal
+    scores share a threshold, so a tie counts one half in the area under the ROC curve.
     """
     order = np.argsort(-scores, kind="stable")
     last_of_score = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
@@ -121,7 +124,7 @@ def _f1(outputs: Floats, labels: Floats) -> float:
     return float(2 * labels[predicted].sum() / both)
 
 
-# --- several classes: one output for each ---
+# --- several classes: one output per class ---
 
 
 def _log_loss(outputs: Floats, labels: Floats) -> float:
@@ -135,7 +138,7 @@ def _accuracy(outputs: Floats, labels: Floats) -> float:
 
 
 def _confusion(outputs: Floats, labels: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return the correct, predicted and labelled rows of each class, [classes]."""
+    """Return the numbers of correct, predicted and labelled rows of each class, [classes] each."""
     classes, predicted, known = outputs.shape[1], outputs.argmax(axis=1), labels.astype(np.int64)
     counts = (np.bincount(rows, minlength=classes) for rows in (known[predicted == known], predicted, known))
     correct, predictions, labelled = (count.astype(np.float64) for count in counts)
@@ -143,16 +146,16 @@ def _confusion(outputs: Floats, labels: Floats) -> tuple[Floats, Floats, Floats]
 
 
 def _macro_f1(outputs: Floats, labels: Floats) -> float:
-    """The mean over the classes that are labelled or predicted, as scikit-learn has it."""
+    """Return the mean F1 over the classes that are labelled or predicted, like scikit-learn."""
     correct, predicted, labelled = _confusion(outputs, labels)
     present = predicted + labelled > 0
     return float(np.mean(2 * correct[present] / (predicted + labelled)[present]))
 
 
 def by_class(outputs: npt.ArrayLike, labels: npt.ArrayLike, classes: Sequence[str]) -> dict[str, Figures]:
-    """Return precision, recall, F1 and the number of rows of each class, by name.
+    """Return precision, recall, F1 and the number of rows of each class, by class name.
 
-    Precision is None for a class that is never predicted, recall for one that has no rows.
+    Precision is None for a class that is never predicted. Recall is None for a class without rows.
     """
     correct, predicted, labelled = _confusion(np.asarray(outputs), np.asarray(labels))
     with np.errstate(all="ignore"):
@@ -174,7 +177,7 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-# --- numbers: one output ---
+# --- regression: one output ---
 
 
 def _r2(outputs: Floats, labels: Floats) -> float:
@@ -194,21 +197,21 @@ def _mae(outputs: Floats, labels: Floats) -> float:
 
 
 def shown_name(metric: str) -> str:
-    """Return a metric's name for people.
+    """Return a metric's name for display.
 
-    `f1` is measured at a probability of 0.5. A run also reports the F1 at the threshold that it chose, so the
-    name says which of the two it is.
+    `f1` is measured at a probability of 0.5. A run also reports the F1 at its chosen threshold, so the
+    displayed name tells the two apart.
     """
     return "f1 (at 0.5)" if metric == "f1" else metric
 
 
 def as_text(figures: Mapping[str, float | None]) -> str:
-    """Return the metrics as words, such as "auc 0.9132, log_loss 0.2871"."""
+    """Return the metrics as text, such as "auc 0.9132, log_loss 0.2871"."""
     return ", ".join(f"{shown_name(name)} {figure(value)}" for name, value in figures.items())
 
 
 def figure(value: float | None) -> str:
-    """Return a metric's value as text; a dash where it is not defined."""
+    """Return a metric's value as text; a dash if it is undefined."""
     return "\N{EN DASH}" if value is None else f"{value:.4f}" if abs(value) < _LARGE else f"{value:.4g}"
 
 
@@ -216,7 +219,7 @@ def _family(*metrics: Metric) -> Mapping[str, Metric]:
     return {metric.name: metric for metric in metrics}
 
 
-# The first of each family is the headline by default, the second is what "loss" means.
+# In each family, the first metric is the default headline, and the second is the one that "loss" means.
 _TWO_CLASSES = _family(
     Metric("auc", _auc, needs_two_values=True),
     Metric("log_loss", _binary_log_loss, higher_is_better=False),
@@ -249,10 +252,11 @@ class Metrics:
     """The metrics of one task, which are measured together.
 
     Attributes:
-        each: all of them.
-        headline: the one that is shown where there is room for one, and that stop.metric is a target for.
-        select: the one by which the model to keep is chosen.
-        loss, outputs: the run's loss and the number of outputs of its head.
+        each: all metrics.
+        headline: the metric that is displayed first, and that stop.metric sets a target for.
+        select: the metric that decides which model is kept.
+        loss: the run's loss.
+        outputs: the number of outputs of the head.
     """
 
     each: tuple[Metric, ...]
@@ -263,14 +267,14 @@ class Metrics:
 
     @classmethod
     def of(cls, loss: str, outputs: int, headline: str = "auto", select: str = "loss") -> "Metrics":
-        """Return the metrics for a head with `outputs` outputs that is trained by `loss`.
+        """Return the metrics for a head with `outputs` outputs that is trained with `loss`.
 
         Args:
-            headline: model.metric.
-            select: stop.select.
+            headline: the setting model.metric.
+            select: the setting stop.select.
 
         Raises:
-            ConfigError: one of these two is not measured for such a head.
+            ConfigError: `headline` or `select` is not a metric of such a head.
         """
         if loss == "squared":
             family = _NUMBERS
@@ -290,7 +294,7 @@ class Metrics:
                 )
                 raise ConfigError(
                     "VFL-3021",
-                    f'{setting} must be a metric of {found}: loss, {", ".join(family)}. Found "{name}".',
+                    f'{setting} must be a metric for {found}: loss, {", ".join(family)}. Found "{name}".',
                 )
             return family[name]
 
@@ -303,16 +307,16 @@ class Metrics:
         return {metric.name: metric.measure(seen, known) for metric in self.each}
 
     def trivial(self, train_labels: npt.ArrayLike, labels: npt.ArrayLike) -> Figures:
-        """Return every metric, on `labels`, of the model that knows the training labels and no feature.
+        """Return every metric, on `labels`, of a baseline that uses the training labels and no feature.
 
-        It predicts the mean of numbers and the shares of classes, whose accuracy is the largest class's.
+        The baseline predicts the mean of a regression's labels, or the share of each class.
         """
         row = self._trivial_row(np.asarray(train_labels))
         rows = len(np.asarray(labels))
         return self.measure(np.broadcast_to(row, (rows, self.outputs)), labels)
 
     def _trivial_row(self, train_labels: Array) -> Floats:
-        """[outputs]"""
+        """Return the baseline's outputs for any row, [outputs]."""
         if self.loss == "squared":
             return np.array([train_labels.mean(dtype=np.float64)])
         classes = 2 if self.loss == "binary" else self.outputs

@@ -1,10 +1,10 @@
-"""Probabilities from a head's outputs, and their calibration.
+"""Compute and calibrate probabilities from a head's outputs.
 
-Outputs are [rows, outputs]: one column is the log-odds of the second of two classes, several columns are one
-score per class. A calibration maps outputs to outputs of the same form, whose probabilities match what was
-observed on the validation rows. So metrics need not know about it.
+Outputs are [rows, outputs]. A single column is the log-odds of the second of two classes; several columns are
+one score per class. A calibration maps outputs to outputs of the same form, whose probabilities match the
+frequencies on the validation rows. Metrics therefore work the same with and without calibration.
 
-This module needs NumPy only; isotonic regression loads scikit-learn when it is fitted.
+This module needs only NumPy. Fitting an isotonic calibration also loads scikit-learn.
 """
 
 import math
@@ -21,19 +21,19 @@ from vafl.models.metrics import log_odds, sigmoid
 Floats = npt.NDArray[np.float64]
 Method = Literal["none", "shift", "platt", "isotonic"]
 
-_ALMOST_CONVERGED = 1e-12  # a Newton step that would lower the mean loss by less is the last
+_ALMOST_CONVERGED = 1e-12  # Newton's method stops when a step would lower the mean loss by less than this
 _MOST_STEPS = 100
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A map from outputs to outputs; plain numbers, checked when it is made.
+    """Maps outputs to calibrated outputs. It consists of plain numbers, which the constructor checks.
 
     Attributes:
-        method: `none` leaves outputs as they are; `shift` undoes class weights without a fit.
-        scale, shifts: of `shift` and `platt`: outputs * scale + shifts, with a shift for each output.
-        scores, shares: of `isotonic`: the probability of the second class at these log-odds, ascending.
-            Between two of them it is interpolated, beyond them it is constant.
+        method: `none` leaves outputs unchanged; `shift` undoes class weights without a fit.
+        scale, shifts: for `shift` and `platt`: the result is outputs * scale + shifts, one shift per output.
+        scores, shares: for `isotonic`: ascending log-odds, and the probability of the second class there. It
+            is interpolated linearly between two scores, and constant beyond the first and the last.
     """
 
     method: Method = "none"
@@ -50,11 +50,11 @@ class Calibration:
             raise ValueError("a calibration must have shifts if, and only if, its method is shift or platt")
         if (self.method == "isotonic") != bool(self.scores) or len(self.scores) != len(self.shares):
             raise ValueError(
-                "a calibration must have as many scores as shares, and only if its method is isotonic"
+                "a calibration must have as many scores as shares, and none unless its method is isotonic"
             )
         rising = all(low < high for low, high in pairwise(self.scores))
         if not rising or any(low > high for low, high in pairwise(self.shares)):
-            raise ValueError("the scores of a calibration must rise, and its shares must not fall")
+            raise ValueError("the scores of a calibration must ascend, and its shares must not descend")
         if self.shares and not 0 < self.shares[0] <= self.shares[-1] < 1:
             raise ValueError("the shares of a calibration must be above 0 and below 1")
 
@@ -73,11 +73,13 @@ class Calibration:
     def undoing(cls, class_weights: Sequence[float], outputs: int) -> "Calibration":
         """Return the shift that undoes the class weights of the training loss.
 
-        A model that minimises the weighted log loss gives class k the probability that it has, times the
-        weight of the class, up to normalisation. So its score is too high by the logarithm of the weight.
+        A model that minimises the weighted log loss multiplies the true probability of each class by the
+        weight of the class, up to normalisation. Its score is therefore too high by the logarithm of the
+        weight.
 
         Args:
-            outputs: of the head.
+            class_weights: [classes], the weights of the training loss.
+            outputs: the number of outputs of the head.
         """
         if len(set(class_weights)) < 2:
             return cls()
@@ -89,16 +91,15 @@ class Calibration:
     def fit(
         cls, method: Method, outputs: npt.ArrayLike, labels: npt.ArrayLike, class_weights: Sequence[float]
     ) -> "Calibration":
-        """Fit on validation rows, which must be of two classes or more.
+        """Fit a calibration on validation rows, which must contain at least two classes.
 
-        `platt` fits scale and shift of the log-odds of two classes. Several classes have one scale (the
-        inverse of a temperature); their shifts undo the class weights that they were trained with, which
-        favour class k by a factor of its weight.
+        For two classes, `platt` fits scale and shift of the log-odds. For several classes, it fits one scale
+        (the inverse of a temperature), and the shifts undo the class weights of the training loss.
 
         Args:
             outputs: [rows, outputs], finite.
             labels: [rows], class numbers.
-            class_weights: [classes], of the training loss.
+            class_weights: [classes], the weights of the training loss.
         """
         seen, known = np.asarray(outputs, np.float64), np.asarray(labels, np.int64)
         if method == "isotonic":
@@ -115,7 +116,7 @@ class Calibration:
 
 
 def probabilities(outputs: Floats) -> Floats:
-    """Return the probability of each class, [rows, classes], by outputs that may be calibrated."""
+    """Return the probability of each class, [rows, classes], from outputs, calibrated or not."""
     if outputs.shape[1] == 1:
         second = sigmoid(outputs[:, 0])
         return np.stack([1 - second, second], 1)
@@ -127,9 +128,9 @@ def probabilities(outputs: Floats) -> Floats:
 def _platt(scores: Floats, labels: npt.NDArray[np.int64]) -> tuple[float, float]:
     """Return scale and shift of the log-odds by maximum likelihood.
 
-    The labels are replaced by Platt's targets, (n + 1) / (n + 2) for n rows of a class, so that the fit is
-    finite where the scores separate the classes. Scores that rank the classes in the wrong order get a scale
-    of 0, as an isotonic fit would give: a calibration never reverses the ranking.
+    Platt's targets, (n + 1) / (n + 2) for n rows of a class, replace the labels. They keep the fit finite if
+    the scores separate the classes. If the scores rank the classes in the wrong order, the scale is 0, as in
+    an isotonic fit: a calibration never reverses the ranking.
     """
     count = int(labels.sum())
     targets = np.where(labels == 1, (count + 1) / (count + 2), 1 / (len(labels) - count + 2))
@@ -137,9 +138,9 @@ def _platt(scores: Floats, labels: npt.NDArray[np.int64]) -> tuple[float, float]
     design = np.stack([(scores - centre) / unit, np.ones(len(scores))], 1)
 
     def evaluate(theta: Floats) -> tuple[float, Floats, Floats]:
-        found = design @ theta
-        share = sigmoid(found)
-        value = np.mean(np.logaddexp(0, found) - targets * found)
+        logits = design @ theta
+        share = sigmoid(logits)
+        value = np.mean(np.logaddexp(0, logits) - targets * logits)
         curvature = (design.T * (share * (1 - share))) @ design / len(design)
         return float(value), design.T @ (share - targets) / len(design), curvature
 
@@ -152,8 +153,8 @@ def _platt(scores: Floats, labels: npt.NDArray[np.int64]) -> tuple[float, float]
 def _inverse_temperature(outputs: Floats, labels: npt.NDArray[np.int64]) -> float:
     """Return the scale of the outputs of several classes by maximum likelihood.
 
-    Labels are smoothed a little. As with Platt's targets, that keeps the scale finite where every row is
-    classified correctly.
+    Labels are smoothed a little. Like Platt's targets, this keeps the scale finite if every row is classified
+    correctly.
     """
     rows, classes = outputs.shape
     centred = outputs - outputs.mean(axis=1, keepdims=True)
@@ -184,26 +185,28 @@ def _newton(evaluate: Callable[[Floats], tuple[float, Floats, Floats]], start: F
     """
     theta, (value, gradient, hessian) = start, evaluate(start)
     for _ in range(_MOST_STEPS):
-        # The ridge bounds the step where the function is almost flat; it does not move the minimum.
+        # The ridge bounds the step if the function is almost flat. It does not move the minimum, since the
+        # gradient is exact.
         step = np.linalg.solve(hessian + 1e-12 * np.eye(len(theta)), gradient)
         gain, size = float(gradient @ step), 1.0
         if gain < _ALMOST_CONVERGED:
             break
-        while (found := evaluate(theta - size * step))[0] > value - 1e-4 * size * gain:
+        # Armijo's rule: halve the step until the value falls by at least a fraction of the predicted gain.
+        while (trial := evaluate(theta - size * step))[0] > value - 1e-4 * size * gain:
             size /= 2
             if size < 1e-10:
                 return theta
-        theta, (value, gradient, hessian) = theta - size * step, found
+        theta, (value, gradient, hessian) = theta - size * step, trial
     return theta
 
 
 def _isotonic(scores: Floats, labels: npt.NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return log-odds and the probabilities there by isotonic regression (pool adjacent violators).
+    """Return log-odds, and the probabilities at them, by isotonic regression (pool adjacent violators).
 
-    n rows of one class do not prove a probability of 0 or 1, so it stays 1 / (n + 2) away from both. Without
-    that bound a single wrong row would have an infinite log loss.
+    Probabilities stay 1 / (n + 2) away from 0 and 1 for n rows, since n rows cannot prove certainty. Without
+    that bound, a single wrong row would have an infinite log loss.
     """
-    from sklearn.isotonic import IsotonicRegression  # noqa: PLC0415 - takes longer to load than all the rest
+    from sklearn.isotonic import IsotonicRegression  # noqa: PLC0415 - slow to import, and rarely needed
 
     bound = 1 / (len(labels) + 2)
     fitted = IsotonicRegression(y_min=bound, y_max=1 - bound).fit(scores, labels)

@@ -18,32 +18,32 @@ _MOST_LAYERS = 100
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The clients' embedding, the server's head, the loss.
+    """The clients' embedding, the server's head, the loss and the calibration.
 
     Attributes:
         embedding: `tabular` (the default for tables), `linear`, `mlp`, `cnn`, `lstm`, or the user's own
             `package.module:Factory`, called as Factory(feature_shape, width).
-        width: the embedding's width; 0 means the number of outputs for a `bias` head, else 32 for a tabular
-            embedding and 16 for others.
-        hidden: hidden units of a tabular embedding or an mlp, channels of a cnn, BiLSTM units of an lstm;
-            empty means the defaults [128, 128], [64], [16, 16, 32, 32, 64, 64] and [16].
+        width: the embedding's width. 0 means the number of outputs for a `bias` head. For other heads it
+            means 32 with a tabular embedding and 16 otherwise.
+        hidden: the hidden units of a tabular embedding or an mlp, the channels of a cnn, or the BiLSTM units
+            of an lstm. The defaults are [128, 128], [64], [16, 16, 32, 32, 64, 64] and [16].
         head: `bias` (the sum of the embeddings plus a bias: logistic regression), `linear`, `mlp`, or
-            `tabular` (a small network and a linear path beside it).
-        head_hidden: hidden units of an mlp or tabular head.
-        combine: what the head sees, the `sum` or the `concat`enation of the embeddings.
-        loss: `softmax`, `binary`, `squared`; `auto` follows from the labels.
+            `tabular` (a small network with a parallel linear path).
+        head_hidden: the hidden units of an mlp or tabular head.
+        combine: the input of the head: the `sum` or the `concat`enation of the embeddings.
+        loss: `softmax`, `binary` or `squared`; `auto` chooses by the labels.
         metric: the headline metric. Two classes: `auc`, `log_loss`, `accuracy`, `average_precision`, `brier`,
-            `f1`. Several: `accuracy`, `log_loss`, `macro_f1`. Numbers: `r2`, `rmse`, `mae`. `auto` is the
-            first of these, `loss` the second. All of them are measured at every evaluation.
-        class_weight: how much the rows of each class count in the training loss. `none`: all the same.
-            `balanced`: every class the same in total, so that a rare class is not drowned out. Or a weight by
-            class name, such as `{ yes = 5.0 }`; a class that is left out has weight 1. Only the server needs
+            `f1`. Several classes: `accuracy`, `log_loss`, `macro_f1`. Regression: `r2`, `rmse`, `mae`. `auto`
+            is the first of these, `loss` the second. Every evaluation measures all of them.
+        class_weight: the weight of each class in the training loss. `none`: all rows have the same weight.
+            `balanced`: every class has the same total weight, so that a rare class is not ignored. Or a
+            weight by class name, such as `{ yes = 5.0 }`; other classes have weight 1. Only the server needs
             it. Metrics and baselines are not weighted.
         calibration: how the probabilities of the kept model are corrected on the validation rows. `platt`:
-            scale and shift of the log-odds of two classes; one scale (a temperature) for several. `isotonic`:
-            any rising curve, for two classes and 1,000 validation rows or more. `none`: not at all. `auto` is
-            `platt` with a class_weight, which distorts probabilities, and `none` without. Where there are no
-            validation rows of two classes, `auto` undoes the weights by their known effect.
+            scale and shift of the log-odds of two classes; one scale (a temperature) for several classes.
+            `isotonic`: any ascending curve, for two classes and 1,000 validation rows or more. `none`: no
+            correction. `auto` is `platt` with a class_weight, which distorts probabilities, and `none`
+            otherwise. Without validation rows of two classes, `auto` undoes the weights analytically.
     """
 
     embedding: str = "linear"
@@ -82,8 +82,8 @@ class ModelSettings:
             raise ConfigError(
                 "VFL-3034",
                 f"model.width, hidden and head_hidden must be positive. Found width = {self.width}, "
-                f"hidden = {list(self.hidden)}, head_hidden = {list(self.head_hidden)}. Leave out what you "
-                "do not mean to set.",
+                f"hidden = {list(self.hidden)}, head_hidden = {list(self.head_hidden)}. Correct the value, "
+                "or leave it out for the default.",
             )
         if max(self.width, *hidden) > _LARGEST_WIDTH or len(hidden) > _MOST_LAYERS:
             raise ConfigError(
@@ -104,11 +104,11 @@ class ModelSettings:
         """Check that the calibration fits the labels; `auto` always does.
 
         Args:
-            classes: how many the model tells apart; 0 are numbers.
+            classes: the number of classes; 0 for a regression.
             several: whether there are validation rows of more than one class.
 
         Raises:
-            ConfigError: it does not.
+            ConfigError: the calibration does not fit.
         """
         if self.calibration in ("auto", "none"):
             return
@@ -121,9 +121,9 @@ class ModelSettings:
         if not several:
             raise ConfigError(
                 "VFL-3037",
-                f'model.calibration = "{self.calibration}" is fitted on validation rows of different '
-                "classes. Found none, or rows of one class. Hold out more rows (data.validation_fraction), "
-                'or set model.calibration = "none".',
+                f'model.calibration = "{self.calibration}" needs validation rows of at least two classes. '
+                "Found none, or rows of one class. Hold out more rows (data.validation_fraction), or set "
+                'model.calibration = "none".',
             )
 
     @property
@@ -132,10 +132,10 @@ class ModelSettings:
         return self.embedding not in _BUILT_IN
 
     def loss_for(self, classes: int) -> str:
-        """Return the loss for labels of `classes` classes; 0 classes are numbers.
+        """Return the loss for labels of `classes` classes; 0 means a regression.
 
         Raises:
-            ConfigError: The loss that is set does not fit such labels.
+            ConfigError: the configured loss does not fit such labels.
         """
         if self.loss == "auto":
             return "squared" if not classes else "binary" if classes == 2 else "softmax"
@@ -154,6 +154,11 @@ class ModelSettings:
         return classes if self.loss_for(classes) == "softmax" else 1
 
     def embedding_width(self, outputs: int) -> int:
+        """Return the width of an embedding.
+
+        Raises:
+            ConfigError: the head is `bias`, and the configured width is not the number of outputs.
+        """
         if self.head != "bias":
             return self.width or (32 if self.embedding == "tabular" else 16)
         if self.width not in (0, outputs):
@@ -165,7 +170,7 @@ class ModelSettings:
         return outputs
 
     def head_inputs(self, clients: int, outputs: int) -> int:
-        """Return how many numbers the head takes: one embedding's width if they are summed, else all."""
+        """Return the width of the head's input: of one embedding if they are summed, otherwise of all."""
         width = self.embedding_width(outputs)
         return width if self.combine == "sum" else width * clients
 

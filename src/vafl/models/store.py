@@ -1,12 +1,12 @@
-"""A party's trained model on disk: its parameters, and a manifest of what they belong to.
+"""Write and read a party's trained model: its parameters, and a manifest that describes them.
 
 FOLDER/model.safetensors   the parameters
 FOLDER/manifest.toml       versions, shapes, the settings all parties share, how raw columns become features
 
-A folder may come from someone else, so reading one runs no code. Every entry of the manifest is checked by
-type and range before anything uses it; a factory that it names is text here, and is imported by nothing in
-this module. The manifest has digests of the parameters and of itself, which detect accidental changes. They
-are not signatures: an attacker who can write to the folder can write new digests too.
+A folder may come from another person, so reading it runs no code. Every entry of the manifest is checked by
+type and range before it is used. If the manifest names a factory, this module treats the name as text and
+does not import it. The manifest has digests of the parameters and of itself, which detect accidental changes.
+They are not signatures: an attacker who can write to the folder can write new digests too.
 """
 
 import hashlib
@@ -35,37 +35,38 @@ from vafl.names import LOCAL_CLIENT, SERVER, check_client, check_party
 
 FORMAT = 3
 TENSORS, MANIFEST = "model.safetensors", "manifest.toml"
-_DIGEST = "digest"  # in the manifest: of all its other entries
-DEFAULT = "default."  # before a party's name: what stands in for its embedding while it cannot answer
+_DIGEST = "digest"  # the manifest's entry with the digest of all other entries
+DEFAULT = "default."  # prefix of a party's default embedding, used while the party cannot answer
 _LARGEST_MANIFEST = 2**24  # bytes
 _DEEPEST = 8  # levels of nested sections and lists
 _MOST_AXES = 8
 _LARGEST_RECORD = 2**24  # numbers in the features of one record
 _MOST_OUTPUTS = 2**20
-_WORD = re.compile(r"[0-9A-Za-z.+_-]{0,100}")  # versions and digests are shown on terminals
+# Versions and digests are printed on terminals, so they must not contain control characters.
+_WORD = re.compile(r"[0-9A-Za-z.+_-]{0,100}")
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a model's parameters belong to; checked when it is made.
+    """Describes a model's parameters. The constructor checks every entry.
 
     Attributes:
-        format: of the folder.
-        party: whose model it is; the head is the server's.
-        kind: an `embedding` of a client, or the server's `head`.
-        vafl, torch: versions that trained it.
-        parameters: digest of the file of parameters.
-        run: in which run; models of one run belong together.
-        records: which records it was trained on; all parties of a run have the same.
-        features: shape of one record as the model takes it.
-        outputs: of the whole model.
-        classes: names of the outputs' classes; empty for a regression.
-        parties: the clients, in the order of the table's columns.
-        settings: what all parties share, as sections of a configuration.
-        shapes: of the parameters.
-        schema: how the party's raw columns become features; empty if they are taken as they are.
-        table: settings of the party's table that decide how its values are read; empty without a table.
-        decision: of a head: how its outputs become probabilities and a class.
+        format: the version of the folder's format.
+        party: the party that the model belongs to; the server for a head.
+        kind: `embedding` for a client's model, `head` for the server's.
+        vafl, torch: the versions that trained the model.
+        parameters: the digest of the parameter file.
+        run: the id of the run. Models work together only if they come from the same run.
+        records: the digest of the training records, the same at all parties of a run.
+        features: the shape of one record as the model takes it.
+        outputs: the number of outputs of the whole model.
+        classes: the class names of the outputs; empty for a regression.
+        parties: the clients, in the order in which the head combines their embeddings.
+        settings: the settings that all parties share, as sections of a configuration.
+        shapes: parameter -> its shape.
+        schema: how the party's raw columns become features; empty if they are used unchanged.
+        table: the settings of the party's table that decide how its values are read; empty without a table.
+        decision: for a head: how its outputs become probabilities and a class.
     """
 
     party: str
@@ -89,14 +90,16 @@ class Manifest:
     def __post_init__(self) -> None:
         for name in ("run", "records", "parameters", "vafl", "torch"):
             if not _WORD.fullmatch(getattr(self, name)):
-                raise ValueError(f"{name} must be letters and digits. Found {getattr(self, name)[:40]!r}")
+                raise ValueError(
+                    f"{name} must be at most 100 letters, digits or .+_-. Found {getattr(self, name)[:40]!r}"
+                )
         self._check_parties()
         _check_sizes("features", self.features)
         if not 1 <= self.outputs <= _MOST_OUTPUTS:
             raise ValueError(f"outputs must be from 1 to {_MOST_OUTPUTS:,}. Found {self.outputs}")
         if len(set(self.classes)) < len(self.classes) or len(self.classes) == 1:
             raise ValueError(
-                f"classes must be two names or more, each once, or none. Found {self.classes[:5]}"
+                f"classes must be empty, or at least two different names. Found {self.classes[:5]}"
             )
         for name, section in self.settings.items():
             if name != "seed" and not isinstance(section, dict):
@@ -123,15 +126,17 @@ class Manifest:
         return sum(math.prod(shape) for name, shape in self.shapes.items() if self.is_parameter(name))
 
     def is_parameter(self, name: str) -> bool:
-        """Return whether the tensor belongs to the module; a head's folder also has defaults of clients."""
+        """Return whether the tensor belongs to the module. A head's folder also has the clients' defaults."""
         return self.kind == "embedding" or not name.startswith(DEFAULT)
 
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model folder as it was read: whole, checked, and of a format known here.
+    """The content of a model folder, after all checks.
 
     Attributes:
+        path: the folder.
+        tensors: the parameters and, in a head's folder, the clients' defaults.
         settings: the [model] section that the model was trained with.
     """
 
@@ -142,36 +147,40 @@ class StoredModel:
 
     @property
     def defaults(self) -> dict[str, Tensor]:
-        """Party -> what stands in for its embedding, [width]; a head has them."""
+        """Party -> its default embedding, [width]. Only a head's folder has them."""
         known = [name for name in self.manifest.parties if DEFAULT + name in self.tensors]
         return {name: self.tensors[DEFAULT + name] for name in known}
 
     def load_into(self, module: nn.Module) -> None:
-        """Copy these parameters into the module. The module may be on the meta device, without memory.
+        """Copy the stored parameters into the module. The module may be on the meta device, without memory.
 
         Raises:
-            RunFolderError: The module has other parameters, or of other shapes or types; it is unchanged.
+            RunFolderError: the module's parameters have other names, shapes or types. It is left unchanged.
         """
-        own = {name: tensor for name, tensor in self.tensors.items() if self.manifest.is_parameter(name)}
-        self.require({"shapes": _described(module.state_dict())}, {"shapes": _described(own)})
+        parameters = {
+            name: tensor for name, tensor in self.tensors.items() if self.manifest.is_parameter(name)
+        }
+        self.require({"shapes": _described(module.state_dict())}, {"shapes": _described(parameters)})
         if any(tensor.is_meta for tensor in module.state_dict().values()):
             module.to_empty(device="cpu")
-        module.load_state_dict(own)
+        module.load_state_dict(parameters)
 
     def require(self, here: Mapping[str, Any], there: Mapping[str, Any] | None = None) -> None:
-        """Raise RunFolderError, with every difference, unless the manifest's entries equal those in `here`.
+        """Raise RunFolderError, with a list of differences, unless the manifest has the entries in `here`.
 
         Args:
-            there: Compare these entries instead of the manifest's.
+            here: the entries that the caller needs.
+            there: entries to compare with instead of the manifest's.
         """
         there = {name: getattr(self.manifest, name) for name in here} if there is None else there
-        if found := differences(there, here):
-            shown = "; ".join(f"{name}: {was} in the model, {now} here" for name, was, now in found[:10])
-            more = f"; and {len(found) - 10} more" if len(found) > 10 else ""
+        if different := differences(there, here):
+            shown = "; ".join(f"{name}: {was} in the model, {now} here" for name, was, now in different[:10])
+            more = f"; and {len(different) - 10} more" if len(different) > 10 else ""
             raise RunFolderError(
                 "VFL-3041",
-                f'the model in "{self.path}" was trained for something else. Different: {shown}{more}. '
-                "Use the configuration and the columns it was trained with, or train again.",
+                f'the model in "{self.path}" must match this configuration. Found these differences: '
+                f"{shown}{more}. Use the configuration and the columns that it was trained with, or train "
+                "again.",
             )
 
 
@@ -180,11 +189,11 @@ def write_model(
 ) -> None:
     """Write a model folder that only its owner can read.
 
-    A crash leaves the old model, the new one, or a folder that `read_model` refuses as damaged.
+    A crash leaves the old model, the new model, or a folder that `read_model` rejects as damaged.
 
     Args:
-        defaults: For a head, what stands in for each client's embedding.
-        facts: The manifest's entries, except those that follow from the module.
+        defaults: for a head: client -> its default embedding.
+        facts: the manifest's entries, except those that follow from the module.
     """
     tensors = module.state_dict() | {DEFAULT + name: tensor for name, tensor in (defaults or {}).items()}
     content = save({name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()})
@@ -197,6 +206,8 @@ def write_model(
         torch=version("torch"),
         **facts,
     )
+    # Parameters first, manifest last. After a crash between the two, the old manifest's digest does not match
+    # the new parameters, so `read_model` rejects the folder instead of mixing two models.
     make_private_folder(folder)
     write_atomically(folder / TENSORS, content, private=True)
     entries = asdict(manifest)
@@ -208,18 +219,18 @@ def write_model(
 
 
 def read_model(folder: Path) -> StoredModel:
-    """Read and check a model folder. Nothing that it names is imported.
+    """Read and check a model folder, without importing anything that it names.
 
     Raises:
-        RunFolderError: It is missing, damaged, of another format, or an entry makes no sense.
+        RunFolderError: the folder is missing or damaged, has another format, or an entry is out of range.
     """
     document = _read_document(folder / MANIFEST)
     if document.get("format") != FORMAT:
         raise RunFolderError(
             "VFL-3042",
-            f'the model in "{folder}" is of format {document.get("format")}, by vafl {document.get("vafl")}. '
-            f"This is vafl {version('vafl')}, which reads format {FORMAT}: use the version "
-            "that made it, or train again.",
+            f'the model in "{folder}" must have format {FORMAT}, which vafl {version("vafl")} reads. Found '
+            f"format {document.get('format')}, written by vafl {document.get('vafl')}. Use the version that "
+            "wrote it, or train again.",
         )
     try:
         content = (folder / TENSORS).read_bytes()
@@ -227,12 +238,12 @@ def read_model(folder: Path) -> StoredModel:
         digest = document.pop(_DIGEST, "")
         manifest = make(Manifest, document)
         if _entries_digest(document) != digest:
-            raise ValueError(f"{MANIFEST} is not as it was written")
+            raise ValueError(f"{MANIFEST} has changed since it was written")
         if _digest(content) != manifest.parameters:
-            raise ValueError(f"{TENSORS} is not the one that {MANIFEST} was written for")
+            raise ValueError(f"{TENSORS} does not have the digest in {MANIFEST}")
         tensors = load(content)
         if {name: list(tensor.shape) for name, tensor in tensors.items()} != manifest.shapes:
-            raise ValueError(f"{TENSORS} does not hold the shapes of {MANIFEST}")
+            raise ValueError(f"{TENSORS} does not have the shapes in {MANIFEST}")
         settings = make(ModelSettings, manifest.settings.get("model"), "settings.model")
         _check_model(manifest, settings, tensors)
     except FileNotFoundError as error:
@@ -241,7 +252,7 @@ def read_model(folder: Path) -> StoredModel:
         cause = str(error).rstrip(".")
         raise RunFolderError(
             "VFL-3043",
-            f'the model in "{folder}" is damaged: {cause}. Bring it back as the run left it, or train again.',
+            f'the model in "{folder}" is damaged: {cause}. Restore the folder from a copy, or train again.',
         ) from error
     return StoredModel(folder, manifest, tensors, settings)
 
@@ -254,14 +265,18 @@ def _read_document(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise _missing(path.parent, error) from error
     except (OSError, ValueError, RecursionError) as error:
-        raise RunFolderError("VFL-3044", f'the model in "{path.parent}" is damaged: {error}.') from error
+        raise RunFolderError(
+            "VFL-3044",
+            f'the model in "{path.parent}" is damaged: {error}. Restore the folder from a copy, or train '
+            "again.",
+        ) from error
 
 
 def _missing(folder: Path, error: FileNotFoundError) -> RunFolderError:
     return RunFolderError(
         "VFL-3045",
         f'"{folder}" must be a model folder with {TENSORS} and {MANIFEST}. '
-        f"Found no {Path(error.filename).name} there.",
+        f"Found no {Path(error.filename).name} there. Choose another folder, or copy the missing file.",
     )
 
 
@@ -275,7 +290,7 @@ def _check_nesting(value: Any, left: int = _DEEPEST) -> None:
 
 
 def _check_sizes(name: str, shape: Sequence[int]) -> None:
-    """Raise ValueError unless `shape` is that of a record which fits into memory."""
+    """Raise ValueError unless a record of this shape fits into memory."""
     sizes = 1 <= len(shape) <= _MOST_AXES and all(1 <= size <= _LARGEST_RECORD for size in shape)
     if not sizes or math.prod(shape) > _LARGEST_RECORD:
         raise ValueError(
@@ -285,7 +300,7 @@ def _check_sizes(name: str, shape: Sequence[int]) -> None:
 
 
 def _check_model(manifest: Manifest, settings: ModelSettings, tensors: Mapping[str, Tensor]) -> None:
-    """Raise ValueError unless the settings describe a model with these outputs, inputs and defaults."""
+    """Raise ValueError unless the settings give a model with the manifest's outputs, inputs and defaults."""
     outputs = settings.outputs_for(len(manifest.classes))
     if manifest.outputs != outputs:
         raise ValueError(
@@ -311,7 +326,7 @@ def _check_model(manifest: Manifest, settings: ModelSettings, tensors: Mapping[s
 
 
 def _described(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Name -> shape and type, to compare and to show."""
+    """Return name -> shape and type as text, to compare and to print."""
     return {
         name: f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
         for name, tensor in tensors.items()
@@ -322,11 +337,11 @@ def differences(there: Any, here: Any, name: str = "") -> list[tuple[str, Any, A
     """Return (dotted name, value there, value here) for every entry of nested dicts that differs."""
     if not (isinstance(there, Mapping) and isinstance(here, Mapping)):
         return [] if there == here else [(name, _short(there), _short(here))]
-    found = []
+    different = []
     for key in dict.fromkeys([*there, *here]):
-        place = f"{name}.{key}" if name else str(key)
-        found += differences(there.get(key, "nothing"), here.get(key, "nothing"), place)
-    return found
+        dotted = f"{name}.{key}" if name else str(key)
+        different += differences(there.get(key, "nothing"), here.get(key, "nothing"), dotted)
+    return different
 
 
 def _short(value: Any) -> str:
@@ -344,5 +359,5 @@ def _entries_digest(entries: Mapping[str, Any]) -> str:
 
 
 def _check_member(name: str) -> str:
-    """Return `name` if a client of a trained model may have it: one that connects, or the label holder's."""
+    """Return `name` if it is valid for a client of a trained model, including the label holder's client."""
     return name if name == LOCAL_CLIENT else check_client(name)

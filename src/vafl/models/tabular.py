@@ -1,17 +1,19 @@
-"""The default embedding of a table: piecewise-linear inputs, a small network, and a linear path beside it.
+"""The default embedding for tables: piecewise-linear inputs, a small network, and a parallel linear path.
 
-It takes one code per column (vafl.data.encoding, form `codes`) and expands them batch by batch:
+The embedding takes one code per column (vafl.data.encoding, form `codes`) and expands it batch by batch:
 
-- a number becomes a thermometer over its edges, [clip(place - edge, 0, 1) for each edge], its scaled value,
-  and a flag if it may be missing;
-- a category of few levels becomes one column per level, one of many levels a learned vector.
+- A number becomes a thermometer over its edges, [clip(code - edge, 0, 1) for each edge], its scaled value,
+  and a flag if it may be missing.
+- A category with few levels becomes one input per level. A category with many levels becomes a learned
+  vector.
 
-These inputs are hundreds for each column of the table, and nearly all are 0 or 1. So a large batch is not
-multiplied with the first layer. What that layer gives for a number lies between what it gives for the two
-edges beside it. It is computed once for every edge and level, as a table, and each row sums a few lines.
+Every column gets up to hundreds of inputs, and nearly all of them are 0 or 1. A large batch therefore skips
+the product with the first layer. The layer is linear between two edges, so its value at a number is
+interpolated from its values at the two nearest edges. These values are computed once per batch for every
+edge and level. They form a table, and each row of the batch adds up a few lines of it.
 
-Gorishniy et al. (2022) call the first piecewise-linear encoding. Learned scales of inputs and a linear path
-come from RealMLP (Holzmüller et al., 2024).
+The thermometer is the piecewise-linear encoding of Gorishniy et al. (2022). Learned input scales and the
+linear path come from RealMLP (Holzmüller et al., 2024).
 """
 
 import math
@@ -24,13 +26,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-_FEW_LEVELS = 32  # that have a column each
+_FEW_LEVELS = 32  # most levels of a category that gets one input per level
 _VECTOR = 8  # width of a learned vector
-_DROPPED = 0.1
-# Where sums of lines are faster than a product with all inputs: from this many rows in a batch and this many
-# inputs for each line on (measured on one core of 2 GHz; the product wins by less than twice elsewhere).
+_DROPPED = 0.1  # share of hidden units that dropout zeroes
+# Adding up table lines is faster than the full product from this many rows per batch and this many inputs per
+# line on. Measured on one core of 2 GHz; below these limits the product is less than twice as fast.
 _SMALL_BATCH, _INPUTS_PER_LINE = 128, 6
-_EXTREME = 0.005  # share of the labels, at either end, that do not set the unit of a regression
+_EXTREME = 0.005  # share of the labels at each end that is ignored for the unit of a regression
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class NumberInput:
 
     Attributes:
         values: the scaled value at each edge.
-        fill: the scaled value that stands for a missing one.
-        flags_missing: whether it may be missing; its code is then below 0.
+        fill: the scaled value that replaces a missing one.
+        flags_missing: whether a value may be missing; its code is then below 0.
     """
 
     values: tuple[float, ...]
@@ -59,7 +61,16 @@ Input = NumberInput | CategoryInput
 
 
 class Expansion(nn.Module):
-    """From codes [batch, columns] to inputs [batch, width], without a loop over columns."""
+    """Expands codes [batch, columns] to inputs [batch, width], without a loop over columns.
+
+    The inputs are, in this order: thermometer steps, scaled values, flags of missing values, category levels,
+    learned vectors. The buffers say for each input which column and edge or level it belongs to. Buffers of
+    different columns are laid end to end; `*_starts` is the position of each column's first entry.
+
+    Attributes:
+        width: the number of inputs.
+        lines: the number of table lines that `times` adds up for a row.
+    """
 
     step_columns: Tensor
     step_edges: Tensor
@@ -80,19 +91,19 @@ class Expansion(nn.Module):
 
     def __init__(self, inputs: Sequence[Input]) -> None:
         super().__init__()
-        numbers = [(at, own) for at, own in enumerate(inputs) if isinstance(own, NumberInput)]
-        categories = [(at, own.levels) for at, own in enumerate(inputs) if isinstance(own, CategoryInput)]
+        numbers = [(at, item) for at, item in enumerate(inputs) if isinstance(item, NumberInput)]
+        categories = [(at, item.levels) for at, item in enumerate(inputs) if isinstance(item, CategoryInput)]
         few = [(at, levels) for at, levels in categories if levels <= _FEW_LEVELS]
         many = [(at, levels) for at, levels in categories if levels > _FEW_LEVELS]
-        steps = [(at, edge) for at, own in numbers for edge in range(len(own.values) - 1)]
+        steps = [(at, edge) for at, number in numbers for edge in range(len(number.values) - 1)]
         self._keep("step_columns", [at for at, _ in steps])
         self._keep("step_edges", [float(edge) for _, edge in steps])
         self._keep("number_columns", [at for at, _ in numbers])
-        self._keep("value_starts", _starts([len(own.values) for _, own in numbers]))
-        self._keep("value_lasts", [len(own.values) - 1 for _, own in numbers])
-        self._keep("values", [value for _, own in numbers for value in own.values], torch.float32)
-        self._keep("fills", [own.fill for _, own in numbers], torch.float32)
-        self._keep("flag_columns", [at for at, own in numbers if own.flags_missing])
+        self._keep("value_starts", _starts([len(number.values) for _, number in numbers]))
+        self._keep("value_lasts", [len(number.values) - 1 for _, number in numbers])
+        self._keep("values", [value for _, number in numbers for value in number.values], torch.float32)
+        self._keep("fills", [number.fill for _, number in numbers], torch.float32)
+        self._keep("flag_columns", [at for at, number in numbers if number.flags_missing])
         self._keep("level_columns", [at for at, levels in few for _ in range(levels)])
         self._keep("levels", [float(level) for _, levels in few for level in range(levels)])
         self._keep("vector_columns", [at for at, _ in many])
@@ -101,13 +112,13 @@ class Expansion(nn.Module):
         self.vectors = nn.Embedding(total, _VECTOR) if many else None
         if self.vectors is not None:
             nn.init.normal_(self.vectors.weight, std=0.1)
-        flags = sum(own.flags_missing for _, own in numbers)
+        flags = sum(number.flags_missing for _, number in numbers)
         self.width = len(steps) + len(numbers) + flags + sum(n for _, n in few) + _VECTOR * len(many)
         self.scale = nn.Parameter(torch.ones(self.width))
         self._sizes = [len(steps), len(numbers), flags, sum(n for _, n in few), _VECTOR * len(many)]
-        # A line for every edge of every number. The one of the first edge has no step: it takes the zero at
-        # the end.
-        counts = [len(own.values) for _, own in numbers]
+        # The table of `times` has a line for every edge of every number. A line sums the steps up to its
+        # edge. The first edge of a number has no step; it uses the zero that _at_edges appends to the steps.
+        counts = [len(number.values) for _, number in numbers]
         first, starts = _starts([count - 1 for count in counts]), _starts(counts)
         self._keep(
             "line_steps",
@@ -118,11 +129,12 @@ class Expansion(nn.Module):
             ],
         )
         self._keep("line_starts", [start for start, n in zip(starts, counts, strict=True) for _ in range(n)])
-        self.lines = 2 * len(numbers) + len(few)  # that a row sums
+        self.lines = 2 * len(numbers) + len(few)  # two edges per number, one level per category
         self._keep("few_columns", [at for at, _ in few])
         self._keep("few_starts", _starts([levels for _, levels in few]))
 
     def _keep(self, name: str, values: list[int] | list[float], dtype: torch.dtype | None = None) -> None:
+        """Register a buffer, which moves and is saved with the module."""
         kind = dtype or (torch.float32 if values and isinstance(values[0], float) else torch.int64)
         self.register_buffer(name, torch.tensor(values, dtype=kind))
 
@@ -134,7 +146,7 @@ class Expansion(nn.Module):
         return torch.cat([steps, values, flags, levels, vectors], 1) * self.scale
 
     def _dense(self, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return scaled values, flags of missing ones, and learned vectors: the few inputs that are dense."""
+        """Return the inputs that are dense: scaled values, flags of missing values, and learned vectors."""
         values = self._scaled(codes[:, self.number_columns])
         flags = (codes[:, self.flag_columns] < 0).float()
         if self.vectors is None:
@@ -143,7 +155,7 @@ class Expansion(nn.Module):
         return values, flags, self.vectors(places).flatten(1)
 
     def times(self, codes: Tensor, weight: Tensor) -> Tensor:
-        """Return `forward(codes) @ weight.T`, [batch, outputs], without forming the inputs."""
+        """Return `forward(codes) @ weight.T`, [batch, outputs], without expanding steps and levels."""
         steps, values, flags, levels, vectors = torch.split((weight * self.scale).T, self._sizes)
         summed = torch.cat(self._dense(codes), 1) @ torch.cat([values, flags, vectors])
         lines, shares = self._lines(codes)
@@ -153,17 +165,17 @@ class Expansion(nn.Module):
         return summed + functional.embedding_bag(lines, table, mode="sum", per_sample_weights=shares)
 
     def _at_edges(self, steps: Tensor) -> Tensor:
-        """What the weights of the steps add up to at each edge, [edges of all numbers, outputs]."""
+        """Return the sum of the step weights up to each edge, [edges of all numbers, outputs]."""
         zero = steps.new_zeros(1, steps.shape[1])
-        # One sum over all numbers, less what it was at each number's first edge. In float64, so that the
-        # difference is exact.
+        # One cumulative sum runs over all numbers, then each number subtracts the sum at its first edge. The
+        # sums of earlier numbers cancel, and in float32 they would leave rounding errors behind: use float64.
         sums = torch.cat([steps, zero])[self.line_steps].double().cumsum(0)
         return (sums - sums[self.line_starts]).float()
 
     def _lines(self, codes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which lines of the table each row sums, and their shares, both [batch, lines of a row].
+        """Return the table lines that each row adds up, and their weights, both [batch, lines of a row].
 
-        A number has the lines of the edges below and above it. A missing one has its first edge, which is 0.
+        A number uses the edges below and above it. A missing number uses its first edge, where the sum is 0.
         """
         places = codes[:, self.number_columns].clamp(min=0)
         below = torch.minimum(places.floor(), (self.value_lasts - 1).clamp(min=0))
@@ -171,11 +183,11 @@ class Expansion(nn.Module):
         line = below.long() + self.value_starts
         above = torch.minimum(line + 1, self.value_starts + self.value_lasts)
         level = codes[:, self.few_columns].long() + (self.few_starts + len(self.line_starts))
-        whole = torch.ones_like(level, dtype=share.dtype)
-        return torch.cat([line, above, level], 1), torch.cat([1 - share, share, whole], 1)
+        ones = torch.ones_like(level, dtype=share.dtype)
+        return torch.cat([line, above, level], 1), torch.cat([1 - share, share, ones], 1)
 
     def _scaled(self, places: Tensor) -> Tensor:
-        """Scaled values, between those at the two edges beside each place."""
+        """Return scaled values, interpolated between the two edges next to each code."""
         below = torch.minimum(places.clamp(min=0).floor().long(), (self.value_lasts - 1).clamp(min=0))
         left = self.values[self.value_starts + below]
         right = self.values[self.value_starts + torch.minimum(below + 1, self.value_lasts)]
@@ -183,11 +195,12 @@ class Expansion(nn.Module):
 
 
 class Tabular(nn.Module):
-    """The embedding of a party's table.
+    """The embedding model of a party's table.
 
     Args:
-        inputs: what each code is of.
-        hidden: units of the hidden layers.
+        inputs: the column that each code belongs to.
+        width: the width of the embedding.
+        hidden: the units of each hidden layer.
     """
 
     def __init__(self, inputs: Sequence[Input], width: int, hidden: Sequence[int]) -> None:
@@ -209,14 +222,22 @@ class Tabular(nn.Module):
 
 
 def _is_traced(codes: Tensor) -> bool:
-    """Whether a model is exported, or the gradient of each record taken: neither knows embedding_bag."""
+    """Return whether the model is being exported, or per-record gradients are being computed.
+
+    torch.export and torch.func do not support embedding_bag.
+    """
     return torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(codes)
 
 
 class TabularHead(nn.Module):
-    """A small network on the embeddings, and a linear path beside it.
+    """A small network on the embeddings, with a parallel linear path.
 
-    Its outputs are in the labels' own unit: labels far from 1 would take many steps to reach.
+    For a regression, outputs are scaled to the unit of the labels. Without that, labels far from 1 would take
+    many steps to reach.
+
+    Attributes:
+        centre: added to the outputs: the mean of the training labels.
+        unit: multiplies the outputs: the deviation of the training labels.
     """
 
     centre: Tensor
@@ -235,24 +256,24 @@ class TabularHead(nn.Module):
         return self.centre + self.unit * outputs  # type: ignore[no-any-return]
 
     def measure(self, labels: Tensor) -> None:
-        """Take the unit of a regression's outputs from its training labels.
+        """Set the centre and unit of a regression's outputs from its training labels.
 
-        It is their standard deviation after the highest and the lowest 0.5 % are drawn in, at least one label
-        at either end. A single wrong label of 10^9 would otherwise set the unit, and all others would look
-        the same.
+        They are the mean and standard deviation after winsorising: the highest and lowest 0.5 % of the
+        labels, at least one at each end, are clipped to the nearest remaining label. Otherwise a single wrong
+        label of 10^9 would set the unit, and the model could not tell the other labels apart.
         """
         ordered = labels.double().sort().values
         cut = math.ceil(_EXTREME * len(ordered))
         inner = ordered[cut : len(ordered) - cut]
-        drawn_in = ordered.clamp(inner[0], inner[-1]) if len(inner) else ordered
-        # Labels that are the same but for the extremes, such as rare payments, have no other unit.
-        unit = float(drawn_in.std(correction=0)) or float(ordered.std(correction=0)) or 1.0
-        self.centre.fill_(float(drawn_in.mean()))
+        clipped = ordered.clamp(inner[0], inner[-1]) if len(inner) else ordered
+        # If all labels but the extremes are equal, as with rare payments, only the extremes give a unit.
+        unit = float(clipped.std(correction=0)) or float(ordered.std(correction=0)) or 1.0
+        self.centre.fill_(float(clipped.mean()))
         self.unit.fill_(unit)
 
 
 def network(sizes: Sequence[int], width: int) -> nn.Sequential:
-    """Affine layers with SiLU and dropout between them."""
+    """Return affine layers with SiLU and dropout between them."""
     layers: list[nn.Module] = []
     for before, after in pairwise(sizes):
         layers += [nn.Linear(before, after), nn.SiLU(), Dropout(_DROPPED)]
@@ -260,9 +281,10 @@ def network(sizes: Sequence[int], width: int) -> nn.Sequential:
 
 
 class Dropout(nn.Module):
-    """As nn.Dropout, with random numbers of its own: a run is a function of its seed, not of global state.
+    """Like nn.Dropout, with a private generator, so that a run depends on its seed and not on global state.
 
-    The first mask comes from torch's generator when the module is made, which the run has seeded.
+    The generator's seed is drawn from torch's global generator when the module is made. The run seeds that
+    one first. A copy or a pickle starts its masks again from the seed.
     """
 
     def __init__(self, share: float) -> None:
@@ -279,7 +301,8 @@ class Dropout(nn.Module):
         return values * kept / (1 - self._share)
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: own for name, own in self.__dict__.items() if name != "_generator"}
+        """Leave out the generator, which cannot be pickled; __setstate__ makes it from the seed."""
+        return {name: value for name, value in self.__dict__.items() if name != "_generator"}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
@@ -287,5 +310,5 @@ class Dropout(nn.Module):
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:
-    """Where each of several runs of these sizes starts, laid end to end."""
+    """Return the start of each of several blocks with these sizes, laid end to end."""
     return [sum(sizes[:place]) for place in range(len(sizes))]

@@ -1,4 +1,4 @@
-"""The weight of each training row in the loss: by its class, by a column of its own, or both."""
+"""Compute the weight of each training row in the loss: by its class, by a weight column, or both."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -13,14 +13,14 @@ ClassWeight = Literal["none", "balanced"] | dict[str, float]
 
 
 def check_class_weight(setting: ClassWeight, classes: Sequence[str] | None) -> None:
-    """Raise ConfigError unless `model.class_weight` fits labels of these classes; None are numbers."""
+    """Raise ConfigError unless `model.class_weight` fits these classes; None means a regression."""
     if setting == "none":
         return
     if classes is None:
         raise ConfigError(
             "VFL-3051",
-            f'model.class_weight is for classes. Found {setting!r} with a regression. Set it to "none", or '
-            "give rows a weight of their own by a column (tables.server.weight, or data.weight of a csv).",
+            f"model.class_weight is only for classification. Found {setting!r} with a regression. Set it to "
+            '"none", or use a weight column (tables.server.weight, or data.weight for a csv).',
         )
     if isinstance(setting, Mapping) and (unknown := [name for name in setting if name not in classes]):
         raise ConfigError(
@@ -38,13 +38,13 @@ def row_weights(
 ) -> npt.NDArray[np.float32] | None:
     """Return the weight of each training row, [rows], with mean 1; None if all rows weigh the same.
 
-    A mean of 1 keeps the size of the steps: weights decide between rows, not how fast the model learns.
+    The mean of 1 keeps the size of the steps: weights change the balance between rows, not the learning rate.
 
     Args:
         setting: `model.class_weight`.
-        labels: [rows], those that the run trains on. Where they are drawn by randomised response, so are the
-            balanced weights that follow from them.
-        sample_weights: [rows], a weight from the table for each row; it multiplies that of the class.
+        labels: [rows], the labels that the run trains on. With randomised response, these are the randomised
+            labels, so that balanced weights reveal nothing more about the true ones.
+        sample_weights: [rows], weights from the table. They are multiplied by the weight of the class.
 
     Raises:
         DataError: no training row has a weight above 0.
@@ -59,10 +59,10 @@ def row_weights(
         raise DataError(
             "VFL-3053",
             "training needs rows with a weight above 0. Found only zeros in the weight column of the "
-            f"{len(weights):,} training rows. Name another column, or none.",
+            f"{len(weights):,} training rows. Choose another weight column, or leave it out.",
         )
-    found: npt.NDArray[np.float32] = (weights / mean).astype(np.float32)
-    return found
+    normalised: npt.NDArray[np.float32] = (weights / mean).astype(np.float32)
+    return normalised
 
 
 def class_weights(setting: ClassWeight, labels: Array, classes: Sequence[str]) -> npt.NDArray[np.float64]:
@@ -75,5 +75,5 @@ def class_weights(setting: ClassWeight, labels: Array, classes: Sequence[str]) -
     if setting == "none":
         return np.ones(len(classes))
     counts = np.bincount(labels.astype(np.int64), minlength=len(classes))
-    found: npt.NDArray[np.float64] = len(labels) / (np.count_nonzero(counts) * np.maximum(counts, 1))
-    return found
+    balanced: npt.NDArray[np.float64] = len(labels) / (np.count_nonzero(counts) * np.maximum(counts, 1))
+    return balanced

@@ -1,8 +1,12 @@
-"""Points of secp256k1, many at a time: ids hashed to it, multiplied by a secret, digested.
+"""Hash ids to points of secp256k1, multiply points by a secret, and digest them, many at a time.
 
-The curve's order is prime, so every point but none at all is as good as any other. Points are pairs of
-coordinates, 64 bytes each, one after the other. libsecp256k1 is called as coincurve binds it, on one point's
-memory for all of a chunk: coincurve's own objects, new ones for each step of each point, cost a tenth more.
+The curve's order is prime, so every finite point generates the whole group. A peer cannot send a point of
+small order to learn bits of a secret.
+
+A chunk of points is a byte string with 64 bytes per point: the x and the y coordinate. This module calls
+libsecp256k1 through coincurve's bindings and reuses one point's memory for a whole chunk. coincurve's own
+classes allocate objects for each step of each point, which takes 10 % longer.
+
 Worker processes load this module, so it imports little.
 """
 
@@ -16,82 +20,98 @@ from coincurve._libsecp256k1 import ffi, lib
 from vafl.errors import InvalidMessage
 
 POINT, TAG, SALT = 64, 16, 16  # bytes
-_HASH, _MATCH, _BIND = b"vafl psi hash 2", b"vafl psi match 3", b"vafl psi bind 3"  # one for each purpose
-_BOTH = b"\x04"  # before two coordinates
-_WRITTEN = len(_BOTH) + POINT
+# BLAKE2b personalisation strings. One per purpose, so that a digest for one purpose is useless for another.
+_HASH, _MATCH, _BIND = b"vafl psi hash 2", b"vafl psi match 3", b"vafl psi bind 3"
+_UNCOMPRESSED = b"\x04"  # SEC 1 prefix of a point that is written with both coordinates
+_SERIALIZED = len(_UNCOMPRESSED) + POINT
 
 
 def new_secret() -> bytes:
-    """A scalar for one exchange and no other."""
+    """Return a random scalar. Use it for one exchange only."""
     return PrivateKey().secret
 
 
 def new_salt() -> bytes:
-    """A client's, for its tags in one exchange."""
+    """Return a random salt for a client's tags in one exchange."""
     return secrets.token_bytes(SALT)
 
 
 def bound(salt: bytes, client: str) -> bytes:
-    """The salt in this client's name: whoever passes points on, its tags compare with no other client's."""
+    """Return the salt bound to the client's name.
+
+    Tags that are made with it match no other client's tags, even if a relay forwards the same points.
+    """
     return hashlib.blake2b(salt + client.encode(), digest_size=SALT, person=_BIND).digest()
 
 
 def blind_ids(secret: bytes, ids: list[str]) -> bytes:
-    """Each id hashed to a point, multiplied by the secret."""
+    """Hash each id to a point and multiply it by the secret."""
     point = _Point()
     return b"".join([point.hash(text).multiply(secret).coordinates() for text in ids])
 
 
 def tag_points(secret: bytes, points: bytes, salt: bytes) -> bytes:
-    """Each point multiplied by the secret, as a short digest: enough to compare, nothing to go on with.
+    """Multiply each point by the secret and return a short digest of each product.
+
+    The receiver can compare digests, but cannot multiply them further as it could with points.
 
     Args:
-        salt: the client's, bound to its name.
+        salt: the client's salt, bound to its name.
 
     Raises:
-        InvalidMessage: what came from the other party are no points.
+        InvalidMessage: the bytes from the other party are not points of the curve.
     """
     point = _Point()
-    theirs = (points[at : at + POINT] for at in range(0, len(points), POINT))
-    return b"".join([_tag(point.read(each).multiply(secret).coordinates(), salt) for each in theirs])
-
-
-def _tag(point: bytes, salt: bytes) -> bytes:
-    return hashlib.blake2b(point, digest_size=TAG, person=_MATCH, salt=salt).digest()
+    received = (points[at : at + POINT] for at in range(0, len(points), POINT))
+    products = (point.read(each).multiply(secret).coordinates() for each in received)
+    return b"".join(
+        [hashlib.blake2b(each, digest_size=TAG, person=_MATCH, salt=salt).digest() for each in products]
+    )
 
 
 class _Point:
-    """Memory for a point, and what can be done to the point in it."""
+    """A mutable point. Each method overwrites it in place and returns it, to chain calls."""
 
     def __init__(self) -> None:
         self._key = ffi.new("secp256k1_pubkey *")
-        self._memory, self._length = ffi.new("unsigned char[]", _WRITTEN), ffi.new("size_t *", _WRITTEN)
-        self._written = ffi.buffer(self._memory)
+        self._memory = ffi.new("unsigned char[]", _SERIALIZED)
+        self._length = ffi.new("size_t *", _SERIALIZED)
+        self._serialized = ffi.buffer(self._memory)
 
     def hash(self, text: str) -> Self:
-        """Becomes the point of an id, as good as drawn at random for each: BLAKE2b, then ElligatorSwift."""
+        """Set the point to the hash of an id: BLAKE2b to 64 bytes, then ElligatorSwift to the curve.
+
+        The result is close to uniform over the curve, and nobody knows its discrete logarithm.
+        """
         digest = hashlib.blake2b(text.encode(), digest_size=64, person=_HASH).digest()
         lib.secp256k1_ellswift_decode(GLOBAL_CONTEXT.ctx, self._key, digest)
         return self
 
     def read(self, coordinates: bytes) -> Self:
-        """Becomes that point.
+        """Set the point to these coordinates.
 
         Raises:
-            InvalidMessage: there is none.
+            InvalidMessage: they are not on the curve.
         """
-        if not lib.secp256k1_ec_pubkey_parse(GLOBAL_CONTEXT.ctx, self._key, _BOTH + coordinates, _WRITTEN):
-            raise InvalidMessage("VFL-2021", "points must be on the curve secp256k1. Found one that is not.")
+        serialized = _UNCOMPRESSED + coordinates
+        if not lib.secp256k1_ec_pubkey_parse(GLOBAL_CONTEXT.ctx, self._key, serialized, _SERIALIZED):
+            raise InvalidMessage(
+                "VFL-2021",
+                "points must be on the curve secp256k1. Found one that is not. Check that both parties run "
+                "the same version of vafl.",
+            )
         return self
 
     def multiply(self, secret: bytes) -> Self:
+        """Multiply the point by a scalar."""
         if not lib.secp256k1_ec_pubkey_tweak_mul(GLOBAL_CONTEXT.ctx, self._key, secret):
             raise ValueError("a secret must be a scalar of the curve, and not 0")
         return self
 
     def coordinates(self) -> bytes:
+        """Return x and y, 64 bytes."""
         lib.secp256k1_ec_pubkey_serialize(
             GLOBAL_CONTEXT.ctx, self._memory, self._length, self._key, lib.SECP256K1_EC_UNCOMPRESSED
         )
-        coordinates: bytes = self._written[len(_BOTH) :]
+        coordinates: bytes = self._serialized[len(_UNCOMPRESSED) :]
         return coordinates

@@ -1,6 +1,6 @@
-"""Record ids: one canonical text for each, none missing, none twice.
+"""Convert record ids to canonical text, and check that none is missing or duplicated.
 
-Ids are compared as text and never repaired: "007" and 7 are two ids, since guessing that they are one
+Ids are compared as text and never repaired. "007" and 7 are different ids: a guess that they are the same
 could join the records of two people.
 """
 
@@ -12,20 +12,20 @@ _SHOWN = 3
 
 
 def canonical_ids(column: pl.Series, source: str) -> pl.Series:
-    """Ids as text: whole numbers in digits, text as it is.
+    """Return the ids as text: integers in digits, text unchanged.
 
     Args:
-        source: the file, for messages.
+        source: the file's path, for error messages.
 
     Raises:
-        DataError: ids are neither text nor whole numbers, or missing, or not unique.
+        DataError: ids are neither text nor integers, or one is missing or duplicated.
     """
     kind = column.dtype
     if not (kind.is_integer() or kind in (pl.String, pl.Categorical, pl.Enum)):
         raise DataError(
             "VFL-2031",
-            f'"{source}": record ids must be text or whole numbers. Found {kind} in "{column.name}". Write '
-            "them as text, the same way at every party.",
+            f'"{source}": record ids must be text or integers. Found {kind} in "{column.name}". Write them '
+            "as text, in the same format at every party.",
         )
     ids = column.cast(pl.String).rename("id")
     if missing := ids.null_count() + int((ids == "").sum()):
@@ -35,17 +35,22 @@ def canonical_ids(column: pl.Series, source: str) -> pl.Series:
             "Drop those rows, or name another id column.",
         )
     if ids.is_empty():
-        raise DataError("VFL-2033", f'"{source}": a table needs records. Found none.')
+        raise DataError(
+            "VFL-2033", f'"{source}": a table must have records. Found none. Check the path of the table.'
+        )
     if ids.n_unique() < len(ids):
         twice = ids.filter(ids.is_duplicated()).unique(maintain_order=True)
         raise DataError(
             "VFL-2034",
             f'"{source}": a record\'s id must be unique. Found {len(twice):,} in "{column.name}" more than '
-            f"once: {', '.join(twice.head(_SHOWN).to_list())}. Keep one row for each.",
+            f"once: {', '.join(twice.head(_SHOWN).to_list())}. Keep one row per id.",
         )
     return ids
 
 
 def loosened(ids: pl.Series) -> pl.Series:
-    """Ids without blanks around them, leading zeros and case: for advice about formats, never for joining."""
+    """Return ids in lower case, without surrounding whitespace and leading zeros.
+
+    Use the result only to suggest that two formats differ, never to join records.
+    """
     return ids.str.strip_chars().str.to_lowercase().str.replace(r"^0+([0-9])", "$1")

@@ -1,7 +1,7 @@
-"""What a party knows after alignment: which of its records are which rows of the common table.
+"""The alignment file: which row of the common table each of a party's records is.
 
-`vafl align` writes this file and training reads it. It is the party's own: ids that others hold too are in
-it, so it stays where the party's table lies.
+`vafl align` writes the file and training reads it. It is private to the party, like the table itself: it
+shows which of the party's ids other parties hold too.
 """
 
 import json
@@ -21,23 +21,24 @@ from vafl.files import write_atomically
 
 _KEY = "vafl.alignment"
 _VERSION = 4
-_HELD = "held by "  # before a client's name: a column
+_HELD = "held by "  # prefix of the columns of `holders`; the client's name follows
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """A party's records among the rows that all parties number alike.
+    """A party's records, with the row numbers that all parties agree on.
 
     Attributes:
-        token: 32 random hex digits, the same at all parties of one alignment and at no others.
-        rows: how many rows there are in all.
-        classes: the names of the label's classes, which clients need for their width; None for regression.
-        ids: this party's records that are rows, canonical text.
-        numbers: int64, their row numbers, ascending.
-        holders: at the label holder, client -> [ids], which of these records it has too.
-        label: the name of the label column, which is no feature of anybody's; empty without labels.
-        with_local: whether the label holder's table has features too, so that the run has a `LOCAL_CLIENT`.
+        token: 32 hex digits that identify the alignment. All its parties have the same token.
+        rows: the number of rows of the common table.
+        classes: the class names of the label. Clients derive the width of their embeddings from their number.
+            None for regression.
+        ids: the canonical ids of this party's records that are rows.
+        numbers: the row number of each id, int64, ascending.
+        holders: at the label holder: client -> whether it has each record too, boolean, as long as `ids`.
+        label: the name of the label column, which no party may use as a feature; empty without labels.
+        with_local: whether the label holder's table has features, so that the run has a `LOCAL_CLIENT`.
     """
 
     token: str
@@ -56,11 +57,11 @@ class Alignment:
             )
         if self.classes is not None and len(set(self.classes)) < max(2, len(self.classes)):
             raise DataError(
-                "VFL-2052", f"an alignment needs two classes or more, each once. Found {self.classes}."
+                "VFL-2052", f"an alignment needs at least two classes, all different. Found {self.classes}."
             )
         if self.ids.dtype != pl.String or self.ids.null_count() or self.ids.n_unique() != len(self.ids):
             raise DataError(
-                "VFL-2053", f"an alignment's ids must be text, unique and none missing. Found {self.ids!r}."
+                "VFL-2053", f"an alignment's ids must be text, unique and not missing. Found {self.ids!r}."
             )
         if len(self.ids) != len(self.numbers):
             raise DataError(
@@ -75,13 +76,17 @@ class Alignment:
         for name, held in self.holders.items():
             if held.dtype != pl.Boolean or held.null_count() or len(held) != len(self.ids):
                 raise DataError(
-                    "VFL-2056", f"whether {name} has a record must be true or false for each. Found {held!r}."
+                    "VFL-2056",
+                    f"an alignment must say for each record whether {name} has it: true or false. Found "
+                    f"{held!r}.",
                 )
 
     def write(self, path: Path) -> None:
-        """As one Parquet file, for its owner's eyes only: the old one or the new one is there, whatever
-        happens."""
-        facts = {
+        """Write one Parquet file that only its owner can read.
+
+        The write is atomic: after a crash, the file is either the old one or the new one.
+        """
+        metadata = {
             "version": _VERSION,
             "token": self.token,
             "rows": self.rows,
@@ -90,64 +95,71 @@ class Alignment:
             "classes": self.classes,
         }
         content = BytesIO()
-        held = {_HELD + name: own for name, own in self.holders.items()}
-        table = pl.DataFrame({"id": self.ids, "row": self.numbers, **held})
-        table.write_parquet(content, metadata={_KEY: json.dumps(facts)})
+        holders = {_HELD + name: held for name, held in self.holders.items()}
+        table = pl.DataFrame({"id": self.ids, "row": self.numbers, **holders})
+        table.write_parquet(content, metadata={_KEY: json.dumps(metadata)})
         write_atomically(path, content.getvalue(), private=True)
 
     @classmethod
     def read(cls, path: Path) -> "Alignment":
-        """What `write` wrote.
+        """Read and check a file that `write` wrote.
 
         Raises:
-            DataError: there is no file, or it is damaged or no alignment.
+            DataError: the file is missing, damaged, of another version, or not an alignment.
         """
         if not path.is_file():
             raise DataError(
                 "VFL-2057",
-                f'the parties\' records must be aligned first. Found no "{path}". Run `vafl align` at '
-                "every party.",
+                f'the parties\' records must be aligned before they are used. Found no file "{path}". Run '
+                "`vafl align` at every party.",
             )
         try:
-            facts = json.loads(pl.read_parquet_metadata(path)[_KEY])
-            named = ("version", "token", "rows", "label", "with_local", "classes")
-            version, token, rows, label, with_local, classes = (facts[name] for name in named)
-            kinds = type(token), type(rows), type(label), type(with_local)
-            if version != _VERSION or kinds != (str, int, str, bool):
+            metadata = json.loads(pl.read_parquet_metadata(path)[_KEY])
+            keys = ("version", "token", "rows", "label", "with_local", "classes")
+            version, token, rows, label, with_local, classes = (metadata[key] for key in keys)
+            types = type(token), type(rows), type(label), type(with_local)
+            if version != _VERSION or types != (str, int, str, bool):
                 raise DataError(
                     "VFL-2058",
-                    f"version {_VERSION} with token, rows, label and with_local is needed. Found {facts}.",
+                    f"its metadata must have version {_VERSION} with token, rows, label and with_local. "
+                    f"Found {metadata}.",
                 )
             table = pl.read_parquet(path, glob=False)
             names = None if classes is None else tuple(map(str, classes))
-            held = {name.removeprefix(_HELD): table[name] for name in table.columns if name.startswith(_HELD)}
-            return cls(token, rows, names, table["id"], table["row"].to_numpy(), held, label, with_local)
+            holders = {
+                name.removeprefix(_HELD): table[name] for name in table.columns if name.startswith(_HELD)
+            }
+            return cls(token, rows, names, table["id"], table["row"].to_numpy(), holders, label, with_local)
         except (pl.exceptions.PolarsError, OSError, KeyError, TypeError, ValueError) as error:
             raise DataError(
                 "VFL-2059",
-                f'"{path}" must be an alignment that `vafl align` wrote. {error} Run `vafl align` again.',
+                f'"{path}" must be an alignment that `vafl align` wrote. Found: {error} Run `vafl align` '
+                "again.",
             ) from error
 
 
 def check_writable(path: Path) -> None:
-    """Raises DataError if no alignment can be written there, or in the place of another file only: a party's
-    table, say. Found out in the end, the others' alignments would be new, and this party's lost."""
+    """Raise DataError if an alignment cannot be written to `path`, or would replace another kind of file.
+
+    Call this before the exchange. If the write failed at its end, the other parties would already have new
+    alignments and this party would have none.
+    """
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise DataError(
             "VFL-2060",
-            f'an alignment is written into a folder that is there and may be written. Found "{path.parent}", '
-            "which is not. Make it, or name another file in tables.NAME.alignment.",
+            f'the folder of an alignment must exist and be writable. Found "{path.parent}", which is not. '
+            "Create it or change its permissions, or set another file in tables.NAME.alignment.",
         )
     if path.exists() and not _is_alignment(path):
         raise DataError(
             "VFL-2061",
-            f'an alignment is written in the place of no other file. Found "{path}", which is none. Name '
-            "another file in tables.NAME.alignment, or move this one away.",
+            f'an alignment may replace only an older alignment. Found "{path}", which is another kind of '
+            "file. Set another file in tables.NAME.alignment, or move this one away.",
         )
 
 
 def _is_alignment(path: Path) -> bool:
-    """Of whatever version, whole or not."""
+    """Return whether the file has an alignment's metadata, of any version, even if its rows are damaged."""
     try:
         return _KEY in pl.read_parquet_metadata(path)
     except (pl.exceptions.PolarsError, OSError):
@@ -155,6 +167,7 @@ def _is_alignment(path: Path) -> bool:
 
 
 def _are_rows(numbers: npt.NDArray[np.int64], rows: int) -> bool:
+    """Return whether `numbers` are row numbers: int64, strictly ascending and in 0..rows-1."""
     if numbers.dtype != np.int64 or numbers.ndim != 1:
         return False
     inside = not len(numbers) or (numbers[0] >= 0 and numbers[-1] < rows)

@@ -1,4 +1,4 @@
-"""Adult, or Census Income (UCI 2): who earns more than 50,000 dollars a year?"""
+"""Load Adult, or Census Income (UCI 2): predict who earns more than 50,000 dollars a year."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,8 @@ _COLUMNS = (
     *("relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country"),
     "income",
 )
-# As the data set's documentation has them, so that no column says that somebody is in the file; ? is unknown.
+# The categories of each text column, from the data set's documentation; ? means unknown. A list made from the
+# file would reveal which categories its people have.
 _WORDS = {
     "workclass": "? Federal-gov Local-gov Never-worked Private Self-emp-inc Self-emp-not-inc State-gov "
     "Without-pay",
@@ -39,11 +40,14 @@ _SOURCE = "the UCI Machine Learning Repository (data set 2, adult.data and adult
 
 
 def load_adult(folder: Path, rows: Mapping[str, int] = ROWS) -> Dataset:
-    """Reads folder/adult, plain or gzipped.
+    """Read folder/adult, plain or gzipped.
 
-    Numbers stay numbers; each word of a column is a column of 0 and 1, called `workclass=Private`, and so
-    is what is missing, `workclass=?`. `fnlwgt`, a weight of the census and no trait, is left out.
-    `rows` is what the two files must hold.
+    Numbers stay numbers. Each category becomes a column of 0 and 1, such as `workclass=Private`; a missing
+    value has the category `workclass=?`. `fnlwgt` is left out: it is a census weight, not a property of the
+    person.
+
+    Args:
+        rows: file -> the number of records that it must have.
     """
     parts = read_adult(folder, rows)
     both = pl.concat(parts)
@@ -61,20 +65,21 @@ def load_adult(folder: Path, rows: Mapping[str, int] = ROWS) -> Dataset:
 
 
 def _features(column: pl.Series) -> list[pl.Series]:
-    """A number as it is; of words, one column for each that there may be."""
+    """Return a number column unchanged, or one column of 0 and 1 for each possible category."""
     if column.name not in _WORDS:
         return [column]
     words = _WORDS[column.name].split()
     if unknown := sorted(set(column) - set(words)):
         raise DataError(
             "VFL-2111",
-            f'Adult\'s {column.name} is one of {", ".join(words)}. Found "{unknown[0]}". Download it again.',
+            f'Adult\'s {column.name} must be one of {", ".join(words)}. Found "{unknown[0]}". Download the '
+            "data set again.",
         )
     return [(column == word).cast(pl.Float32).alias(f"{column.name}={word}") for word in words]
 
 
 def read_adult(folder: Path, rows: Mapping[str, int] = ROWS) -> list[pl.DataFrame]:
-    """The people to train on and those to test by, with words where the files have words."""
+    """Return the training and the test records, with text columns as text."""
     return [_read(folder / "adult", name, count) for name, count in rows.items()]
 
 
@@ -90,7 +95,7 @@ def _read(folder: Path, name: str, rows: int) -> pl.DataFrame:
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(
             "VFL-2112",
-            f'"{path}" must have {len(_COLUMNS)} columns, separated by commas, and no header. {error} '
+            f'"{path}" must have {len(_COLUMNS)} columns, separated by commas, and no header. Found: {error} '
             "Download it again.",
         ) from error
     require_count(path, "records", table.height, rows)

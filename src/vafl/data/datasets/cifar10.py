@@ -1,4 +1,4 @@
-"""CIFAR-10, from the official binary batches or from the same pictures as lossless WebP sheets."""
+"""Load CIFAR-10 from the official binary batches, or from the same images as lossless WebP sheets."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +23,11 @@ _SOURCE = "https://www.cs.toronto.edu/~kriz/cifar.html (the binary version)"
 
 @dataclass(frozen=True)
 class Edition:
-    """What the files must hold.
+    """The expected content of the files.
 
     Attributes:
-        pictures: in each batch.
-        digests: md5 of each batch's official binary file; a batch without one is taken as it is.
+        pictures: the number of images in each batch.
+        digests: batch -> MD5 of its official binary file. A batch without a digest is not checked.
     """
 
     pictures: int
@@ -48,7 +48,7 @@ OFFICIAL = Edition(
 
 
 def load_cifar10(folder: Path, edition: Edition = OFFICIAL) -> Dataset:
-    """Reads folder/cifar10: pictures [rows, 3, 32, 32] in 0..1."""
+    """Read folder/cifar10: images [rows, 3, 32, 32] in 0..1."""
     folder = folder / "cifar10"
     if (folder / "cifar-10-batches-bin").is_dir():
         folder /= "cifar-10-batches-bin"
@@ -71,17 +71,19 @@ def _pictures(records: Bytes) -> Array:
 
 
 def _refuse_pickles(folder: Path) -> None:
-    found = [path for where in (folder, folder / "cifar-10-batches-py") for path in where.glob("test_batch")]
-    if found:
+    """Raise DataError if the folder has the Python version of CIFAR-10, which consists of pickles."""
+    folders = (folder, folder / "cifar-10-batches-py")
+    if pickles := [path for parent in folders for path in parent.glob("test_batch")]:
         raise DataError(
             "VFL-2121",
-            f'"{found[0]}" is CIFAR-10\'s Python version, a pickle: reading one runs whatever code is in it, '
-            f"so vafl does not. Get the binary version (cifar-10-binary.tar.gz) from {_SOURCE}.",
+            f'CIFAR-10 must be the binary version. Found "{pickles[0]}", a pickle of the Python version. '
+            "vafl does not read pickles, because they can run any code. Download the binary version "
+            f"(cifar-10-binary.tar.gz) from {_SOURCE}.",
         )
 
 
 def _read_binary(folder: Path, name: str, edition: Edition) -> Bytes:
-    """[pictures, 1 + 3072]: the label, then the red, green and blue planes."""
+    """Return a batch, [pictures, 1 + 3072]: the label, then the red, green and blue planes."""
     path = folder / f"{name}.bin"
     content = path.read_bytes()
     require_count(path, "bytes", len(content), edition.pictures * (1 + _PIXELS))
@@ -89,7 +91,10 @@ def _read_binary(folder: Path, name: str, edition: Edition) -> Bytes:
 
 
 def _read_sheet(folder: Path, name: str, edition: Edition) -> Bytes:
-    """The same from a square sheet of tiles, line by line, and labels.npy of all training or test rows."""
+    """Return a batch in the same form, from a sheet of tiles and a file of labels.
+
+    The tiles are in reading order. The labels are those of all training or all test rows.
+    """
     path = folder / f"{name}.webp"
     labels = folder / ("test_labels.npy" if name == _TEST else "train_labels.npy")
     require("CIFAR-10", (path, labels), _SOURCE)
@@ -99,7 +104,7 @@ def _read_sheet(folder: Path, name: str, edition: Edition) -> Bytes:
         numbers = np.load(labels, allow_pickle=False)
     except (OSError, ValueError, UnidentifiedImageError) as error:
         raise DataError(
-            "VFL-2122", f'"{path}" must be a WebP sheet with its labels. {error}. Get it again.'
+            "VFL-2122", f'"{path}" must be a WebP sheet with its labels. Found: {error}. Download it again.'
         ) from error
     across = sheet.shape[1] // _SIDE
     require_count(path, "pictures", (sheet.shape[0] // _SIDE) * across, edition.pictures)

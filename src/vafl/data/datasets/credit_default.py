@@ -1,4 +1,4 @@
-"""Default of Credit Card Clients (UCI 350): who will not pay next month?"""
+"""Load Default of Credit Card Clients (UCI 350): predict who will not pay next month."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ _SOURCE = "the UCI Machine Learning Repository (data set 350), saved as CSV with
 
 
 def load_credit_default(folder: Path, rows: int = _ROWS) -> Dataset:
-    """Reads folder/credit_default: 23 numbers of each client; `rows` is how many there must be."""
+    """Read folder/credit_default: 23 numbers for each client. The file must have `rows` clients."""
     path = plain_or_gzipped("Default of Credit Card Clients", folder / "credit_default" / _FILE, _SOURCE)
     try:
         table = pl.read_csv(path, infer_schema_length=None)
@@ -25,7 +25,8 @@ def load_credit_default(folder: Path, rows: int = _ROWS) -> Dataset:
     except (pl.exceptions.PolarsError, OSError, StopIteration) as error:
         raise DataError(
             "VFL-2131",
-            f'"{path}" must be a CSV of numbers with the columns ID and {_LABELS[0]}. {error} Get it again.',
+            f'"{path}" must be a CSV of numbers with the columns ID and {_LABELS[0]}. Found: {error} '
+            "Download it again.",
         ) from error
     require_count(path, "clients", table.height, rows)
     features = columns.to_numpy()

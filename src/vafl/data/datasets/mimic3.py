@@ -1,4 +1,4 @@
-"""MIMIC-III, as the in-hospital-mortality task of its public benchmark lays it out. For licensed users."""
+"""Load the in-hospital-mortality task of the public MIMIC-III benchmark. The data needs a licence."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ FEATURES = (
     *("Glascow coma scale verbal response", "Glucose", "Heart Rate", "Height", "Mean blood pressure"),
     *("Oxygen saturation", "Respiratory rate", "Systolic blood pressure", "Temperature", "Weight", "pH"),
 )
-# The coma scale's answers are words, some with their score in front and some without.
+# The values of the coma scale are words, some with their score in front and some without.
 _SCORES = {
     "None": 1,
     "No Response": 1,
@@ -43,26 +43,28 @@ _SOURCE = (
 
 
 def load_mimic3(folder: Path) -> Dataset:
-    """Reads folder/mimic3/in-hospital-mortality: train and test, each a listfile.csv and its stays.
+    """Read the folders train and test of folder/mimic3/in-hospital-mortality.
 
-    Gives [stays, 48, columns] like `load_physionet2012`.
+    Each has a listfile.csv and the files of its stays. The features are [stays, 48, columns], as in
+    `load_physionet2012`.
     """
     folder = folder / "mimic3" / "in-hospital-mortality"
-    (own, own_died, stays), (held_out, died, others) = (_read(folder / name) for name in ("train", "test"))
+    train, train_died, train_stays = _read(folder / "train")
+    test, test_died, test_stays = _read(folder / "test")
     return Dataset(
         name="mimic3",
-        features=filled(own, held_out),
-        labels=np.concatenate([own_died, died]),
+        features=filled(train, test),
+        labels=np.concatenate([train_died, test_died]),
         columns=names(FEATURES),
         classes=("survived", "died"),
         fitted=True,
-        tests=len(died),
-        digest=digest_of([*map(_number, stays)], [*map(_number, others)]),
+        tests=len(test_died),
+        digest=digest_of([*map(_number, train_stays)], [*map(_number, test_stays)]),
     )
 
 
 def _read(folder: Path) -> tuple[Array, npt.NDArray[np.int64], list[str]]:
-    """The hourly values, who died, and the stays' file names."""
+    """Return the hourly values, 1 for each patient who died, and the stays' file names."""
     listing = folder / "listfile.csv"
     require("MIMIC-III's in-hospital-mortality task", [listing], _SOURCE)
     try:
@@ -77,7 +79,8 @@ def _read(folder: Path) -> tuple[Array, npt.NDArray[np.int64], list[str]]:
         raise DataError(
             "VFL-2141",
             f'"{folder}" must hold listfile.csv (stay, y_true) and, for each stay, a CSV with the columns '
-            f"Hours, {', '.join(FEATURES[:3])}, ... {error} Make it again with the benchmark's scripts.",
+            f"Hours, {', '.join(FEATURES[:3])}, ... Found: {error} Create it again with the benchmark's "
+            "scripts.",
         ) from error
     stay_of = (
         rows["file"].str.extract(r"([^/\\]+)$").replace_strict({stay: i for i, stay in enumerate(stays)})
@@ -86,14 +89,14 @@ def _read(folder: Path) -> tuple[Array, npt.NDArray[np.int64], list[str]]:
 
 
 def _number_in(name: str) -> pl.Expr:
-    """A column's numbers; of words, the score they stand for."""
+    """Return an expression for a column's numbers; words become the score that they mean."""
     text = pl.col(name).str.strip_chars()
     score = text.replace_strict(_SCORES, default=None, return_dtype=pl.Float64)
     return pl.coalesce(text.str.extract(r"^(-?[0-9]*\.?[0-9]+)").cast(pl.Float64), score).alias(name)
 
 
 def _measurements(table: pl.DataFrame, stay: npt.NDArray[np.integer]) -> Measurements:
-    """Every cell as one measurement; an empty one is NaN, and is left out later."""
+    """Return every cell as one measurement. An empty cell is NaN, which `by_hour` leaves out."""
     values = table.drop("Hours").fill_null(float("nan")).to_numpy()
     features = values.shape[1]
     return Measurements(
@@ -105,6 +108,6 @@ def _measurements(table: pl.DataFrame, stay: npt.NDArray[np.integer]) -> Measure
 
 
 def _number(stay: str) -> int:
-    """`10011_episode1_timeseries.csv` -> a number of its own."""
+    """Return a unique number for a stay such as `10011_episode1_timeseries.csv`."""
     patient, episode = stay.split("_")[:2]
     return int(patient) * 1_000 + int(episode.removeprefix("episode"))

@@ -1,4 +1,4 @@
-"""ModelNet40 as pictures: several views of each object, from .npz files or folders of PNG views."""
+"""Load ModelNet40 as images: several views of each object, from .npz files or folders of PNG files."""
 
 import re
 from collections import defaultdict
@@ -24,10 +24,11 @@ _NUMBERED = re.compile(r"(?P<object>.+?)[._-]*v?(?P<view>\d+)$")
 
 
 def load_modelnet40(folder: Path) -> Dataset:
-    """Reads folder/modelnet40: views [rows, views, height, width], grey in 0..1.
+    """Read folder/modelnet40: views [rows, views, height, width], grey in 0..1.
 
-    It holds either *_train.npz and *_test.npz with `views`, `labels` and `class_names`, or, in folders
-    class/train and class/test, PNG files whose names end in the view's number; those are made 32 x 32.
+    The folder has either *_train.npz and *_test.npz with `views`, `labels` and `class_names`, or folders
+    class/train and class/test with PNG files whose names end in the number of the view. PNG files are scaled
+    to 32 x 32.
     """
     folder = folder / "modelnet40"
     read = _read_npz if list(folder.glob("*_train.npz")) else _read_pictures
@@ -38,11 +39,11 @@ def load_modelnet40(folder: Path) -> Dataset:
             "VFL-2151",
             f'"{folder}": training and test objects must have the same classes and views. Found '
             f"{len(classes)} classes of {list(train.shape[1:])} and {len(test_classes)} of "
-            f"{list(test.shape[1:])}. Get both from one place.",
+            f"{list(test.shape[1:])}. Download both from the same source.",
         )
     if len(classes) != CLASSES:
         raise DataError(
-            "VFL-2152", f'"{folder}" must have {CLASSES} classes. Found {len(classes)}. Get all of them.'
+            "VFL-2152", f'"{folder}" must have {CLASSES} classes. Found {len(classes)}. Download all of them.'
         )
     return Dataset(
         name="modelnet40",
@@ -65,13 +66,16 @@ def _read_npz(folder: Path, split: str) -> Part:
             views, labels, names = arrays["views"], arrays["labels"], arrays["class_names"]
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         raise DataError(
-            "VFL-2153", f'"{path}" must hold the arrays views, labels and class_names. {error}. Get it again.'
+            "VFL-2153",
+            f'"{path}" must have the arrays views, labels and class_names. Found: {error}. Download it '
+            "again.",
         ) from error
     if views.dtype != np.uint8 or views.ndim != 4 or labels.max(initial=0) >= len(names):
         raise DataError(
             "VFL-2154",
             f'"{path}": views must be uint8 [objects, views, height, width] and labels index class_names. '
-            f"Found {views.dtype} {list(views.shape)}, labels up to {labels.max(initial=0)}. Get it again.",
+            f"Found {views.dtype} {list(views.shape)}, labels up to {labels.max(initial=0)}. Download it "
+            "again.",
         )
     return views, labels, [str(name) for name in names]
 
@@ -88,19 +92,19 @@ def _read_pictures(folder: Path, split: str) -> Part:
         raise DataError(
             "VFL-2155",
             f'"{folder}": every object must have the same number of views. Found {sorted(counts)} in '
-            f"{split}. Get the missing pictures.",
+            f"{split}. Download the missing images.",
         )
     pictures = np.stack([np.stack([_picture(path) for path in views]) for _, views in objects])
     return pictures, np.array([number for number, _ in objects]), classes
 
 
 def _objects(folder: Path) -> Sequence[list[Path]]:
-    """The files of each object, both in the order of their numbers."""
-    found: dict[str, list[tuple[int, Path]]] = defaultdict(list)
+    """Return the files of each object: objects by name, views by number."""
+    objects: dict[str, list[tuple[int, Path]]] = defaultdict(list)
     for path in folder.glob("*.png"):
         if match := _NUMBERED.match(path.stem):
-            found[match["object"]].append((int(match["view"]), path))
-    return [[path for _, path in sorted(found[name])] for name in sorted(found)]
+            objects[match["object"]].append((int(match["view"]), path))
+    return [[path for _, path in sorted(objects[name])] for name in sorted(objects)]
 
 
 def _picture(path: Path) -> npt.NDArray[np.uint8]:
@@ -109,4 +113,6 @@ def _picture(path: Path) -> npt.NDArray[np.uint8]:
             small = image.convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
             return np.asarray(small)
     except (OSError, UnidentifiedImageError) as error:
-        raise DataError("VFL-2156", f'"{path}" must be a PNG picture. {error}. Get it again.') from error
+        raise DataError(
+            "VFL-2156", f'"{path}" must be a PNG image. Found: {error}. Download it again.'
+        ) from error

@@ -1,4 +1,4 @@
-"""Parkinson's Disease Classification (UCI 470): speech features of 252 people, three recordings each."""
+"""Load Parkinson's Disease Classification (UCI 470): speech of 252 people, three recordings each."""
 
 from pathlib import Path
 
@@ -14,9 +14,9 @@ _ROWS, _COLUMNS, _SUBJECTS, _RECORDINGS = 756, 755, 252, 3
 
 
 def load_parkinson(folder: Path) -> Dataset:
-    """Reads folder/parkinson; a person's recordings are alike, and no split separates them.
+    """Read folder/parkinson. Splits keep a person's recordings together, because they are similar.
 
-    The file may have the row of group names above its header that the repository's copy has.
+    The file may have a line of group names above its header, like the repository's copy.
     """
     path = plain_or_gzipped("Parkinson's speech features", folder / "parkinson" / _FILE, _SOURCE)
     table = _read(path)
@@ -41,7 +41,7 @@ def load_parkinson(folder: Path) -> Dataset:
 
 
 def _recordings(table: pl.DataFrame) -> list[int]:
-    """The number of rows of each person."""
+    """Return the number of rows of each person."""
     return table["id"].value_counts()["count"].to_list()
 
 
@@ -52,10 +52,12 @@ def _read(path: Path) -> pl.DataFrame:
         table = pl.read_csv(path, skip_rows=skipped, infer_schema_length=None)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(
-            "VFL-2162", f'"{path}" must be a CSV with a header line. {error} Download it again.'
+            "VFL-2162", f'"{path}" must be a CSV with a header line. Found: {error} Download it again.'
         ) from error
     if missing := {"id", "class"} - set(table.columns):
         raise DataError(
-            "VFL-2163", f'"{path}" must have the columns id and class. Missing: {", ".join(sorted(missing))}.'
+            "VFL-2163",
+            f'"{path}" must have the columns id and class. Missing: {", ".join(sorted(missing))}. Download '
+            "it again.",
         )
     return table

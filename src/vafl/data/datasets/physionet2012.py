@@ -1,4 +1,4 @@
-"""PhysioNet/CinC Challenge 2012: the first 48 hours of intensive care, and who died in hospital."""
+"""Load the PhysioNet/CinC Challenge 2012: predict death in hospital from 48 hours of intensive care."""
 
 import lzma
 from pathlib import Path
@@ -27,11 +27,14 @@ _SCHEMA = {"RecordID": pl.Int64, "Time": pl.String, "Parameter": pl.String, "Val
 
 
 def load_physionet2012(folder: Path, deaths: dict[str, tuple[int, int]] = _DEATHS) -> Dataset:
-    """Reads folder/physionet2012: set a to train on, set b to test on, [stays, 48, columns].
+    """Read folder/physionet2012: set a for training, set b for testing, [stays, 48, columns].
 
     A set is one file, set-a.csv or set-a.csv.xz (RecordID, Time, Parameter, Value), or the challenge's folder
-    set-a of text files. `deaths` says how many stays and deaths each set must have. Columns are the 44
-    features and, behind them, whether they were measured in that hour (`HR:seen`).
+    set-a of text files. The columns are the 44 features, followed by 44 indicators of whether each was
+    measured in that hour (`HR:seen`).
+
+    Args:
+        deaths: set -> the numbers of stays and deaths that it must have.
     """
     folder = folder / "physionet2012"
     parts = [_read_set(folder, name, *expected) for name, expected in deaths.items()]
@@ -50,7 +53,7 @@ def load_physionet2012(folder: Path, deaths: dict[str, tuple[int, int]] = _DEATH
 def _read_set(
     folder: Path, name: str, stays: int, deaths: int
 ) -> tuple[Array, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The hourly values, who died, and the records' numbers."""
+    """Return the hourly values, 1 for each patient who died, and the record numbers."""
     outcomes = folder / f"Outcomes-{name}.txt"
     require("PhysioNet 2012", [outcomes], _SOURCE)
     try:
@@ -62,19 +65,19 @@ def _read_set(
         raise DataError(
             "VFL-2171",
             f'"{folder}": set {name} must have the columns RecordID, Time, Parameter and Value, and its '
-            f"outcomes RecordID and In-hospital_death. {error} Download it again.",
+            f"outcomes RecordID and In-hospital_death. Found: {error} Download it again.",
         ) from error
     require_count(outcomes, "stays", len(ids), stays)
     require_count(outcomes, "deaths", int(died.sum()), deaths)
-    found = rows["RecordID"].unique()
+    measured = rows["RecordID"].unique()
     require_count(
-        folder / f"set-{name}", "stays with an outcome", int(found.is_in(ids.tolist()).sum()), stays
+        folder / f"set-{name}", "stays with an outcome", int(measured.is_in(ids.tolist()).sum()), stays
     )
     return by_hour(_measurements(rows, ids), len(ids), len(FEATURES)), died, ids
 
 
 def _rows(folder: Path, name: str) -> pl.DataFrame:
-    """All measurements of a set, with their record's number."""
+    """Return all measurements of a set, with their RecordID."""
     packed, plain, texts = folder / f"set-{name}.csv.xz", folder / f"set-{name}.csv", folder / f"set-{name}"
     if packed.is_file():
         return pl.read_csv(lzma.decompress(packed.read_bytes()), schema=_SCHEMA)
@@ -89,7 +92,7 @@ def _rows(folder: Path, name: str) -> pl.DataFrame:
 
 
 def _measurements(rows: pl.DataFrame, ids: npt.NDArray[np.int64]) -> Measurements:
-    """-1 is unknown; the unit of the hospital becomes four numbers, one of them 1."""
+    """Drop unknown values, which are -1, and encode the type of the care unit as four indicators."""
     rows = rows.filter(pl.col("Value") != -1)
     units = rows.filter(pl.col("Parameter") == "ICUType").join(
         pl.DataFrame({"Unit": [1.0, 2.0, 3.0, 4.0], "Feature": list(_UNITS)}), how="cross"

@@ -1,4 +1,4 @@
-"""Public data sets in a folder: what each needs there, and what is said when it is not so."""
+"""Check that the files of a public data set are present and have the published content."""
 
 import hashlib
 from collections.abc import Iterable
@@ -6,45 +6,46 @@ from pathlib import Path
 
 from vafl.errors import DataError
 
-_HINT = "name the folder above it with --data or VAFL_DATA."
+_HINT = "set its parent folder with --data or VAFL_DATA."
 
 
 def require(title: str, files: Iterable[Path], source: str) -> None:
-    """Raises DataError unless all the files are there; `source` is where people get them."""
+    """Raise DataError unless all files exist. `source` tells the user where to download them."""
     missing = [path for path in files if not path.is_file()]
     if missing:
         raise missing_data(title, missing[0].parent, ", ".join(path.name for path in missing), source)
 
 
 def plain_or_gzipped(title: str, path: Path, source: str) -> Path:
-    """The file, or its gzipped copy beside it; raises DataError where there is neither."""
+    """Return the file, or its gzipped copy in the same folder. Raise DataError if neither exists."""
     gzipped = path.with_name(f"{path.name}.gz")
-    found = next((each for each in (path, gzipped) if each.is_file()), None)
-    if found is None:
+    existing = next((each for each in (path, gzipped) if each.is_file()), None)
+    if existing is None:
         raise missing_data(title, path.parent, f"{path.name} or {gzipped.name}", source)
-    return found
+    return existing
 
 
 def missing_data(title: str, folder: Path, missing: str, source: str) -> DataError:
-    """What to say when a data set is not there."""
+    """Return the error for a data set that is missing."""
     return DataError(
-        "VFL-2181", f'{title} must lie in "{folder}". Missing: {missing}. Get it from {source}, and {_HINT}'
+        "VFL-2181",
+        f'{title} must be in "{folder}". Missing: {missing}. Download it from {source}, and {_HINT}',
     )
 
 
 def require_count(path: Path, what: str, found: int, expected: int) -> None:
-    """Raises DataError unless a file holds as many of something as the published one."""
+    """Raise DataError unless the file has the expected number of `what`, such as "records"."""
     if found != expected:
         raise DataError(
-            "VFL-2182", f'"{path}" must hold {expected:,} {what}. Found {found:,}. Download it again.'
+            "VFL-2182", f'"{path}" must have {expected:,} {what}. Found {found:,}. Download it again.'
         )
 
 
 def require_digest(path: Path, content: bytes, md5: str) -> None:
-    """Raises DataError unless the content is the published one, by its md5; without one, takes any."""
-    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    if md5 and found != md5:
+    """Raise DataError unless the content has this MD5. An empty `md5` accepts any content."""
+    actual = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if md5 and actual != md5:
         raise DataError(
             "VFL-2183",
-            f'"{path}" must be the published file, with md5 {md5}. Found {found}. Download it again.',
+            f'"{path}" must be the published file, with md5 {md5}. Found {actual}. Download it again.',
         )

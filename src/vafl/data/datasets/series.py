@@ -1,4 +1,4 @@
-"""Irregular measurements of stays in hospital, made regular: one value an hour, and whether there was one."""
+"""Resample irregular measurements of hospital stays to one value per hour, with indicators of gaps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,16 +10,18 @@ from vafl.data.dataset import Array
 
 HOURS = 48
 SEEN = ":seen"
-_EXTREMES = (0.5, 99.5)  # percentiles: beyond them are slips of the keyboard, a temperature of -17 for one
+_EXTREMES = (0.5, 99.5)  # percentiles: values beyond are often typing errors, such as a temperature of -17
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """What was measured when, of one set of stays; all [measurements].
+    """The measurements of one set of stays. All arrays are [measurements].
 
     Attributes:
-        stay, feature: numbers of both, from 0.
-        hour: since admission.
+        stay: the number of the stay, from 0.
+        hour: hours since admission.
+        feature: the number of the feature, from 0.
+        value: the measured value; NaN is ignored.
     """
 
     stay: npt.NDArray[np.integer]
@@ -28,24 +30,27 @@ class Measurements:
     value: npt.NDArray[np.floating]
 
 
-def by_hour(found: Measurements, stays: int, features: int) -> Array:
-    """[stays, 48, features], the mean of each hour; NaN where nothing was measured."""
-    usable = np.isfinite(found.value) & (found.hour >= 0) & (found.hour <= HOURS)
-    hour = np.minimum(found.hour[usable].astype(np.int64), HOURS - 1)
-    cell = (found.stay[usable].astype(np.int64) * HOURS + hour) * features + found.feature[usable]
+def by_hour(measurements: Measurements, stays: int, features: int) -> Array:
+    """Return the mean of each hour, [stays, 48, features]; NaN where nothing was measured."""
+    value, hours = measurements.value, measurements.hour
+    usable = np.isfinite(value) & (hours >= 0) & (hours <= HOURS)
+    hour = np.minimum(hours[usable].astype(np.int64), HOURS - 1)  # hour 48.0 belongs to the last hour
+    stay, feature = measurements.stay[usable].astype(np.int64), measurements.feature[usable]
+    cell = (stay * HOURS + hour) * features + feature
     cells = stays * HOURS * features
     counts = np.bincount(cell, minlength=cells)
-    sums = np.bincount(cell, found.value[usable], minlength=cells)
+    sums = np.bincount(cell, value[usable], minlength=cells)
     with np.errstate(invalid="ignore"):
         means = sums / counts
     return means.reshape(stays, HOURS, features).astype(np.float32)
 
 
 def filled(train: Array, test: Array) -> Array:
-    """[stays, 48, 2 * features], test stays last: values without gaps, then 1 where one was measured, else 0.
+    """Fill gaps, and return [stays, 48, 2 * features] with the test stays last.
 
-    A gap has the value of the hour before; before the first one it is the training stays' mean. Values are
-    kept within what is usual in the training stays.
+    The first half of the columns are values without gaps. The second half are 1 if the value was measured in
+    that hour, otherwise 0. A gap takes the value of the hour before. Before the first measurement, it takes
+    the mean of the training stays. Values are clipped to the 0.5 and 99.5 percentiles of the training stays.
     """
     measured = train.reshape(-1, train.shape[-1])
     known = ~np.isnan(measured)
@@ -58,12 +63,14 @@ def filled(train: Array, test: Array) -> Array:
 
 
 def names(features: Sequence[str]) -> tuple[str, ...]:
-    """The columns of `filled`."""
+    """Return the column names of the array that `filled` returns."""
     return (*features, *(feature + SEEN for feature in features))
 
 
 def _without_gaps(values: Array, mean: Array) -> Array:
+    """Fill gaps by the last value or the mean, and append the indicators of measured values."""
     seen = ~np.isnan(values)
+    # `last` is the hour of the last measurement so far; 0 before the first one, where the value is NaN.
     hours = np.arange(values.shape[1])[:, None]
     last = np.maximum.accumulate(np.where(seen, hours, 0), axis=1)
     carried = np.take_along_axis(values, last, axis=1)
