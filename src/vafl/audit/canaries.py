@@ -122,7 +122,7 @@ def audit_mechanism(config: Config, used: PrivacySettings, canaries: int = 1000,
         clients: of the run, whose batches a refresh may look ahead to.
     """
     coins = _toss(canaries)
-    if used.kind == "release_once":
+    if used.protection.noises_features:
         scored = [_score_release(config.privacy, used, own) for own in coins]
     else:
         scored = [_score_rounds(config, used, own, clients) for own in coins]
@@ -181,11 +181,13 @@ def _score_rounds(
     score = torch.zeros(count, dtype=torch.float64)
     for activation in range(1, _MOST_ROUNDS * _BATCHES + 1):
         (upload,) = client.wake()
-        moved, refreshed = _answer(client, own, upload, clients, -1e9 if used.kind == "dp_train" else 0.0)
+        moved, refreshed = _answer(
+            client, own, upload, clients, -1e9 if used.protection.noises_updates else 0.0
+        )
         for rows, embeddings in map(_embedded, (upload, *refreshed)):
             seen = torch.from_numpy(embeddings[:, 0] - _middle(claimed, claimed.clip)).double()
             score[rows] += seen * _weight(claimed.upload_cost, claimed.noise)
-        if used.kind == "dp_train":
+        if used.protection.noises_updates:
             rows, _ = _embedded(upload)
             summed = (moved[rows] - steps * _middle(claimed, claimed.gradient_clip)).double()
             score[rows] += summed * _weight(claimed.update_cost, claimed.gradient_noise)
@@ -263,7 +265,7 @@ def audit_model_channel(config: Config, used: PrivacySettings, canaries: int = 1
     server may ask for probes until their own noise is gone. So the claim is what the updates may cost.
     Noise on uploads alone hides no canary then: `embed_only` must fail under the claim sqrt(T_n) Delta/c.
     """
-    claimed, steps, trained = config.privacy, config.rule.local_steps, used.kind == "dp_train"
+    claimed, steps, trained = config.privacy, config.rule.local_steps, used.protection.noises_updates
     cost = steps * claimed.update_cost if trained else claimed.upload_cost
     rounds = max(1, min(_MOST_ROUNDS, round(1 / cost)))
     claim, coins = math.sqrt(rounds * cost), _toss(canaries)
@@ -277,7 +279,7 @@ def audit_model_channel(config: Config, used: PrivacySettings, canaries: int = 1
 
 def _probe(config: Config, used: PrivacySettings, coins: Tensor, rounds: int, asked: int) -> Tensor:
     """What probes show, asked so often, of a model trained on the canaries for so many rounds."""
-    canaries, steps, trained = len(coins), config.rule.local_steps, used.kind == "dp_train"
+    canaries, steps, trained = len(coins), config.rule.local_steps, used.protection.noises_updates
     shown = used.clip / 2
     sum_of_gradients = steps * (used.gradient_clip if trained else 1.0)
     moved = rounds * _STEP_SIZE * sum_of_gradients / canaries  # a weight, by a canary that is there

@@ -82,7 +82,7 @@ def audit(
 
 def _canaries(config: Config, clients: int, canaries: int, noise_scale: float) -> tuple[list[Finding], str]:
     settings = config.privacy
-    if settings.kind == "none":
+    if not settings.protection.noises_anything:
         return [], "privacy.mode is none: nothing is claimed"
     if not settings.clip or not settings.noise:
         return [], "without privacy.clip and privacy.noise no claim can be made"
@@ -93,8 +93,8 @@ def _canaries(config: Config, clients: int, canaries: int, noise_scale: float) -
         layers=(),
     )
     findings = [confirmed(lambda: audit_mechanism(config, used, canaries, clients))]
-    if settings.kind == "dp_train":
+    if settings.protection.noises_updates:
         findings.append(audit_extreme_slopes(config, used, canaries))
-    if settings.kind in ("dp_train", "embed_only"):
+    if settings.protection.exposes_model:
         findings.append(confirmed(lambda: audit_model_channel(config, used, canaries)))
     return findings, ""

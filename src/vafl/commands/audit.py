@@ -13,6 +13,7 @@ from vafl.commands.configured import add_config_options, as_json, overrides
 from vafl.config import read_config
 from vafl.errors import AuditFailed, ConfigError
 from vafl.files import write_atomically
+from vafl.privacy.settings import GUARANTEED
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -61,8 +62,8 @@ def run(options: argparse.Namespace, console: Console) -> None:
                 f"{finding.name}: accountant mu <= {finding.claimed:.3g}, audit mu >= {finding.found:.3g}"
                 for finding in failed
             )
-            + ". Do not rely on the claim: use privacy.mode dp_train, frozen or release_once, with the noise "
-            "that `vafl calibrate` gives.",
+            + f". Do not rely on the claim. Use one of the modes {', '.join(GUARANTEED)} with the noise that "
+            "`vafl calibrate` prints.",
         )
 
 

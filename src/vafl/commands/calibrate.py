@@ -21,12 +21,12 @@ from vafl.privacy.analysis.calibration import (
     Deviations,
     Mechanism,
     PaperCalibration,
-    PrivateMode,
     calibrate,
     guarantee,
 )
 from vafl.privacy.analysis.exposure import ExpectedUsage, Exposure, expose, worst
-from vafl.privacy.settings import GUARANTEED, NEEDS, UNLIMITED, PrivacySettings
+from vafl.privacy.modes import DEFAULT_PRIVATE_MODE, MODES, PrivateMode
+from vafl.privacy.settings import UNLIMITED, PrivacySettings
 from vafl.run.plan import a_party, make_plan
 
 
@@ -67,10 +67,13 @@ def _noised(section: Any) -> Any:
     if not isinstance(section, dict):
         return section  # the config reader refuses it
     mode = section.get("mode", "auto")
-    mode = "dp_train" if mode in ("auto", "none") else mode
-    needs = next((needs for own, needs in NEEDS.items() if own == mode), ())
-    budget = {"mu_max": section.get("mu_max", UNLIMITED)} if mode in GUARANTEED else {}
-    return {**section, **{name: section.get(name) or 1.0 for name in needs}, **budget, "mode": mode}
+    mode = DEFAULT_PRIVATE_MODE if mode in ("auto", "none") else mode
+    protection = next((protection for name, protection in MODES.items() if name == mode), None)
+    if protection is None:
+        return section  # an unknown mode; the config reader refuses it
+    budget = {"mu_max": section.get("mu_max", UNLIMITED)} if protection.guaranteed else {}
+    noise = {name: section.get(name) or 1.0 for name in protection.needs}
+    return {**section, **noise, **budget, "mode": mode}
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ def _report(wish: Wish, courses: Sequence[ExpectedUsage], clients: dict[str, Exp
     exposure = worst(list(clients.values()))
     course = max(courses, key=lambda course: course.activations)
     modes: tuple[PrivateMode, ...] = get_args(PrivateMode)
-    clipped = wish.mechanism("dp_train")
+    clipped = wish.mechanism(DEFAULT_PRIVATE_MODE)
 
     def worth(mu: float) -> dict[str, Any]:
         """mu as epsilon, and both for a person whose record all clients hold."""
@@ -141,7 +144,7 @@ def _report(wish: Wish, courses: Sequence[ExpectedUsage], clients: dict[str, Exp
         found = {
             mode: guarantee(wish.mechanism(mode), exposure, wish.own)
             for mode in modes
-            if mode != "dp_train" or wish.own.gradient_noise
+            if not MODES[mode].noises_updates or wish.own.gradient_noise
         }
         report["as_configured"] = {
             "mode": wish.settings.kind,
@@ -162,8 +165,8 @@ def _section(wish: Wish, exposure: Exposure) -> dict[str, Any]:
     """A [privacy] section that keeps to the budget, for the configured mode or, if that has no guarantee, for
     `dp_train`. Noise is rounded up, so that the planned uploads fit into mu_max."""
     modes: tuple[PrivateMode, ...] = get_args(PrivateMode)
-    mode: PrivateMode = "dp_train"
-    if wish.settings.kind in GUARANTEED:
+    mode: PrivateMode = DEFAULT_PRIVATE_MODE
+    if wish.settings.protection.guaranteed:
         mode = next(own for own in modes if own == wish.settings.kind)
     mechanism = wish.mechanism(mode)
     mu = _rounded(wish.mu, 6, math.floor)
@@ -173,7 +176,7 @@ def _section(wish: Wish, exposure: Exposure) -> dict[str, Any]:
         "clip": mechanism.clip,
         "noise": _rounded(found.noise, 4, math.ceil),
     }
-    if mode == "dp_train":
+    if MODES[mode].noises_updates:
         section["gradient_clip"] = mechanism.gradient_clip
         section["gradient_noise"] = _rounded(found.gradient_noise, 4, math.ceil)
     return section | {"neighbours": mechanism.neighbours, "mu_max": mu, "delta": wish.delta}
@@ -243,14 +246,6 @@ def _show(report: dict[str, Any], console: Console) -> None:
         console.print(_worth_table(own, len(report["clients"])))
 
 
-_WORDS = {
-    "release_once": "however many epochs",
-    "frozen": "the embedding stays as it is",
-    "dp_train": "the embedding is trained",
-    "embed_only": "the one valid bound for the paper's noise",
-}
-
-
 def _exposure_table(clients: dict[str, Any]) -> Table:
     table = Table(
         "client",
@@ -269,7 +264,7 @@ def _noise_table(report: dict[str, Any]) -> Table:
     table = Table("mode", "noise", "gradient_noise", "", box=None, header_style="bold")
     for mode, found in report["to_set"].items():
         second = f"{found['gradient_noise']:.4g}" if found["gradient_noise"] else ""
-        table.add_row(mode, f"{found['noise']:.4g}", second, _WORDS[mode])
+        table.add_row(mode, f"{found['noise']:.4g}", second, MODES[mode].summary)
     for reading, forms in report["paper"]["noise"].items():
         both = f"{forms['first_order']:.4g} (CLT: {forms['central_limit']:.4g})"
         table.add_row("the paper", both, "", f"{reading}: {NOT_VALID}", style="bright_black")

@@ -23,7 +23,6 @@ from vafl.data.settings import LABEL_HOLDER, DataSettings, TableSettings
 from vafl.data.split import Split
 from vafl.data.tables import POSITION, Table, open_table
 from vafl.errors import ConfigError
-from vafl.privacy.settings import GUARANTEED
 from vafl.run.plan import form_for, load_data, tables_of
 
 
@@ -107,7 +106,7 @@ def preview(config: Config, name: str) -> Preview:
         training,
         form=form_for(config),
         scale=config.data.scale != "none",
-        public=config.privacy.kind in GUARANTEED,
+        public=config.privacy.protection.guaranteed,
         flags_absent=config.data.records == "labelled",
     )
     if settings.name == "csv":  # its other columns are other parties'

@@ -66,7 +66,7 @@ class Objective:
         if config.model.embedding != "linear" or config.model.head != "bias":
             return 0.0
         decay, l2 = config.optimiser.decay, config.optimiser.l2
-        if not l2 or self._plan.task.loss != "squared" or config.privacy.kind == "release_once":
+        if not l2 or self._plan.task.loss != "squared" or config.privacy.protection.noises_features:
             return decay
         means = [np.average(own.flatten(1), axis=0, weights=self._weights) for own in self.features]
         size = math.sqrt(sum(1 + float(mean @ mean) for mean in means))

@@ -23,13 +23,6 @@ from vafl.privacy.ledger.ledger import read_history, read_ledger
 from vafl.privacy.ledger.statement import Statement, person
 from vafl.run.ledgers import make_statement, run_ledgers
 
-_GUARANTEES = {
-    "none": "nothing: embeddings leave as they are",
-    "release_once": "per record, whatever is done with what was released",
-    "frozen": "per record: every upload is noised, the embedding is not trained",
-    "dp_train": "per record: every upload and every local update is noised",
-    "embed_only": "valid bound only: the trained model carries records past the noise",
-}
 _MEANINGS = {
     "zero_out": "no test tells a record's uploads from zeros better than N(0, 1) from N(mu, 1), though no "
     "client sends zeros, even for a record that it lacks; any two values of one record are 2 mu apart",
@@ -136,7 +129,9 @@ def _record(record: str, paths: Sequence[Path], statements: Sequence[Statement])
 
 def _show(statements: Sequence[Statement], simulated: bool, console: Console) -> None:
     settings = statements[0].settings
-    console.print(Text.assemble((f"privacy.mode {settings.kind}", "bold"), f": {_GUARANTEES[settings.kind]}"))
+    console.print(
+        Text.assemble((f"privacy.mode {settings.kind}", "bold"), f": {settings.protection.guarantee}")
+    )
     table = Table("")
     for statement in statements:
         table.add_column(statement.party, justify="right")

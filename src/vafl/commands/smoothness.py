@@ -92,7 +92,7 @@ def _constants(
         heaviest: the largest weight of a row.
     """
     settings = plan.config.privacy
-    noised = settings.kind in ("frozen", "dp_train", "embed_only")
+    noised = settings.protection.noises_uploads
     try:
         if noised and settings.placement == "output":
             raise ConfigError(

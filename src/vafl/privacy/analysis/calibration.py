@@ -12,8 +12,8 @@ from typing import Literal
 from vafl.errors import ConfigError
 from vafl.privacy.analysis.accountant import compose
 from vafl.privacy.analysis.exposure import Exposure
+from vafl.privacy.modes import MODES, PrivateMode, Protection
 
-PrivateMode = Literal["release_once", "frozen", "dp_train", "embed_only"]
 NOT_VALID = "not valid against the server"
 
 
@@ -34,8 +34,12 @@ class Mechanism:
 
     def __post_init__(self) -> None:
         _require_positive("clip", self.clip)
-        if self.mode == "dp_train":
+        if self.protection.noises_updates:
             _require_positive("gradient_clip", self.gradient_clip)
+
+    @property
+    def protection(self) -> Protection:
+        return MODES[self.mode]
 
     @property
     def sensitivity(self) -> float:
@@ -65,14 +69,14 @@ def calibrate(mechanism: Mechanism, exposure: Exposure, mu: float, share: float 
         share: for `dp_train`, the part of mu^2 that the uploads get; the local updates get the rest.
     """
     _require_positive("mu", mu)
-    if mechanism.mode != "dp_train":
-        return Deviations(_reach(mechanism, exposure) / mu)
+    if not mechanism.protection.noises_updates:
+        return Deviations(_upload_distance(mechanism, exposure) / mu)
     if not 0 < share < 1:
         raise ConfigError(
             "VFL-5011", f"the uploads' share of a dp_train budget must be between 0 and 1. Found {share}."
         )
     updates = math.sqrt(exposure.updates) * mechanism.gradient_sensitivity
-    uploads = _reach(mechanism, exposure) / (mu * math.sqrt(share))
+    uploads = _upload_distance(mechanism, exposure) / (mu * math.sqrt(share))
     held_out = math.sqrt(exposure.evaluations) * mechanism.sensitivity / mu
     return Deviations(max(uploads, held_out), updates / (mu * math.sqrt(1 - share)))
 
@@ -80,8 +84,8 @@ def calibrate(mechanism: Mechanism, exposure: Exposure, mu: float, share: float 
 def guarantee(mechanism: Mechanism, exposure: Exposure, deviations: Deviations) -> float:
     """The mu that a record costs with that noise, if it is used as often as `exposure` says."""
     _require_positive("noise", deviations.noise)
-    uploads = _reach(mechanism, exposure) / deviations.noise
-    if mechanism.mode != "dp_train":
+    uploads = _upload_distance(mechanism, exposure) / deviations.noise
+    if not mechanism.protection.noises_updates:
         return uploads
     _require_positive("gradient_noise", deviations.gradient_noise)
     updates = math.sqrt(exposure.updates) * mechanism.gradient_sensitivity / deviations.gradient_noise
@@ -89,17 +93,19 @@ def guarantee(mechanism: Mechanism, exposure: Exposure, deviations: Deviations) 
     return max(compose([uploads, updates]), held_out)
 
 
-def _reach(mechanism: Mechanism, exposure: Exposure) -> float:
-    """The distance, in all uploads together, between what two neighbours upload."""
-    if mechanism.mode == "release_once":
-        return mechanism.sensitivity
-    if mechanism.mode == "dp_train":
-        return math.sqrt(exposure.uploads) * mechanism.sensitivity
-    if mechanism.mode == "frozen":
-        return math.sqrt(max(exposure.uploads, exposure.evaluations)) * mechanism.sensitivity
-    own = exposure.uploads * mechanism.sensitivity**2
-    others = (exposure.vectors - exposure.uploads) * (2 * mechanism.clip) ** 2
-    return math.sqrt(own + others)
+def _upload_distance(mechanism: Mechanism, exposure: Exposure) -> float:
+    """Return the L2 distance between all uploads of two neighbouring data sets, in `exposure`'s run."""
+    protection, sensitivity = mechanism.protection, mechanism.sensitivity
+    if protection.noises_features:
+        return sensitivity
+    if protection.carries_records:
+        # The record's own uploads differ by the sensitivity. Every other upload may differ by the diameter of
+        # the clip ball, since the record has trained the weights.
+        others = exposure.vectors - exposure.uploads
+        return math.sqrt(exposure.uploads * sensitivity**2 + others * (2 * mechanism.clip) ** 2)
+    if protection.noises_updates:
+        return math.sqrt(exposure.uploads) * sensitivity  # the callers account for held-out records
+    return math.sqrt(max(exposure.uploads, exposure.evaluations)) * sensitivity
 
 
 @dataclass(frozen=True)

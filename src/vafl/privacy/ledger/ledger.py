@@ -285,7 +285,7 @@ class Ledger:
             return
         spender = self.spenders[-1]
         everyone, cost = np.arange(len(self.ids)), spender.dearest_upload
-        carried, trains = spender.settings.carried_cost, spender.settings.kind == "embed_only"
+        carried, trains = spender.settings.carried_cost, spender.settings.protection.carries_records
         self.charge(everyone, "torn", cost, carried=carried, trains=trains)
         log.warning(
             'a crash cut the last entry of the ledger "%s" short: mu^2 %.4g is charged to each of its %d '

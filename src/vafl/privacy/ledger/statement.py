@@ -50,7 +50,7 @@ class Statement:
         """
         ledger, shared = self.ledger, 0.0
         for run, rows in zip(ledger.spenders, ledger.batch_rows, strict=True):
-            if run.settings.kind == "dp_train":
+            if run.settings.protection.noises_updates:
                 others = min(run.batch, len(ledger.ids)) - 1
                 update = run.settings.update_cost / run.settings.clips_apart**2
                 shared += rows * others * run.local_steps * update
@@ -63,7 +63,7 @@ class Statement:
     def left(self, spent: float) -> int | None:
         """Return how many more minibatches a record may be in after mu `spent`; None if there is no limit."""
         settings = self.settings
-        if math.isinf(settings.limit) or settings.kind == "release_once":
+        if math.isinf(settings.limit) or settings.protection.noises_features:
             return None
         cost = settings.batch_cost(self.local_steps)
         return math.floor(max(0.0, settings.limit**2 - spent**2) / cost * (1 + 1e-12))
@@ -115,9 +115,7 @@ class Statement:
     def _paper(self) -> dict[str, Any] | None:
         """What the paper's theorem would say; it counts on the server not knowing who is in a batch."""
         settings, batches = self.settings, int(self.ledger.counts[KINDS.index("batch")].sum()) / self.batch
-        if settings.kind not in ("dp_train", "embed_only") or not (
-            settings.clip and settings.noise and batches
-        ):
+        if not (settings.protection.exposes_model and settings.clip and settings.noise and batches):
             return None
         sensitivity = settings.noise * math.sqrt(settings.upload_cost)
         paper = PaperCalibration(sensitivity, self.batch, len(self.ledger.ids), batches)

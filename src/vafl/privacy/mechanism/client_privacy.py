@@ -13,7 +13,7 @@ from vafl.privacy.mechanism.noise import Noise
 from vafl.privacy.mechanism.records import NoisyUpdates
 from vafl.privacy.mechanism.release import Release, split_frozen, split_last
 from vafl.privacy.mechanism.released import release_once
-from vafl.privacy.settings import GUARANTEED, PrivacySettings
+from vafl.privacy.settings import PrivacySettings
 
 _MARK_EVERY = 32  # uploads charged between two marks: the most that a rollback can hide from the server
 
@@ -32,8 +32,8 @@ class Budget:
         self.ledger = ledger
         self._accounts, self._limit = accounts, settings.limit
         self._in_order = bool((accounts == np.arange(len(accounts))).all())
-        self._free = settings.kind == "release_once"  # what follows the release costs nothing
-        self._trains = settings.kind == "embed_only"  # the only mode whose bound asks for the first use
+        self._free = settings.protection.noises_features  # later uploads are post-processing
+        self._trains = settings.protection.carries_records
         self._carried = settings.carried_cost
         self._upload = settings.upload_cost
         self._batch = settings.batch_cost(local_steps)
@@ -131,22 +131,22 @@ def guard(
         ConfigError: the model would carry records past the noise.
         BudgetExhausted: the features cannot be released any more.
     """
-    noise = Noise()
-    if settings.kind in GUARANTEED:
+    noise, protection = Noise(), settings.protection
+    if protection.guaranteed:
         require_separate_records(model, noise.gaussian((4, *features.shape[1:]), 1.0))
     budget = Budget(ledger, settings, accounts, local_steps)
-    if settings.kind == "none":
+    if not protection.noises_anything:
         return ClientPrivacy(features, model, None, None, budget)
-    if settings.kind == "release_once":
+    if protection.noises_features:
         encoder, rest = split_frozen(model)
         released = release_once(settings, features, ledger, accounts, noise, encoder)
         return ClientPrivacy(released, rest, None, None, budget)
-    if settings.kind == "frozen":
+    if not protection.trains_embedding:
         model.requires_grad_(False)
     body, rest = split_last(model) if settings.placement == "pre-activation" else (model, nn.Identity())
     hidden = HiddenNoise(body, settings, noise) if settings.layers else None
     updates = None
-    if settings.kind == "dp_train":
+    if protection.noises_updates:
         trained = [parameter for parameter in body.parameters() if parameter.requires_grad]
         clip, deviation = settings.gradient_clip, settings.gradient_noise
         updates = NoisyUpdates(body, trained, clip, deviation, noise, hidden, features)

@@ -26,7 +26,7 @@ class FixedNoise:
 
     def __init__(self, model: nn.Module, settings: PrivacySettings, features: Tensor, draws: int) -> None:
         noise = Noise()
-        noised = settings.kind in ("frozen", "dp_train", "embed_only")
+        noised = settings.protection.noises_uploads
         cut = noised and settings.placement == "pre-activation"
         self._body, self._rest = split_last(model) if cut else (model, nn.Identity())
         self._features = features.repeat(draws, *[1] * (features.ndim - 1))
