@@ -109,8 +109,8 @@ class Journal:
         if found.identity != self._identity:
             raise RunFolderError(
                 "VFL-5032",
-                f'the ledger "{path}" is for other records: it counts {found.identity}; here are '
-                f"{self._identity}. Name another folder in privacy.ledger for these.",
+                f'the ledger "{path}" is for other records: it counts {found.identity}. This run has '
+                f"{self._identity}. Name another folder in privacy.ledger for this run.",
             )
         self._file = os.open(path, os.O_RDWR)
         self.number, self.torn, self._reached = found.number, found.torn, found.reached
@@ -152,7 +152,7 @@ class Journal:
                     os.ftruncate(self._file, reached.end)
                 os.fdatasync(self._file)
             except OSError:
-                if not self.torn:  # what is left of a torn entry has yet to be charged
+                if not self.torn:  # keep the rest of a torn entry: it has not been charged yet
                     with suppress(OSError):
                         os.ftruncate(self._file, before.end)
                 raise
@@ -199,20 +199,22 @@ class Journal:
     def _sealed_by(self) -> Head:
         if self._head is None or self._file < 0:
             raise RunFolderError(
-                "VFL-5033", f'the ledger "{self.path}" is closed, so nothing may be uploaded.'
+                "VFL-5033",
+                f'the ledger "{self.path}" is closed, so nothing can be uploaded. Restart the client.',
             )
         return self._head
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Close the journal if it cannot be written: after a failed sync nobody knows what is on disk."""
+        """Close the journal if a write fails: after a failed sync, the content on disk is unknown."""
         try:
             yield
         except OSError as error:
             self.close()
             raise RunFolderError(
                 "VFL-5034",
-                f'the ledger "{self.path}" cannot be written, so nothing may be uploaded: {error}.',
+                f'the ledger "{self.path}" cannot be written, so nothing can be uploaded: {error}. Fix that, '
+                "then restart the client.",
             ) from error
 
 
