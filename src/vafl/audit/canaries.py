@@ -287,24 +287,24 @@ def audit_model_channel(config: Config, used: PrivacySettings, canaries: int = 1
     The claim is therefore the cost of the updates. `embed_only` noises no updates and must fail: its claim is
     sqrt(T_n) Delta/c.
     """
-    claimed, steps, trained = config.privacy, config.rule.local_steps, used.protection.noises_updates
-    cost = steps * claimed.update_cost if trained else claimed.upload_cost
+    claimed, steps, noises_updates = config.privacy, config.rule.local_steps, used.protection.noises_updates
+    cost = steps * claimed.update_cost if noises_updates else claimed.upload_cost
     rounds = max(1, min(_MOST_ROUNDS, round(1 / cost)))
     claim, coins = math.sqrt(rounds * cost), _toss(canaries)
     shown = used.clip / 2  # size of a moved weight in a probe's embedding, small enough not to be clipped
     asked = min(_MOST_PROBES, math.ceil((_PROBING * claim * used.noise / shown) ** 2))
     # The guesses see the noise of the averaged probes and, if updates are noised, the noise of the updates.
     clarity = shown * math.sqrt(asked) / used.noise * (1 if used.neighbours == "zero_out" else 2)
-    at_half = 1 / math.hypot(1 / clarity, 1 / (2 * claim) if trained else 0.0)
+    at_half = 1 / math.hypot(1 / clarity, 1 / (2 * claim) if noises_updates else 0.0)
     guesses = [_probe(config, used, tosses, rounds, asked) > _middle(used, shown) for tosses in coins]
     return _finding(f"model channel, {used.kind}", claim, guesses, coins, float(ndtr(at_half / 2)))
 
 
 def _probe(config: Config, used: PrivacySettings, coins: Tensor, rounds: int, asked: int) -> Tensor:
     """Train on the canaries for `rounds` rounds; return the mean of `asked` answers per probe: [canaries]."""
-    canaries, steps, trained = len(coins), config.rule.local_steps, used.protection.noises_updates
+    canaries, steps, noises_updates = len(coins), config.rule.local_steps, used.protection.noises_updates
     shown = used.clip / 2
-    sum_of_gradients = steps * (used.gradient_clip if trained else 1.0)
+    sum_of_gradients = steps * (used.gradient_clip if noises_updates else 1.0)
     moved = rounds * _STEP_SIZE * sum_of_gradients / canaries  # how far a present canary moves its weight
     features = torch.cat([torch.diag(_presence(used, coins)), torch.eye(canaries) * shown / moved])
     config = replace(config, schedule=replace(config.schedule, batch_size=canaries, refresh="none"))
@@ -314,7 +314,7 @@ def _probe(config: Config, used: PrivacySettings, coins: Tensor, rounds: int, as
             # Keep the first coordinate at 0, so that the upload is not clipped and the gradient passes it.
             next(private.model.parameters())[0] = 0.0
         (upload,) = client.wake()
-        _answer(client, private, upload, 1, -1e9 if trained else -1 / canaries)
+        _answer(client, private, upload, 1, -1e9 if noises_updates else -1 / canaries)
     probes, seen = np.arange(canaries, 2 * canaries), torch.zeros(canaries, dtype=torch.float64)
     for number in range(asked):
         (refresh,) = client.receive(Request(0, number, probes))

@@ -107,8 +107,8 @@ class Wish:
             mu = accountant.mu(options.epsilon, delta)
         mu = 0.0 if math.isinf(mu) else mu
         accountant.epsilon(1.0, delta)  # raises if delta is out of range
-        own = Deviations(float(section.get("noise", 0.0)), float(section.get("gradient_noise", 0.0)))
-        return cls(settings, own, delta, mu, options.share)
+        configured = Deviations(float(section.get("noise", 0.0)), float(section.get("gradient_noise", 0.0)))
+        return cls(settings, configured, delta, mu, options.share)
 
     def mechanism(self, mode: PrivateMode) -> Mechanism:
         settings = self.settings

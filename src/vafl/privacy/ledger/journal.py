@@ -105,20 +105,20 @@ class Journal:
         _unfinished(path).unlink(missing_ok=True)
         if not path.exists():
             self._create(head)
-        found = _read(path, head.key, head.slots)
-        if found.identity != self._identity:
+        content = _read(path, head.key, head.slots)
+        if content.identity != self._identity:
             raise RunFolderError(
                 "VFL-5032",
-                f'the ledger "{path}" is for other records: it counts {found.identity}. This run has '
+                f'the ledger "{path}" is for other records: it counts {content.identity}. This run has '
                 f"{self._identity}. Name another folder in privacy.ledger for this run.",
             )
         self._file = os.open(path, os.O_RDWR)
-        self.number, self.torn, self._reached = found.number, found.torn, found.reached
-        self._found = found.entries
-        head.use(found.sealed)
-        if found.reached != found.sealed:
+        self.number, self.torn, self._reached = content.number, content.torn, content.reached
+        self._entries = content.entries
+        head.use(content.sealed)
+        if content.reached != content.sealed:
             os.fdatasync(self._file)  # a seal must never be on disk before its entries
-            head.write(found.reached)
+            head.write(content.reached)
 
     def _create(self, head: Head) -> None:
         """Write a journal without entries. A crash leaves an empty head, and the next process tries again."""
@@ -130,8 +130,8 @@ class Journal:
 
     def take_entries(self) -> list[Entry]:
         """Return the entries found when the journal was opened; only once, to free their memory."""
-        found, self._found = self._found, []
-        return found
+        entries, self._entries = self._entries, []
+        return entries
 
     def append(self, kind: int, payload: bytes) -> int:
         """Append an entry; it is on disk and sealed when this returns. Return its size in bytes.
@@ -255,7 +255,7 @@ def entry_size(payload: Payload) -> int:
 
 
 def has_journal(path: Path) -> bool:
-    """Whether there is a journal, or what is left of one."""
+    """Return whether the journal or its head exists."""
     return path.is_file() or head_path(path).is_file()
 
 

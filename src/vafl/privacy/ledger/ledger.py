@@ -214,7 +214,7 @@ class Ledger:
         return mark
 
     def knows(self, mark: bytes) -> bool:
-        """Whether this ledger made or accepted the mark."""
+        """Return whether this ledger made or accepted the mark."""
         return mark in self._marks
 
     def recognise(self, mark: bytes) -> None:
