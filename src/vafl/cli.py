@@ -1,7 +1,8 @@
 """The `vafl` command. Each subcommand is a few lines on top of the library.
 
-A command loads what it needs and no more: a federation on one machine starts many of these processes, and
-what computes for an alignment loads this module once more.
+Imports are inside the commands, so that each one loads only what it needs. Start-up time matters: a
+federation on one machine starts many of these processes, and each worker of an alignment imports this module
+again.
 """
 
 import argparse
@@ -31,24 +32,24 @@ if TYPE_CHECKING:
     from vafl.config import Config
     from vafl.observe.record import RecordedRun
 
-# Modules of vafl.commands, and what each is for:
+# Modules of vafl.commands, with the help text of each:
 _LARGER = {
     "init": "write a commented starter configuration",
-    "align": "find the parties' common records, privately, before a run",
-    "certs": "make an authority and the certificates of the parties",
-    "data": "what a run will use of the parties' tables, and how",
+    "align": "find the records that the parties share, privately, before a run",
+    "certs": "create a certificate authority and the parties' certificates",
+    "data": "show how a run will use the columns of the parties' tables",
     "predict": "score every record of the parties' tables",
-    "serve": "answer HTTP requests for predictions, asking clients live",
+    "serve": "answer HTTP requests for predictions, with live embeddings from the clients",
     "importance": "measure how much each party's features matter to a trained model",
-    "keys": "make, list and remove the API keys of vafl serve",
-    "report": "write a run's report again, as a page for people",
-    "watch": "look at runs in a browser while they go on",
-    "inspect": "what a run's models are and what they were trained for",
-    "export": "write one party's trained model as ONNX",
-    "audit": "attack a configuration: does more leak than is claimed?",
-    "privacy": "what was spent on every record, and what is left",
-    "calibrate": "what noise a budget needs, and what noise is worth",
-    "smoothness": "smoothness constants and the step sizes that follow",
+    "keys": "create, list and remove the API keys of vafl serve",
+    "report": "write the HTML report of a finished run again",
+    "watch": "watch runs in a browser while they train",
+    "inspect": "describe the trained models of a run",
+    "export": "export one party's trained model as ONNX",
+    "audit": "attack a configuration, and check whether it leaks more than it claims",
+    "privacy": "show the privacy spent on records, and the budget left",
+    "calibrate": "find the noise for a privacy budget, and the guarantee of given noise",
+    "smoothness": "compute smoothness constants, and step sizes from them",
 }
 _EXIT_CODES = """exit codes:
   0 done    1 unexpected failure    2 configuration or usage    3 data
@@ -56,93 +57,95 @@ _EXIT_CODES = """exit codes:
   7 refused by the other party    8 a file could not be read or written    130 interrupted
 """
 _FILE, _INTERRUPTED = 8, 130
-_NUMBERED = "runs/NAME, numbered if taken; to --resume or --overwrite: the last of these"
+_NUMBERED = "runs/NAME, or the next free runs/NAME-2, ...; --resume and --overwrite use the last one"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; errors made on purpose become one message and a documented exit code."""
+    """Run one command. Turn vafl's errors and file errors into one message and a documented exit code."""
     from vafl.commands.display import Display
 
-    given = sys.argv[1:] if arguments is None else arguments
-    options = _parser(given[0] if given else "").parse_args(given)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = _parser(arguments[0] if arguments else "").parse_args(arguments)
     try:
         options.command(options, Display())
     except VaflError as error:
-        _complain(str(error))
+        _print_error(str(error))
         return error.exit_code
     except OSError as error:
-        _complain(_about_file(error))
+        _print_error(_about_file(error))
         return _FILE
-    except KeyboardInterrupt as told:
-        Display(stderr=True).print(f"interrupted: {told}" if told.args else "interrupted")
+    except KeyboardInterrupt as interrupt:
+        Display(stderr=True).print(f"interrupted: {interrupt}" if interrupt.args else "interrupted")
         return _INTERRUPTED
     return 0
 
 
-def _complain(words: str) -> None:
+def _print_error(message: str) -> None:
     from rich.text import Text
 
     from vafl.commands.display import Display
 
-    Display(stderr=True).print(Text.assemble(("error:", "bold red"), f" {words}"))
+    Display(stderr=True).print(Text.assemble(("error:", "bold red"), f" {message}"))
 
 
 def _about_file(error: OSError) -> str:
     where = f'"{drafted(os.fsdecode(error.filename))}": ' if error.filename else ""
     return (
-        f"what a command reads and writes must be within its reach. Found {where}{error.strerror or error}. "
-        "Check that the folder is there, that you may write to it, and that its disk has room."
+        f"cannot read or write a file. Found {where}{error.strerror or error}. Check that the folder exists, "
+        "that you have permission to write to it, and that its disk has free space."
     )
 
 
-def _parser(asked: str) -> argparse.ArgumentParser:
-    """The parser of every command; of the larger ones, only that which is asked for has its options."""
+def _parser(chosen: str) -> argparse.ArgumentParser:
+    """Make the parser. Of the commands in `_LARGER`, only the chosen one is imported and gets its options."""
     parser = argparse.ArgumentParser(
         prog="vafl",
         description="Vertical asynchronous federated learning.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    version = f"vafl {vafl.__version__}" if asked == "--version" else ""  # slow to find out
+    version = f"vafl {vafl.__version__}" if chosen == "--version" else ""  # the lookup is slow
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(required=True, metavar="command")
 
-    run = commands.add_parser("run", help="train as a TOML file says, on the simulator's virtual clock")
+    run = commands.add_parser("run", help="train from a TOML file in the simulator, on a virtual clock")
     _add_run_options(run, _NUMBERED)
     run.set_defaults(command=_run)
 
     for name, text in (
-        ("server", "serve a run: the labels, the head, the table"),
-        ("client", "take part in a run with one party's columns"),
-        ("up", "a whole federation on this machine, as real processes"),
+        ("server", "run the server of a federation, which holds the labels and the head"),
+        ("client", "join a run as a client, with one party's columns"),
+        ("up", "run a whole federation on this machine, as separate processes"),
     ):
         party = commands.add_parser(name, help=text)
         _add_run_options(party, "runs/NAME-PARTY" if name == "client" else _NUMBERED)
         party.set_defaults(command={"server": _server, "client": _client, "up": _up}[name])
         if name == "client":
-            party.add_argument("--party", required=True, help="whose columns these are")
+            party.add_argument("--party", required=True, help="the name of this party")
             add_client_options(party)
         if name == "server":
             add_ledger_option(party)
         if name != "up":
-            party.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+            party.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
 
-    comparison = commands.add_parser("compare", help="table and plot of several runs")
+    comparison = commands.add_parser("compare", help="compare several runs in a table and a plot")
     comparison.add_argument("runs", type=Path, nargs="+", metavar="RUN")
     comparison.add_argument("--metric", help="the metric to compare by (default: the runs' headline metric)")
-    comparison.add_argument("--target", type=float, help="metric to reach (default: what every run reached)")
     comparison.add_argument(
-        "--out", type=Path, help="where the plot goes, without ending (default: comparison)"
+        "--target", type=float, help="metric value to reach (default: the best that every run reached)"
+    )
+    comparison.add_argument(
+        "--out", type=Path, help="the plot's path, without extension (default: comparison)"
     )
     comparison.add_argument("--json", action="store_true", help="print JSON instead of a table")
     comparison.set_defaults(command=_compare)
 
-    demonstration = commands.add_parser("demo", help="digits over four clients, under every rule")
+    demonstration = commands.add_parser("demo", help="train on digits with four clients, under every rule")
     demonstration.add_argument("--out", type=Path, default=Path("build/demo"))
     demonstration.set_defaults(command=_demo)
     for name, text in _LARGER.items():
         larger = commands.add_parser(name, help=text)
-        if name == asked:
+        if name == chosen:
             import_module(f"vafl.commands.{name}").add_options(larger)
     return parser
 
@@ -208,7 +211,7 @@ def _report(recorded: "RecordedRun", console: "Console") -> None:
 
     made, kept = recorded.summary["updates"], recorded.summary["kept"]
     console.print(figures_table(recorded))
-    chosen = f", which has the best validation {kept['selected_by']}" if kept["selected_by"] else ""
+    chosen = f", which had the best validation {kept['selected_by']}" if kept["selected_by"] else ""
     console.print(
         f"kept: the models of update {kept['updates']:,} of {made:,}{chosen}; the run is in {recorded.path}"
     )
@@ -216,52 +219,52 @@ def _report(recorded: "RecordedRun", console: "Console") -> None:
     _report_absences(recorded, console)
     if recorded.summary["ended"] == BUDGETS_SPENT:
         early = f"warning: it ended early, after {made:,} updates: {BUDGETS_SPENT}"
-        console.print(f"{early}; `vafl privacy {recorded.path}` says on what", style="yellow")
+        console.print(f"{early}; `vafl privacy {recorded.path}` shows the spending", style="yellow")
     else:
         console.print(f"it ended: {recorded.summary['ended']}")
     if decision := recorded.summary["decision"]:
         _report_decision(decision, console)
     labels = recorded.summary["labels"]
     if labels["epsilon"] is not None:
-        kept = f"each kept with probability {labels['kept_with_probability']:.3f}"
-        console.print(f"labels: epsilon {labels['epsilon']:g} by randomised response, {kept}")
+        chance = f"each kept with probability {labels['kept_with_probability']:.3f}"
+        console.print(f"labels: epsilon {labels['epsilon']:g} by randomised response, {chance}")
     if any(labels["heuristics"].values()):
-        console.print("returned gradients are clipped or noised: a heuristic, no guarantee")
+        console.print("the server clips or noises the gradients it returns: a heuristic without a guarantee")
 
 
 def _report_absences(recorded: "RecordedRun", console: "Console") -> None:
-    """Name the clients that took no part in the training, and those that came after it began."""
+    """Name the clients that took no part in the training, and those that joined after it began."""
     never = recorded.never_uploaded
     if never:
         console.print(
-            f"warning: {', '.join(never)} never uploaded: the model has learnt nothing from their data",
+            f"warning: {', '.join(never)} never uploaded: the model learned nothing from their data",
             style="bold red",
         )
     late = [name for name in recorded.summary.get("missing_at_start", []) if name not in never]
     if late:
         console.print(
-            f"warning: training began without {', '.join(late)}, who connected after network.join_timeout",
+            f"warning: training began without {', '.join(late)}, which connected after network.join_timeout",
             style="yellow",
         )
 
 
 def _report_decision(decision: Mapping[str, Any], console: "Console") -> None:
-    """Say from which probability on a row is put into the second class, and what that gives."""
+    """Print the probability threshold for the second class, and the metrics at that threshold."""
     from vafl.models.metrics import as_text
 
     measured = next((part for part in ("test", "validation") if decision[part]), "")
-    at = f"f1 (at {decision['threshold']:.4g})"  # the metric f1 is at 0.5
+    at = f"f1 (at {decision['threshold']:.4g})"  # the metric called "f1" uses 0.5
     names = {"precision": "precision", "recall": "recall", at: "f1"}
-    shown = {said: decision[measured][name] for said, name in names.items()} if measured else {}
+    shown = {label: decision[measured][name] for label, name in names.items()} if measured else {}
     where = f"; {measured} rows: {as_text(shown)}" if measured else ""
     console.print(
-        f"decision: {decision['positive']} from a probability of {decision['threshold']:.4g} on, by the goal "
-        f"{decision['goal']}{where}"
+        f"decision: {decision['positive']} if its probability is at least {decision['threshold']:.4g}, for "
+        f"the goal {decision['goal']}{where}"
     )
     if not decision["reached"]:
         console.print(
-            "warning: no threshold reaches that goal on the validation rows; the nearest is used "
-            "(`decision` in summary.json)",
+            "warning: no threshold reaches that goal on the validation rows; the closest one is used (see "
+            "`decision` in summary.json)",
             style="yellow",
         )
 
@@ -280,7 +283,7 @@ def _run(options: argparse.Namespace, console: "Console") -> None:
 
 
 def _folder(options: argparse.Namespace, *, last: bool) -> Path:
-    """--out, or the first of runs/NAME, runs/NAME-2, ... that is free; `last`: the one before, if any."""
+    """Return --out, or the first free one of runs/NAME, runs/NAME-2, ...; with `last`, the one before it."""
     if options.out:
         return Path(options.out)
     name, number = options.config.stem, 1
@@ -321,7 +324,7 @@ def _compare(options: argparse.Namespace, console: "Console") -> None:
             console.print(line)
         console.print(f"plots: {', '.join(map(str, plots))}")
         if len(data := sorted({run.summary.get("data", "") for run in runs} - {""})) > 1:
-            console.print(f"warning: these runs are of different data: {', '.join(data)}", style="yellow")
+            console.print(f"warning: these runs use different data: {', '.join(data)}", style="yellow")
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ def test_a_run_with_calibrated_noise_spends_at_most_the_budget(config, capsys, m
     assert 0.8 / slack <= spent <= 0.8 * (1 + 1e-9)
 
 
-EXPECTED = "by expected activations; only mu_max is a limit"
+EXPECTED = "based on expected activations; only mu_max is a limit"
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_the_tables_say_what_holds_and_what_does_not(config, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "a budget to calibrate to, or noise to judge"),
+        ([], "VFL-9021"),
         (["--mu", "1", "--set", "privacy.clip=-1"], "privacy.clip must be 0 or more. Found -1"),
         (
             ["--mu", "1", "--set", "privacy.neighbours=swap"],

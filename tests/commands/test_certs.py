@@ -37,7 +37,6 @@ def test_makes_the_authority_and_a_folder_for_each_party(certs, tmp_path):
         assert name in printed
     assert "client-1, in secret" in printed
     assert "ca.key offline" in printed
-    assert "pose as any of them" in printed
 
 
 def test_adds_a_party_with_the_same_authority(certs, tmp_path):

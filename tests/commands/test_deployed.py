@@ -16,7 +16,9 @@ def test_an_option_of_the_server_is_refused_at_a_client(capsys, tmp_path, comman
     (tmp_path / "run.toml").write_text("")
     own = ["--party", "client-1", "--model", str(tmp_path), option, "scores.csv"]
     assert main([command, str(tmp_path / "run.toml"), *own]) == 2
-    assert f"{option} is for the server. Found it with --party client-1" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"VFL-9061: {option} " in error
+    assert "--party client-1" in error
 
 
 @pytest.mark.parametrize(

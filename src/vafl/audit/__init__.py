@@ -1,1 +1,1 @@
-"""Audits: does a private client leak more than its ledger says? Attacks, and what they find."""
+"""Audits: test whether a private client leaks more than its ledger claims, and attack a run."""

@@ -1,7 +1,7 @@
-"""What a curious party learns in a run: labels from gradients, features from embeddings.
+"""Attacks by an honest-but-curious party: infer labels from gradients, and features from embeddings.
 
-These attacks prove nothing when they fail. They show what is lost when they succeed, beside what
-guessing without them would give.
+A successful attack shows a leak. A failed attack proves nothing. Each result is reported beside the score of
+guessing without the attack.
 """
 
 import warnings
@@ -25,18 +25,19 @@ from vafl.protocol.server import Server
 from vafl.run.assembly import Run
 from vafl.simulation.simulator import Simulator
 
-_KNOWN = 0.1  # share of the rows an attacker has the truth for
-_REPLAYED = 1024  # rows of one replayed upload
+_KNOWN = 0.1  # share of rows whose labels or features the attacker knows
+_REPLAYED = 1024  # rows per replayed upload
 Labels = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Attack:
-    """What an attack got.
+    """The result of an attack.
 
     Attributes:
-        value: of what `measure` names.
-        by_guessing: the same without the attack.
+        measure: the name of the score, such as "accuracy".
+        value: the attack's score.
+        by_guessing: the score of guessing without the attack.
     """
 
     name: str
@@ -46,11 +47,14 @@ class Attack:
 
 
 class Eavesdropper:
-    """Client `index` as an attacker: remembers the last gradient of every row it was sent."""
+    """Client `index` as an attacker: it stores the last gradient that it received for every row."""
 
     def __init__(self, run: Run, index: int = 0) -> None:
         if not isinstance(run.runtime, Simulator):
-            raise ConfigError("VFL-8801", "an audit attacks a federation. Found rule.name = centralised.")
+            raise ConfigError(
+                "VFL-8801",
+                "an audit needs a federation to attack. Found rule.name = centralised. Choose another rule.",
+            )
         self.server: Server = run.runtime.server
         self._receive, self._index = self.server.receive, index
         self._sent: dict[int, Rows] = {}
@@ -72,25 +76,31 @@ class Eavesdropper:
 
 
 def infer_labels(heard: Eavesdropper, truth: Labels) -> list[Attack]:
-    """A client guesses labels from the gradients it was sent: by sign, by cosine, by norm."""
+    """Guess labels as a client does, from the gradients it received: by sign, by cosine and by norm.
+
+    Return no attacks if the client received no gradients.
+    """
     gradients, labels = heard.gradients[heard.seen], truth[heard.seen.numpy()]
-    if not len(labels):  # it was gone all the time
+    if not len(labels):  # the client was absent for the whole run
         return []
     guessed = _most_common(labels)
     by_sign = _accuracy(_by_sign(gradients), labels)
-    found = [
+    attacks = [
         Attack("labels from the gradient's sign", "accuracy", by_sign, guessed),
         Attack("labels by cosine to a few known ones", "accuracy", _by_cosine(gradients, labels), guessed),
     ]
     if labels.max() == 1:
         area = float(roc_auc_score(labels, gradients.norm(dim=1).numpy()))
-        found.append(Attack("labels from the gradient's norm", "AUC", max(area, 1 - area), 0.5))
-    return found
+        attacks.append(Attack("labels from the gradient's norm", "AUC", max(area, 1 - area), 0.5))
+    return attacks
 
 
 def replay(heard: Eavesdropper, truth: Labels) -> Attack:
-    """A client uploads one record's embedding under every id, and reads the labels off the answers; what
-    is not answered, since other clients would be needed for it, it guesses."""
+    """Upload one record's embedding under every id, as client 0, and read the labels off the gradients.
+
+    With identical embeddings, only the label makes the gradients differ. The server does not answer for rows
+    that still lack embeddings of other clients; the attack guesses the most common label for those.
+    """
     server, rows = heard.server, len(truth)
     server.last_iteration += rows
     if 0 in server.absent:
@@ -110,9 +120,9 @@ def replay(heard: Eavesdropper, truth: Labels) -> Attack:
 
 
 def invert_features(run: Run, heard: Eavesdropper) -> Attack:
-    """The server decodes a client's embeddings, having learnt how from a few pairs.
+    """Decode client 0's embeddings as the server, with a decoder trained on a few known records.
 
-    Of a secure sum it has no column but the sum.
+    With a secure sum, the server has only the sum over all clients to decode.
     """
     embeddings = heard.server.table.column(0)[: run.data.rows]
     features = run.data.parties[0].features[run.data.train].flatten(1).numpy()
@@ -125,7 +135,7 @@ def invert_features(run: Run, heard: Eavesdropper) -> Attack:
         ),
     ]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # a decoder that could be better still decodes
+        warnings.simplefilter("ignore", ConvergenceWarning)  # an imperfect decoder is good enough
         guesses = [
             make_pipeline(StandardScaler(), decoder)
             .fit(embeddings[known], features[known])
@@ -138,24 +148,28 @@ def invert_features(run: Run, heard: Eavesdropper) -> Attack:
 
 
 def _most_common(labels: Labels) -> float:
+    """Return the accuracy of always guessing the most common label."""
     return float(np.bincount(labels).max() / len(labels))
 
 
 def _accuracy(guesses: Labels, truth: Labels) -> float:
-    """Of two classes, whichever way round is better: who knows one label knows which."""
+    """Return the share of correct guesses.
+
+    With two classes, swap the classes if that is better: one known label tells the attacker to do so.
+    """
     right = float((guesses == truth).mean())
     return max(right, 1 - right) if truth.max() == 1 else right
 
 
 def _by_sign(gradients: Tensor) -> Labels:
-    """The gradient of a softmax, or of one output, is negative where the label is."""
+    """Guess the output with the most negative gradient: a softmax gradient is negative only at the label."""
     guess = gradients[:, 0] < 0 if gradients.shape[1] == 1 else gradients.argmin(dim=1)
-    found: Labels = guess.numpy().astype(np.int64)
-    return found
+    labels: Labels = guess.numpy().astype(np.int64)
+    return labels
 
 
 def _by_cosine(gradients: Tensor, labels: Labels) -> float:
-    """Each row takes the label of the known row whose gradient points most its way."""
+    """Return the accuracy of giving each row the label of the known row with the most similar gradient."""
     known = max(len(np.unique(labels)), int(_KNOWN * len(labels)))
     directions = gradients / gradients.norm(dim=1, keepdim=True).clamp_min(1e-30)
     nearest = (directions[known:] @ directions[:known].t()).argmax(dim=1).numpy()

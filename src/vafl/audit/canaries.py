@@ -1,10 +1,12 @@
-"""Canaries: records made to be found, each present or not by a fair coin.
+"""Audit a private client with canaries: records that are easy to detect, each included by a fair coin toss.
 
-Whoever tells a mechanism's two worlds apart by mu-GDP's best test is right with probability Phi(mu/2) at
-most. So the share of coins guessed right gives a lower bound on mu, whatever the mechanism claims.
+An attacker observes everything that the client sends and guesses every coin. If the client is mu-GDP, the
+best possible test guesses a coin correctly with probability at most Phi(mu/2). So the share of correct
+guesses proves a lower bound on mu, independent of what the client claims. If the lower bound exceeds the
+claimed mu, the claim is broken.
 
-Only a linear embedding has a best test that is known, so the canaries have a linear client whatever the
-configured model: its perturbation, noised updates, ledger, refresh and local steps are those of a run.
+The best test is known for linear embeddings only. The audit therefore uses a linear client, whatever model is
+configured. Its clipping, noise, updates, ledger, refresh and local steps are the code of a real run.
 """
 
 import math
@@ -32,34 +34,34 @@ from vafl.protocol.stepsizes import constant
 from vafl.run.assembly import make_refresh, make_schedule
 
 AUDITED = (
-    "a linear client of canaries with the configured mode, clip, noise, neighbours and local steps (one, for "
-    "extreme slopes), and for the mechanism the kind of schedule and the refresh; not the configured model, "
-    "its layers' noise, its batch size or a secure sum"
+    "a linear client of canaries with the configured mode, clip, noise, neighbours and local steps (one for "
+    "extreme slopes); the mechanism audit also uses the configured schedule kind and refresh. Not audited: "
+    "the configured model, its layer noise, its batch size and the secure sum"
 )
 _CONFIDENCE = 0.95
-_LOOKS = 2  # alarms in a row that make a claim broken
-_LOUD = 1e3  # how far beyond clip and noise the canaries' embeddings are
+_LOOKS = 2  # consecutive alarms that count as a broken claim
+_LOUD = 1e3  # norm of a canary's embedding, in multiples of clip and noise: the clip always takes effect
 _STEP_SIZE = 1.0
-_TOGETHER = 1000  # canaries of one client, whose features are as many
-_BATCHES = 4  # that the canaries are uploaded in
-_CLEAR = 0.9  # canaries tell most for mu near 1
+_TOGETHER = 1000  # the most canaries of one client; each canary needs one feature
+_BATCHES = 4  # minibatches per pass over the canaries
+_CLEAR = 0.9  # stop once the claimed mu is this large: canaries are most informative for mu near 1
 _MOST_ROUNDS = 100
-_PROBING = 3  # how much clearer than the claim probes are to show a weight
+_PROBING = 3  # target signal-to-noise ratio of the probes, in multiples of the claim
 _MOST_PROBES = 1000
-_MOST_CANARIES = 10**6  # that it makes sense to ask for
-_LARGEST, _SMALLEST = float(np.finfo(np.float32).max), 2.0**-149  # float32
-_ROUNDED_UP = 0.51 * _SMALLEST  # a number that float32 makes almost twice as large
+_MOST_CANARIES = 10**6  # the largest number of canaries that the audit recommends
+_LARGEST, _SMALLEST = float(np.finfo(np.float32).max), 2.0**-149  # of float32
+_ROUNDED_UP = 0.51 * _SMALLEST  # float32 rounds this up to _SMALLEST, which is almost twice as large
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What an audit found.
+    """The result of one audit.
 
     Attributes:
-        claimed: the accountant's mu: no more than this may leak.
+        claimed: the accountant's mu, an upper bound on the leak.
         found: the audit's lower bound on mu, with 95 % confidence.
-        accuracy: the share of coins guessed right.
-        accuracy_at_half: the share to expect of a client with half the noise it claims.
+        accuracy: the share of coins that the audit guessed correctly.
+        accuracy_at_half: the expected accuracy if the client added half the noise it claims.
     """
 
     name: str
@@ -71,19 +73,22 @@ class Finding:
 
     @property
     def power(self) -> float:
-        """The probability that half the noise is noticed."""
+        """The probability that the audit would detect a client with half the claimed noise."""
         return self._power(self.canaries)
 
     @property
     def verdict(self) -> str:
-        """`broken`; or `holds`, if the audit would rather have noticed half the noise; else `cannot tell`."""
+        """`broken`, `holds` or `cannot tell`.
+
+        `holds` requires a power of at least 0.5: the audit would probably have detected half the noise.
+        """
         if self.found > self.claimed:
             return "broken"
         return "holds" if self.power >= 0.5 else "cannot tell"
 
     @property
     def canaries_needed(self) -> int:
-        """About how many would tell; 0 if a million would not."""
+        """About how many canaries reach a power of 0.5; 0 if a million do not."""
         count = 100
         while self._power(count) < 0.5:
             count += count // 10
@@ -92,19 +97,24 @@ class Finding:
         return count
 
     def _power(self, canaries: int) -> float:
-        """Of as many alarms in a row as it takes."""
-        most = binom.isf(1 - _CONFIDENCE, canaries, ndtr(self.claimed / 2))  # guessed right without alarm
-        return float(binom.sf(most, canaries, self.accuracy_at_half)) ** _LOOKS
+        """Return the power with this many canaries, for `_LOOKS` independent alarms in a row."""
+        # The most correct guesses that raise no alarm, if the claim is true.
+        quiet = binom.isf(1 - _CONFIDENCE, canaries, ndtr(self.claimed / 2))
+        return float(binom.sf(quiet, canaries, self.accuracy_at_half)) ** _LOOKS
 
 
 def lower_bound(right: int, of: int) -> float:
-    """The mu that so many right guesses prove, by Clopper and Pearson's bound on their probability."""
+    """Return the mu that `right` correct guesses `of` all prove, by the Clopper-Pearson lower bound."""
     chance = float(beta.ppf(1 - _CONFIDENCE, right, of - right + 1)) if right else 0.0
     return max(0.0, 2 * float(ndtri(chance)))
 
 
 def confirmed(look: Callable[[], Finding]) -> Finding:
-    """A bound that holds 95 times in 100 fails 5 times for an honest client: alarms are looked at again."""
+    """Repeat an audit that raises an alarm, and return its last result.
+
+    A bound with 95 % confidence accuses an honest client in 5 % of all audits. Two alarms in a row are rare
+    enough (0.25 %) to report.
+    """
     for _ in range(_LOOKS):
         finding = look()
         if finding.verdict != "broken":
@@ -113,33 +123,36 @@ def confirmed(look: Callable[[], Finding]) -> Finding:
 
 
 def audit_mechanism(config: Config, used: PrivacySettings, canaries: int = 1000, clients: int = 2) -> Finding:
-    """Watches every upload of the canaries, and every update of the model, as their noise lets it.
+    """Guess the canaries' coins from all their uploads and from all updates of the model.
 
     Args:
-        config: its privacy settings are what the accountant believes.
-        used: what the client does; another noise than claimed must be found out.
-        canaries: how many; each is one fair coin.
-        clients: of the run, whose batches a refresh may look ahead to.
+        config: holds the claimed privacy settings, which the accountant uses.
+        used: the privacy settings that the client really uses. Tests pass less noise than claimed.
+        canaries: the number of canaries, which is the number of coins.
+        clients: the number of clients in the run. A refresh may look ahead to their batches.
     """
     coins = _toss(canaries)
-    if used.kind == "release_once":
-        scored = [_score_release(config.privacy, used, own) for own in coins]
+    if used.protection.noises_features:
+        scored = [_score_release(config.privacy, used, tosses) for tosses in coins]
     else:
-        scored = [_score_rounds(config, used, own, clients) for own in coins]
-    costs = np.concatenate([own for _, own in scored])
-    at_half = float(ndtr(np.sqrt(costs)).mean())  # twice the mu
+        scored = [_score_rounds(config, used, tosses, clients) for tosses in coins]
+    costs = np.concatenate([cost for _, cost in scored])
+    at_half = float(ndtr(np.sqrt(costs)).mean())  # half the noise doubles mu: Phi(2 mu / 2)
     guesses = [score > 0 for score, _ in scored]
     return _finding(f"mechanism, {used.kind}", _claim(costs), guesses, coins, at_half)
 
 
 def _toss(canaries: int) -> list[Tensor]:
-    """A coin for each canary, by client."""
+    """Toss a coin for each canary; return one tensor per client."""
     coins = torch.from_numpy(np.random.default_rng().integers(0, 2, canaries))
     return list(coins.tensor_split(-(-canaries // _TOGETHER)))
 
 
 def _claim(costs: Floats) -> float:
-    """The mu that a share of right guesses may prove, of canaries that were charged so much mu^2 each."""
+    """Return the largest mu that correct guesses may prove, if each canary was charged its mu^2 in `costs`.
+
+    The canaries' costs differ, so this is the mu of their average accuracy, and never more than the largest.
+    """
     average = 2 * float(ndtri(ndtr(np.sqrt(costs) / 2).mean()))
     return min(average, math.sqrt(costs.max()))
 
@@ -153,50 +166,52 @@ def _finding(
 
 
 def _presence(settings: PrivacySettings, coins: Tensor) -> Tensor:
-    """What a canary is scaled by: there or not; or, for neighbours that replace, one way or the other."""
+    """Return each canary's scale: 0 or 1 for neighbours `zero_out`, -1 or 1 for `replace`."""
     return coins.float() if settings.neighbours == "zero_out" else 2 * coins.float() - 1
 
 
 def _middle(settings: PrivacySettings, norm: float) -> float:
-    """Half way between a canary's two worlds."""
+    """Return the midpoint between the two values that a canary can show."""
     return norm / 2 if settings.neighbours == "zero_out" else 0.0
 
 
 def _score_release(claimed: PrivacySettings, used: PrivacySettings, coins: Tensor) -> tuple[Tensor, Floats]:
+    """Return each canary's score, positive if its coin looks like 1, and its claimed cost in mu^2."""
     features = torch.zeros(len(coins), 2)
     features[:, 0] = _LOUD * used.clip * _presence(used, coins)
     records = np.arange(len(coins))
-    own = guard(used, nn.Linear(2, 2), features, Ledger.in_memory(len(coins)), records)
-    score = own.features[:, 0] - _middle(claimed, claimed.clip)
+    private = guard(used, nn.Linear(2, 2), features, Ledger.in_memory(len(coins)), records)
+    score = private.features[:, 0] - _middle(claimed, claimed.clip)
     return score, np.full(len(coins), claimed.upload_cost)
 
 
 def _score_rounds(
     config: Config, used: PrivacySettings, coins: Tensor, clients: int
 ) -> tuple[Tensor, Floats]:
-    """The log-likelihood ratio of all that was seen of each canary, and what that cost it."""
+    """Return each canary's log-likelihood ratio from all that was observed, and its claimed cost in mu^2."""
     claimed, steps, count = config.privacy, config.rule.local_steps, len(coins)
     config = replace(config, schedule=replace(config.schedule, batch_size=-(-count // _BATCHES)))
-    client, own = _client(config, used, torch.diag(_presence(used, coins)), count, clients)
+    client, private = _client(config, used, torch.diag(_presence(used, coins)), count, clients)
+    slope = -1e9 if used.protection.noises_updates else 0.0  # large, so that the gradient clip takes effect
     score = torch.zeros(count, dtype=torch.float64)
     for activation in range(1, _MOST_ROUNDS * _BATCHES + 1):
         (upload,) = client.wake()
-        moved, refreshed = _answer(client, own, upload, clients, -1e9 if used.kind == "dp_train" else 0.0)
+        moved, refreshed = _answer(client, private, upload, clients, slope)
         for rows, embeddings in map(_embedded, (upload, *refreshed)):
             seen = torch.from_numpy(embeddings[:, 0] - _middle(claimed, claimed.clip)).double()
             score[rows] += seen * _weight(claimed.upload_cost, claimed.noise)
-        if used.kind == "dp_train":
+        if used.protection.noises_updates:
             rows, _ = _embedded(upload)
             summed = (moved[rows] - steps * _middle(claimed, claimed.gradient_clip)).double()
             score[rows] += summed * _weight(claimed.update_cost, claimed.gradient_noise)
-        if activation % _BATCHES == 0 and _claim(_costs(own, claimed, steps)) >= _CLEAR:
+        if activation % _BATCHES == 0 and _claim(_costs(private, claimed, steps)) >= _CLEAR:
             break
-    return score, _costs(own, claimed, steps)
+    return score, _costs(private, claimed, steps)
 
 
-def _costs(own: ClientPrivacy, claimed: PrivacySettings, local_steps: int) -> Floats:
-    """[canaries], the mu^2 that is claimed for all their uploads, as the ledger has counted them."""
-    counts = own.budget.ledger.counts.astype(np.float64)
+def _costs(private: ClientPrivacy, claimed: PrivacySettings, local_steps: int) -> Floats:
+    """Return the claimed mu^2 of all uploads that the ledger has counted: [canaries]."""
+    counts = private.budget.ledger.counts.astype(np.float64)
     batches = counts[KINDS.index("batch")]
     others = counts.sum(0) - batches
     costs: Floats = batches * claimed.batch_cost(local_steps) + others * claimed.upload_cost
@@ -204,14 +219,17 @@ def _costs(own: ClientPrivacy, claimed: PrivacySettings, local_steps: int) -> Fl
 
 
 def _weight(cost: float, deviation: float) -> float:
-    """Sensitivity over variance: how much one observation says."""
+    """Return sensitivity over variance: the weight of one observation in the log-likelihood ratio."""
     return math.sqrt(cost) / deviation
 
 
 def _client(
     config: Config, settings: PrivacySettings, features: Tensor, training_rows: int, clients: int
 ) -> tuple[Client, ClientPrivacy]:
-    """A client whose canary i has feature i, which its model turns into a loud first coordinate."""
+    """Make a client whose model maps canary i's feature i to a large first coordinate.
+
+    The second coordinate has weight 0 at first. Updates move it, so it shows what the model has learnt.
+    """
     rows, columns = features.shape
     model = nn.Linear(columns, 2, bias=False)
     with torch.no_grad():
@@ -219,76 +237,84 @@ def _client(
         model.weight[0] = _LOUD * max(settings.clip, settings.gradient_clip, settings.gradient_noise)
     limits = replace(settings, mu_max=settings.mu_max and UNLIMITED, ledger="")
     steps = config.rule.local_steps
-    own = guard(limits, model, features, Ledger.in_memory(rows), np.arange(rows), steps)
+    private = guard(limits, model, features, Ledger.in_memory(rows), np.arange(rows), steps)
     schedules = [make_schedule(config, training_rows, index) for index in range(clients)]
     client = Client(
         0,
-        own.features,
-        own.model,
-        Descent(own.model.parameters(), constant(_STEP_SIZE)),
+        private.features,
+        private.model,
+        Descent(private.model.parameters(), constant(_STEP_SIZE)),
         schedules[0],
         make_refresh(config, 0, schedules),
         RuleSettings(local_steps=steps),
-        embed_batch=own.updates,
-        perturb=own.release,
-        budget=own.budget,
+        embed_batch=private.updates,
+        perturb=private.release,
+        budget=private.budget,
     )
-    # The client scales down a gradient that is far larger than those before it. A server gets around that by
-    # sending larger and larger ones, so the audit starts where such a server ends: the clip alone must hold.
+    # The client scales down a gradient that is far larger than earlier ones. A malicious server evades that
+    # limit by increasing its gradients slowly. The audit starts with the limit already at its maximum, so
+    # that only the clip protects the canaries.
     client.gradient_limit.usual = _LARGEST
-    return client, own
+    return client, private
 
 
 def _answer(
-    client: Client, own: ClientPrivacy, upload: ClientMessage, clients: int, slope: float
+    client: Client, private: ClientPrivacy, upload: ClientMessage, clients: int, slope: float
 ) -> tuple[Tensor, list[ClientMessage]]:
-    """Answers an upload with a steep second slope: (the sums of each canary's gradients, what is said then).
+    """Answer an upload with gradient `slope` on the second coordinate.
 
-    The second coordinate is out of the clip's way, so the gradient reaches the model in full.
+    The first coordinate fills the clip of the upload. The second one does not, so its gradient reaches the
+    model unchanged.
+
+    Returns:
+        The sum of gradients of each canary, as the update of the weights shows it, and the client's messages.
     """
     rows, embeddings = _embedded(upload)
-    weight = next(own.model.parameters())
+    weight = next(private.model.parameters())
     before = weight[1].detach().clone()
     slopes = np.zeros_like(embeddings)
     slopes[:, 1] = slope
     activation = client.activation - 1
-    said = client.receive(Gradient(0, activation, activation, slopes, (client.activation,) * clients))
-    return (weight[1].detach() - before) * len(rows) / _STEP_SIZE, said
+    messages = client.receive(Gradient(0, activation, activation, slopes, (client.activation,) * clients))
+    return (weight[1].detach() - before) * len(rows) / _STEP_SIZE, messages
 
 
 def audit_model_channel(config: Config, used: PrivacySettings, canaries: int = 1000) -> Finding:
-    """Looks for canaries in other records' uploads: those of public probes with the same feature.
+    """Look for canaries in the uploads of other records: public probes with the same feature.
 
-    A canary's gradient moves the weight of its feature; a probe's embedding shows that weight, and the
-    server may ask for probes until their own noise is gone. So the claim is what the updates may cost.
-    Noise on uploads alone hides no canary then: `embed_only` must fail under the claim sqrt(T_n) Delta/c.
+    A canary's gradient moves the weight of its feature, and a probe's embedding shows that weight. The server
+    may request probes until their own noise averages out, so only noise on the updates can hide the canary.
+    The claim is therefore the cost of the updates. `embed_only` noises no updates and must fail: its claim is
+    sqrt(T_n) Delta/c.
     """
-    claimed, steps, trained = config.privacy, config.rule.local_steps, used.kind == "dp_train"
-    cost = steps * claimed.update_cost if trained else claimed.upload_cost
+    claimed, steps, noises_updates = config.privacy, config.rule.local_steps, used.protection.noises_updates
+    cost = steps * claimed.update_cost if noises_updates else claimed.upload_cost
     rounds = max(1, min(_MOST_ROUNDS, round(1 / cost)))
     claim, coins = math.sqrt(rounds * cost), _toss(canaries)
-    shown = used.clip / 2  # of a moved weight in a probe's embedding, out of the clip's way
+    shown = used.clip / 2  # size of a moved weight in a probe's embedding, small enough not to be clipped
     asked = min(_MOST_PROBES, math.ceil((_PROBING * claim * used.noise / shown) ** 2))
+    # The guesses see the noise of the averaged probes and, if updates are noised, the noise of the updates.
     clarity = shown * math.sqrt(asked) / used.noise * (1 if used.neighbours == "zero_out" else 2)
-    at_half = 1 / math.hypot(1 / clarity, 1 / (2 * claim) if trained else 0.0)
-    guesses = [_probe(config, used, own, rounds, asked) > _middle(used, shown) for own in coins]
+    at_half = 1 / math.hypot(1 / clarity, 1 / (2 * claim) if noises_updates else 0.0)
+    guesses = [_probe(config, used, tosses, rounds, asked) > _middle(used, shown) for tosses in coins]
     return _finding(f"model channel, {used.kind}", claim, guesses, coins, float(ndtr(at_half / 2)))
 
 
 def _probe(config: Config, used: PrivacySettings, coins: Tensor, rounds: int, asked: int) -> Tensor:
-    """What probes show, asked so often, of a model trained on the canaries for so many rounds."""
-    canaries, steps, trained = len(coins), config.rule.local_steps, used.kind == "dp_train"
+    """Train on the canaries for `rounds` rounds; return the mean of `asked` answers per probe: [canaries]."""
+    canaries, steps, noises_updates = len(coins), config.rule.local_steps, used.protection.noises_updates
     shown = used.clip / 2
-    sum_of_gradients = steps * (used.gradient_clip if trained else 1.0)
-    moved = rounds * _STEP_SIZE * sum_of_gradients / canaries  # a weight, by a canary that is there
+    sum_of_gradients = steps * (used.gradient_clip if noises_updates else 1.0)
+    moved = rounds * _STEP_SIZE * sum_of_gradients / canaries  # how far a present canary moves its weight
     features = torch.cat([torch.diag(_presence(used, coins)), torch.eye(canaries) * shown / moved])
     config = replace(config, schedule=replace(config.schedule, batch_size=canaries, refresh="none"))
-    client, own = _client(config, used, features, canaries, 1)
+    client, private = _client(config, used, features, canaries, 1)
     for _ in range(rounds):
         with torch.no_grad():
-            next(own.model.parameters())[0] = 0.0  # quiet: the gradient passes the clip in full
+            # Keep the first coordinate at 0, so that the upload is not clipped and the gradient passes it.
+            next(private.model.parameters())[0] = 0.0
         (upload,) = client.wake()
-        _answer(client, own, upload, 1, -1e9 if trained else -1 / canaries)
+        _answer(client, private, upload, 1, -1e9 if noises_updates else -1 / canaries)
     probes, seen = np.arange(canaries, 2 * canaries), torch.zeros(canaries, dtype=torch.float64)
     for number in range(asked):
         (refresh,) = client.receive(Request(0, number, probes))
@@ -297,15 +323,16 @@ def _probe(config: Config, used: PrivacySettings, coins: Tensor, rounds: int, as
 
 
 def audit_extreme_slopes(config: Config, used: PrivacySettings, canaries: int = 1000) -> Finding:
-    """Watches the updates of a `dp_train` client whose server sends slopes at the limits of float32.
+    """Guess coins from the updates of a `dp_train` client whose server sends slopes at the limits of float32.
 
-    Each pair of slope and feature makes one number of the clip's arithmetic almost twice as large if that is
-    done in float32. The result is the finding of the worst pair. The claim is the cost of the updates alone.
+    Each pair of slope and feature would make one intermediate result of the clip almost twice as large if the
+    client computed the clip in float32. Return the finding of the worst pair. The claim is the cost of the
+    updates alone.
     """
     clip, batch = used.gradient_clip, min(canaries, _TOGETHER)
     pairs = (
-        (_LARGEST, clip / (_ROUNDED_UP * batch * _LARGEST)),  # rounds up the factor that clips
-        (1.0, clip / (_ROUNDED_UP * batch)),  # rounds up the slope that is left
+        (_LARGEST, clip / (_ROUNDED_UP * batch * _LARGEST)),  # float32 would round up the clip factor
+        (1.0, clip / (_ROUNDED_UP * batch)),  # float32 would round up the clipped slope
         (_LARGEST, _LARGEST),
     )
     findings = [
@@ -318,12 +345,12 @@ def audit_extreme_slopes(config: Config, used: PrivacySettings, canaries: int = 
 def _audit_updates(
     config: Config, used: PrivacySettings, canaries: int, slope: float, feature: float
 ) -> Finding:
-    """Guesses the coins of canaries with this feature from the updates that follow this slope."""
+    """Guess the coins of canaries with this feature from the updates after gradients with this slope."""
     claimed = config.privacy
     rounds = max(1, min(_MOST_ROUNDS, round(1 / claimed.update_cost)))
     claim, coins = math.sqrt(rounds * claimed.update_cost), _toss(canaries)
     middle = rounds * _middle(claimed, claimed.gradient_clip)
-    guesses = [_updated(config, used, own, rounds, slope, feature) > middle for own in coins]
+    guesses = [_updated(config, used, tosses, rounds, slope, feature) > middle for tosses in coins]
     return _finding(f"mechanism, {used.kind}, extreme slopes", claim, guesses, coins, float(ndtr(claim)))
 
 
@@ -337,18 +364,19 @@ def _updated(
         schedule=replace(config.schedule, batch_size=count, refresh="none"),
         rule=replace(config.rule, local_steps=1),
     )
-    client, own = _client(config, used, torch.diag(feature * _presence(used, coins)), count, 1)
+    client, private = _client(config, used, torch.diag(feature * _presence(used, coins)), count, 1)
     moved = torch.zeros(count, dtype=torch.float64)
     for _ in range(rounds):
         with torch.no_grad():
-            next(own.model.parameters()).zero_()  # or the clip of the upload would take a part of the slope
+            # With weights of 0 the upload is not clipped, so the slope passes the clip unchanged.
+            next(private.model.parameters()).zero_()
         (upload,) = client.wake()
-        moved += _answer(client, own, upload, 1, -slope)[0]
+        moved += _answer(client, private, upload, 1, -slope)[0]
     return moved
 
 
 def _embedded(message: ClientMessage) -> tuple[Rows, Matrix]:
-    """The rows and embeddings of an upload or a refresh."""
+    """Return the rows and embeddings of an upload or a refresh."""
     if not isinstance(message, Upload | Refresh):
-        raise TypeError(f"a canary's client uploads. Found {type(message).__name__}.")
+        raise TypeError(f"a canary client must send an Upload or a Refresh. Found {type(message).__name__}.")
     return message.rows, message.embeddings

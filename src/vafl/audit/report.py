@@ -1,4 +1,4 @@
-"""A whole audit of one configuration: canaries where something is claimed, attacks on a run of it."""
+"""Audit one configuration: canaries if it claims a guarantee, then attacks on one run."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -22,10 +22,12 @@ from vafl.run.plan import make_plan
 
 @dataclass(frozen=True)
 class Report:
-    """What an audit found.
+    """The results of an audit.
 
     Attributes:
-        silent: why nothing was audited by canaries, if nothing was.
+        findings: the results of the canary audits.
+        attacks: the results of the attacks on a run.
+        silent: why there are no findings; empty if there are some.
     """
 
     findings: list[Finding]
@@ -34,11 +36,10 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """The worst of the canaries': `broken`, `cannot tell`, `holds`; `nothing claimed` without any."""
-        found = {finding.verdict for finding in self.findings}
-        return next(
-            (verdict for verdict in ("broken", "cannot tell", "holds") if verdict in found), "nothing claimed"
-        )
+        """The worst verdict of all findings: `broken`, `cannot tell`, `holds`; else `nothing claimed`."""
+        verdicts = {finding.verdict for finding in self.findings}
+        worst_first = ("broken", "cannot tell", "holds")
+        return next((verdict for verdict in worst_first if verdict in verdicts), "nothing claimed")
 
     def as_json(self) -> dict[str, Any]:
         findings = [
@@ -62,10 +63,14 @@ class Report:
 def audit(
     config: Config, data: VerticalData | None = None, canaries: int = 1000, noise_scale: float = 1.0
 ) -> Report:
-    """Audits the privacy settings by canaries, and a run of the whole configuration by attacks.
+    """Audit the privacy settings with canaries, then attack a run of the whole configuration.
 
     Args:
-        noise_scale: lets the clients add only so much of the noise they claim: a test of the audit itself.
+        config: the configuration to audit.
+        data: the data of the run; None loads the configured data set.
+        canaries: the number of canaries in each audit.
+        noise_scale: the factor by which the audited client scales the claimed noise. Values below 1 test
+            whether the audit detects missing noise.
     """
     plan = make_plan(config, data)
     findings, silent = _canaries(config, len(plan.data.parties), canaries, noise_scale)
@@ -75,17 +80,20 @@ def audit(
     attacks = [invert_features(run, heard)]
     if plan.task.loss != "squared":
         truth = plan.data.labels[plan.data.train].numpy().astype(np.int64)
-        replayed = [] if config.privacy.secure_sum else [replay(heard, truth)]  # nobody is answered alone
+        # With a secure sum, the server answers no client before all have uploaded: a replay gets no
+        # gradients.
+        replayed = [] if config.privacy.secure_sum else [replay(heard, truth)]
         attacks = [*infer_labels(heard, truth), *replayed, *attacks]
     return Report(findings, attacks, silent)
 
 
 def _canaries(config: Config, clients: int, canaries: int, noise_scale: float) -> tuple[list[Finding], str]:
+    """Return the findings, or the reason why there are none."""
     settings = config.privacy
-    if settings.kind == "none":
+    if not settings.protection.noises_anything:
         return [], "privacy.mode is none: nothing is claimed"
     if not settings.clip or not settings.noise:
-        return [], "without privacy.clip and privacy.noise no claim can be made"
+        return [], "nothing is claimed without privacy.clip and privacy.noise"
     used = replace(
         settings,
         noise=settings.noise * noise_scale,
@@ -93,8 +101,8 @@ def _canaries(config: Config, clients: int, canaries: int, noise_scale: float) -
         layers=(),
     )
     findings = [confirmed(lambda: audit_mechanism(config, used, canaries, clients))]
-    if settings.kind == "dp_train":
+    if settings.protection.noises_updates:
         findings.append(audit_extreme_slopes(config, used, canaries))
-    if settings.kind in ("dp_train", "embed_only"):
+    if settings.protection.exposes_model:
         findings.append(confirmed(lambda: audit_model_channel(config, used, canaries)))
     return findings, ""

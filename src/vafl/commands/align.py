@@ -1,4 +1,4 @@
-"""`vafl align`: which of the parties' records are the same, without showing the others."""
+"""`vafl align`: find the records that the parties share, without revealing the others."""
 
 import argparse
 from pathlib import Path
@@ -12,25 +12,27 @@ from vafl.run.align import align_all, align_party
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of `vafl align`."""
+    """Add the options of `vafl align`."""
     add_config_options(parser)
     who = parser.add_mutually_exclusive_group(required=True)
-    who.add_argument("--party", help='whose table this is; "server" is the label holder')
-    who.add_argument("--all", action="store_true", help="every party, on this machine")
+    who.add_argument("--party", help='the name of this party; "server" is the label holder')
+    who.add_argument("--all", action="store_true", help="run every party on this machine")
     parser.add_argument(
         "--workers",
         type=int,
         default=0,
-        help="processes that compute, at each party (default: one for each core)",
+        help="worker processes at each party (default: one per core)",
     )
     parser.set_defaults(command=align)
 
 
 def align(options: argparse.Namespace, console: Console) -> None:
-    """Runs one party's part, or everybody's."""
+    """Run the alignment as one party, or as all parties."""
     log_to_stderr()
     if options.workers < 0:
-        raise ConfigError("VFL-9001", f"--workers must be 0 or more. Found {options.workers}.")
+        raise ConfigError(
+            "VFL-9001", f"--workers must be 0 or more (0: one per core). Found {options.workers}."
+        )
     config = read_config(Path(options.config), overrides(options))
     if options.all:
         align_all(config, console, options.workers)

@@ -1,4 +1,4 @@
-"""`vafl audit`: attacks a configuration, and says whether more leaks than is claimed."""
+"""`vafl audit`: attack a configuration, and check whether it leaks more than it claims."""
 
 import argparse
 from pathlib import Path
@@ -13,31 +13,36 @@ from vafl.commands.configured import add_config_options, as_json, overrides
 from vafl.config import read_config
 from vafl.errors import AuditFailed, ConfigError
 from vafl.files import write_atomically
+from vafl.privacy.settings import GUARANTEED
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of `vafl audit`."""
+    """Add the options of `vafl audit`."""
     add_config_options(parser)
     parser.add_argument(
-        "--canaries", type=int, default=1000, metavar="K", help="coins to guess (%(default)s)"
+        "--canaries",
+        type=int,
+        default=1000,
+        metavar="K",
+        help="the number of canaries, each with a coin to guess (%(default)s)",
     )
     parser.add_argument(
         "--noise-scale",
         type=float,
         default=1.0,
         metavar="X",
-        help="add only so much of the noise that is claimed, to see the audit fail",
+        help="scale the audited client's noise by X; below 1, the audit should fail",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there, too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     parser.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
-    """Audits, shows what was found, and fails if a claim is broken."""
+    """Run the audit, show its results, and raise AuditFailed if a claim is broken."""
     config = read_config(options.config, overrides(options))
     if options.canaries < 100:
         raise ConfigError(
-            "VFL-9011", f"--canaries must be 100 or more to prove anything. Found {options.canaries}."
+            "VFL-9011", f"--canaries must be 100 or more: fewer prove too little. Found {options.canaries}."
         )
     if not options.noise_scale > 0:
         raise ConfigError("VFL-9012", f"--noise-scale must be above 0. Found {options.noise_scale}.")
@@ -47,7 +52,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
             raise ConfigError(
                 "VFL-9013", f'--json takes a file. "{options.json}" is a folder. Name a file in it.'
             )
-    with console.status("canaries, then a run with an eavesdropper ..."):
+    with console.status("auditing with canaries, then attacking a run ..."):
         report = audit(config, canaries=options.canaries, noise_scale=options.noise_scale)
     if options.json:
         write_atomically(options.json, as_json(report.as_json()).encode())
@@ -56,13 +61,13 @@ def run(options: argparse.Namespace, console: Console) -> None:
     if failed:
         raise AuditFailed(
             "VFL-9014",
-            "more leaks than is claimed: "
+            "the configuration leaks more than it claims: "
             + "; ".join(
                 f"{finding.name}: accountant mu <= {finding.claimed:.3g}, audit mu >= {finding.found:.3g}"
                 for finding in failed
             )
-            + ". Do not rely on the claim: use privacy.mode dp_train, frozen or release_once, with the noise "
-            "that `vafl calibrate` gives.",
+            + f". Do not rely on the claim. Use one of the modes {', '.join(GUARANTEED)} with the noise that "
+            "`vafl calibrate` prints.",
         )
 
 
@@ -70,11 +75,12 @@ _COLOURS = {"holds": "green", "cannot tell": "yellow", "broken": "bold red"}
 
 
 def _too_weak(finding: Finding) -> str:
+    """Return why the audit was inconclusive, and the remedy."""
     needed = finding.canaries_needed
-    remedy = f"--canaries {needed} or so would tell" if needed else "a million canaries would not tell"
+    remedy = f"use about --canaries {needed}" if needed else "a million canaries would not be enough"
     return (
-        f"{finding.name}: half the noise would be noticed with probability {finding.power:.2f} only, so that "
-        f"nothing was found proves nothing; {remedy}"
+        f"{finding.name}: inconclusive, because the audit would detect half the noise only with probability "
+        f"{finding.power:.2f}; {remedy}"
     )
 
 
@@ -92,18 +98,19 @@ def _show(report: Report, console: Console) -> None:
                 Text(finding.verdict, _COLOURS[finding.verdict]),
             )
         console.print(table)
-        console.print(f"Audited was {AUDITED}.", style="dim")
+        console.print(f"Audited: {AUDITED}.", style="dim")
         for finding in report.findings:
             if finding.verdict == "cannot tell":
                 console.print(_too_weak(finding), style="yellow")
     else:
         console.print(Text.assemble(("no canaries:", "yellow"), f" {report.silent}"))
-    table = Table(title="attacks on one run (failing proves nothing)")
-    for column in ("attack", "measure", "got", "by guessing"):
+    table = Table(title="attacks on one run (a failed attack proves nothing)")
+    for column in ("attack", "measure", "result", "by guessing"):
         table.add_column(column)
     for attack in report.attacks:
         table.add_row(attack.name, attack.measure, f"{attack.value:.3f}", f"{attack.by_guessing:.3f}")
     console.print(table)
     console.print(
-        "Gradients tell a client the labels unless labels.epsilon sets randomised response.", style="dim"
+        "Gradients reveal the labels to clients unless labels.epsilon enables randomised response.",
+        style="dim",
     )

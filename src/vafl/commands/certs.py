@@ -1,4 +1,4 @@
-"""`vafl certs`: an authority, a folder of files for each party, and who must get what."""
+"""`vafl certs`: create a certificate authority and each party's files, and say who gets which file."""
 
 import argparse
 from collections.abc import Sequence
@@ -16,32 +16,39 @@ from vafl.transport.identity.pem import read_certificate
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of `vafl certs`."""
-    parser.add_argument("folder", type=Path, metavar="DIR", help="where they go; made, for your eyes only")
+    """Add the options of `vafl certs`."""
+    parser.add_argument(
+        "folder",
+        type=Path,
+        metavar="DIR",
+        help="the folder for the files; created if missing, readable only by you",
+    )
     parser.add_argument(
         "--party",
         action="append",
         required=True,
         metavar="NAME",
-        help=f'a party to issue for, repeatable; "{SERVER}" is the one that serves',
+        help=f'a party to issue a certificate for, repeatable; "{SERVER}" is the server',
     )
     parser.add_argument(
         "--host",
         action="append",
         default=[],
-        help="a further DNS name or IP address of the server, for others than vafl's clients, repeatable",
+        help="another DNS name or IP address of the server, for callers other than vafl clients, repeatable",
     )
     parser.add_argument(
-        "--days", type=int, default=825, help="how long a party's certificate holds (%(default)s)"
+        "--days", type=int, default=825, help="days until a party's certificate expires (%(default)s)"
     )
     parser.add_argument(
-        "--overwrite", action="store_true", help="issue anew for parties that have files; the authority stays"
+        "--overwrite",
+        action="store_true",
+        help="replace the files of parties that have some; keep the authority",
     )
     parser.set_defaults(command=certs)
 
 
 def certs(options: argparse.Namespace, console: Console) -> None:
-    """Makes the authority if the folder has none, issues what is asked for, says what to do with it."""
+    """Create the authority if the folder has none, issue the certificates, and say who gets which file."""
     folder, parties = options.folder, list(dict.fromkeys(options.party))
     _check(folder, parties, options)
     if not any((folder / name).exists() for name in ("ca.pem", "ca.key")):
@@ -54,14 +61,14 @@ def certs(options: argparse.Namespace, console: Console) -> None:
     console.print(
         Text.assemble(
             (f"Keep {folder / 'ca.key'} offline", "bold yellow"),
-            ", away from every party: whoever holds it can pose as any of them. It is needed again only to "
+            ", away from every party: anyone who has it can impersonate any party. You need it again only to "
             "issue more certificates.",
         ),
     )
 
 
 def _check(folder: Path, parties: Sequence[str], options: argparse.Namespace) -> None:
-    """Everything that can be refused before a file is written."""
+    """Refuse bad options before any file is written."""
     for party in parties:
         if party != SERVER:
             check_client(party)
@@ -75,21 +82,26 @@ def _check(folder: Path, parties: Sequence[str], options: argparse.Namespace) ->
         raise ConfigError(
             "VFL-9032",
             f"--host is for the server's certificate. Found --host {' '.join(options.host)} without --party "
-            f"{SERVER}. Add that party or leave out --host.",
+            f"{SERVER}. Add that party, or remove --host.",
         )
 
 
 def _table(folder: Path, parties: Sequence[str]) -> Table:
     table = Table("file", "what it is", "who must get it", "until", box=None, header_style="bold")
     table.columns[0].overflow = "fold"
-    table.add_row("ca.pem", "the authority's certificate", "everyone has a copy", _end(folder / "ca.pem"))
+    table.add_row(
+        "ca.pem",
+        "the authority's certificate",
+        "every party (copies are in their folders)",
+        _end(folder / "ca.pem"),
+    )
     table.add_row("ca.key", "the authority's private key", "nobody", "")
     for party in parties:
-        purpose = "serve" if party == SERVER else "dial"
-        own, until = f"{party}/{party}", _end(folder / party / f"{party}.pem")
-        table.add_row(f"{party}/ca.pem", "whom it trusts", party, "")
-        table.add_row(f"{own}.pem", f"its certificate, to {purpose}", party, until)
-        table.add_row(f"{own}.key", "its private key", f"{party}, in secret", "")
+        purpose = "serve" if party == SERVER else "connect"
+        stem, until = f"{party}/{party}", _end(folder / party / f"{party}.pem")
+        table.add_row(f"{party}/ca.pem", "the authority it trusts", party, "")
+        table.add_row(f"{stem}.pem", f"its certificate, to {purpose}", party, until)
+        table.add_row(f"{stem}.key", "its private key", f"{party}, in secret", "")
     return table
 
 

@@ -1,4 +1,4 @@
-"""What every command that takes a configuration has in common."""
+"""Options and output shared by the commands that take a configuration."""
 
 import argparse
 import json
@@ -11,50 +11,50 @@ from typing import Any
 
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:
-    """The configuration, and what overrides it."""
+    """Add the configuration file and the options that override it."""
     parser.add_argument("config", type=Path, help="the TOML file; `vafl init` writes one")
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="section.key=value",
-        help="override a setting, repeatable; files are meant from the TOML file's folder, as in it",
+        help="override a setting, repeatable; relative paths start at the TOML file's folder",
     )
     parser.add_argument("--data", help="the folder of public data sets (or VAFL_DATA)")
 
 
 def add_client_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options with which a client's operator overrules a refusal."""
+    """Add the options with which a client's operator overrides a refusal."""
     parser.add_argument(
         "--replace",
         action="store_true",
-        help="take the place of another process of this party that takes part already",
+        help="replace another process of this party that is already connected",
     )
     add_ledger_option(parser)
 
 
 def add_ledger_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option to go on with an older ledger, which the label holder's own client has too."""
+    """Add the option to continue with an older ledger. The label holder's own client has it too."""
     parser.add_argument(
         "--accept-ledger",
         action="store_true",
-        help="go on with a privacy ledger that is not the newest one, because that one is lost",
+        help="continue with an older copy of the privacy ledger, because the newest one is lost",
     )
 
 
 def overrides(options: argparse.Namespace) -> list[str]:
-    """`section.key=value` for each thing that the command line says."""
+    """Return `section.key=value` for each override on the command line or in the environment."""
     folder = options.data or os.environ.get("VAFL_DATA", "")
     return [*([f"data.folder={json.dumps(folder)}"] if folder else []), *options.set]
 
 
 def log_to_stderr() -> None:
-    """What a party of a federation does is told there, beside what its command prints."""
+    """Log to stderr, so that stdout has only the command's own output."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
 
 
 def as_json(report: Any) -> str:
-    """The report as a document; what is infinite becomes null, since JSON has no word for it."""
+    """Return the report as JSON text. Infinity and nan become null, since JSON cannot represent them."""
     return json.dumps(_finite(report), indent=2) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""`vafl data`: what a run will use of each party's table, how, and what it leaves out and why."""
+"""`vafl data`: show how a run will use each column of the parties' tables, and which it drops and why."""
 
 import argparse
 import sys
@@ -23,14 +23,13 @@ from vafl.data.settings import LABEL_HOLDER, DataSettings, TableSettings
 from vafl.data.split import Split
 from vafl.data.tables import POSITION, Table, open_table
 from vafl.errors import ConfigError
-from vafl.privacy.settings import GUARANTEED
 from vafl.run.plan import form_for, load_data, tables_of
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of `vafl data`."""
+    """Add the options of `vafl data`."""
     add_config_options(parser)
-    parser.add_argument("--party", help="one party's table (default: every table that the file names)")
+    parser.add_argument("--party", help="show one party's table (default: every table in the file)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.set_defaults(command=run)
 
@@ -40,13 +39,15 @@ class Preview:
     """The parts of one party's table that a run will use.
 
     Attributes:
-        records: lines of the file.
-        aligned: whether the parties are aligned; if not, figures of training rows are of all lines.
+        party: the party's name.
+        path: the table's file.
+        records: the number of lines in the file.
+        aligned: whether the parties are aligned; if not, all lines count as training rows.
         rows: how many of the records are rows of the run.
-        training_rows: and how many of those are trained on.
-        features: how many features the columns become.
-        columns: what becomes of each; none for a label holder without features.
-        labels: of the label holder: each class and its share, or mean and range.
+        training_rows: how many of those are training rows.
+        features: the number of features made from the columns.
+        columns: how each column is used; empty for a label holder without features.
+        labels: for the label holder: the share of each class, or the mean and range.
     """
 
     party: str
@@ -61,7 +62,7 @@ class Preview:
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
-    """Prints what becomes of each column of the tables."""
+    """Print how the run will use each column of the tables."""
     config = read_config(options.config, overrides(options))
     if not config.data.is_tabular:
         raise ConfigError(
@@ -72,22 +73,22 @@ def run(options: argparse.Namespace, console: Console) -> None:
     if not names or names[0] not in known:
         raise ConfigError(
             "VFL-9052",
-            f"`vafl data` needs a party that this file has a table of, such as [tables.NAME]. Found "
+            "`vafl data` needs a party with a table in this file, as [tables.NAME]. Found "
             f"{options.party or 'none'}; the file has {', '.join(known) or 'none'}.",
         )
     previews, suspects = [preview(config, name) for name in names], _suspects(config)
     if options.json:
-        document = {"parties": [asdict(own) for own in previews], "suspects": suspects}
+        document = {"parties": [asdict(party) for party in previews], "suspects": suspects}
         sys.stdout.write(as_json(document))
         return
-    for own in previews:
-        _print(own, console)
+    for party in previews:
+        _print(party, console)
     for sentence in suspects:
         console.print(f"suspicious: {sentence}", style="yellow", highlight=False, markup=False)
 
 
 def preview(config: Config, name: str) -> Preview:
-    """Reads one party's table as a run would, and describes it."""
+    """Read one party's table as a run would, and describe it."""
     settings, tables = tables_of(config)
     table, alignment = open_table(tables, name), _alignment(settings, tables, name)
     records = table.ids()
@@ -107,16 +108,16 @@ def preview(config: Config, name: str) -> Preview:
         training,
         form=form_for(config),
         scale=config.data.scale != "none",
-        public=config.privacy.kind in GUARANTEED,
+        public=config.privacy.protection.guaranteed,
         flags_absent=config.data.records == "labelled",
     )
-    if settings.name == "csv":  # its other columns are other parties'
+    if settings.name == "csv":  # the other columns belong to other parties
         columns = [report for report in columns if report.name in table.features]
     return Preview(name, str(table.path), *sizes, len(encoder.names), columns, labels)
 
 
 def _suspects(config: Config) -> list[str]:
-    """Columns that alone predict the label, where the label and columns are at hand."""
+    """Return warnings about columns that predict the label alone, if the labels are available here."""
     settings, tables = tables_of(config)
     holder = tables.get(LABEL_HOLDER)
     if holder is None or not holder.label or _alignment(settings, tables, LABEL_HOLDER) is None:
@@ -126,7 +127,7 @@ def _suspects(config: Config) -> list[str]:
 
 
 def _alignment(settings: DataSettings, tables: Mapping[str, TableSettings], name: str) -> Alignment | None:
-    """The party's, if the parties are aligned or can be by this file alone."""
+    """Return the party's alignment if it exists, or if this file names all tables; else None."""
     everyone = {LABEL_HOLDER, *settings.parties}
     if not Path(tables[name].alignment).is_file() and everyone - set(tables):
         return None
@@ -142,22 +143,24 @@ def _labels(config: Config, table: Table, wanted: pl.DataFrame) -> dict[str, flo
     return dict(zip(classes, shares.tolist(), strict=True))
 
 
-def _print(own: Preview, console: Console) -> None:
-    console.print(Text.assemble((own.party, "bold"), f": {own.path}, {own.records:,} records"))
-    if own.aligned:
-        console.print(f"  {own.rows:,} of them are rows of the run, {own.training_rows:,} to train on")
+def _print(preview: Preview, console: Console) -> None:
+    console.print(Text.assemble((preview.party, "bold"), f": {preview.path}, {preview.records:,} records"))
+    if preview.aligned:
+        console.print(
+            f"  {preview.rows:,} of them are rows of the run, {preview.training_rows:,} for training"
+        )
     else:
         console.print(
-            "  not aligned yet: what follows is of all records (`vafl align` finds the common ones)"
+            "  not aligned yet: the numbers below are for all records (`vafl align` finds the common ones)"
         )
-    if own.labels:
-        shown = ", ".join(f"{name} {value:.4g}" for name, value in own.labels.items())
+    if preview.labels:
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in preview.labels.items())
         console.print(f"  labels: {shown}")
-    if not own.columns:
+    if not preview.columns:
         return
-    console.print(f"  {own.features} features:")
+    console.print(f"  {preview.features} features:")
     grid = Grid("column", "type", "use", "features", "missing", "")
-    for column in sorted(own.columns, key=lambda report: report.use == "dropped"):
+    for column in sorted(preview.columns, key=lambda report: report.use == "dropped"):
         sizes = (f"{column.features}", f"{column.missing:,}")
         grid.add_row(column.name, column.type, column.use, *sizes, column.why)
     console.print(grid)

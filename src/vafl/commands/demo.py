@@ -1,7 +1,7 @@
-"""The demonstration: handwritten digits split over four clients, under every rule, beside the ceiling.
+"""`vafl demo`: train on handwritten digits with four clients under every rule, and compare the runs.
 
-Each rule is a federation of real processes that talk over mutual TLS on loopback; the clients sleep between
-their activations. The ceiling, all pixels in one place, needs no federation.
+Each rule runs as a federation of separate processes, which communicate over mutual TLS on loopback. The
+clients sleep between activations. The ceiling is a centralised model with all pixels in one place.
 """
 
 from pathlib import Path
@@ -38,7 +38,7 @@ _TARGET = 0.94
 
 
 def federated_config(rule: str, digits: Path) -> Config:
-    """One rule between real processes, for some seconds."""
+    """Return the configuration of one rule, for separate processes and a fixed number of seconds."""
     return from_document(
         {
             **_BASE,
@@ -52,7 +52,7 @@ def federated_config(rule: str, digits: Path) -> Config:
 
 
 def ceiling_config(digits: Path) -> Config:
-    """All pixels in one place."""
+    """Return the configuration of the centralised model, which has all pixels."""
     return from_document(
         {
             **_BASE,
@@ -69,9 +69,9 @@ def _data(digits: Path) -> dict[str, Any]:
 
 
 def demo(folder: Path, console: Console) -> None:
-    """Runs every rule, and writes a folder for each run and folder/index.html."""
+    """Run every rule, and write a folder for each run and folder/index.html."""
     digits = write_digits(folder.resolve())
-    console.print(f"{digits}: each of {_CLIENTS} clients will use a quarter of its columns, as a process")
+    console.print(f"{digits}: each of {_CLIENTS} client processes will use a quarter of its columns")
     runs = [up(federated_config(rule, digits), folder / rule, console, overwrite=True) for rule in _RULES]
     runs.append(launch(ceiling_config(digits), folder / _CEILING, console, overwrite=True))
     target = min(_TARGET, common_target(runs))
@@ -83,7 +83,7 @@ def demo(folder: Path, console: Console) -> None:
     console.print(headline)
     write_page(
         folder / "index.html",
-        "One model from four parties, and nobody waits",
+        "One model from four parties, without waiting",
         [_SETTING, headline],
         lines,
         metric,
@@ -99,7 +99,7 @@ def demo(folder: Path, console: Console) -> None:
 
 
 def write_digits(folder: Path) -> Path:
-    """scikit-learn's digits as a table, one column a pixel: what every process reads is a file."""
+    """Write scikit-learn's digits as a CSV file with one column per pixel, for all processes to read."""
     bunch = load_digits()
     pixels = {f"pixel_{number:02}": column for number, column in enumerate(bunch.data.astype(int).T)}
     folder.mkdir(parents=True, exist_ok=True)
@@ -110,9 +110,9 @@ def write_digits(folder: Path) -> Path:
 
 _SETTING = (
     "Each of four clients holds a quarter of the pixels of 1,797 handwritten digits; the server holds the "
-    "labels. All five are processes of their own that talk over mutual TLS. Between activations client m "
-    "sleeps m times 35 milliseconds on average, exponentially distributed as in the paper. Nobody's pixels "
-    "move: clients upload embeddings and get gradients back."
+    "labels. All five are separate processes that communicate over mutual TLS. Between activations, client m "
+    "sleeps m times 35 milliseconds on average, exponentially distributed as in the paper. The pixels stay "
+    "with their clients, which upload embeddings and receive gradients."
 )
 
 

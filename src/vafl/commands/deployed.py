@@ -1,4 +1,4 @@
-"""What commands that use a trained model share: where it is, and the clients' part, the same in all."""
+"""Options shared by the commands that use a trained model, and the clients' part of those commands."""
 
 import argparse
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from vafl.run.model_store import read_deployed
 from vafl.run.predict import answer
 from vafl.transport.identity import SERVER
 
-_OF_THE_SERVER = (
+_SERVER_ONLY = (
     "out",
     "http",
     "keys",
@@ -24,7 +24,7 @@ _OF_THE_SERVER = (
     "tls_key",
     "repeats",
     "rows",
-)  # not for clients
+)
 ServersPart = Callable[[Config, argparse.Namespace, Console], None]
 
 
@@ -38,16 +38,19 @@ def add_model_options(
     """Add the options of a command that uses a trained model.
 
     Args:
+        parser: the parser of the command.
         serve: the server's part of the command.
         check: checks the server's options before any file is read.
-        may_be_local: without --party, the command can do the parts of all parties; else it is the server.
+        may_be_local: whether the command without --party may run all parties; if not, it is the server.
     """
     add_config_options(parser)
     if may_be_local:
-        parser.add_argument("--party", help="who this is (default: everyone, if RUN has all their models)")
+        parser.add_argument("--party", help="the name of this party (default: all, if RUN has their models)")
     else:
-        parser.add_argument("--party", default=SERVER, help="who this is (%(default)s, who asks the others)")
-    parser.add_argument("--model", type=Path, required=True, metavar="RUN", help="where the model is")
+        parser.add_argument("--party", default=SERVER, help="the name of this party (%(default)s)")
+    parser.add_argument(
+        "--model", type=Path, required=True, metavar="RUN", help="the run folder with the model"
+    )
     add_client_options(parser)
     parser.set_defaults(command=partial(_run, serve, check))
 
@@ -64,12 +67,12 @@ def _run(
         serve(_config(options, SERVER), options, console)
         return
     check_client(options.party)
-    for name in _OF_THE_SERVER:
+    for name in _SERVER_ONLY:
         if getattr(options, name, None) is not None:
             raise ConfigError(
                 "VFL-9061",
-                f"--{name.replace('_', '-')} is for the server. Found it with --party {options.party}, which "
-                "answers the server only. Leave it out.",
+                f"--{name.replace('_', '-')} is an option of the server. Found it with --party "
+                f"{options.party}, a client. Remove it.",
             )
     config = client_config(options, check_client(options.party))
     reason = answer(

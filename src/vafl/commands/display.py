@@ -1,4 +1,4 @@
-"""Where a command prints what people read."""
+"""The console to which commands print."""
 
 import os
 import sys
@@ -7,14 +7,14 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-_WIDTH = 160  # of what is no terminal: tables of a log lose nothing
+_WIDTH = 160  # columns if the output is not a terminal: wide enough for all tables
 
 
 class Display(Console):
-    """A terminal or a file; a run goes on when nobody reads any more.
+    """A rich console that prints text literally and survives a closed pipe.
 
-    Text is shown as it is: file, column and class names have brackets and colons of their own, which rich
-    would read as its markup. What is to have a style says so by `style` or `rich.text.Text`.
+    File, column and class names may contain brackets and colons, which rich would interpret as markup or
+    emoji. Callers set styles with `style` or `rich.text.Text` instead.
     """
 
     def __init__(self, *, stderr: bool = False) -> None:
@@ -23,12 +23,15 @@ class Display(Console):
             self.width = _WIDTH
 
     def print(self, *objects: Any, **how: Any) -> None:
-        """Text keeps its lines, for a path in two of them is none to copy; tables fit into the width."""
-        if all(isinstance(one, str | Text) for one in objects):
+        """Print text without wrapping, so that paths can be copied. Tables still fit the width."""
+        if all(isinstance(item, str | Text) for item in objects):
             how.setdefault("soft_wrap", True)
         super().print(*objects, **how)
 
     def on_broken_pipe(self) -> None:
-        """Where rich would exit, whichever thread that happens to be in."""
+        """Discard all further output when the reader has closed the pipe, so that a run continues.
+
+        Rich would exit here, in any thread.
+        """
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""The run of a configuration as each client will live through it: its activations and its uploads."""
+"""Predict each client's activations and uploads in a configured run."""
 
 import math
 from collections.abc import Sequence
@@ -13,14 +13,24 @@ from vafl.run.plan import Plan
 
 
 def courses_of(plan: Plan, epochs: float | None = None) -> list[ExpectedUsage]:
-    """One course a client; so many epochs for each, or what stop and delays let expect.
+    """Return the expected usage of each client.
 
-    Only where every step takes every client is the number of activations known beforehand, but for an upload
-    or two that a client on a network makes before it hears that the run has ended.
+    The number of activations is known in advance only if every step needs every client. Even then, a client
+    on a network may make an upload or two before it learns that the run has ended.
+
+    Args:
+        plan: the run.
+        epochs: passes of each client over its rows; None derives the activations from `stop` and `delays`.
+
+    Raises:
+        ConfigError: the rule is centralised, which uploads nothing.
     """
     config, rows, clients = plan.config, plan.data.rows, len(plan.data.parties)
     if config.rule.name == "centralised":
-        raise ConfigError("VFL-9041", 'rule.name "centralised" uploads nothing: no record leaves its party.')
+        raise ConfigError(
+            "VFL-9041",
+            'rule.name "centralised" uploads nothing, so there is nothing to protect. Choose another rule.',
+        )
     if epochs is None:
         counts = expected_activations(config, clients)
     else:
@@ -43,13 +53,16 @@ def courses_of(plan: Plan, epochs: float | None = None) -> list[ExpectedUsage]:
         "expected": not known or config.evaluation.every_seconds > 0,
     }
     return [
-        ExpectedUsage(activations=own, others=tuple(counts[:index] + counts[index + 1 :]), **common)
-        for index, own in enumerate(counts)
+        ExpectedUsage(activations=count, others=tuple(counts[:index] + counts[index + 1 :]), **common)
+        for index, count in enumerate(counts)
     ]
 
 
 def expected_activations(config: Config, clients: int) -> list[float]:
-    """Each client's, by its mean gap: a step takes a turn of each of t clients, no client two of one step."""
+    """Return the expected activations of each client, from the mean gaps between its activations.
+
+    A step takes one activation from each of t different clients, so a client has at most one per step.
+    """
     steps, together = float(config.stop.updates), Rule.of(config.rule, clients).quorum
     paces = _paces(config, clients)
     if config.stop.seconds and math.isfinite(sum(paces)):
@@ -60,12 +73,16 @@ def expected_activations(config: Config, clients: int) -> list[float]:
 
 
 def _paces(config: Config, clients: int) -> list[float]:
-    """Activations a second."""
+    """Return each client's activations per second; infinite without delays."""
     return [1 / gap if gap else math.inf for gap in config.delays.mean_gaps(clients)]
 
 
 def _shared_out(total: float, paces: Sequence[float], most: float) -> list[float]:
-    """`total` in proportion to the paces, none above `most`; total is at most that of all."""
+    """Share out `total` in proportion to the paces, with at most `most` for each.
+
+    Clients that would exceed `most` get exactly that, and the others share the rest. `total` is at most
+    `most` times the number of clients.
+    """
     full: set[int] = set()
     while len(full) < len(paces):
         left = total - most * len(full)
@@ -79,7 +96,7 @@ def _shared_out(total: float, paces: Sequence[float], most: float) -> list[float
 
 
 def _evaluations(config: Config, counts: Sequence[float]) -> int:
-    """At the start, at every interval and at the end."""
+    """Return the number of evaluations: at the start, at every interval and at the end."""
     steps, every = sum(counts) / Rule.of(config.rule, len(counts)).quorum, config.evaluation.every
     if config.evaluation.every_seconds:
         seconds = config.stop.seconds or sum(counts) / sum(_paces(config, len(counts)))

@@ -1,4 +1,4 @@
-"""`vafl export`: one party's trained model as an ONNX file, for use without vafl."""
+"""`vafl export`: export one party's trained model as an ONNX file, for use without vafl."""
 
 import argparse
 import logging
@@ -17,21 +17,23 @@ _OUTPUTS = {"embedding": "embedding", "head": "outputs"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of `vafl export`."""
+    """Add the options of `vafl export`."""
     parser.add_argument("run", type=Path, metavar="RUN", help="the run folder")
-    parser.add_argument("party", metavar="PARTY", help="whose model; the head is the server's")
+    parser.add_argument(
+        "party", metavar="PARTY", help="the party whose model to export; the server's is the head"
+    )
     parser.add_argument("out", type=Path, metavar="OUT.onnx")
     parser.add_argument(
         "--embedding",
         default="",
         metavar="package.module:Factory",
-        help="the code that makes the model, if it is your own; vafl imports it only if you name it here",
+        help="the factory of a custom model; vafl imports it only if you name it here",
     )
     parser.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
-    """Write the whole file or none; only its owner can read it."""
+    """Write the ONNX file atomically, readable only by its owner."""
     if options.out.suffix != ".onnx":
         raise ConfigError("VFL-9071", f'the file to write must end in .onnx. Found "{options.out}".')
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -49,20 +51,21 @@ def export(folder: Path, factory: str = "") -> bytes:
     client adds is not part of the model.
 
     Args:
-        factory: The code that makes the model, as the user names it; see `rebuild`.
+        folder: the model folder.
+        factory: the custom model factory, as the user names it; see `rebuild`.
     """
     try:
         import onnxscript  # noqa: F401, PLC0415 - an extra
     except ImportError as error:
         raise ConfigError(
             "VFL-9072",
-            f"export needs the packages of an extra. {error}. Install them: pip install 'vafl[onnx]'.",
+            f"export needs the packages of the onnx extra. {error}. Install them: pip install 'vafl[onnx]'.",
         ) from error
     stored = read_model(folder)
     manifest, module = stored.manifest, rebuild(stored, factory)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it counts what it did not need
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it logs optimisation statistics
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own deprecations
+        warnings.simplefilter("ignore")  # torch warns about its own deprecated functions
         program = torch.onnx.export(
             module,
             (torch.zeros(2, *manifest.features),),
@@ -73,7 +76,7 @@ def export(folder: Path, factory: str = "") -> bytes:
             verbose=False,
         )
     if program is None:
-        raise RuntimeError("torch.onnx.export gave no program")
+        raise RuntimeError("torch.onnx.export returned no program")
     for name in ("party", "records", "config_digest"):
         program.model.metadata_props[f"vafl.{name}"] = getattr(manifest, name)
     content: bytes = program.model_proto.SerializeToString()

@@ -17,9 +17,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `vafl importance`."""
     add_model_options(parser, _measure, _check, may_be_local=True)
     parser.add_argument(
-        "--repeats", type=int, help=f"the server's: permutations of each group of features ({REPEATS})"
+        "--repeats", type=int, help=f"server only: permutations of each group of features ({REPEATS})"
     )
-    parser.add_argument("--rows", type=int, help=f"the server's: the most held-out rows to use ({ROWS:,})")
+    parser.add_argument("--rows", type=int, help=f"server only: the most held-out rows to use ({ROWS:,})")
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -32,7 +32,7 @@ def _measure(config: Config, options: argparse.Namespace, console: Console) -> N
     repeats, rows = options.repeats or REPEATS, options.rows or ROWS
     parties = open_model(options.model, SERVER).manifest.parties
     if options.party is None and is_local(options.model, parties):
-        found = measure_locally(
+        importance = measure_locally(
             config,
             lambda party: client_config(options, party),
             options.model,
@@ -41,7 +41,7 @@ def _measure(config: Config, options: argparse.Namespace, console: Console) -> N
             rows=rows,
         )
     else:
-        found = measure_over_network(
+        importance = measure_over_network(
             config,
             options.model,
             console,
@@ -50,11 +50,11 @@ def _measure(config: Config, options: argparse.Namespace, console: Console) -> N
             listening=lambda address: console.print(f"listening on {address}"),
             accept_ledger=options.accept_ledger,
         )
-    paths = found.write(options.model)
-    console.print(table(found))
-    console.print(f"measured on {found.rows:,} held-out rows, {repeats} permutations each")
-    for party, reason in found.refused.items():
-        console.print(f"not measured in part: {party}: {reason}", style="yellow")
+    paths = importance.write(options.model)
+    console.print(table(importance))
+    console.print(f"measured on {importance.rows:,} held-out rows, {repeats} permutations each")
+    for party, reason in importance.refused.items():
+        console.print(f"measured only in part: {party}: {reason}", style="yellow")
     console.print(
         f"written: {', '.join(map(str, paths))}; `vafl report {options.model}` adds it to the report"
     )

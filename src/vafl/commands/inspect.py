@@ -1,4 +1,4 @@
-"""`vafl inspect`: what a trained model is, what it was trained on, and whether its files are whole."""
+"""`vafl inspect`: describe trained models and their training data, and check that their files are intact."""
 
 import argparse
 import sys
@@ -18,14 +18,14 @@ from vafl.run.plan import encoder_of
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of `vafl inspect`."""
+    """Add the options of `vafl inspect`."""
     parser.add_argument("path", type=Path, metavar="PATH", help="a run folder, or one party's model folder")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
-    """Read and check every model, then show them. Nothing that a model names is imported."""
+    """Read and check every model, then show them. Never import code that a model names."""
     models = find_models(options.path)
     if options.json:
         sys.stdout.write(as_json({"models": [describe(model) for model in models]}))
@@ -34,21 +34,21 @@ def run(options: argparse.Namespace, console: Console) -> None:
 
 
 def find_models(path: Path) -> list[StoredModel]:
-    """The model in a folder, or all models of a run."""
+    """Return the model in a model folder, or all models of a run folder."""
     if (path / MANIFEST).is_file():
         return [read_model(path)]
     folders = sorted(entry for entry in (path / MODELS).glob("*") if entry.is_dir())
     if not folders:
         raise RunFolderError(
             "VFL-9101",
-            f'"{path}" must be a model folder, or a run folder with {MODELS}/PARTY in it. Found neither: '
-            "models are written when a run ends.",
+            f'"{path}" must be a model folder, or a run folder with {MODELS}/PARTY in it. Found neither. '
+            "A run writes its models when it ends.",
         )
     return [read_model(folder) for folder in folders]
 
 
 def describe(model: StoredModel) -> dict[str, Any]:
-    """The manifest, and what follows from it."""
+    """Return the manifest and values derived from it, for JSON output."""
     manifest = model.manifest
     return {
         "path": str(model.path),
@@ -81,19 +81,21 @@ def _lines(model: StoredModel) -> dict[str, str]:
         "parameters": f"{manifest.size:,}",
         "outputs": ", ".join(manifest.classes) or f"{manifest.outputs} number",
         "data": str(manifest.settings.get("data", {}).get("name", "")),
-        "raw columns": ", ".join(own.name for own in encoder.columns) if encoder else "as they are",
+        "raw columns": ", ".join(column.name for column in encoder.columns) if encoder else "not encoded",
         "trained in run": manifest.run,
-        "trained on records": manifest.records or "not named",
+        "trained on records": manifest.records or "unnamed",
         "config digest": manifest.config_digest,
         "versions": f"vafl {manifest.vafl}, torch {manifest.torch}",
     }
     decision = manifest.decision
     if not embedding and manifest.classes:
         method = decision.calibration.method
-        lines["probabilities"] = "as the head gives them" if method == "none" else f"calibrated by {method}"
+        lines["probabilities"] = "as the head outputs them" if method == "none" else f"calibrated by {method}"
         if len(manifest.classes) == 2:
-            lines["decision"] = f"{manifest.classes[1]} from a probability of {decision.threshold:.4g} on"
+            lines["decision"] = (
+                f"{manifest.classes[1]} if its probability is at least {decision.threshold:.4g}"
+            )
     if not embedding:
-        lines["stands in for absent"] = ", ".join(model.defaults) or "nobody"
+        lines["defaults for absent"] = ", ".join(model.defaults) or "none"
         del lines["raw columns"]
     return lines

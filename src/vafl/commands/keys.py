@@ -1,4 +1,4 @@
-"""`vafl keys`: make, list and remove the API keys that `vafl serve` accepts."""
+"""`vafl keys`: create, list and remove the API keys that `vafl serve` accepts."""
 
 import argparse
 from pathlib import Path
@@ -13,7 +13,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `vafl keys`."""
     actions = parser.add_subparsers(required=True, metavar="action")
     for name, text, command in (
-        ("add", "make a key and print it once; the file is made if there is none", _add),
+        ("add", "create a key and print it once; creates the file if needed", _add),
         ("list", "list the keys by name", _list),
         ("remove", "remove a key; a running server refuses it within a second", _remove),
     ):
@@ -23,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         )
         if name != "list":
             action.add_argument(
-                "name", metavar="NAME", help="who or what uses the key; it is in metrics and logs"
+                "name", metavar="NAME", help="the user of the key; the name appears in metrics and logs"
             )
         action.set_defaults(command=command)
 
@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _add(options: argparse.Namespace, console: Console) -> None:
     key = add_key(options.file, options.name)
     console.print(
-        f"{key}\nThis is the key of {options.name}. It is not stored: pass it on now, over a safe way."
+        f"{key}\nThis is the key of {options.name}. It is not stored: pass it on now, over a secure channel."
     )
 
 

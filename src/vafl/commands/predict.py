@@ -1,4 +1,4 @@
-"""`vafl predict`: a trained model used on whole tables; each party runs its part."""
+"""`vafl predict`: score whole tables with a trained model. Each party runs its own process."""
 
 import argparse
 from pathlib import Path
@@ -14,9 +14,11 @@ _SCORES = "scores.csv"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of `vafl predict`."""
+    """Add the options of `vafl predict`."""
     add_model_options(parser, _predict)
-    parser.add_argument("--out", type=Path, help=f"the server's: .csv or .parquet ({_SCORES})")
+    parser.add_argument(
+        "--out", type=Path, help=f"server only: the output file, .csv or .parquet ({_SCORES})"
+    )
 
 
 def _predict(config: Config, options: argparse.Namespace, console: Console) -> None:
@@ -32,7 +34,8 @@ def _predict(config: Config, options: argparse.Namespace, console: Console) -> N
     for party, count in scored.missing.items():
         console.print(
             Text.assemble(
-                (f"{party} did not answer for {count:,} of them:", "yellow"), " its default stands in"
+                (f"{party} did not answer for {count:,} of them:", "yellow"),
+                " its default embedding was used",
             )
         )
     if scored.unscored:
@@ -45,13 +48,13 @@ def _count(scored: Scored) -> str:
 
 
 def _remedy(scored: Scored) -> str:
-    """Say why people have no score, and what gives them one."""
+    """Return why records have no score, and the remedy."""
     if scored.model_records == "labelled":
         return (
-            " they are not in the alignment. To score everyone, align these tables again with "
+            " they are not in the alignment. To score all records, align these tables again with "
             'data.records = "labelled".'
         )
     return (
-        " not every party has them, or they were added after the alignment. To score everyone, train with "
-        'data.records = "labelled", and align these tables with it too.'
+        " not every party has them, or they were added after the alignment. To score all records, train "
+        'with data.records = "labelled", and align these tables with it too.'
     )

@@ -1,4 +1,4 @@
-"""`vafl privacy`: what has been spent on every record of a party, what is left, and how we know."""
+"""`vafl privacy`: show the privacy spent on a party's records, and the budget left, from its ledger."""
 
 import argparse
 import math
@@ -23,31 +23,27 @@ from vafl.privacy.ledger.ledger import read_history, read_ledger
 from vafl.privacy.ledger.statement import Statement, person
 from vafl.run.ledgers import make_statement, run_ledgers
 
-_GUARANTEES = {
-    "none": "nothing: embeddings leave as they are",
-    "release_once": "per record, whatever is done with what was released",
-    "frozen": "per record: every upload is noised, the embedding is not trained",
-    "dp_train": "per record: every upload and every local update is noised",
-    "embed_only": "valid bound only: the trained model carries records past the noise",
-}
 _MEANINGS = {
-    "zero_out": "no test tells a record's uploads from zeros better than N(0, 1) from N(mu, 1), though no "
-    "client sends zeros, even for a record that it lacks; any two values of one record are 2 mu apart",
-    "replace": "no test tells any two values of one record apart better than N(0, 1) from N(mu, 1)",
+    "zero_out": "telling a record's uploads from zeros is at least as hard as telling N(0, 1) from N(mu, 1); "
+    "no client sends zeros, even for a record that it lacks, and any two values of one record are 2 mu apart",
+    "replace": "telling any two values of one record apart is at least as hard as telling N(0, 1) from "
+    "N(mu, 1)",
 }
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of `vafl privacy`."""
-    parser.add_argument("path", type=Path, metavar="RUN", help="a run folder of private clients, or a ledger")
-    parser.add_argument("--record", metavar="ID", help="one record's account, and what each run has spent")
+    """Add the options of `vafl privacy`."""
+    parser.add_argument(
+        "path", type=Path, metavar="RUN", help="the run folder of private clients, or a ledger"
+    )
+    parser.add_argument("--record", metavar="ID", help="show one record's account, and the share of each run")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.add_argument("--out", type=Path, help="where the plot goes, without ending (RUN/privacy-spent)")
+    parser.add_argument("--out", type=Path, help="the plot's path, without extension (RUN/privacy-spent)")
     parser.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
-    """Prints the account of every ledger that is meant."""
+    """Print the account of each ledger of a run, or of one ledger."""
     paths, config = _find(options.path)
     simulated = paths[0].parent.name == SIMULATED_LEDGERS
     statements = [_statement(path, config) for path in paths]
@@ -77,7 +73,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
 
 
 def _find(path: Path) -> tuple[list[Path], Config | None]:
-    """The ledgers that a run's clients wrote, and its configuration; or this ledger itself."""
+    """Return the ledgers of a run and its configuration, or a single ledger and None."""
     if path.is_file():
         return [path], None
     if not (path / "config.toml").is_file():
@@ -85,20 +81,20 @@ def _find(path: Path) -> tuple[list[Path], Config | None]:
             "VFL-9111", f'"{path}" must be a ledger or the folder of a run. Found no config.toml there.'
         )
     config = read_config(path / "config.toml")
-    if not (found := run_ledgers(config, path)):
+    if not (ledgers := run_ledgers(config, path)):
         raise RunFolderError(
             "VFL-9112",
             f'"{path}" has no privacy ledgers. Its clients were not private (privacy.mode '
-            f"{config.privacy.kind}), or have their ledgers on their own machines.",
+            f"{config.privacy.kind}), or their ledgers are on their own machines. Run this command there.",
         )
-    return found, config
+    return ledgers, config
 
 
 def _statement(path: Path, config: Config | None) -> Statement:
-    """By the settings of the run that is asked about; without one, of the last that used the ledger."""
+    """Make a statement with the run's settings; without a run, with those of the last run in the ledger."""
     ledger = read_ledger(path)
     if not ledger.spenders:
-        raise RunFolderError("VFL-9113", f'"{path}" counts nothing yet: no run has begun with it.')
+        raise RunFolderError("VFL-9113", f'"{path}" has no charges yet: no run has used this ledger.')
     if config is None:
         last = ledger.spenders[-1]
         return Statement(path.stem, ledger, last.settings, last.batch, last.local_steps)
@@ -106,7 +102,7 @@ def _statement(path: Path, config: Config | None) -> Statement:
 
 
 def _record(record: str, paths: Sequence[Path], statements: Sequence[Statement]) -> dict[str, dict[str, Any]]:
-    """One record's account with every party that has one."""
+    """Return one record's account at every party that has one."""
     accounts = {}
     for path, statement in zip(paths, statements, strict=True):
         account = statement.record(record)
@@ -128,7 +124,7 @@ def _record(record: str, paths: Sequence[Path], statements: Sequence[Statement])
         example = next((str(statement.ledger.ids[0]) for statement in statements), "")
         raise DataError(
             "VFL-9114",
-            f'a record must have an account: its id, as in the table. Found none for "{record}" in '
+            f'--record needs the id of a record that has an account. Found none for "{record}" in '
             f'{", ".join(map(str, paths))}. Ids there look like "{example}".',
         )
     return accounts
@@ -136,7 +132,9 @@ def _record(record: str, paths: Sequence[Path], statements: Sequence[Statement])
 
 def _show(statements: Sequence[Statement], simulated: bool, console: Console) -> None:
     settings = statements[0].settings
-    console.print(Text.assemble((f"privacy.mode {settings.kind}", "bold"), f": {_GUARANTEES[settings.kind]}"))
+    console.print(
+        Text.assemble((f"privacy.mode {settings.kind}", "bold"), f": {settings.protection.guarantee}")
+    )
     table = Table("")
     for statement in statements:
         table.add_column(statement.party, justify="right")
@@ -147,21 +145,21 @@ def _show(statements: Sequence[Statement], simulated: bool, console: Console) ->
     console.print(
         f"Any record (privacy.neighbours {settings.neighbours}): {_MEANINGS[settings.neighbours]}. "
         "All together: the same for all of a party's records at once. The paper's mu is not valid against "
-        "the server, which knows who is in a batch.",
+        "the server, which knows the records of each batch.",
         style="dim",
     )
     if simulated:
         console.print(
             Text.assemble(
                 ("A simulation:", "yellow"),
-                " nothing left this machine; a federation that uploads and evaluates as often would have "
+                " nothing left this machine. A federation with the same uploads and evaluations would have "
                 "spent this.",
             )
         )
 
 
 def _lines(accounts: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
-    """What the table says of every party, line by line."""
+    """Return the lines of the table: label -> the text for each party."""
     first = accounts[0]
     left = [account["minibatches_left"] for account in accounts]
     lines = {
@@ -174,7 +172,7 @@ def _lines(accounts: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
         "mu, median record": [_number(account["mu_median"]) for account in accounts],
         "mu, all together": [_number(account["mu_all_records_together"]) for account in accounts],
         "mu_max": [_number(account["mu_max"] or math.inf) for account in accounts],
-        "minibatches left": ["no limit" if each is None else str(each) for each in left],
+        "minibatches left": ["no limit" if count is None else str(count) for count in left],
     }
     if first["neighbours"] == "zero_out":
         lines["mu, any two values of one"] = [_number(account["mu_two_values"]) for account in accounts]
@@ -197,8 +195,8 @@ def _show_record(record: str, accounts: dict[str, dict[str, Any]], console: Cons
         console.print(
             Text.assemble(
                 (f"record {record} at {party}", "bold"),
-                f": mu {_number(account['mu'])} is spent (privacy.neighbours {account['neighbours']}; "
-                f"{_number(account['mu_two_values'])} between any two values of it), epsilon "
+                f": mu {_number(account['mu'])} spent (privacy.neighbours {account['neighbours']}; "
+                f"{_number(account['mu_two_values'])} between any two of its values), epsilon "
                 f"{_number(account['epsilon'])} at delta {account['delta']:g}",
             )
         )
@@ -224,13 +222,13 @@ def _show_record(record: str, accounts: dict[str, dict[str, Any]], console: Cons
         table.add_row("all", "", "", "", "", _number(account["mu"]), _uploads(account["uploads"]))
         console.print(table)
         console.print(
-            f"mu^2 adds up over runs; every upload was entered in {account['ledger']} before it left.",
+            f"mu^2 adds up over runs. {account['ledger']} recorded every upload before it was sent.",
             style="dim",
         )
 
 
 def _show_person(together: dict[str, Any], console: Console) -> None:
-    """Print what all clients together have spent on one person."""
+    """Print the total that all clients have spent on one person."""
     ledgers, clients = together["ledgers"], together["clients"]
     if ledgers > 1:
         console.print(
@@ -247,7 +245,7 @@ def _show_person(together: dict[str, Any], console: Console) -> None:
                 (f"one person, all {clients} clients, an estimate", "bold"),
                 f": mu {_number(estimate['mu'])}, epsilon {_number(estimate['epsilon'])} at delta "
                 f"{together['delta']:g}, if each client whose ledger is elsewhere ({clients - ledgers} of "
-                f"{clients}) has spent as much as is spent here",
+                f"{clients}) has spent as much as the clients here",
             )
         )
 
@@ -261,7 +259,7 @@ def _number(value: float) -> str:
 
 
 def _plot(statements: Sequence[Statement], stem: Path) -> list[Path]:
-    """How much the records of each party have spent."""
+    """Plot the distribution of mu over each party's records."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7.5, 4), layout="constrained")
         axis = figure.subplots()
@@ -278,7 +276,7 @@ def _plot(statements: Sequence[Statement], stem: Path) -> list[Path]:
         axis.set_xlim(left=0)
         axis.set_ylim(0, 1.02)
         axis.set_xlabel("mu spent")
-        axis.set_ylabel("share of records that spent at most this")
+        axis.set_ylabel("share of records with at most this mu")
         handles, labels = axis.get_legend_handles_labels()
         if handles:
             figure.legend(handles, labels, loc="outside upper center", ncols=min(6, len(handles)))

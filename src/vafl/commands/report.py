@@ -1,4 +1,4 @@
-"""`vafl report`: the reports of finished runs, written again."""
+"""`vafl report`: write the reports of finished runs again."""
 
 import argparse
 from pathlib import Path
@@ -17,7 +17,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
-    """Write RUN/report.html of each run, from what is in the folder now."""
+    """Write RUN/report.html of each run, from the current content of its folder."""
     for path in options.runs:
-        read_run(path)  # says what is wrong with a folder that is none of a finished run
+        read_run(path)  # raises if this is not the folder of a finished run
         console.print(f"report: {report_run(read_config(path / 'config.toml'), path)}")

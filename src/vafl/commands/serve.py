@@ -1,4 +1,4 @@
-"""`vafl serve`: a trained model asked live; the server answers HTTP, clients answer the server."""
+"""`vafl serve`: answer HTTP requests for predictions. The server requests embeddings from the clients."""
 
 import argparse
 from pathlib import Path
@@ -19,25 +19,25 @@ _ADDRESS = "127.0.0.1:8080"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `vafl serve`."""
     add_model_options(parser, _serve, _check_tls)
-    parser.add_argument("--http", metavar="HOST:PORT", help=f"the server's: where to ask it ({_ADDRESS})")
+    parser.add_argument("--http", metavar="HOST:PORT", help=f"server only: the HTTP address ({_ADDRESS})")
     parser.add_argument(
         "--keys",
         type=Path,
         metavar="FILE",
-        help="the server's: answer only callers with a key of `vafl keys`",
+        help="server only: answer only callers with a key from `vafl keys`",
     )
     parser.add_argument(
         "--tls",
         action="store_const",
         const=True,
-        help="the server's: serve HTTPS with its certificate in network.certificates",
+        help="server only: serve HTTPS with the certificate in network.certificates",
     )
     for name, text in (("certificate", "certificate (chain)"), ("key", "private key")):
         parser.add_argument(
             f"--tls-{name}",
             type=Path,
             metavar="FILE",
-            help=f"the server's: serve HTTPS with this {text}, as PEM",
+            help=f"server only: serve HTTPS with this {text}, as PEM",
         )
 
 
@@ -54,13 +54,13 @@ def _serve(config: Config, options: argparse.Namespace, console: Console) -> Non
 
 
 def _check_tls(options: argparse.Namespace) -> None:
-    given = [path for path in (options.tls_certificate, options.tls_key) if path is not None]
-    if len(given) == 1 or (given and options.tls):
+    files = [path for path in (options.tls_certificate, options.tls_key) if path is not None]
+    if len(files) == 1 or (files and options.tls):
         raise ConfigError(
             "VFL-9121",
-            "TLS takes --tls for the server's own certificate, or both --tls-certificate and --tls-key. "
-            f"Found {'--tls and ' if options.tls else 'only '}{', '.join(map(str, given))}. "
-            "Leave out one, or add the other.",
+            "TLS needs --tls, for the server's own certificate, or both --tls-certificate and --tls-key. "
+            f"Found {'--tls and ' if options.tls else 'only '}{', '.join(map(str, files))}. "
+            "Remove one, or add the other.",
         )
 
 

@@ -17,7 +17,7 @@ from vafl.data.tables import POSITION, Table
 from vafl.errors import ConfigError, DataError
 from vafl.privacy.settings import LabelSettings
 
-_TEMPLATE = """# A vafl run. A key left out keeps its default; the resolved file is saved with the result.
+_TEMPLATE = """# A vafl run. Omitted keys keep their defaults; the run folder has a copy with all keys.
 seed = 0
 
 [data]
@@ -30,12 +30,12 @@ clients = {clients}
 embedding = "linear"      # linear, mlp, cnn, lstm, or your own package.module:Factory
 head = "bias"             # bias: (logistic) regression on the sum; linear or mlp for a trained head
 # hidden = [64]           # hidden units of an mlp embedding
-# combine = "concat"      # what a linear or mlp head sees: "sum" or "concat"
+# combine = "concat"      # input of a linear or mlp head: "sum" or "concat" of the embeddings
 
 [rule]
 name = "async"            # async, t-sync, sync, centralised
 # t = 2                   # for t-sync: how many different clients a step waits for
-# delay_bound = 50        # ask for fresh embeddings before using any older than this
+# delay_bound = 50        # request fresh embeddings instead of using older ones than this
 
 [schedule]
 batch_size = 32
@@ -46,12 +46,12 @@ name = "sgd"              # or any class of torch.optim, e.g. "Adam"
 step_size = 0.1
 l2 = 0.001
 {labels}
-# [privacy]               # noise on what leaves a client; `vafl calibrate FILE --epsilon 8` prints a section
+# [privacy]               # noise on uploads; `vafl calibrate FILE --epsilon 8` prints a section
 # mode = "dp_train"       # release_once, frozen, dp_train; each needs a budget, mu_max
 # neighbours = "replace"  # no two values of a record can be told apart; zero_out promises less
 
 [delays]
-# The simulated clients' sleep: poisson, exponential, poisson-process, fixed, none, trace.
+# The simulated delays of the clients: poisson, exponential, poisson-process, fixed, none, trace.
 kind = "poisson"
 
 [stop]
@@ -67,7 +67,7 @@ _MOST_NOTES = 20
 
 
 def starter_digits(clients: int) -> str:
-    """Return a configuration that runs without a file: scikit-learn's digits."""
+    """Return a configuration for scikit-learn's digits, which needs no file."""
     return _TEMPLATE.format(clients=clients, labels=_LABELS)
 
 
@@ -75,13 +75,15 @@ def starter_csv(csv: Path, label: str, clients: int) -> tuple[str, list[str]]:
     """Return a configuration for one file whose columns are dealt to clients, and notes for the user.
 
     Args:
-        label: the label column; "" is the last column.
+        csv: the file.
+        label: the label column; "" means the last column.
+        clients: the number of clients.
 
     Raises:
-        DataError: The file, its label or its columns cannot be used.
+        DataError: the file, its label or its columns cannot be used.
     """
     if not csv.is_file():
-        raise DataError("VFL-9141", f'vafl init needs a CSV or Parquet file. Found nothing at "{csv}".')
+        raise DataError("VFL-9141", f'vafl init needs a CSV or Parquet file. Found no file at "{csv}".')
     separator, columns = header_of(csv)
     label = label or columns[-1]
     if label not in columns:
@@ -103,13 +105,15 @@ def starter_csv(csv: Path, label: str, clients: int) -> tuple[str, list[str]]:
     if len(features) < clients:
         raise DataError(
             "VFL-9143",
-            f'"{csv}" has {len(features)} columns to learn from beside its label "{label}", too few for '
+            f'"{csv}" has {len(features)} feature columns beside its label "{label}", too few for '
             f"{clients} clients. Lower --clients, or add columns. {'. '.join(notes[-5:])}",
         )
-    notes.append(f'"{label}" is what is learnt, by {task}: it has {about_label}')
+    notes.append(f'"{label}" is the label, for a {task}: it has {about_label}')
     notes.append(f"Between organisations, {LabelSettings().leak}.")
     if all(name.replace(".", "").isdigit() for name in columns):
-        notes.append(f'All columns of "{csv}" have numbers for names: is its first line a record?')
+        notes.append(
+            f'All column names of "{csv}" are numbers. Is its first line a record instead of a header?'
+        )
     text = _ONE_FILE.format(
         path=_quoted(str(csv.resolve())),
         label=_quoted(label),
@@ -126,13 +130,13 @@ _SETTINGS = """# The defaults for tables follow. They need no tuning.
 embedding = "tabular"      # or linear, mlp, or your own package.module:Factory
 head = "tabular"
 combine = "concat"
-# metric = "auc"           # the figure that is shown first
+# metric = "auc"           # the headline metric
 
 [rule]
 name = "async"             # async, t-sync, sync
 
 [schedule]
-batch_size = 0             # 0: by the number of rows, 64 to 1024
+batch_size = 0             # 0: 64 to 1024, depending on the number of rows
 epochs = 0                 # passes over the rows, on average over the clients; 0: 40, fewer for many rows
 refresh = "lookahead"
 
@@ -143,36 +147,36 @@ schedule = "cosine"        # warms up, then falls to 0 at the last planned updat
 options = {{ betas = [0.9, 0.95], weight_decay = 0.01 }}
 average = true             # keep the mean of each model over its recent steps
 {labels}
-# [privacy]                # noise on what leaves a client; `vafl calibrate FILE --epsilon 8` prints a section
+# [privacy]                # noise on uploads; `vafl calibrate FILE --epsilon 8` prints a section
 # mode = "dp_train"        # release_once, frozen, dp_train; each needs a budget, mu_max
 # neighbours = "replace"   # no two values of a record can be told apart; zero_out promises less
 
 [stop]
-updates = 0                # 0: as many as make the epochs
-patience = 12              # or after 12 evaluations without a better one; the best model is kept
+updates = 0                # 0: as many as the epochs need
+patience = 12              # stop after 12 evaluations without improvement; the best model is kept
 
 [evaluation]
-every = 0                  # updates between evaluations; 0: once in an epoch
+every = 0                  # updates between evaluations; 0: once per epoch
 """
 
-_FRACTIONS = """test_fraction = 0.2        # kept for the result: nothing is chosen by it
-validation_fraction = 0.1  # kept to end the training in time
+_FRACTIONS = """test_fraction = 0.2        # held out for the final result
+validation_fraction = 0.1  # held out for early stopping
 """
 
 _ONE_FILE = (
-    """# A vafl run on one file. A key left out keeps its default; the resolved file is saved with the result.
+    """# A vafl run on one file. Omitted keys keep their defaults; the run folder has a copy with all keys.
 seed = 0
 
 [data]
 name = "csv"
 path = {path}
 label = {label}
-ignore = [{ignore}]  # `vafl data` shows what becomes of every other column
+ignore = [{ignore}]  # `vafl data` shows how every other column is used
 task = {task:19} # "classification" or "regression"
 """
     + _FRACTIONS
     + """
-# Who holds which columns; patterns such as "pay_*" work too.
+# The columns of each client; patterns such as "pay_*" work too.
 [partition.groups]
 {groups}
 
@@ -180,13 +184,13 @@ task = {task:19} # "classification" or "regression"
 )
 
 _TABLES = (
-    """# A vafl run on the parties' own tables. Every party has a file like this one, the same but for
-# [tables.NAME], which is about its own table.
+    """# A vafl run on the parties' own tables. Every party has a file like this one. The files differ
+# only in [tables.NAME], which describes the party's own table.
 seed = 0
 
 [data]
 name = "tables"
-parties = [{parties}]  # the clients, in one order everywhere; "server" holds the labels
+parties = [{parties}]  # the clients, in the same order everywhere; "server" holds the labels
 records = "common"         # records that every party has; "labelled": all of the server's
 task = {task:19} # the same at every party; "classification" or "regression"
 """
@@ -196,8 +200,8 @@ task = {task:19} # the same at every party; "classification" or "regression"
 
 {settings}
 [network]
-address = "127.0.0.1:7443"   # the server's host, as the clients reach it
-certificates = "certs"       # this party's folder of those that `vafl certs` made
+address = "127.0.0.1:7443"   # the server's address, as the clients reach it
+certificates = "certs"       # this party's folder from `vafl certs`
 """
 )
 
@@ -210,24 +214,23 @@ epsilon = 0.0              # 0: not protected
 
 _SECTION = """[tables.{party}]
 path = {path}
-id = {id}          # whose line it is: text or whole numbers{more}"""
+id = {id}          # the column with the record ids: text or whole numbers{more}"""
 _FEATURES = """
-# features = ["*"]         # columns to use, by name or pattern; left out: all others
+# features = ["*"]         # columns to use, by name or pattern; default: all others
 {ignore}
-# categories = []          # columns of numbers that are names of categories"""
+# categories = []          # numeric columns whose numbers are categories"""
 
 
 def starter_tables(
     tables: Mapping[str, Path], parties: Sequence[str], id_column: str, label: str
 ) -> tuple[str, list[str]]:
-    """A configuration for the tables at hand: one party's for its own machine, or all for this one.
-
-    And what was decided for the user to know.
+    """Return a configuration for the tables of one party or of all parties, and notes for the user.
 
     Args:
-        parties: all clients; none are those of `tables`.
-        id_column: the id's name in every table; none is each table's first column that has a name.
-        label: the label's name in the server's table; none is its last column. Clients do not use it.
+        tables: party -> its file.
+        parties: all clients; empty means those in `tables`.
+        id_column: the id column of every table; "" means each table's first named column.
+        label: the label column of the server's table; "" means its last column. Clients do not use it.
 
     Raises:
         ConfigError, DataError: a table cannot be used.
@@ -237,8 +240,8 @@ def starter_tables(
     if not clients or unknown or len(set(clients)) < len(clients) or LABEL_HOLDER in clients:
         raise ConfigError(
             "VFL-9144",
-            f'--parties names the clients, each once; "{LABEL_HOLDER}" is who holds the labels. Found '
-            f"{', '.join(clients) or 'none'}, and a table of {', '.join(tables)}.",
+            f'--parties must name every client once, without "{LABEL_HOLDER}", the label holder. Found '
+            f"{', '.join(clients) or 'none'}, and tables of {', '.join(tables)}.",
         )
     headers = {name: _header(path) for name, path in tables.items()}
     if LABEL_HOLDER in tables:
@@ -246,23 +249,23 @@ def starter_tables(
     elif label and not any(label in columns for _, columns in headers.values()):
         raise DataError(
             "VFL-9145",
-            f'--label names the column to learn, which a client\'s table may have too. None has "{label}": '
-            "leave it out.",
+            f'--label must be a column of a table. Found "{label}", which no client\'s table has. Remove '
+            "--label.",
         )
     opened = [_open(name, path, *headers[name], id_column, label) for name, path in tables.items()]
-    notes = [f'{own.party}: "{own.settings.id}" says whose line it is' for own in opened]
+    notes = [f'{table.party}: "{table.settings.id}" is the id column' for table in opened]
     task = "classification"
-    if holder := next((own for own in opened if own.party == LABEL_HOLDER), None):
+    if holder := next((table for table in opened if table.party == LABEL_HOLDER), None):
         task, about = task_of(_labels(holder), holder.path)
-        notes.append(f'"{label}" is what is learnt, by {task}: it has {about}')
+        notes.append(f'"{label}" is the label, for a {task}: it has {about}')
         if features := holder.features:
             shown = ", ".join(features[:5]) + (", ..." if len(features) > 5 else "")
             notes.append(
-                f"{LABEL_HOLDER}: its other columns are features of the run ({len(features)}: {shown}); "
-                "name in ignore those that are not known when a prediction is made"
+                f"{LABEL_HOLDER}: its other columns are features of the run ({len(features)}: {shown}); add "
+                "those that are unknown at prediction time to ignore"
             )
         notes.append(f"Between organisations, {LabelSettings().leak}.")
-    sections = [_table_section(own, label) for own in opened]
+    sections = [_table_section(table, label) for table in opened]
     names = ", ".join(map(_quoted, clients))
     text = _TABLES.format(
         parties=names,
@@ -273,14 +276,14 @@ def starter_tables(
     return text, notes
 
 
-_IGNORE_NONE = "# ignore = []              # columns not to use; `vafl data` shows what becomes of each"
-_IGNORE_LABEL = "ignore = [{label}]         # the label is no feature"
+_IGNORE_NONE = "# ignore = []              # columns not to use; `vafl data` shows how each column is used"
+_IGNORE_LABEL = "ignore = [{label}]         # the label is not a feature"
 
 
 def _open(
     party: str, path: Path, separator: str, columns: Sequence[str], id_column: str, label: str
 ) -> Table:
-    """A party's table; whatever is wrong with the file is said now."""
+    """Open a party's table, and read its ids now to report a bad file early."""
     table = Table(
         party,
         TableSettings(
@@ -295,7 +298,7 @@ def _open(
 
 
 def _labels(table: Table) -> pl.Series:
-    """Those that are there, as numbers if all are."""
+    """Return the labels that are not null, as numbers if all of them are numeric."""
     label = table.settings.label
     values = table.values(label, table.schema[label])
     batches = [batch.select(values).to_series() for batch in table.all_batches([label])]
@@ -305,42 +308,42 @@ def _labels(table: Table) -> pl.Series:
 
 
 def _table_section(table: Table, label: str) -> str:
-    own, lines = table.settings, []
-    if own.separator != ",":
-        lines.append(f"separator = {_quoted(own.separator)}")
-    if own.label:
-        lines.append(f"label = {_quoted(own.label)}              # the column to learn")
-    names = {"path": _quoted(own.path), "id": _quoted(own.id)}
+    settings, lines = table.settings, []
+    if settings.separator != ",":
+        lines.append(f"separator = {_quoted(settings.separator)}")
+    if settings.label:
+        lines.append(f"label = {_quoted(settings.label)}              # the column to predict")
+    names = {"path": _quoted(settings.path), "id": _quoted(settings.id)}
     section = _SECTION.format(party=_key(table.party), more="".join(f"\n{line}" for line in lines), **names)
     if table.party == LABEL_HOLDER and not table.features:
         return section
     ignore = (
         _IGNORE_LABEL.format(label=_quoted(label))
-        if label in table.schema and not own.label
+        if label in table.schema and not settings.label
         else _IGNORE_NONE
     )
     return section + _FEATURES.format(ignore=ignore)
 
 
 def _key(name: str) -> str:
-    """A name as one key of TOML, though it may have dots."""
+    """Return a name as one TOML key, quoted if it has dots or other special characters."""
     return name if _BARE.fullmatch(name) else _quoted(name)
 
 
 def _quoted(text: str) -> str:
-    """As TOML writes text; it knows no pairs of \\u for one character, as JSON does."""
+    """Return a TOML string. TOML forbids JSON's surrogate pairs of \\u, so characters are not escaped."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def _header(path: Path) -> tuple[str, list[str]]:
-    """The separator and the columns of a party's file."""
+    """Return the separator and the columns of a party's file."""
     if not path.is_file():
-        raise DataError("VFL-9146", f'a table must be a CSV or Parquet file. Found nothing at "{path}".')
+        raise DataError("VFL-9146", f'a table must be a CSV or Parquet file. Found no file at "{path}".')
     return header_of(path)
 
 
 def _notes(ignored: Mapping[str, str]) -> list[str]:
-    """What is ignored, and why."""
+    """Return notes about the ignored columns and the reasons."""
     notes = [f"{name or 'a column without a name'} is ignored: {why}" for name, why in ignored.items()]
     if len(notes) > _MOST_NOTES:
         notes[_MOST_NOTES:] = [f"{len(notes) - _MOST_NOTES:,} more are ignored: data.ignore lists them"]
@@ -348,7 +351,7 @@ def _notes(ignored: Mapping[str, str]) -> list[str]:
 
 
 def _groups(features: list[str], clients: int) -> str:
-    """Equal consecutive shares, written out so that the user can move columns about."""
+    """Return equal consecutive shares of the columns as TOML, so that the user can move columns."""
     lines = []
     size, extra = divmod(len(features), clients)
     start = 0

@@ -1,4 +1,4 @@
-"""`vafl watch`: runs in a browser while they go on, and their numbers for a monitoring system."""
+"""`vafl watch`: show runs in a browser while they train, and export metrics to a monitoring system."""
 
 import argparse
 import logging
@@ -18,24 +18,31 @@ log = logging.getLogger("vafl.watch")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of `vafl watch`."""
+    """Add the options of `vafl watch`."""
     parser.add_argument(
-        "folders", type=Path, nargs="+", metavar="FOLDER", help="run folders, or folders that have some"
+        "folders",
+        type=Path,
+        nargs="+",
+        metavar="FOLDER",
+        help="run folders, or folders that contain run folders",
     )
     parser.add_argument(
-        "--http", default="127.0.0.1:8090", metavar="HOST:PORT", help="where to look (%(default)s)"
+        "--http",
+        default="127.0.0.1:8090",
+        metavar="HOST:PORT",
+        help="the address of the dashboard (%(default)s)",
     )
     parser.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
-    """Serves until it is told to stop."""
+    """Serve the dashboard until SIGINT or SIGTERM."""
     log_to_stderr()
     http = HttpAddress.of(options.http)
     if not http.is_loopback:
         log.warning(
-            "EVERYONE who can reach %s sees these runs, unencrypted: there are no passwords here. Bind to "
-            "127.0.0.1 and use an SSH tunnel, or put a proxy with TLS and authentication before it.",
+            "EVERYONE who can reach %s can see these runs, unencrypted and without a password. Bind to "
+            "127.0.0.1 and use an SSH tunnel, or put a proxy with TLS and authentication in front of it.",
             options.http,
         )
     count = len(find_runs(options.folders))
@@ -47,12 +54,12 @@ def run(options: argparse.Namespace, console: Console) -> None:
             f"--http: cannot listen on {http.url(http.port)}: {error.strerror}. Choose an address of this "
             "machine and a free port.",
         ) from error
-    told = Event()
+    stopped = Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: told.set())
+        signal.signal(number, lambda *_: stopped.set())
     with dashboard:
-        found = "no run yet" if not count else "1 run" if count == 1 else f"{count:,} runs"
-        console.print(f"{found}: {http.url(dashboard.port)}; Ctrl-C ends this, not the runs")
+        runs = "no run yet" if not count else "1 run" if count == 1 else f"{count:,} runs"
+        console.print(f"{runs}: {http.url(dashboard.port)}; Ctrl-C stops the dashboard, not the runs")
         Thread(target=dashboard.serve_forever, daemon=True).start()
-        told.wait()
+        stopped.wait()
         dashboard.shutdown()

@@ -1,1 +1,1 @@
-"""What keeps embeddings from telling too much. Here so far: clipping and Gaussian noise."""
+"""Differential privacy for clients: modes, settings, noise mechanisms, the ledger, and the analysis."""

@@ -142,7 +142,7 @@ def test_no_history_of_charges_passes_the_limit(charges, limit):
 @pytest.mark.parametrize("twice", [(1, 1), (3, 1, 3)])
 def test_a_record_named_twice_is_refused_for_it_would_be_charged_once(twice):
     ledger = Ledger.in_memory(5)
-    with pytest.raises(ValueError, match="names each record once"):
+    with pytest.raises(ValueError, match="each record at most once"):
         ledger.charge(rows(*twice), "batch", 1.0)
     assert not ledger.spent.any()
 

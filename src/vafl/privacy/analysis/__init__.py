@@ -1,1 +1,1 @@
-"""Work out what noise guarantees, and what a guarantee costs."""
+"""Compute the guarantee of given noise, and the noise that a guarantee needs."""

@@ -1,7 +1,8 @@
-"""Gaussian differential privacy: how guarantees add up, and what they mean as (epsilon, delta).
+"""Gaussian differential privacy (GDP): compose guarantees, and convert mu to (epsilon, delta) and back.
 
-A release with mu tells two neighbouring data sets no better apart than N(0, 1) from N(mu, 1). Closed forms
-throughout (privacy.md, section 4); the tests hold them against dp-accounting and against mpmath.
+A mechanism is mu-GDP if telling two neighbouring data sets apart is at least as hard as telling N(0, 1) from
+N(mu, 1). All formulas are closed forms (privacy.md, section 4). The tests compare them with dp-accounting and
+mpmath.
 """
 
 import math
@@ -14,20 +15,20 @@ from scipy.special import erfcx, ndtr, ndtri
 
 from vafl.errors import ConfigError
 
-_NARROW = 0.1  # below this mu the two terms of delta nearly cancel
-_FAR = 39.0  # a normal's tail beyond is no double any more
+_NARROW = 0.1  # below this mu, the two terms of delta nearly cancel
+_FAR = 39.0  # the normal tail beyond this underflows to 0 in float64
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 
 
 def compose(mus: Iterable[float]) -> float:
-    """The mu of all these releases together: the root of the sum of squares."""
+    """Return the mu of all these releases together: the root of the sum of squares."""
     return math.hypot(*mus)
 
 
 def delta(mu: float, epsilon: float) -> float:
-    """The smallest delta with which mu-GDP is (epsilon, delta)-DP.
+    """Return the smallest delta for which mu-GDP implies (epsilon, delta)-DP.
 
-    Phi(-epsilon/mu + mu/2) - e^epsilon Phi(-epsilon/mu - mu/2).
+    delta = Phi(-epsilon/mu + mu/2) - e^epsilon Phi(-epsilon/mu - mu/2).
     """
     _check_not_negative(mu=mu, epsilon=epsilon)
     if mu == 0 or epsilon == math.inf:
@@ -36,20 +37,21 @@ def delta(mu: float, epsilon: float) -> float:
 
 
 def epsilon(mu: float, delta: float) -> float:
-    """The smallest epsilon with which mu-GDP is (epsilon, delta)-DP."""
+    """Return the smallest epsilon for which mu-GDP implies (epsilon, delta)-DP."""
     _check_not_negative(mu=mu)
     _check_delta(delta)
     if mu == math.inf:
         return math.inf
     if mu == 0 or _delta_at(-mu / 2, mu) <= delta:
         return 0.0
-    beyond = max(float(-ndtri(delta)), -mu / 2)  # there the first term alone is delta already
+    # An upper end for the root search: there, the first term of delta alone equals the allowed delta.
+    beyond = max(float(-ndtri(delta)), -mu / 2)
     threshold = _root(lambda place: _delta_at(place, mu) - delta, -mu / 2, beyond)
     return mu * (threshold + mu / 2)
 
 
 def mu(epsilon: float, delta: float) -> float:
-    """The largest mu that is still (epsilon, delta)-DP."""
+    """Return the largest mu for which mu-GDP implies (epsilon, delta)-DP."""
     _check_not_negative(epsilon=epsilon)
     _check_delta(delta)
     if epsilon == math.inf:
@@ -65,19 +67,24 @@ def _excess(mu: float, epsilon: float, allowed: float) -> float:
 
 
 def _delta_at(place: float, mu: float) -> float:
-    """delta for epsilon = mu (place + mu/2), free of overflow: with R(t) = Phi(-t)/phi(t), the second
-    term is phi(place) R(place + mu), and e^epsilon appears nowhere."""
+    """Return delta for epsilon = mu (place + mu/2), without overflow.
+
+    With Mills' ratio R(t) = Phi(-t)/phi(t), the second term is phi(place) R(place + mu), so e^epsilon never
+    appears.
+    """
     if place > _FAR:
         return 0.0
     density = math.exp(-place * place / 2) / math.sqrt(2 * math.pi)
     if mu >= _NARROW:
         return float(ndtr(-place) - density * _mills(place + mu))
+    # For a small mu the difference of the two terms loses all digits. Integrate its derivative instead, by
+    # Gauss-Legendre quadrature: R(place) - R(place + mu) is the integral of -R'(t) = 1 - t R(t).
     inside = place + mu * (_NODES + 1) / 2
-    return float(density * mu / 2 * (_WEIGHTS @ (1 - inside * _mills(inside))))  # -R' = 1 - t R
+    return float(density * mu / 2 * (_WEIGHTS @ (1 - inside * _mills(inside))))
 
 
 def _mills(place: float | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Phi(-t) / phi(t)."""
+    """Return Mills' ratio Phi(-t) / phi(t), without overflow for large t."""
     return np.asarray(math.sqrt(math.pi / 2) * erfcx(np.asarray(place) / math.sqrt(2)))
 
 
@@ -95,5 +102,5 @@ def _check_delta(value: float) -> None:
     if not 0 < value < 1:
         raise ConfigError(
             "VFL-5002",
-            f"delta must be between 0 and 1. Found {value}. Take less than one in the number of records.",
+            f"delta must be between 0 and 1. Found {value}. Choose less than 1 / (number of records).",
         )

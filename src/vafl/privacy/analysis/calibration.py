@@ -1,8 +1,8 @@
-"""From a budget to noise and back, for each mode of a private client (privacy.md, sections 4 and 5).
+"""Convert a budget to noise and back, for each private mode (privacy.md, sections 4 and 5).
 
-mu is what the most used record costs in a run that uses it as often as planned; only mu_max makes a limit of
-it. The paper's own formula is here too, under its own name: it counts on the server not knowing which records
-are in a minibatch, and the server must know.
+The mu here is the cost of the most used record in a run that uses it as often as planned. Only privacy.mu_max
+enforces a limit. `PaperCalibration` has the paper's formula. It is not valid here: it assumes that the server
+does not know which records are in a minibatch, but the server needs to know that.
 """
 
 import math
@@ -12,18 +12,19 @@ from typing import Literal
 from vafl.errors import ConfigError
 from vafl.privacy.analysis.accountant import compose
 from vafl.privacy.analysis.exposure import Exposure
+from vafl.privacy.modes import MODES, PrivateMode, Protection
 
-PrivateMode = Literal["release_once", "frozen", "dp_train", "embed_only"]
 NOT_VALID = "not valid against the server"
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """The clips of a mode, and its neighbouring relation.
+    """A mode with its clips and its neighbouring relation.
 
     Attributes:
-        clip: C, of what is uploaded.
-        gradient_clip: G, of a record's gradient, for `dp_train`.
+        mode: the privacy mode.
+        clip: C, the clip of an upload.
+        gradient_clip: G, the clip of a record's gradient, for `dp_train`.
         neighbours: as in `PrivacySettings`; `replace` doubles the sensitivities.
     """
 
@@ -34,54 +35,63 @@ class Mechanism:
 
     def __post_init__(self) -> None:
         _require_positive("clip", self.clip)
-        if self.mode == "dp_train":
+        if self.protection.noises_updates:
             _require_positive("gradient_clip", self.gradient_clip)
 
     @property
+    def protection(self) -> Protection:
+        return MODES[self.mode]
+
+    @property
     def sensitivity(self) -> float:
-        return self._times * self.clip
+        """The largest L2 distance between one upload of two neighbours."""
+        return self._clips_apart * self.clip
 
     @property
     def gradient_sensitivity(self) -> float:
-        return self._times * self.gradient_clip
+        """The largest L2 distance between the summed gradients of two neighbours."""
+        return self._clips_apart * self.gradient_clip
 
     @property
-    def _times(self) -> int:
+    def _clips_apart(self) -> int:
         return 1 if self.neighbours == "zero_out" else 2
 
 
 @dataclass(frozen=True)
 class Deviations:
-    """Standard deviations: c of the noise on what is uploaded, s of that on a sum of gradients."""
+    """Standard deviations: c (`noise`) on an upload, s (`gradient_noise`) on a sum of gradients."""
 
     noise: float
     gradient_noise: float = 0.0
 
 
 def calibrate(mechanism: Mechanism, exposure: Exposure, mu: float, share: float = 0.5) -> Deviations:
-    """The noise with which a record that is used as often as `exposure` says costs mu.
+    """Return the noise with which the most used record costs `mu`.
 
     Args:
-        share: for `dp_train`, the part of mu^2 that the uploads get; the local updates get the rest.
+        mechanism: the mode and its clips.
+        exposure: how often the run uses the most used record.
+        mu: the budget of a record.
+        share: for `dp_train`, the share of mu^2 for the uploads. The local updates get the rest.
     """
     _require_positive("mu", mu)
-    if mechanism.mode != "dp_train":
-        return Deviations(_reach(mechanism, exposure) / mu)
+    if not mechanism.protection.noises_updates:
+        return Deviations(_upload_distance(mechanism, exposure) / mu)
     if not 0 < share < 1:
         raise ConfigError(
-            "VFL-5011", f"the uploads' share of a dp_train budget must be between 0 and 1. Found {share}."
+            "VFL-5011", f"the share of mu^2 for uploads must be between 0 and 1. Found {share}."
         )
     updates = math.sqrt(exposure.updates) * mechanism.gradient_sensitivity
-    uploads = _reach(mechanism, exposure) / (mu * math.sqrt(share))
+    uploads = _upload_distance(mechanism, exposure) / (mu * math.sqrt(share))
     held_out = math.sqrt(exposure.evaluations) * mechanism.sensitivity / mu
     return Deviations(max(uploads, held_out), updates / (mu * math.sqrt(1 - share)))
 
 
 def guarantee(mechanism: Mechanism, exposure: Exposure, deviations: Deviations) -> float:
-    """The mu that a record costs with that noise, if it is used as often as `exposure` says."""
+    """Return the mu that this noise gives the most used record, if it is used as often as `exposure` says."""
     _require_positive("noise", deviations.noise)
-    uploads = _reach(mechanism, exposure) / deviations.noise
-    if mechanism.mode != "dp_train":
+    uploads = _upload_distance(mechanism, exposure) / deviations.noise
+    if not mechanism.protection.noises_updates:
         return uploads
     _require_positive("gradient_noise", deviations.gradient_noise)
     updates = math.sqrt(exposure.updates) * mechanism.gradient_sensitivity / deviations.gradient_noise
@@ -89,28 +99,31 @@ def guarantee(mechanism: Mechanism, exposure: Exposure, deviations: Deviations) 
     return max(compose([uploads, updates]), held_out)
 
 
-def _reach(mechanism: Mechanism, exposure: Exposure) -> float:
-    """The distance, in all uploads together, between what two neighbours upload."""
-    if mechanism.mode == "release_once":
-        return mechanism.sensitivity
-    if mechanism.mode == "dp_train":
-        return math.sqrt(exposure.uploads) * mechanism.sensitivity
-    if mechanism.mode == "frozen":
-        return math.sqrt(max(exposure.uploads, exposure.evaluations)) * mechanism.sensitivity
-    own = exposure.uploads * mechanism.sensitivity**2
-    others = (exposure.vectors - exposure.uploads) * (2 * mechanism.clip) ** 2
-    return math.sqrt(own + others)
+def _upload_distance(mechanism: Mechanism, exposure: Exposure) -> float:
+    """Return the L2 distance between all uploads of two neighbouring data sets, in `exposure`'s run."""
+    protection, sensitivity = mechanism.protection, mechanism.sensitivity
+    if protection.noises_features:
+        return sensitivity
+    if protection.carries_records:
+        # The record's own uploads differ by the sensitivity. Every other upload may differ by the diameter of
+        # the clip ball, since the record has trained the weights.
+        others = exposure.vectors - exposure.uploads
+        return math.sqrt(exposure.uploads * sensitivity**2 + others * (2 * mechanism.clip) ** 2)
+    if protection.noises_updates:
+        return math.sqrt(exposure.uploads) * sensitivity  # the callers account for held-out records
+    return math.sqrt(max(exposure.uploads, exposure.evaluations)) * sensitivity
 
 
 @dataclass(frozen=True)
 class PaperCalibration:
-    """Theorem 6, kept under its own name: not valid against the server.
+    """The paper's Theorem 6. It is not valid against the server.
 
     Args:
-        sensitivity: in the place of the paper's B, which depends on the trained weights.
-        batch, rows: N_m and N.
+        sensitivity: used instead of the paper's B, which depends on the trained weights.
+        batch: N_m, the rows of a minibatch.
+        rows: N, the training rows.
         steps: K.
-        samples: whether K counts processed samples, as the theorem's text has it, not minibatch steps.
+        samples: whether K counts processed samples, as in the theorem's text, or minibatch steps.
     """
 
     sensitivity: float
@@ -124,20 +137,21 @@ class PaperCalibration:
         return self.steps * self.batch if self.samples else self.steps
 
     def first_order(self, mu: float) -> float:
-        """c = Delta (N_m/N) sqrt(K) / mu."""
+        """Return the noise c = Delta (N_m/N) sqrt(K) / mu."""
         return self.sensitivity * self.batch / self.rows * math.sqrt(self._queries) / mu
 
     def first_order_mu(self, noise: float) -> float:
-        return self.first_order(noise)  # c and mu change places
+        """Return mu = Delta (N_m/N) sqrt(K) / c: the same formula with c and mu swapped."""
+        return self.first_order(noise)
 
     def central_limit(self, mu: float) -> float:
-        """c = Delta / sqrt(ln(1 + (mu N/N_m)^2 / K))."""
+        """Return the noise c = Delta / sqrt(ln(1 + (mu N/N_m)^2 / K))."""
         return self.sensitivity / math.sqrt(math.log1p((mu * self.rows / self.batch) ** 2 / self._queries))
 
     def central_limit_mu(self, noise: float) -> float:
-        """mu = (N_m/N) sqrt(K (e^{(Delta/c)^2} - 1))."""
+        """Return mu = (N_m/N) sqrt(K (e^{(Delta/c)^2} - 1))."""
         exponent = (self.sensitivity / noise) ** 2
-        if exponent > 700:
+        if exponent > 700:  # exp overflows float64 at about 709
             return math.inf
         return self.batch / self.rows * math.sqrt(self._queries * math.expm1(exponent))
 

@@ -1,9 +1,12 @@
-"""How often one record leaves its client in a run, worked out before the run begins.
+"""Predict, before a run, how often a client will upload its most used record.
 
-For planning only: what a record has really cost is in the ledger, which counts, and what it may cost is
-limited by mu_max alone. A figure here is for so many activations of each client; of these it is a bound, or
-one that holds with probability 99.9 %, or an estimate. Where the activations are expected ones, by delays
-that a real federation does not have, it bounds nothing. Notes say which.
+These numbers are for planning. The ledger counts the uploads that really happen, and only privacy.mu_max
+limits them.
+
+Each number assumes a given number of activations per client. It is then a bound, a bound that holds with
+probability 99.9 %, or an estimate. If the activations themselves are expectations, computed from configured
+delays that a real federation does not have, the number bounds nothing. `Exposure.notes` says which case
+applies.
 """
 
 import math
@@ -15,27 +18,27 @@ from scipy.stats import binom, norm
 
 from vafl.errors import ConfigError
 
-_RISK = 1e-3  # that some record is beyond a figure that rests on chance
+_RISK = 1e-3  # probability that some record exceeds a probabilistic bound
 
 
 @dataclass(frozen=True)
 class ExpectedUsage:
-    """A run as one client lives through it.
+    """One client's part in a planned run.
 
     Attributes:
-        rows: training records.
-        batch_size: records of a minibatch.
-        kind: whether minibatches deal out each epoch, or are drawn afresh.
-        activations: uploads of minibatches by this client, as planned or as expected.
-        others: the same of each other client.
-        refresh: which other rows are uploaded after each activation.
-        refresh_rows: how many, for `random`.
-        full_start: whether the client begins with an upload of all rows.
-        delay_bound: whether the server may ask for fresh embeddings.
-        local_steps: updates a minibatch is used for.
-        held_out: records that are uploaded for evaluations only.
-        evaluations: how many of those there are.
-        expected: whether these numbers are means, which a run may exceed.
+        rows: the number of training records.
+        batch_size: the number of records in a minibatch.
+        activations: how many minibatches this client uploads.
+        others: how many minibatches each other client uploads.
+        kind: `epochs` partitions the rows into minibatches every epoch; `iid` draws each one independently.
+        refresh: which other rows the client uploads after each activation.
+        refresh_rows: how many of them, for `random`.
+        full_start: whether the client starts with an upload of all rows.
+        delay_bound: whether the server may request fresh embeddings.
+        local_steps: the number of local updates per minibatch.
+        held_out: the number of records that are uploaded for evaluations only.
+        evaluations: the number of evaluations.
+        expected: whether the numbers of activations are expectations, which a run may exceed.
     """
 
     rows: int
@@ -55,7 +58,8 @@ class ExpectedUsage:
     def __post_init__(self) -> None:
         if not 1 <= self.batch_size <= self.rows:
             raise ConfigError(
-                "VFL-5021", f"batch_size must be in 1..{self.rows}, the rows. Found {self.batch_size}."
+                "VFL-5021",
+                f"batch_size must be in 1..{self.rows} (the number of rows). Found {self.batch_size}.",
             )
         if not self.activations > 0:
             raise ConfigError(
@@ -65,16 +69,16 @@ class ExpectedUsage:
 
 @dataclass(frozen=True)
 class Exposure:
-    """The largest number of uses of any one record, if each client is active as often as its course says.
+    """How often a run uses the most used record, if each client is active as often as expected.
 
     Attributes:
-        batches: its uploads in minibatches.
-        refreshes: those because others are about to use it, with the first upload of all rows.
-        requests: those the server asks for under a delay bound, if it asks for no more than it needs.
-        updates: the local updates it is used for.
-        evaluations: uploads of a record that is held out, and never trained on.
-        vectors: all that the client uploads, of any record.
-        notes: how sure these figures are.
+        batches: uploads of the record in minibatches.
+        refreshes: uploads in refreshes, including the first upload of all rows.
+        requests: uploads that the server requests under a delay bound, if it requests no more than it needs.
+        updates: local updates that use the record.
+        evaluations: uploads of a held-out record, which is never trained on.
+        vectors: all embeddings that the client uploads, of any record.
+        notes: how certain these numbers are.
     """
 
     batches: float
@@ -87,78 +91,79 @@ class Exposure:
 
     @property
     def uploads(self) -> float:
-        """T_n of the training record that is uploaded most."""
+        """T_n: the uploads of the most used training record."""
         return self.batches + self.refreshes + self.requests
 
 
 def worst(exposures: Sequence[Exposure]) -> Exposure:
-    """The largest of every figure."""
+    """Return the largest value of each number, and all notes."""
     counts = [field.name for field in fields(Exposure) if field.name != "notes"]
     largest = {name: max(getattr(exposure, name) for exposure in exposures) for name in counts}
     notes = dict.fromkeys(note for exposure in exposures for note in exposure.notes)
     return Exposure(**largest, notes=tuple(notes))
 
 
-def expose(course: ExpectedUsage) -> Exposure:
-    """What a run makes of its most used record."""
-    batches = _uses(course, course.activations)
-    refreshes, total = _REFRESHES[course.refresh](course)
-    requests = _requests(course)
-    vectors = course.activations * course.batch_size + total + requests * course.rows
-    vectors += course.full_start * course.rows + course.evaluations * course.held_out
+def expose(usage: ExpectedUsage) -> Exposure:
+    """Return how often the run uses its most used record."""
+    batches = _uses(usage, usage.activations)
+    refreshes, total = _REFRESHES[usage.refresh](usage)
+    requests = _requests(usage)
+    vectors = usage.activations * usage.batch_size + total + requests * usage.rows
+    vectors += usage.full_start * usage.rows + usage.evaluations * usage.held_out
     return Exposure(
         batches=batches,
-        refreshes=refreshes + course.full_start,
+        refreshes=refreshes + usage.full_start,
         requests=requests,
-        updates=batches * course.local_steps,
-        evaluations=course.evaluations if course.held_out else 0,
+        updates=batches * usage.local_steps,
+        evaluations=usage.evaluations if usage.held_out else 0,
         vectors=vectors,
-        notes=_notes(course),
+        notes=_notes(usage),
     )
 
 
-def _uses(course: ExpectedUsage, activations: float) -> float:
-    """How often one record is in so many minibatches of one client: at most, or with probability 99.9 %."""
-    if course.kind == "epochs":
-        return math.ceil(activations / math.ceil(course.rows / course.batch_size))
-    return _most(course, activations, course.batch_size)
+def _uses(usage: ExpectedUsage, activations: float) -> float:
+    """Return how many of these minibatches one record is in, at most or with probability 99.9 %."""
+    if usage.kind == "epochs":
+        return math.ceil(activations / math.ceil(usage.rows / usage.batch_size))
+    return _most(usage, activations, usage.batch_size)
 
 
-def _most(course: ExpectedUsage, draws: float, size: int) -> float:
-    """The most often any record is drawn, when `size` of them are, so many times afresh."""
-    return float(binom.isf(_RISK / course.rows, math.ceil(draws), min(1.0, size / course.rows)))
+def _most(usage: ExpectedUsage, draws: float, size: int) -> float:
+    """Return how often any record is drawn at most, in `draws` independent draws of `size` records each."""
+    return float(binom.isf(_RISK / usage.rows, math.ceil(draws), min(1.0, size / usage.rows)))
 
 
-def _no_refresh(course: ExpectedUsage) -> tuple[float, float]:
+def _no_refresh(usage: ExpectedUsage) -> tuple[float, float]:
     return 0.0, 0.0
 
 
-def _refresh_all(course: ExpectedUsage) -> tuple[float, float]:
-    return course.activations, course.activations * course.rows
+def _refresh_all(usage: ExpectedUsage) -> tuple[float, float]:
+    return usage.activations, usage.activations * usage.rows
 
 
-def _random_refresh(course: ExpectedUsage) -> tuple[float, float]:
-    size = min(course.refresh_rows, course.rows)
-    return _most(course, course.activations, size), course.activations * size
+def _random_refresh(usage: ExpectedUsage) -> tuple[float, float]:
+    size = min(usage.refresh_rows, usage.rows)
+    return _most(usage, usage.activations, size), usage.activations * size
 
 
-def _lookahead(course: ExpectedUsage) -> tuple[float, float]:
-    """Of client j's batches a client uploads, each time, those of its last gap and one more.
+def _lookahead(usage: ExpectedUsage) -> tuple[float, float]:
+    """Estimate the uploads of the most used record, and of all records, with the look-ahead refresh.
 
-    The gaps add up to j's activations A_j, so that makes A_j + A batches in all, and a record's mean over
-    all records is at most the sum over j of (A_j + A) B/N. The largest is estimated: a batch is uploaded
-    1 + r times, r = A/A_j, with the variance r (1 + r) of waiting times without memory.
+    At each of its A activations, the client uploads the batches that client j used since the last activation,
+    and one more. Client j uses A_j batches in total, so this makes A_j + A batches. The mean over all records
+    is at most the sum over j of (A_j + A) B/N. The maximum is an estimate: a batch is uploaded 1 + r times,
+    with r = A/A_j and variance r (1 + r), that of memoryless waiting times.
     """
-    own, share = course.activations, course.batch_size / course.rows
+    active, share = usage.activations, usage.batch_size / usage.rows
     mean = variance = 0.0
-    for other in course.others:
-        ratio = own / other if other else math.inf
-        mean += (other + own) * share
-        variance += own * share * (1 + ratio)
-        if course.kind == "iid":
-            variance += (own + other) * share * (1 + ratio)
-    largest = mean + float(norm.isf(_RISK / course.rows)) * math.sqrt(variance)
-    return math.ceil(min(largest, own)), mean * course.rows
+    for other in usage.others:
+        ratio = active / other if other else math.inf
+        mean += (other + active) * share
+        variance += active * share * (1 + ratio)
+        if usage.kind == "iid":
+            variance += (active + other) * share * (1 + ratio)
+    largest = mean + float(norm.isf(_RISK / usage.rows)) * math.sqrt(variance)
+    return math.ceil(min(largest, active)), mean * usage.rows
 
 
 _REFRESHES: dict[str, Callable[[ExpectedUsage], tuple[float, float]]] = {
@@ -169,25 +174,29 @@ _REFRESHES: dict[str, Callable[[ExpectedUsage], tuple[float, float]]] = {
 }
 
 
-def _requests(course: ExpectedUsage) -> float:
-    """A step asks for a cell once at most; even the active client's own, if its upload has waited."""
-    if not course.delay_bound:
+def _requests(usage: ExpectedUsage) -> float:
+    """Return how often the server requests one record at most.
+
+    Each step requests a record at most once from each client. That includes the active client, whose upload
+    may have become stale while it waited.
+    """
+    if not usage.delay_bound:
         return 0.0
-    return sum(_uses(course, activations) for activations in (*course.others, course.activations))
+    return sum(_uses(usage, activations) for activations in (*usage.others, usage.activations))
 
 
-def _notes(course: ExpectedUsage) -> tuple[str, ...]:
-    notes = ["by expected activations; only mu_max is a limit"] if course.expected else []
-    if course.kind == "iid" or course.refresh == "random":
-        notes.append("drawn at random: no record is used more often with probability 99.9 %")
-    if course.refresh == "lookahead":
+def _notes(usage: ExpectedUsage) -> tuple[str, ...]:
+    notes = ["based on expected activations; only mu_max is a limit"] if usage.expected else []
+    if usage.kind == "iid" or usage.refresh == "random":
+        notes.append("random draws: with probability 99.9 %, no record is used more often")
+    if usage.refresh == "lookahead":
         notes.append(
-            "look-ahead: an estimate; while another client is silent its next minibatch is uploaded at "
-            "every activation"
+            "look-ahead: an estimate; while another client is silent, every activation uploads that client's "
+            "next minibatch"
         )
-    if course.delay_bound:
+    if usage.delay_bound:
         notes.append(
-            "delay bound: the requests of a server that asks for no more than it needs; what it may ask for "
-            "has no bound but mu_max"
+            "delay bound: assumes that the server requests no more than it needs; only mu_max limits its "
+            "requests"
         )
     return tuple(notes)

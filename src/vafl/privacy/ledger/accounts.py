@@ -1,4 +1,11 @@
-"""Sums by account: what was spent, by which kind of upload. No ids and no files: those are the ledger's."""
+"""Sum up the spent mu^2 and the uploads of each account. The ledger adds record ids and the file.
+
+Some modes (`embed_only`) train on records without noise. The model then carries those records into the
+uploads of others, and each such upload costs every record that the model was trained on before. Adding that
+cost to all accounts at every upload would be slow, so `Accounts` keeps one running total, `carried`, and
+notes its value at each record's first use. The carried cost of a record is the difference. `settle` adds it
+to `spent`.
+"""
 
 import struct
 from typing import Literal, get_args
@@ -6,36 +13,37 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-# A "torn" charge is for an entry that a crash cut short: nobody knows which upload it was for.
+# A "torn" charge pays for an entry that a crash cut short. It may have been for any upload.
 Kind = Literal["batch", "refresh", "request", "evaluation", "prediction", "release", "torn"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Numbers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-NOBODY = -1  # the account of rows that are no record of this party: nothing about anyone leaves with them
-_ENDLESS = -1e300  # spent by nobody: no limit is ever reached
+NOBODY = -1  # the account of rows that the party has no record for: uploading them reveals no record
+_ENDLESS = -1e300  # the mu^2 spent by NOBODY: so low that it never reaches a limit
 _INT32, _UINT32, _FLOAT64 = np.dtype("<i4"), np.dtype("<u4"), np.dtype("<f8")
-_CHARGE = struct.Struct("<ddB3x")  # cost, carried, whether it trains
-_BALANCE = struct.Struct("<Id")  # accounts, carried in all
+_CHARGE = struct.Struct("<ddB3x")  # cost, carried, trains
+_BALANCE = struct.Struct("<Id")  # number of accounts, total carried
 
 
 class Accounts:
-    """Numbered from 0; one more place, the last and so also place NOBODY, can never be spent up.
+    """The accounts of all records, numbered from 0.
 
-    They count what tells a record from nothing (`zero_out`), whatever the neighbours of a run are: what tells
-    it from any other record (`replace`) is twice that mu, four times that mu^2. Bytes have the unit of their
-    run: so many times the mu^2 here.
+    The arrays have one more element at the end, which is also index NOBODY (-1). Its budget is endless.
+
+    Accounts are in the unit of `zero_out` neighbours, whatever neighbours a run uses. `replace` neighbours
+    have twice that mu, which is four times the mu^2. Charges and balances as bytes are in the unit of their
+    run: `unit` times the mu^2 here.
 
     Attributes:
-        carried: mu^2 that uploads of others have cost, since the last `settle`, whoever was trained on
-            before: a trained model takes its records along. Only `embed_only` lets that happen.
+        carried: the mu^2 that all uploads since the last `settle` cost each record trained on before them.
     """
 
     def __init__(self, count: int = 0) -> None:
         self._spent = np.zeros(count + 1)
         self._spent[NOBODY] = _ENDLESS
         self._counts = np.zeros((len(KINDS), count + 1), dtype=np.uint32)
-        self._first_use = np.full(count + 1, np.inf)  # what was carried then; infinite where there was none
+        self._first_use = np.full(count + 1, np.inf)  # `carried` at first use; inf before
         self.carried = 0.0
 
     def __len__(self) -> int:
@@ -43,36 +51,40 @@ class Accounts:
 
     @property
     def spent(self) -> Floats:
-        """[accounts], the sum of mu^2 of their own uploads and, up to the last `settle`, of others'."""
+        """[accounts]: the mu^2 of the record's own uploads, and the carried mu^2 up to the last `settle`."""
         return self._spent[:NOBODY]
 
     @property
     def counts(self) -> npt.NDArray[np.uint32]:
-        """[kinds, accounts], uploads."""
+        """[kinds, accounts]: the number of uploads."""
         return self._counts[:, :NOBODY]
 
     @property
     def total(self) -> Floats:
-        """[accounts], mu^2 with all that others' uploads have carried."""
+        """[accounts]: the mu^2 of the record's own uploads, and all carried mu^2."""
         return self.spent + self._carried_since()[:NOBODY]
 
     def grow(self, count: int) -> None:
-        """Opens so many more accounts."""
+        """Open `count` more accounts."""
         places = len(self)
         self._spent = np.insert(self._spent, places, np.zeros(count))
         self._counts = np.insert(self._counts, places, np.zeros((count, 1), dtype=np.uint32), axis=1)
         self._first_use = np.insert(self._first_use, places, np.full(count, np.inf))
 
     def after(self, numbers: Numbers, cost: float) -> Floats:
-        """[numbers], what these accounts will have spent, with so much more."""
+        """Return the mu^2 that these accounts would have spent after a charge of `cost`: [numbers]."""
         after: Floats = self._spent.take(numbers) + cost
         return after
 
     def book(self, kind: int, numbers: Numbers, after: Floats, carried: float, trains: bool) -> None:
-        """An upload of distinct records, and of any number of rows that are nobody's.
+        """Book an upload of distinct records, and of any number of rows of NOBODY.
 
         Args:
-            after: what they have spent then.
+            kind: the index in KINDS.
+            numbers: the accounts.
+            after: the mu^2 that each account has spent after this upload, from `after`.
+            carried: the mu^2 that each uploaded row costs every record trained on before.
+            trains: whether a local update without noise will use the records.
         """
         self._spent[numbers] = after
         self._counts[kind][numbers] += 1
@@ -81,21 +93,28 @@ class Accounts:
             self._first_use[numbers[np.isinf(self._first_use[numbers])]] = self.carried
 
     def settle(self) -> None:
-        """Books what others' uploads have carried, so that a limit counts it, and begins to count anew: after
-        uploads that carried infinitely much nobody could be told from those who were not trained on."""
+        """Add the carried mu^2 to `spent`, so that limits include it, and restart the running total at 0.
+
+        The restart is needed after uploads that carried infinite mu^2: the difference of two infinite totals
+        would not tell which records had been trained on.
+        """
         self._spent += self._carried_since()
-        self._spent[NOBODY] = _ENDLESS  # an upload without a clip costs infinitely much
+        self._spent[NOBODY] = _ENDLESS  # restore it: an upload without a clip adds infinity
         self._first_use[np.isfinite(self._first_use)] = self.carried = 0.0
 
     def _carried_since(self) -> Floats:
-        """Where what was carried by the first use is infinite, so is what that record's own upload cost."""
+        """Return the mu^2 carried since each record's first use; 0 for records that were not trained on.
+
+        A record whose first use has an infinite `carried` looks unused here. That is safe: its own upload had
+        an infinite cost as well.
+        """
         used = np.isfinite(self._first_use)
         return np.where(used, self.carried - np.where(used, self._first_use, 0), 0)
 
     # --- as bytes ---
 
     def balance(self, unit: int = 1) -> bytes:
-        """All of it, as `book_balance` takes it."""
+        """Return all sums as bytes for `book_balance`."""
         used = np.flatnonzero(self.counts.any(0))
         first = self._first_use[used]
         return b"".join(
@@ -109,7 +128,7 @@ class Accounts:
         )
 
     def book_balance(self, content: bytes | memoryview, unit: int = 1) -> None:
-        """Adds the sums of a run, which had begun to count at nothing."""
+        """Add the sums of one run, from a `balance` that started at 0."""
         size, carried = _BALANCE.unpack_from(content)
         places = np.cumsum([_BALANCE.size, 4 * size, 8 * size, 8 * size])
         used = np.frombuffer(content, _INT32, size, places[0]).astype(np.int64)
@@ -121,12 +140,12 @@ class Accounts:
         self.carried += carried
 
     def book_charge(self, kind: int, content: bytes | memoryview, unit: int = 1) -> None:
-        """Books an upload as `charge_as_bytes` has it."""
+        """Book an upload from the bytes of `charge_as_bytes`."""
         cost, carried, trains = _CHARGE.unpack_from(content)
         numbers = np.frombuffer(content, _INT32, offset=_CHARGE.size).astype(np.int64)
         self.book(kind, numbers, self.after(numbers, cost / unit), carried, bool(trains))
 
 
 def charge_as_bytes(numbers: Numbers, cost: float, carried: float, trains: bool) -> bytes:
-    """An upload, to be booked again by whoever reads it."""
+    """Return an upload as bytes, for `Accounts.book_charge`."""
     return _CHARGE.pack(cost, carried, trains) + numbers.astype(_INT32).tobytes()

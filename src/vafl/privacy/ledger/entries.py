@@ -8,14 +8,14 @@ import polars as pl
 from vafl.privacy.ledger.accounts import Accounts
 from vafl.privacy.ledger.journal import Entry, Payload
 
-# Kinds of entries. Those below are charges, numbered as in KINDS.
+# Kinds of entries. Smaller numbers are charges: the index of their kind in KINDS.
 MARK, ACCEPTED, PEOPLE, SPENDER, BALANCE = 251, 252, 253, 254, 255
 MARK_BYTES = 16
-_MARKS_KEPT = 256  # of each run, when its charges are replaced by their sums
+_MARKS_KEPT = 256  # marks kept per run when sums replace its charges
 
 
 def book(accounts: Accounts, kind: int, payload: Payload, unit: int = 1) -> None:
-    """Add a charge or a balance to the accounts; its costs are in the unit of its run."""
+    """Add a charge or a balance to the accounts. Its costs are in the unit of its run."""
     if kind == BALANCE:
         accounts.book_balance(payload, unit)
     else:
@@ -23,10 +23,10 @@ def book(accounts: Accounts, kind: int, payload: Payload, unit: int = 1) -> None
 
 
 def squeezed(entries: Iterable[Entry]) -> Iterator[Entry]:
-    """Yield the same in fewer bytes: the sums of each run where its charges are longer, and its last marks.
+    """Yield equivalent entries in fewer bytes: sums instead of the charges of a run, and only its last marks.
 
-    A server remembers the last mark it received and shows no older one. Whatever the party did with others
-    since, that mark is among the last ones of its last run with this server.
+    A run keeps its charges if they are shorter than its sums. Dropping older marks is safe: a server only
+    returns the last mark that it received, and that is among the last marks of the last run with this server.
     """
     people, charges, marks = 0, list[Entry](), bytearray()
     for kind, payload in entries:
@@ -62,12 +62,12 @@ def marks_in(payload: Payload) -> Iterator[bytes]:
 
 
 def ids_as_bytes(ids: pl.Series) -> bytes:
-    """Return the ids of people for whom accounts are opened."""
+    """Return the ids of new accounts as bytes."""
     content = BytesIO()
     pl.DataFrame({"id": ids}).write_ipc(content, compression="zstd")
     return content.getvalue()
 
 
 def ids_of(payload: Payload) -> pl.Series:
-    """Return what `ids_as_bytes` was given."""
+    """Return the ids from the bytes of `ids_as_bytes`."""
     return pl.read_ipc(bytes(payload))["id"]

@@ -105,20 +105,20 @@ class Journal:
         _unfinished(path).unlink(missing_ok=True)
         if not path.exists():
             self._create(head)
-        found = _read(path, head.key, head.slots)
-        if found.identity != self._identity:
+        content = _read(path, head.key, head.slots)
+        if content.identity != self._identity:
             raise RunFolderError(
                 "VFL-5032",
-                f'the ledger "{path}" is for other records: it counts {found.identity}; here are '
-                f"{self._identity}. Name another folder in privacy.ledger for these.",
+                f'the ledger "{path}" is for other records: it counts {content.identity}. This run has '
+                f"{self._identity}. Name another folder in privacy.ledger for this run.",
             )
         self._file = os.open(path, os.O_RDWR)
-        self.number, self.torn, self._reached = found.number, found.torn, found.reached
-        self._found = found.entries
-        head.use(found.sealed)
-        if found.reached != found.sealed:
+        self.number, self.torn, self._reached = content.number, content.torn, content.reached
+        self._entries = content.entries
+        head.use(content.sealed)
+        if content.reached != content.sealed:
             os.fdatasync(self._file)  # a seal must never be on disk before its entries
-            head.write(found.reached)
+            head.write(content.reached)
 
     def _create(self, head: Head) -> None:
         """Write a journal without entries. A crash leaves an empty head, and the next process tries again."""
@@ -130,8 +130,8 @@ class Journal:
 
     def take_entries(self) -> list[Entry]:
         """Return the entries found when the journal was opened; only once, to free their memory."""
-        found, self._found = self._found, []
-        return found
+        entries, self._entries = self._entries, []
+        return entries
 
     def append(self, kind: int, payload: bytes) -> int:
         """Append an entry; it is on disk and sealed when this returns. Return its size in bytes.
@@ -152,7 +152,7 @@ class Journal:
                     os.ftruncate(self._file, reached.end)
                 os.fdatasync(self._file)
             except OSError:
-                if not self.torn:  # what is left of a torn entry has yet to be charged
+                if not self.torn:  # keep the rest of a torn entry: it has not been charged yet
                     with suppress(OSError):
                         os.ftruncate(self._file, before.end)
                 raise
@@ -199,20 +199,22 @@ class Journal:
     def _sealed_by(self) -> Head:
         if self._head is None or self._file < 0:
             raise RunFolderError(
-                "VFL-5033", f'the ledger "{self.path}" is closed, so nothing may be uploaded.'
+                "VFL-5033",
+                f'the ledger "{self.path}" is closed, so nothing can be uploaded. Restart the client.',
             )
         return self._head
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Close the journal if it cannot be written: after a failed sync nobody knows what is on disk."""
+        """Close the journal if a write fails: after a failed sync, the content on disk is unknown."""
         try:
             yield
         except OSError as error:
             self.close()
             raise RunFolderError(
                 "VFL-5034",
-                f'the ledger "{self.path}" cannot be written, so nothing may be uploaded: {error}.',
+                f'the ledger "{self.path}" cannot be written, so nothing can be uploaded: {error}. Fix that, '
+                "then restart the client.",
             ) from error
 
 
@@ -253,7 +255,7 @@ def entry_size(payload: Payload) -> int:
 
 
 def has_journal(path: Path) -> bool:
-    """Whether there is a journal, or what is left of one."""
+    """Return whether the journal or its head exists."""
     return path.is_file() or head_path(path).is_file()
 
 

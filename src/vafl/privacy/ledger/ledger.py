@@ -1,16 +1,17 @@
-"""The ledger: what has been spent on every person of one party, durable before anything leaves.
+"""The ledger: the mu^2 spent on every record of one party. It is durable before an upload leaves the party.
 
-A ledger belongs to a table's people, not to a run: accounts are found by record id, whatever the alignment,
-the order of rows and the partners are this time. Its file is a journal. In order, it lists people for whom
-accounts are opened, runs that begin, and their charges. When charges take up much space, the sums of each run
-replace them. The ids stay in this file, which never leaves the party.
+A ledger belongs to the records of a table, not to a run. Accounts are found by record id, independent of the
+alignment, the order of rows and the partners of a run. The file is a journal. In order, it lists the ids of
+new accounts, the runs that begin, and the charges of each run. When charges take up much space, the sums of
+each run replace them. The ids stay in this file, which never leaves the party.
 
 The journal notices when its file alone is cut, edited or rolled back. It cannot notice when older copies of
-both the file and its head are restored. For that the ledger makes marks: random bytes that the client sends
-to its server, and that the server shows the next time. A ledger that does not know it is not the newest.
+both the file and its head are restored. Marks detect that. A mark is a random number that the ledger stores
+and the client sends to its server. The server returns it when the client connects again. A ledger that does
+not know the returned mark is not the newest copy.
 
-Runs may differ in their neighbours. Each charges, limits and is shown mu^2 by its own; the accounts count all
-of them by one (see `Accounts`).
+Runs may use different neighbours. A run's charges, limits and reports are in the unit of its own neighbours.
+The accounts store all of them in one unit (see `Accounts`).
 """
 
 import json
@@ -47,12 +48,12 @@ from vafl.privacy.settings import PrivacySettings
 
 log = logging.getLogger(__name__)
 
-_LONGEST = 64 << 20  # bytes of charges before runs are replaced by their sums
+_LONGEST = 64 << 20  # bytes of charges before the sums of each run replace them
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one run has spent on one record: mu^2 as of `zero_out`, and uploads by kind."""
+    """The mu^2 that one run spent on one record (in the unit of `zero_out`), and its uploads by kind."""
 
     spender: Spender
     spent: float
@@ -60,18 +61,19 @@ class Share:
 
 
 class Ledger:
-    """The account of every person.
+    """The accounts of all records of one party.
 
     Args:
-        path: the file, made if it is not there; None keeps the accounts in memory only.
-        identity: what ids are ids of; a ledger is for one kind of ids only.
+        path: the file, created if it does not exist; None keeps the accounts in memory only.
+        identity: what the ids identify, such as a column of a table. A ledger holds one kind of ids.
         accepts_mark: whether to accept one mark that this ledger does not know (see `recognise`).
 
     Attributes:
-        ids: [accounts], whose they are.
+        ids: [accounts], the id of each account's record.
         spenders: all runs so far.
         accounts: the sums.
-        accepted: when marks it did not know were accepted, as ISO 8601. What was spent before may be missing.
+        accepted: the times (ISO 8601) at which unknown marks were accepted. The ledger may lack charges from
+            before those times.
     """
 
     def __init__(self, path: Path | None, identity: str, *, accepts_mark: bool = False) -> None:
@@ -81,10 +83,10 @@ class Ledger:
         self.accounts = Accounts()
         self.accepted: list[str] = []
         self._marks: set[bytes] = set()
-        self._began_at: list[int] = []  # rows that minibatches had uploaded by then
+        self._began_at: list[int] = []  # per run: rows uploaded in minibatches before it
         self._journal: Journal | None = None
-        self._unit = 1  # of the run that spends: so many times the accounts' mu^2
-        self._loose = self._firm = 0  # bytes of charges and marks in the file, and of all else
+        self._unit = 1  # mu^2 in the current run's unit = _unit * mu^2 in `accounts`
+        self._loose = self._firm = 0  # bytes in the file: charges and marks; the rest
         if path is not None:
             self._journal = Journal(path, identity)
             self._book_all(self._journal.take_entries())
@@ -94,40 +96,41 @@ class Ledger:
 
     @classmethod
     def in_memory(cls, records: int) -> "Ledger":
-        """For records 0, 1, ... that have no other names, and a process that sends nothing."""
+        """Make a ledger without a file for a simulation, with record ids "0", "1", ..."""
         ledger = cls(None, "")
         ledger.begin(Spender("", "training", (), PrivacySettings()), numbered(records))
         return ledger
 
     @property
     def number(self) -> str:
-        """No other ledger's; empty in memory."""
+        """A random id that no other ledger has; empty in memory."""
         return "" if self._journal is None else self._journal.number
 
     @property
     def spent(self) -> Floats:
-        """[accounts], the sum of mu^2, by the neighbours of the run that spends."""
+        """[accounts]: the spent mu^2, in the unit of the current run's neighbours."""
         return self.accounts.spent * self._unit
 
     @property
     def counts(self) -> npt.NDArray[np.uint32]:
-        """[kinds, accounts], uploads."""
+        """[kinds, accounts]: the number of uploads."""
         return self.accounts.counts
 
     @property
     def batch_rows(self) -> list[int]:
-        """[runs], how many rows of minibatches each has uploaded, at most."""
+        """[runs]: the most rows that each run has uploaded in minibatches."""
         ends = [*self._began_at[1:], self._batch_rows()]
         return [end - start for start, end in zip(self._began_at, ends, strict=True)]
 
     def begin(self, spender: Spender, ids: pl.Series) -> Numbers:
-        """Begins a run, or goes on with the last one.
+        """Begin a run, or continue the last one if `spender` equals it.
 
         Args:
-            ids: [rows], whose each row is, everyone's once; null where it is no record of this party.
+            spender: the run.
+            ids: [rows], distinct record ids; null where the party has no record.
 
         Returns:
-            [rows], the account of each.
+            The account of each row: [rows].
         """
         new = ids.drop_nulls()
         new = new.filter(~new.is_in(self.ids.implode()))
@@ -152,17 +155,19 @@ class Ledger:
         carried: float = 0.0,
         trains: bool = False,
     ) -> npt.NDArray[np.bool_]:
-        """Charges an upload of distinct records, durably.
+        """Charge an upload of distinct records. The charge is durable when this returns.
 
         Args:
-            cost: mu^2 for each of them, by the neighbours of the run that spends.
-            limit: the largest mu any record may have spent, by those.
-            whole: charge all of them or none.
-            carried: mu^2 that each of them costs whoever was trained on before.
-            trains: a local update will use them, unnoised.
+            accounts: the accounts of the records.
+            kind: the kind of upload.
+            cost: the mu^2 for each record, in the unit of the current run's neighbours.
+            limit: the largest mu that may be spent on a record, in the same unit.
+            whole: charge all records or none.
+            carried: the mu^2 that each uploaded record costs every record trained on before.
+            trains: whether a local update without noise will use the records.
 
         Returns:
-            [accounts], which ones were charged: only those may be uploaded.
+            A mask of the charged accounts: [accounts]. The client may upload only those.
         """
         after = self.accounts.after(accounts, cost / self._unit)
         affordable: npt.NDArray[np.bool_] = after <= self._most(limit)
@@ -173,6 +178,7 @@ class Ledger:
         if len(accounts):
             _require_distinct(accounts)
             number = KINDS.index(kind)
+            # Write the journal first: if that fails, the sums are unchanged and the caller uploads nothing.
             if self._journal is not None:
                 charge = charge_as_bytes(accounts, cost, carried, trains)
                 self._loose += self._journal.append(number, charge)
@@ -182,33 +188,33 @@ class Ledger:
         return affordable
 
     def require(self, accounts: Numbers, kind: Kind, cost: float, limit: float) -> None:
-        """Charges all of these records, or raises BudgetExhausted and charges none."""
+        """Charge all of these records, or raise BudgetExhausted and charge none."""
         if not self.charge(accounts, kind, cost, limit=limit, whole=True).all():
             raise BudgetExhausted(
                 "VFL-5051",
                 f"privacy.mu_max = {limit:g} does not allow this {kind}: it costs mu {math.sqrt(cost):.4g}, "
-                f"and up to {self._most_spent(accounts):.4g} are spent already. Raise mu_max, or add noise.",
+                f"and up to mu {self._most_spent(accounts):.4g} is already spent. Raise it, or add noise.",
             )
 
     def require_within(self, accounts: Numbers, limit: float) -> None:
-        """Raises BudgetExhausted if more than the limit is spent on any of these records already."""
+        """Raise BudgetExhausted if more than the limit is already spent on any of these records."""
         if (self.accounts.after(accounts, 0.0) > self._most(limit)).any():
             raise BudgetExhausted(
                 "VFL-5052",
-                f"privacy.mu_max = {limit:g} does not allow to use these records: up to mu "
-                f"{self._most_spent(accounts):.4g} is spent on them already, as this run's "
-                "privacy.neighbours count. Raise mu_max.",
+                f"privacy.mu_max = {limit:g} does not allow any use of these records: up to mu "
+                f"{self._most_spent(accounts):.4g} is already spent on them, for this run's "
+                "privacy.neighbours. Raise mu_max.",
             )
 
     def mark(self) -> bytes:
-        """Enter a fresh random mark, durably, and return it. It tells nothing about what is in the ledger."""
+        """Store a new random mark durably and return it. It reveals nothing about the ledger's content."""
         mark = secrets.token_bytes(MARK_BYTES)
         self._loose += self._write(MARK, mark)
         self._marks.add(mark)
         return mark
 
     def knows(self, mark: bytes) -> bool:
-        """Whether this ledger made or accepted the mark."""
+        """Return whether this ledger made or accepted the mark."""
         return mark in self._marks
 
     def recognise(self, mark: bytes) -> None:
@@ -236,7 +242,7 @@ class Ledger:
         )
 
     def accept(self, mark: bytes) -> None:
-        """Enter, durably, that a mark of another ledger, or of a newer state of this one, is accepted."""
+        """Record durably that the user accepts a mark of another ledger, or of a newer copy of this one."""
         when = datetime.now(UTC).isoformat(timespec="seconds")
         self._write(ACCEPTED, json.dumps({"mark": mark.hex(), "when": when}).encode())
         self._accept(mark, when)
@@ -246,7 +252,7 @@ class Ledger:
         return self.ids.index_of(record)
 
     def save_copy(self, path: Path) -> None:
-        """Writes the one run of a ledger in memory into a file."""
+        """Write a ledger in memory, which has one run, to a file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         entries: list[Entry] = [
             (PEOPLE, ids_as_bytes(self.ids)),
@@ -256,16 +262,16 @@ class Ledger:
         write_journal(path, self.identity, entries)
 
     def close(self) -> None:
-        """Lets others use the file."""
+        """Close the file, so that other processes can use it."""
         if self._journal is not None:
             self._journal.close()
 
     def _batch_rows(self) -> int:
-        """How many rows of minibatches were uploaded, at most: a torn entry may have been for any rows."""
+        """Return the most rows uploaded in minibatches so far. A torn entry may have been for any rows."""
         return int(self.counts[[KINDS.index("batch"), KINDS.index("torn")]].sum())
 
     def _most(self, limit: float) -> float:
-        """mu^2 of an account at which the limit is reached."""
+        """Return the limit as mu^2 in the accounts' unit, with a tolerance for rounding errors."""
         return limit**2 / self._unit * (1 + 1e-12)
 
     def _most_spent(self, accounts: Numbers) -> float:
@@ -277,15 +283,16 @@ class Ledger:
         return 0 if self._journal is None else self._journal.append(kind, payload)
 
     def _charge_for_torn_entry(self, path: Path) -> None:
-        """Charge everyone the most that an entry which a crash cut short can have cost.
+        """Charge every account the most that an entry cut short by a crash can have cost.
 
-        Nobody can tell what it was for. Before the first run begins, nothing can have been charged.
+        The entry's content is lost, so any record may have been uploaded. Before the first run begins, no
+        entry can be a charge.
         """
         if not self.spenders:
             return
         spender = self.spenders[-1]
         everyone, cost = np.arange(len(self.ids)), spender.dearest_upload
-        carried, trains = spender.settings.carried_cost, spender.settings.kind == "embed_only"
+        carried, trains = spender.settings.carried_cost, spender.settings.protection.carries_records
         self.charge(everyone, "torn", cost, carried=carried, trains=trains)
         log.warning(
             'a crash cut the last entry of the ledger "%s" short: mu^2 %.4g is charged to each of its %d '
@@ -314,7 +321,7 @@ class Ledger:
             pass
 
     def _book_by_run(self, entries: Iterable[Entry]) -> Iterator[None]:
-        """Books what the entries say, and stops wherever a run is over."""
+        """Book the entries, and yield after the last entry of each run."""
         for kind, payload in entries:
             if kind == SPENDER:
                 if self.spenders:
@@ -339,14 +346,14 @@ class Ledger:
 
 def read_ledger(path: Path) -> Ledger:
     """Read a ledger for a report; a run may be using it. An entry that is not whole yet is left out."""
-    ledger, entries = _found(path)
+    ledger, entries = _read(path)
     ledger._book_all(entries)
     return ledger
 
 
 def read_history(path: Path, record: str) -> list[Share]:
-    """What each run has spent on one record, of the runs that have."""
-    ledger, entries = _found(path)
+    """Return the share of each run that spent anything on one record."""
+    ledger, entries = _read(path)
     shares: list[Share] = []
     known = np.zeros(len(KINDS), dtype=np.uint32)
     for _ in ledger._book_by_run(entries):
@@ -358,28 +365,29 @@ def read_history(path: Path, record: str) -> list[Share]:
         if spent or (counts > known).any():
             uploads = dict(zip(KINDS, (counts - known).tolist(), strict=True))
             shares.append(Share(ledger.spenders[-1], spent, uploads))
-        ledger.accounts.spent[account], known = 0.0, counts  # less what is infinite, nothing could be told
+        # Reset the account rather than subtract: the difference of two infinite sums would not be a number.
+        ledger.accounts.spent[account], known = 0.0, counts
     return shares
 
 
-def _found(path: Path) -> tuple[Ledger, list[Entry]]:
+def _read(path: Path) -> tuple[Ledger, list[Entry]]:
     try:
         content = read_journal(path)
     except RunFolderError:
         raise
     except OSError as error:
-        raise RunFolderError("VFL-5054", f'"{path}" must be a privacy ledger. {error}.') from error
+        raise RunFolderError("VFL-5054", f'"{path}" must be a readable privacy ledger. {error}.') from error
     return Ledger(None, content.identity), content.entries
 
 
 def numbered(records: int) -> pl.Series:
-    """Ids of records that have numbers only."""
+    """Return the ids of records that have numbers only: "0", "1", ..."""
     return pl.Series("id", np.arange(records)).cast(pl.String)
 
 
 def _require_distinct(accounts: Numbers) -> None:
-    """A record named twice would be charged once."""
+    """Raise ValueError if a record occurs twice: it would be uploaded twice but charged once."""
     if not (accounts[1:] > accounts[:-1]).all():
-        own = np.sort(accounts[accounts != NOBODY])
-        if (own[1:] == own[:-1]).any():
-            raise ValueError("an upload names each record once at most")
+        records = np.sort(accounts[accounts != NOBODY])
+        if (records[1:] == records[:-1]).any():
+            raise ValueError("an upload must contain each record at most once")

@@ -1,4 +1,4 @@
-"""Log when the server asks a private client again for records that it has answered for already."""
+"""Log when the server requests records again that a private client has already sent."""
 
 import logging
 import math
@@ -12,24 +12,24 @@ from vafl.privacy.ledger.ledger import Ledger
 
 log = logging.getLogger("vafl.client")
 
-_ASKED: tuple[Kind, ...] = ("request", "evaluation", "prediction")  # uploads that the server decides on
+_ASKED: tuple[Kind, ...] = ("request", "evaluation", "prediction")  # uploads that the server initiates
 _PLACES = [KINDS.index(kind) for kind in _ASKED]
 _EVERY = 60.0  # seconds between two log lines of one sort
 
 
 class Repeats:
-    """Watches the requests of one run.
+    """Watch the requests of one run.
 
-    Honest servers ask again too: every evaluation is for the same records. That is logged at level INFO. If
-    the client has not trained since it sent a record, another answer gives the server only another noise on
-    the same embedding. That is a WARNING, and so is a request beyond the budget. The log names no record;
-    `vafl privacy` does.
+    Honest servers repeat requests too: every evaluation is for the same records. The client logs that at
+    level INFO. If the client has not trained since it sent a record, another answer only gives the server new
+    noise on the same embedding. The client logs that as a WARNING, and also a request beyond the budget. The
+    log names no record; `vafl privacy` does.
 
     Args:
-        ledger: which has counted the uploads of all runs.
-        accounts: [rows], which account of the ledger each row is.
+        ledger: the ledger, which counts the uploads of all runs.
+        accounts: [rows], each row's account in the ledger.
         limit: the budget, in mu.
-        clock: seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Repeats:
         self._next: dict[str, float] = {}  # by sort of line: when the next one may be written
 
     def note(self, asked: Numbers, sent: Numbers, kind: Kind) -> None:
-        """Take note of an upload, after it was charged.
+        """Note an upload after the ledger was charged.
 
         Args:
             asked: the rows that were to be uploaded.
@@ -84,7 +84,7 @@ class Repeats:
             log.info("the server asked again for %d records (%s). %s", repeated, kind, self._most_asked(rows))
 
     def _times_asked(self, rows: Numbers) -> Numbers:
-        """[rows]: answers for each so far, over all runs in the ledger."""
+        """Return how often the client has sent each row on request, over all runs in the ledger: [rows]."""
         times: Numbers = self._ledger.counts.take(self._accounts[rows], 1)[_PLACES].sum(0, dtype=np.int64)
         return times
 

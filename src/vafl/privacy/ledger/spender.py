@@ -1,4 +1,4 @@
-"""Who spends: one run of a party, as its ledger remembers it."""
+"""A spender: one run of a party, as its ledger records it."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -13,12 +13,13 @@ class Spender:
     """A run of this party.
 
     Attributes:
-        run: its folder; empty for a simulation.
+        run: the run's folder; empty for a simulation.
         purpose: what the uploads are for.
-        parties: whose federation it is.
-        settings: what the uploads are protected by.
-        batch, local_steps: rows of a minibatch, and updates it is used for.
-        began: when, as ISO 8601.
+        parties: the names of all parties in the run.
+        settings: the privacy settings of the run.
+        batch: the rows of a minibatch.
+        local_steps: the number of local updates per minibatch.
+        began: the start time, as ISO 8601.
     """
 
     run: str
@@ -31,7 +32,7 @@ class Spender:
 
     @property
     def dearest_upload(self) -> float:
-        """The largest mu^2 that one upload of this run can cost a record, with the updates that follow."""
+        """The largest mu^2 that one upload of this run can cost a record, including the updates after it."""
         return self.settings.batch_cost(self.local_steps if self.purpose == "training" else 0)
 
     def as_bytes(self) -> bytes:

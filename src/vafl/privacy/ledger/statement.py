@@ -1,4 +1,4 @@
-"""What ledgers say about records, parties and people, as `vafl privacy` reports it."""
+"""Statements: the privacy spent on records, parties and people, as `vafl privacy` reports it."""
 
 import math
 from collections.abc import Sequence
@@ -20,13 +20,14 @@ _BINS = 20
 
 @dataclass(frozen=True)
 class Statement:
-    """The account of one party's records.
+    """The privacy spent on one party's records.
 
     Args:
-        ledger: as it stands.
-        settings: of the run; they say what the next upload costs and where the limit is.
-        batch: rows of a minibatch, for the paper's formula.
-        local_steps: updates a minibatch is used for.
+        party: the party's name.
+        ledger: the party's ledger.
+        settings: the run's privacy settings, which set the cost of the next upload and the limit.
+        batch: the rows of a minibatch, for the paper's formula.
+        local_steps: the number of local updates per minibatch.
     """
 
     party: str
@@ -37,20 +38,22 @@ class Statement:
 
     @property
     def mu(self) -> npt.NDArray[np.float64]:
-        """[records]: what each has spent, by the settings' neighbours, with what `embed_only` spends on a
-        record by uploading others."""
+        """[records]: the mu spent on each, in the unit of the settings' neighbours.
+
+        It includes the cost that `embed_only` charges to a record for uploads of others.
+        """
         return self.settings.clips_apart * np.sqrt(self.ledger.accounts.total)
 
     @property
     def mu_together(self) -> float:
-        """At most this tells all records at once from their neighbours.
+        """An upper bound on mu between all records at once and their neighbours.
 
-        Each upload has noise of its own, so that mu^2 adds up. A sum of gradients has one noise for a whole
-        batch, whose B records together move it by B clips.
+        Each upload has independent noise, so mu^2 adds up. A sum of gradients has one noise for the whole
+        batch, and the B records of the batch together move the sum by up to B clips.
         """
         ledger, shared = self.ledger, 0.0
         for run, rows in zip(ledger.spenders, ledger.batch_rows, strict=True):
-            if run.settings.kind == "dp_train":
+            if run.settings.protection.noises_updates:
                 others = min(run.batch, len(ledger.ids)) - 1
                 update = run.settings.update_cost / run.settings.clips_apart**2
                 shared += rows * others * run.local_steps * update
@@ -63,13 +66,13 @@ class Statement:
     def left(self, spent: float) -> int | None:
         """Return how many more minibatches a record may be in after mu `spent`; None if there is no limit."""
         settings = self.settings
-        if math.isinf(settings.limit) or settings.kind == "release_once":
+        if math.isinf(settings.limit) or settings.protection.noises_features:
             return None
         cost = settings.batch_cost(self.local_steps)
         return math.floor(max(0.0, settings.limit**2 - spent**2) / cost * (1 + 1e-12))
 
     def record(self, record: str) -> dict[str, Any] | None:
-        """What was spent on one record, by what, and what is left; None if it has no account."""
+        """Return what was spent on one record, and what is left; None if it has no account."""
         account, limit = self.ledger.account(record), self.settings.limit
         if account is None:
             return None
@@ -88,6 +91,7 @@ class Statement:
         }
 
     def as_json(self) -> dict[str, Any]:
+        """Return the whole statement for JSON output."""
         mu, settings = self.mu, self.settings
         most = float(mu.max())
         finite = mu[np.isfinite(mu)]
@@ -113,11 +117,9 @@ class Statement:
         }
 
     def _paper(self) -> dict[str, Any] | None:
-        """What the paper's theorem would say; it counts on the server not knowing who is in a batch."""
+        """Return the mu of the paper's theorem, which assumes that the server does not know the batches."""
         settings, batches = self.settings, int(self.ledger.counts[KINDS.index("batch")].sum()) / self.batch
-        if settings.kind not in ("dp_train", "embed_only") or not (
-            settings.clip and settings.noise and batches
-        ):
+        if not (settings.protection.exposes_model and settings.clip and settings.noise and batches):
             return None
         sensitivity = settings.noise * math.sqrt(settings.upload_cost)
         paper = PaperCalibration(sensitivity, self.batch, len(self.ledger.ids), batches)
@@ -127,15 +129,15 @@ class Statement:
 def person(statements: Sequence[Statement], record: str | None = None) -> dict[str, Any]:
     """Add up what several clients have spent on one person: mu^2 adds up over clients.
 
-    Records with the same id are one person, at any client. Clients of the ledgers' runs whose own ledgers
-    are not at hand make the total an estimate: each counts as the mean of the ledgers at hand.
+    Records with the same id are the same person, at any client. If the ledgers of some clients are not
+    available, the result also has an estimate: each of those counts as the mean of the available ledgers.
 
     Args:
-        statements: of the ledgers at hand, one a client.
-        record: whose id; None reports the person on whom most is spent.
+        statements: one per client whose ledger is available.
+        record: the person's id; None reports the person with the largest spending.
     """
     ids = pl.concat([statement.ledger.ids for statement in statements])
-    settings = statements[0].settings  # one relation of neighbours for all ledgers, or mu^2 would not add up
+    settings = statements[0].settings  # one unit for all ledgers: mu^2 adds up only for the same neighbours
     totals = np.concatenate([statement.ledger.accounts.total for statement in statements])
     spent = pl.Series("spent", totals * settings.clips_apart**2)
     people = pl.DataFrame({"id": ids, "spent": spent})
@@ -144,7 +146,7 @@ def person(statements: Sequence[Statement], record: str | None = None) -> dict[s
     together = people.group_by("id", maintain_order=True).agg(pl.col("spent").sum(), pl.len())
     worst = together.sort("spent", descending=True, maintain_order=True).row(0, named=True)
     delta = settings.delta
-    names = {name for own in statements for run in own.ledger.spenders for name in run.parties}
+    names = {name for statement in statements for run in statement.ledger.spenders for name in run.parties}
     clients = max(len(statements), len(names))
     estimate = None
     if clients > len(statements):

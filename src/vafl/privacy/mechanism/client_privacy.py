@@ -1,4 +1,4 @@
-"""Everything that stands between one client's records and the network, made from the settings."""
+"""Make one client private: assemble its clipping, noise and budget from the privacy settings."""
 
 from dataclasses import dataclass
 
@@ -13,17 +13,19 @@ from vafl.privacy.mechanism.noise import Noise
 from vafl.privacy.mechanism.records import NoisyUpdates
 from vafl.privacy.mechanism.release import Release, split_frozen, split_last
 from vafl.privacy.mechanism.released import release_once
-from vafl.privacy.settings import GUARANTEED, PrivacySettings
+from vafl.privacy.settings import PrivacySettings
 
-_MARK_EVERY = 32  # uploads charged between two marks: the most that a rollback can hide from the server
+_MARK_EVERY = 32  # uploads between two marks: a rollback of the ledger can hide at most these from the server
 
 
 class Budget:
-    """What a client may still upload, by row of the run.
+    """Decide which rows a client may still upload, and charge the ledger for them.
 
     Args:
-        accounts: [rows], which account of the ledger each row is.
-        local_steps: updates a batch is used for.
+        ledger: the client's ledger.
+        settings: the costs and the limit.
+        accounts: [rows], each row's account in the ledger.
+        local_steps: the number of local updates per minibatch.
     """
 
     def __init__(
@@ -32,19 +34,20 @@ class Budget:
         self.ledger = ledger
         self._accounts, self._limit = accounts, settings.limit
         self._in_order = bool((accounts == np.arange(len(accounts))).all())
-        self._free = settings.kind == "release_once"  # what follows the release costs nothing
-        self._trains = settings.kind == "embed_only"  # the only mode whose bound asks for the first use
+        self._free = settings.protection.noises_features  # later uploads are post-processing
+        # Only here does the cost of others' uploads depend on when a record was first trained on.
+        self._trains = settings.protection.carries_records
         self._carried = settings.carried_cost
         self._upload = settings.upload_cost
         self._batch = settings.batch_cost(local_steps)
         self._unmarked = 0  # uploads charged since the last mark
         self._last_mark: bytes | None = None
         self._is_mark_due = False
-        # A ledger in memory belongs to a simulation, which has no server to watch.
+        # A ledger in memory belongs to a simulation, whose server is not a possible attacker.
         self._repeats = Repeats(ledger, accounts, self._limit) if ledger.path is not None else None
 
     def spend(self, rows: Numbers, kind: Kind, *, whole: bool = False) -> Numbers:
-        """Charge an upload durably; return the rows that may be uploaded. `whole`: all of them or none."""
+        """Charge an upload durably, and return the rows that may be uploaded; with `whole`, all or none."""
         if self._free:
             return rows
         self._unmarked += 1
@@ -68,19 +71,19 @@ class Budget:
         self.ledger.close()
 
     def recognise(self, mark: bytes) -> None:
-        """Check the last mark that the server received; empty if none.
+        """Check the last mark that the server received from this client; empty if it received none.
 
         Raises:
-            LedgerError: the ledger does not know it.
+            LedgerError: the ledger does not know the mark.
         """
         self.ledger.recognise(mark)
-        # A client that only lost its connection needs no new mark.
+        # A client that only lost its connection, and has uploaded nothing since, needs no new mark.
         self._is_mark_due = bool(self._unmarked) or mark != self._last_mark
 
     def due_mark(self) -> bytes:
-        """Enter a mark for the server and return it, if one is due; else return nothing.
+        """Store a new mark and return it for the server if one is due; else return b"".
 
-        One is due after each welcome, and after every 32 uploads.
+        A mark is due after each welcome and after every 32 uploads.
         """
         due = self._is_mark_due or self._unmarked >= _MARK_EVERY
         if self.ledger.path is None or not due:
@@ -92,14 +95,15 @@ class Budget:
 
 @dataclass(frozen=True)
 class ClientPrivacy:
-    """A client's parts, made private.
+    """The parts of a private client.
 
     Attributes:
-        features: what the client trains on and embeds.
-        model: the embedding model, up to where its upload is noised.
-        release: clips, noises and finishes what the model gives; None if nothing is left to do.
-        updates: embeds a batch and knows the way back to noised gradients; None for plain gradients.
-        budget: the records' account.
+        features: the features that the client trains on and embeds.
+        model: the embedding model, up to the layer whose output is noised.
+        release: clips and noises the model's output and applies the rest of the model; None if the model's
+            output may be uploaded as it is.
+        updates: embeds a minibatch and computes noised gradients; None for plain gradients.
+        budget: charges the uploads.
     """
 
     features: Tensor
@@ -109,7 +113,7 @@ class ClientPrivacy:
     budget: Budget
 
     def whole_model(self) -> nn.Module:
-        """Features -> embeddings as they leave."""
+        """Return a model that maps features to the embeddings that are uploaded."""
         return self.model if self.release is None else nn.Sequential(self.model, self.release)
 
 
@@ -121,32 +125,36 @@ def guard(
     accounts: Numbers,
     local_steps: int = 1,
 ) -> ClientPrivacy:
-    """Makes a client private; of mode `none`, accountable only: every upload costs infinitely much.
+    """Make a client private. In mode `none` the ledger still counts uploads, each with an infinite cost.
 
     Args:
+        settings: the privacy settings.
+        model: the client's embedding model. Mode `frozen` freezes it.
         features: [rows, ...] of all rows that may ever be uploaded.
-        accounts: [rows], which account of the ledger each row is.
+        ledger: the client's ledger.
+        accounts: [rows], each row's account in the ledger.
+        local_steps: the number of local updates per minibatch.
 
     Raises:
-        ConfigError: the model would carry records past the noise.
-        BudgetExhausted: the features cannot be released any more.
+        ConfigError: the model mixes records, which would carry them past the noise.
+        BudgetExhausted: the budget does not allow releasing the features.
     """
-    noise = Noise()
-    if settings.kind in GUARANTEED:
+    noise, protection = Noise(), settings.protection
+    if protection.guaranteed:
         require_separate_records(model, noise.gaussian((4, *features.shape[1:]), 1.0))
     budget = Budget(ledger, settings, accounts, local_steps)
-    if settings.kind == "none":
+    if not protection.noises_anything:
         return ClientPrivacy(features, model, None, None, budget)
-    if settings.kind == "release_once":
+    if protection.noises_features:
         encoder, rest = split_frozen(model)
         released = release_once(settings, features, ledger, accounts, noise, encoder)
         return ClientPrivacy(released, rest, None, None, budget)
-    if settings.kind == "frozen":
+    if not protection.trains_embedding:
         model.requires_grad_(False)
     body, rest = split_last(model) if settings.placement == "pre-activation" else (model, nn.Identity())
     hidden = HiddenNoise(body, settings, noise) if settings.layers else None
     updates = None
-    if settings.kind == "dp_train":
+    if protection.noises_updates:
         trained = [parameter for parameter in body.parameters() if parameter.requires_grad]
         clip, deviation = settings.gradient_clip, settings.gradient_noise
         updates = NoisyUpdates(body, trained, clip, deviation, noise, hidden, features)

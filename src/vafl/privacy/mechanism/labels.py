@@ -1,8 +1,8 @@
-"""What keeps the labels to the server, whose gradients would tell them.
+"""Protect the server's training labels, which its gradients would reveal to clients.
 
-Randomised response, once, is a guarantee: all that follows from the drawn labels is post-processing.
-Clipping and noising the gradients is a heuristic: it makes label inference harder and proves nothing.
-Where the drawn labels are kept is the runtime's business.
+Randomised response is a guarantee: it draws the labels once, and everything computed from the drawn labels is
+post-processing. Clipping and noising the gradients is a heuristic without a guarantee: it makes label
+inference harder. The caller stores the drawn labels.
 """
 
 import os
@@ -21,9 +21,9 @@ Gradients = npt.NDArray[np.float32]
 
 
 def randomise(labels: Tensor, classes: int, epsilon: float) -> Tensor:
-    """Class numbers [rows] after randomised response, drawn from the operating system's entropy.
+    """Return class numbers after randomised response: [rows]. The operating system supplies the randomness.
 
-    Any label is at most e^epsilon times as probable for one true class as for another.
+    Every result is at most e^epsilon times as probable for one true class as for another.
     """
     words = np.frombuffer(os.urandom(16 * len(labels)), dtype=np.uint64).reshape(2, -1)
     kept = (words[0] >> np.uint64(11)) < int(keep_probability(epsilon, classes) * 2**53)
@@ -34,7 +34,7 @@ def randomise(labels: Tensor, classes: int, epsilon: float) -> Tensor:
 
 
 class GradientMask:
-    """Clips each row of gradients [batch, width], then adds Gaussian noise."""
+    """Clip each row of gradients [batch, width], then add Gaussian noise."""
 
     def __init__(self, clip: float, deviation: float) -> None:
         self._clip, self._deviation = clip, deviation
@@ -42,7 +42,7 @@ class GradientMask:
 
     @classmethod
     def of(cls, settings: LabelSettings) -> Self | None:
-        """As the settings say; None where they leave gradients as they are."""
+        """Make the mask that the settings describe; return None if they neither clip nor noise."""
         clip, deviation = settings.gradient_clip, settings.gradient_noise
         return cls(clip, deviation) if clip or deviation else None
 

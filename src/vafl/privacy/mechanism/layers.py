@@ -1,4 +1,4 @@
-"""The paper's hidden noise, and what a private client's model may not contain."""
+"""Noise on hidden layers (the paper's smoothing), and a check that a model does not mix records."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,18 +12,19 @@ from vafl.privacy.settings import PrivacySettings
 
 
 def trained_layers(model: nn.Module) -> list[nn.Module]:
-    """The layers that hold parameters themselves, in the order they were put in."""
+    """Return the layers that hold parameters directly, in the order of their registration."""
     return [layer for layer in model.modules() if any(True for _ in layer.parameters(recurse=False))]
 
 
 class HiddenNoise:
-    """Noise between the layers of a model while it trains: it smooths the objective.
+    """Add noise between the layers of a model in training mode, which smooths the objective.
 
-    Recurrent layers hide their activations, so theirs is on the output.
+    Recurrent layers do not expose their activations, so the noise goes on their output.
 
     Attributes:
-        drawn: what the last forward pass added, layer by layer.
-        replayed: what the next passes add instead of drawing: to differentiate the same function again.
+        drawn: the noise that the last forward pass added, one tensor per noisy layer.
+        replayed: noise that the next forward passes add instead of drawing new noise, or None. It lets the
+            caller differentiate the same function again.
     """
 
     def __init__(self, model: nn.Module, settings: PrivacySettings, noise: Noise) -> None:
@@ -34,7 +35,7 @@ class HiddenNoise:
         self.replayed: Sequence[Tensor] | None = None
         self._draw = noise.uniform if settings.layer_noise == "uniform" else noise.gaussian
         for place, (layer, deviation) in enumerate(noisy):
-            if settings.placement == "output":  # one layer's output is the next one's input
+            if settings.placement == "output":  # after the activation: on the next layer's input
                 layers[layer + 1].register_forward_pre_hook(self._on_input(place, deviation))
             else:
                 layers[layer].register_forward_hook(self._on_output(place, deviation))
@@ -70,31 +71,33 @@ def _one_each(deviations: Sequence[float], layers: int) -> Sequence[float]:
     if len(deviations) not in (0, layers):
         raise ConfigError(
             "VFL-5071",
-            f"privacy.layers must have one number for each of the {layers} hidden layers, or one for all. "
-            f"Found {len(deviations)}.",
+            f"privacy.layers must have one number for each of the {layers} hidden layers, or one number for "
+            f"all. Found {len(deviations)} numbers.",
         )
     return deviations
 
 
 def require_separate_records(model: nn.Module, example: Tensor) -> None:
-    """Refuses a model whose embedding of one record depends on the others in its batch.
+    """Refuse a model whose embedding of a record depends on the other records of the batch.
 
-    Such a model carries a record into other records' uploads, past every clip.
+    Such a model carries a record into the uploads of other records, where the clip does not bound its effect.
 
     Args:
-        example: [rows, ...] features of a few records, of any values.
+        model: the embedding model.
+        example: [rows, ...] features of a few records, with any values.
 
     Raises:
-        ConfigError: it does, or it has a layer that is made to.
+        ConfigError: the model has a batch normalisation layer, or mixes the records of `example`.
     """
     for name, layer in model.named_modules():
         if isinstance(layer, nn.modules.batchnorm._NormBase):
             raise ConfigError(
                 "VFL-5072",
-                f"a private client's model must treat records one by one. Layer {name} is a "
+                f"a private client's model must treat each record separately. Layer {name} is a "
                 f"{type(layer).__name__}, which mixes the records of a batch. Use GroupNorm or LayerNorm.",
             )
-    drops = nn.modules.dropout._DropoutNd  # by chance, from each record by itself
+    # Dropout is random but treats records separately. Disable it, so that two passes are comparable.
+    drops = nn.modules.dropout._DropoutNd
     dropping = [layer for layer in model.modules() if isinstance(layer, drops) and layer.training]
     for layer in dropping:
         layer.eval()
@@ -107,7 +110,7 @@ def require_separate_records(model: nn.Module, example: Tensor) -> None:
     if not torch.allclose(together, alone, rtol=1e-3, atol=rounding):
         raise ConfigError(
             "VFL-5073",
-            "a private client's model must treat records one by one. Its embedding of a record changed by "
-            f"{float((together - alone).abs().max()):.3g} with the other records of the batch. Take out what "
-            "mixes them (normalisation, attention or statistics over the batch).",
+            "a private client's model must treat each record separately. Its embedding of a record changed "
+            f"by {float((together - alone).abs().max()):.3g} when other records were in the batch. Remove "
+            "the layers that mix records (normalisation, attention or statistics over the batch).",
         )

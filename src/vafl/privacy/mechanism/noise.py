@@ -1,7 +1,7 @@
-"""Noise that nobody can predict: a stream cipher's output, keyed by the operating system.
+"""Cryptographically secure noise: the output of a stream cipher with a key from the operating system.
 
-Whoever could continue or rewind the generator could subtract the noise. So it is never the run's
-seeded generator, its key is never stored or shown, and it is a cipher, not a statistical generator.
+An attacker who could predict or rewind the generator could subtract the noise. So the noise never comes from
+the run's seeded generator, the key is never stored or shown, and the generator is a cipher.
 """
 
 import math
@@ -14,15 +14,15 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
-_DRAWN_AT_ONCE = 1 << 15  # numbers, into memory that is used again and again: what is fresh comes slowly
-_NOTHING = bytes(8 * _DRAWN_AT_ONCE)  # what the cipher encrypts
-_STEP = 2.0**-13  # of the power of two above a deviation: fine beside it, and coarse beside float64
+_DRAWN_AT_ONCE = 1 << 15  # numbers per draw, into a reused buffer: allocating fresh memory is slow
+_NOTHING = bytes(8 * _DRAWN_AT_ONCE)  # zeros: encrypting them yields the key stream
+_STEP = 2.0**-13  # rounding step, relative to the power of two above the deviation: small beside the noise
 Values = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.float64]
 
 
 class Noise:
-    """Draws noise; one object for each client."""
+    """A noise generator; each client has its own."""
 
     def __init__(self) -> None:
         cipher = algorithms.AES(os.urandom(32))
@@ -30,14 +30,15 @@ class Noise:
         self._bytes = bytearray(len(_NOTHING) + cipher.block_size // 8 - 1)
         self._words = np.frombuffer(self._bytes, np.int64, _DRAWN_AT_ONCE)
         self._unit = np.empty(_DRAWN_AT_ONCE)
-        self._used = _DRAWN_AT_ONCE  # of them, once they are normal
+        self._used = _DRAWN_AT_ONCE  # normal numbers in `_unit` that were handed out already
 
     def added_to(self, values: Values | Floats, deviation: float) -> Values:
-        """values + N(0, deviation^2), each of the two a multiple of the same step.
+        """Return values + N(0, deviation^2), both rounded to multiples of the same step.
 
-        The last bits of a plain float32 sum tell which values it can be a sum of, however large the noise is.
-        Here every value can give every sum. Values are rounded towards zero, so that no norm grows. The sum
-        is exact until it is rounded to float32.
+        The last bits of a plain floating-point sum reveal which values it can be a sum of, however large the
+        noise is (Mironov, 2012). On a common grid, every value can produce every sum. Values are rounded
+        towards zero, so that no norm grows. The sum is exact until it is rounded to float32, which is
+        post-processing.
         """
         if not deviation:
             return values.astype(np.float32)
@@ -50,12 +51,12 @@ class Noise:
         return steps.astype(np.float32)
 
     def gaussian(self, shape: Sequence[int], deviation: float) -> Tensor:
-        """N(0, deviation^2) in float32, for values that stay here; use `added_to` for values that leave."""
+        """Return N(0, deviation^2) in float32, for values that stay local. Use `added_to` for uploads."""
         drawn = self.normals(math.prod(shape), deviation).astype(np.float32)
         return torch.from_numpy(drawn).view(*shape)
 
     def normals(self, count: int, deviation: float) -> Floats:
-        """N(0, deviation^2), by inverting the distribution function."""
+        """Return N(0, deviation^2) in float64, by inverting the distribution function."""
         drawn, filled = np.empty(count), 0
         while filled < count:
             if self._used == _DRAWN_AT_ONCE:
@@ -69,17 +70,21 @@ class Noise:
         return drawn
 
     def uniform(self, shape: Sequence[int], deviation: float) -> Tensor:
-        """U[-sqrt(3) deviation, sqrt(3) deviation]."""
+        """Return uniform noise with this standard deviation: U[-sqrt(3) deviation, sqrt(3) deviation]."""
         drawn = np.empty(math.prod(shape), np.float32)
         for start in range(0, len(drawn), _DRAWN_AT_ONCE):
             part = drawn[start : start + _DRAWN_AT_ONCE]
             self._draw_unit()
-            self._used = _DRAWN_AT_ONCE
+            self._used = _DRAWN_AT_ONCE  # this overwrote the normal numbers
             np.multiply(self._unit[: len(part)], math.sqrt(3) * deviation, out=part, casting="same_kind")
         return torch.from_numpy(drawn).view(*shape)
 
     def _draw_unit(self) -> None:
-        """Float64 in the open interval (-1, 1): odd multiples of 2^-53, which float64 holds exactly."""
+        """Fill `_unit` with uniform numbers in the open interval (-1, 1).
+
+        They are odd multiples of 2^-53, which float64 represents exactly. They are never 0 or +-1, where
+        erfinv would be infinite.
+        """
         self._stream.update_into(_NOTHING, self._bytes)
         words = self._words
         words &= -2048

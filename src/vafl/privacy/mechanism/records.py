@@ -1,12 +1,13 @@
 """Local updates under differential privacy: clip each record's gradient, sum them, add noise to the sum.
 
-The server chooses the slopes that gradients are made of, so clipping must hold for every finite float32, not
-for likely ones. Two rules keep it:
+A malicious server chooses the slopes (the gradients with respect to the embeddings). So clipping must hold
+for every finite float32, not only for likely values. Two rules ensure that:
 
-- Gradients are scaled in float64. A clip factor in float32 would be a denormal number for slopes near 3e38,
-  and would round to as much as twice its value.
-- Float32 arithmetic sums at most `_SUMMED` records; float64 sums the rest. How a float32 sum is rounded
-  depends on its terms, so one of 600 records could move it by 0.2 % more than its clipped gradient.
+- Gradients are scaled in float64. In float32, the clip factor for slopes near 3e38 would be a denormal number
+  and could round to twice its value.
+- Float32 arithmetic sums at most `_SUMMED` records; float64 sums those partial sums. The rounding of a
+  float32 sum depends on its terms, so one of 600 records could move it by 0.2 % more than its clipped
+  gradient.
 
 The sum stays in float64 until the noise is added. Rounding after that is post-processing.
 """
@@ -27,31 +28,37 @@ from vafl.privacy.mechanism.layers import HiddenNoise, trained_layers
 from vafl.privacy.mechanism.noise import Noise
 from vafl.privacy.mechanism.release import Rows, lengths_of, scaled, scaling
 
-_RECORDS_AT_ONCE = 64  # whose whole gradients are in memory together
-_SUMMED = 64  # records
-# A float32 sum of n terms, each of norm G at most, is off by n^2 u G at most (u = 2^-24), for each of two
-# neighbours: 4.9e-4 G in all. So gradients are clipped that much below G.
+_RECORDS_AT_ONCE = 64  # records whose full gradients are in memory at the same time
+_SUMMED = 64  # records per float32 sum
+# The rounding error of a float32 sum of n terms with norms up to G is at most n^2 u G (u = 2^-24). Two
+# neighbours can differ by twice that, 4.9e-4 G. Gradients are clipped to G times this to make up for it.
 _BELOW = 1 - 6e-4
-# Times the clip: a record whose inputs are longer than this has its part of the sum computed in float64. Its
-# slope, scaled down, would be a denormal float32, whose rounding error the inputs would multiply.
+# In multiples of the clip. Records with longer inputs are summed in float64: their scaled-down slope would be
+# a denormal float32, and the inputs would multiply its rounding error.
 _LONGEST_INPUT = 1e30
-Passes = list[tuple[Tensor, Tensor]]  # what went into a layer and came out
-Noted = dict[int, list[tuple[Tensor, Tensor, int]]]  # by layer; and how often both had been written to
+Passes = list[tuple[Tensor, Tensor]]  # per layer: inputs and outputs
+Noted = dict[int, list[tuple[Tensor, Tensor, int]]]  # layer -> inputs, outputs and the sum of their versions
 
 
 class NoisyUpdates:
-    """(inputs, their rows) -> (the last layer's outputs, the map from their slopes to noised gradients).
+    """Embed minibatches, and compute noised gradients from the slopes that the server returns.
 
-    The gradient of one record is that of its own loss, not of its share of the batch's mean: so `clip`
-    and `deviation` mean the same for batches of any size.
+    A call takes inputs and their rows. It returns the last layer's outputs, and a function that maps their
+    slopes to noised gradients. The gradient of a record is that of its own loss, not of its share of the
+    batch's mean. So `clip` and `deviation` do not depend on the batch size.
+
+    Models of linear layers take a fast path that never forms the gradient of a single record. All other
+    models use torch.func.
 
     Args:
-        model: up to where the noise of the upload is added.
-        parameters: those that are trained.
-        clip: G.
-        deviation: s, of the noise on the sum over the batch.
+        model: the model up to the layer whose output is noised.
+        parameters: the trained parameters.
+        clip: G, the largest norm of a record's gradient.
+        deviation: s, the standard deviation of the noise on the sum over the batch.
+        noise: the noise generator.
         hidden: the model's hidden noise, if it has any.
-        features: [rows, ...], all that ever goes in: a linear model needs their norms, and finds them once.
+        features: [rows, ...], the features of all rows. A single linear layer needs their norms and computes
+            them once.
     """
 
     def __init__(
@@ -70,8 +77,9 @@ class NoisyUpdates:
         layers = [
             layer for layer in trained_layers(model) if any(p.requires_grad for p in layer.parameters())
         ]
-        whose = [id(own) for layer in layers for own in layer.parameters() if own.requires_grad]
-        plain = all(type(layer) is nn.Linear for layer in layers) and len(set(whose)) == len(whose)
+        # The fast path needs linear layers that share no parameters.
+        used = [id(p) for layer in layers for p in layer.parameters() if p.requires_grad]
+        plain = all(type(layer) is nn.Linear for layer in layers) and len(set(used)) == len(used)
         self._layers = layers if plain else []
         self._alone = self._layers == [model] and not (model._forward_hooks or model._forward_pre_hooks)
         self._trains = [(_is_trained(layer, "weight"), _is_trained(layer, "bias")) for layer in self._layers]
@@ -93,7 +101,7 @@ class NoisyUpdates:
         self, inputs: Tensor, rows: Numbers | None = None
     ) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
         drawn: list[Tensor] = []
-        if self._alone:  # its slopes are those of the outputs: no graph
+        if self._alone:  # one linear layer: the slopes of its outputs are given, so no graph is needed
             outputs = _affine(self._model, inputs)
             passes = [(inputs, outputs)]
         else:
@@ -123,8 +131,11 @@ class NoisyUpdates:
             self._noting.setdefault(number, []).append((inputs[0].detach(), outputs, written))
 
     def _through_each_once(self, noted: Noted, records: int) -> Passes:
-        """What went into each layer and came out, if that was one vector a record, once, and is what it was
-        then (an activation in place writes into it); else nothing."""
+        """Return the inputs and outputs of each layer if the fast path applies to this pass; else nothing.
+
+        It applies if each layer was called once, with one vector per record, and if no in-place operation has
+        overwritten its inputs or outputs since.
+        """
         once = [noted[number][0] for number in range(len(self._layers)) if len(noted.get(number, ())) == 1]
         passes = [
             (inputs, outputs)
@@ -136,55 +147,56 @@ class NoisyUpdates:
     def _mean_linear(
         self, outputs: Tensor, passes: Passes, slopes: Tensor, rows: Numbers | None
     ) -> list[Floats]:
-        """The mean of the clipped gradients, one array a parameter.
+        """Return the mean of the clipped gradients of linear layers, one array per parameter.
 
-        The gradient of a linear layer is an outer product, of the slopes of its outputs and its inputs: its
-        norm is known without making it.
+        A record's gradient of a linear layer is the outer product of the slopes of its outputs and its
+        inputs. So its norm is the product of two norms, and the gradient itself is not needed.
         """
         slopes_of: Sequence[Tensor] = [slopes]
         if not self._alone:
-            slopes_of = torch.autograd.grad(outputs, [own for _, own in passes], slopes)
+            slopes_of = torch.autograd.grad(outputs, [result for _, result in passes], slopes)
         if self._reaches is None or rows is None:
             reaches = [
                 _reach(trains, inputs) for trains, (inputs, _) in zip(self._trains, passes, strict=True)
             ]
         else:
             reaches = [self._reaches.take(rows)]
-        clip = self._clip / len(slopes)  # of a record's share of the mean
+        clip = self._clip / len(slopes)  # the clip of a record's share of the mean
         factors = scaling(_norms(slopes_of, reaches), clip * _BELOW)
         means: list[Floats] = []
         layers = zip(self._trains, passes, slopes_of, reaches, strict=True)
-        for (weight, bias), (inputs, _), own, reach in layers:
-            clipped = scaled(own.numpy(), factors)
-            exact = ~(reach <= _LONGEST_INPUT * clip)  # not a number, too
+        for (weight, bias), (inputs, _), layer_slopes, reach in layers:
+            clipped = scaled(layer_slopes.numpy(), factors)
+            exact = ~(reach <= _LONGEST_INPUT * clip)  # negated, so that nan counts as too long
             means += [_summed_products(clipped, inputs.numpy(), exact)] if weight else []
-            means += [np.ones(len(clipped)) @ clipped] if bias else []  # several times as fast as sum(0)
+            means += [np.ones(len(clipped)) @ clipped] if bias else []  # much faster than sum(0)
         return means
 
     def _mean_any(self, inputs: Tensor, drawn: Sequence[Tensor], slopes: Tensor) -> list[Floats]:
-        """The same for any model: torch.func makes the whole gradient of each record, some at a time."""
+        """Return the mean of the clipped gradients of any model, from the full gradient of each record."""
         named = [*self._model.named_parameters(), *self._model.named_buffers()]
         fixed = {name: value.detach() for name, value in named}
         trained = {name: fixed.pop(name) for name in self._names}
-        one_gradient = grad(lambda own, *batch: self._loss({**fixed, **own}, *batch))
-        each = vmap(one_gradient, in_dims=(None, 0, 0, 0), randomness="different")
+        gradient = grad(lambda parameters, *record: self._loss({**fixed, **parameters}, *record))
+        each = vmap(gradient, in_dims=(None, 0, 0, 0), randomness="different")
         means = [np.zeros(shape) for _, shape in self._places]
         for start in range(0, len(inputs), _RECORDS_AT_ONCE):
             part = slice(start, start + _RECORDS_AT_ONCE)
-            found = each(trained, inputs[part], slopes[part], tuple(own[part] for own in drawn))
-            gradients = [found[name].flatten(1) for name in self._names]
-            lengths = np.hypot.reduce([lengths_of(own) for own in gradients])
+            by_name = each(trained, inputs[part], slopes[part], tuple(noise[part] for noise in drawn))
+            gradients = [by_name[name].flatten(1) for name in self._names]
+            lengths = np.hypot.reduce([lengths_of(gradient) for gradient in gradients])
             factors = scaling(lengths, self._clip / len(slopes))
-            for place, own in enumerate(gradients):
-                means[place] += scaled(own.numpy(), factors).sum(0).reshape(means[place].shape)
+            for place, gradients_of_one in enumerate(gradients):
+                clipped = scaled(gradients_of_one.numpy(), factors)
+                means[place] += clipped.sum(0).reshape(means[place].shape)
         return means
 
     def _loss(
         self, parameters: dict[str, Tensor], features: Tensor, slopes: Tensor, drawn: Sequence[Tensor]
     ) -> Tensor:
-        """<outputs, slopes> of one record, with the noise that its forward pass had."""
+        """Return <outputs, slopes> of one record, with the hidden noise of its forward pass."""
         if self._hidden:
-            self._hidden.replayed = [own[None] for own in drawn]
+            self._hidden.replayed = [noise[None] for noise in drawn]
         try:
             outputs: Tensor = functional_call(self._model, parameters, (features[None],))
         finally:
@@ -195,8 +207,8 @@ class NoisyUpdates:
 
 @np.errstate(over="ignore", invalid="ignore")
 def _affine(layer: nn.Module, inputs: Tensor) -> Tensor:
-    """What a linear layer gives, without a graph; for a small layer numpy takes a third of torch's time."""
-    parameters = [own.detach().numpy() for own in layer.parameters()]
+    """Return a linear layer's outputs without a graph. For small layers, NumPy is three times as fast."""
+    parameters = [parameter.detach().numpy() for parameter in layer.parameters()]
     outputs: Rows = inputs.numpy() @ parameters[0].T
     if len(parameters) > 1:
         kernels.add_row(outputs, parameters[1])
@@ -204,10 +216,10 @@ def _affine(layer: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def _reach(trains: tuple[bool, bool], inputs: Tensor) -> Floats:
-    """[batch]: the norm of a linear layer's gradient for a slope of norm 1.
+    """Return the norm of a linear layer's gradient per record, for slopes of norm 1: [batch].
 
     Args:
-        trains: whether its weight is trained, and its bias.
+        trains: whether the weight is trained, and whether the bias is.
         inputs: [batch, features].
     """
     weight, bias = trains
@@ -217,30 +229,30 @@ def _reach(trains: tuple[bool, bool], inputs: Tensor) -> Floats:
 
 @np.errstate(over="ignore", invalid="ignore")
 def _norms(slopes_of: Sequence[Tensor], reaches: Sequence[Floats]) -> Floats:
-    """[batch]: the norms of whole gradients, from the slopes and the reach at each layer."""
-    norms = [lengths_of(own) * reach for own, reach in zip(slopes_of, reaches, strict=True)]
-    whole: Floats = norms[0] if len(norms) == 1 else np.hypot.reduce(norms)
-    return whole
+    """Return the norm of each record's gradient over all layers: [batch]."""
+    norms = [lengths_of(slopes) * reach for slopes, reach in zip(slopes_of, reaches, strict=True)]
+    total: Floats = norms[0] if len(norms) == 1 else np.hypot.reduce(norms)
+    return total
 
 
 def _summed_products(slopes: Floats, inputs: Rows, exact: npt.NDArray[np.bool_]) -> Floats:
-    """[outputs, features]: slopes^T inputs, from float32 products of `_SUMMED` records at a time.
+    """Return slopes^T inputs: [outputs, features], from float32 products of `_SUMMED` records each.
 
     Args:
-        slopes: [batch, outputs], of clipped gradients; those of a record that counts as zero are zero.
+        slopes: [batch, outputs] of clipped gradients; zeros for records that count as zero.
         inputs: [batch, features].
-        exact: [batch], records whose products need float64, or whose inputs are not finite.
+        exact: [batch], records that need float64, or whose inputs are not finite.
     """
     if exact.any():
-        counts = exact & slopes.any(1)  # leaves out infinity times zero
+        counts = exact & slopes.any(1)  # skip zero slopes: 0 times infinity is nan
         products: Floats = slopes[counts].T @ inputs[counts].astype(np.float64)
         return products + _summed_products(slopes[~exact], inputs[~exact], exact[~exact])
     short = slopes.astype(np.float32)
-    whole = len(short) // _SUMMED * _SUMMED
-    stacked = [own[:whole].reshape(-1, _SUMMED, own.shape[1]) for own in (short, inputs)]
+    full = len(short) // _SUMMED * _SUMMED
+    stacked = [values[:full].reshape(-1, _SUMMED, values.shape[1]) for values in (short, inputs)]
     products = (stacked[0].transpose(0, 2, 1) @ stacked[1]).sum(0, dtype=np.float64)
-    if whole < len(short):
-        products += short[whole:].T @ inputs[whole:]
+    if full < len(short):
+        products += short[full:].T @ inputs[full:]
     return products
 
 

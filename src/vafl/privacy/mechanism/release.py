@@ -1,8 +1,8 @@
-"""What leaves a client: clip the last layer's output, add noise, then apply the rest of the model.
+"""Make embeddings safe to upload: clip the last layer's output, add noise, then apply the rest of the model.
 
-The activation and all else that follows the noise is post-processing, and needs no noise.
+The activation and everything else after the noise is post-processing and needs no noise.
 
-Values are scaled in float64. As a float32, the factor that shortens a value near 3e38 to the clip would be a
+Values are scaled in float64. In float32, the factor that scales a value near 3e38 down to the clip would be a
 denormal number, which rounding can make twice as large.
 """
 
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from vafl.privacy.mechanism.noise import Floats, Noise
 
 Rows = npt.NDArray[np.float32]
-ROUNDING = 1 - 1e-5  # clip this much below C: float32 rounding must not make a norm longer than C
+ROUNDING = 1 - 1e-5  # clip to C times this, so that float32 rounding cannot make a norm exceed C
 
 
 def lengths_of(values: Tensor) -> Floats:
-    """The norm of each [0, ...] of the batch, in float64: a float32 sum of many squares is too small."""
+    """Return the norm of each record: [batch], in float64. A float32 sum of many squares is too small."""
     lengths: Floats = _lengths(values.detach()).numpy()
     return lengths
 
@@ -31,10 +31,10 @@ def _lengths(values: Tensor) -> Tensor:
 
 
 def scaling(lengths: Floats, norm: float) -> Floats:
-    """The factors that shorten rows of these lengths to `norm`; 1, but for rounding, for shorter rows.
+    """Return the factors that scale rows of these lengths down to `norm`; `ROUNDING` for shorter rows.
 
-    A length that is not finite gets 0: that record counts as zero. Stopping instead would reveal that record
-    without any noise.
+    A length that is not finite gets 0, so that record counts as zero. Raising an error instead would reveal,
+    without any noise, that the batch holds such a record.
     """
     factors: Floats = norm * ROUNDING / np.maximum(lengths, norm)
     factors[~np.isfinite(factors)] = 0
@@ -42,7 +42,7 @@ def scaling(lengths: Floats, norm: float) -> Floats:
 
 
 def scaled(rows: Rows, factors: Floats) -> Floats:
-    """Each row times its factor, in float64; zero where the factor is 0, whatever the row holds."""
+    """Return each row times its factor, in float64. A factor of 0 gives zeros, even for inf or nan."""
     if factors.all():
         return rows * factors[:, None]
     product = np.zeros(rows.shape)
@@ -50,9 +50,9 @@ def scaled(rows: Rows, factors: Floats) -> Floats:
 
 
 def clip_rows(values: Tensor, norm: float) -> Tensor:
-    """Each [0, ...] of the batch, scaled down to that norm where it is longer; zero if it is not finite.
+    """Scale each longer record of the batch down to `norm`; return zeros for records that are not finite.
 
-    Differentiable.
+    The result is differentiable.
     """
     lengths = _lengths(values)
     finite = lengths.isfinite()
@@ -64,14 +64,15 @@ def clip_rows(values: Tensor, norm: float) -> Tensor:
 
 
 def _beside(numbers: Tensor, values: Tensor) -> Tensor:
-    """One number for each [0, ...] of the batch."""
+    """Reshape one number per record so that it broadcasts over `values`."""
     return numbers.view(-1, *[1] * (values.ndim - 1))
 
 
 def split_last(model: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """(the model up to its last layer with parameters, what follows it).
+    """Split a model after its last layer with parameters.
 
-    Only a chain can be cut safely: elsewhere a value might pass by the noise. Other models are one piece.
+    Only an nn.Sequential is split: in other models a value might bypass the noise. Those return as a whole,
+    with nn.Identity() as the second part.
     """
     if type(model) is not nn.Sequential:
         return model, nn.Identity()
@@ -80,12 +81,12 @@ def split_last(model: nn.Module) -> tuple[nn.Module, nn.Module]:
 
 
 def split_frozen(model: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """(the frozen layers that a model begins with, what follows them); the former may be none.
+    """Split a model after the frozen layers at its start; the first part is nn.Identity() if there are none.
 
-    A model that is no chain is frozen as a whole or not at all.
+    A model that is not an nn.Sequential counts as one layer.
     """
     layers = list(model) if type(model) is nn.Sequential else [model]
-    trained = (i for i, layer in enumerate(layers) if any(own.requires_grad for own in layer.parameters()))
+    trained = (i for i, layer in enumerate(layers) if any(p.requires_grad for p in layer.parameters()))
     count = next(trained, len(layers))
     if not any(True for layer in layers[:count] for _ in layer.parameters()):
         return nn.Identity(), model
@@ -93,12 +94,13 @@ def split_frozen(model: nn.Module) -> tuple[nn.Module, nn.Module]:
 
 
 class Release(nn.Module):
-    """[batch, ...] outputs of the last layer -> embeddings [batch, width] that may leave.
+    """Map the last layer's outputs [batch, ...] to embeddings [batch, width] that may be uploaded.
 
     Args:
-        clip: C; 0 does not clip, and then nothing is guaranteed.
-        deviation: c.
-        rest: what follows the noise.
+        clip: C; 0 does not clip, which gives no guarantee.
+        deviation: c, the standard deviation of the noise.
+        rest: the part of the model after the noise.
+        noise: the noise generator.
     """
 
     def __init__(self, clip: float, deviation: float, rest: nn.Module, noise: Noise) -> None:
@@ -111,14 +113,13 @@ class Release(nn.Module):
         return self.with_way_back(values)[0]
 
     def with_way_back(self, values: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """Embeddings, and the map from their slopes to those of the values."""
+        """Return the embeddings, and a function that maps their gradient to the gradient of `values`."""
         noised, through_clip = self._noised(values.detach().flatten(1))
         inputs = torch.from_numpy(noised).view_as(values)
         if self._ends_here:
             return inputs, through_clip
-        embeddings: Tensor = self.rest(
-            inputs.requires_grad_().clone()
-        )  # which may write into what it is given
+        # The clone protects `inputs`: an in-place activation would overwrite a leaf tensor.
+        embeddings: Tensor = self.rest(inputs.requires_grad_().clone())
 
         def pull_back(slopes: Tensor) -> Tensor:
             return through_clip(torch.autograd.grad(embeddings, inputs, slopes)[0])
@@ -126,7 +127,7 @@ class Release(nn.Module):
         return embeddings.detach(), pull_back
 
     def _noised(self, values: Tensor) -> tuple[Rows, Callable[[Tensor], Tensor]]:
-        """In numpy: for so few numbers, calling an operation of torch takes longer than the operation."""
+        """Clip and noise the values in NumPy: for small arrays, the overhead of a torch call dominates."""
         rows: Rows = values.numpy()
         if not self._clip:
             return self._noise.added_to(rows, self._deviation), lambda slopes: slopes
@@ -135,14 +136,14 @@ class Release(nn.Module):
 
         @np.errstate(over="ignore", invalid="ignore")
         def through_clip(slopes: Tensor) -> Tensor:
-            """Slopes of the clipped rows -> slopes of the rows.
+            """Map the gradient of the clipped rows to the gradient of the rows.
 
-            A row that was clipped moves on a sphere, so the part of its slope along the row is taken out.
+            A clipped row stays on a sphere, so its gradient has no component along the row.
             """
-            own = slopes.flatten(1).numpy()
-            along = np.einsum("ij,ij->i", clipped, own) / (self._clip * ROUNDING) ** 2
+            flat = slopes.flatten(1).numpy()
+            along = np.einsum("ij,ij->i", clipped, flat) / (self._clip * ROUNDING) ** 2
             along[factors >= ROUNDING] = 0
-            moves = scaled(own - clipped * along[:, None], factors)
+            moves = scaled(flat - clipped * along[:, None], factors)
             return torch.from_numpy(moves.astype(np.float32)).view_as(slopes)
 
         return self._noise.added_to(clipped, self._deviation), through_clip

@@ -1,7 +1,7 @@
-"""What was released once is used for ever: each person's noised features, kept beside the ledger.
+"""Mode `release_once`: noise each record's features once, and reuse the result in every run.
 
-Accounts follow people from alignment to alignment, and so do their releases: only new people, and people
-whose features have changed, are released anew and charged for it.
+The noised features are stored in a file beside the ledger, by account, so they survive a new alignment. Only
+new records, and records whose features have changed, are released again, and charged for it.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from vafl.privacy.mechanism.release import clip_rows
 from vafl.privacy.settings import PrivacySettings
 
 _DIGEST = 16  # bytes
-_ROWS = 4096  # encoded at once
+_ROWS = 4096  # encoded per forward pass
 
 
 def release_once(
@@ -36,12 +36,20 @@ def release_once(
     noise: Noise,
     encoder: nn.Module,
 ) -> Tensor:
-    """What the encoder makes of the features, clipped and noised: as released before, or anew for a charge.
+    """Return the encoded features, clipped and noised. Reuse earlier releases; charge for new ones.
 
     Args:
+        settings: the clip, the noise and the budget.
         features: [rows, ...].
-        accounts: [rows], which account of the ledger each row is.
-        encoder: frozen, and of no record here; nn.Identity() releases the features themselves.
+        ledger: the ledger to charge. Its path decides where releases are stored.
+        accounts: [rows], each row's account in the ledger.
+        noise: the noise generator.
+        encoder: frozen layers that were not trained on these records. nn.Identity() releases the features
+            themselves.
+
+    Raises:
+        BudgetExhausted: the budget does not allow these releases.
+        RunFolderError: the file of earlier releases is damaged.
     """
     facts = {
         "ledger": ledger.number,
@@ -55,34 +63,36 @@ def release_once(
         name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:8]
         path = ledger.path.with_name(f"{ledger.path.stem}-{name}.released")
     digests = _digests(features, ledger.number)
-    kept = _read(path, facts) if path is not None and path.exists() else None
-    kept = kept or _Releases.none(_encoded(encoder, features[:1]))
-    places = kept.find(accounts, digests)
+    stored = _read(path, facts) if path is not None and path.exists() else None
+    stored = stored or _Releases.none(_encoded(encoder, features[:1]))
+    places = stored.find(accounts, digests)
     new, limit = np.flatnonzero(places < 0), settings.limit
     ledger.require_within(accounts[places >= 0], limit)
     if not len(new):
-        return kept.features[torch.from_numpy(places)]
+        return stored.features[torch.from_numpy(places)]
+    # Charge durably before drawing noise. A crash in between charges for a release that is then made again,
+    # which overstates the cost but never understates it.
     ledger.require(accounts[new], "release", settings.upload_cost, limit)
     fresh = clip_rows(_encoded(encoder, features[torch.from_numpy(new)]), settings.clip)
     released = torch.empty(len(features), *fresh.shape[1:])
     released[torch.from_numpy(new)] = torch.from_numpy(noise.added_to(fresh.numpy(), settings.noise))
     old = np.flatnonzero(places >= 0)
-    released[torch.from_numpy(old)] = kept.features[torch.from_numpy(places[old])]
+    released[torch.from_numpy(old)] = stored.features[torch.from_numpy(places[old])]
     if path is not None:
-        own = new[accounts[new] != NOBODY]
-        kept = kept.replaced(accounts[own], digests[own], released[torch.from_numpy(own)])
-        write_atomically(path, kept.as_bytes(facts), private=True)
+        records = new[accounts[new] != NOBODY]
+        stored = stored.replaced(accounts[records], digests[records], released[torch.from_numpy(records)])
+        write_atomically(path, stored.as_bytes(facts), private=True)
     return released
 
 
 @dataclass(frozen=True)
 class _Releases:
-    """What was released of each account.
+    """The stored releases, one per account.
 
     Attributes:
-        accounts: [releases], each once.
-        digests: [releases, bytes], of the features that were clipped and noised.
-        features: [releases, ...], noised.
+        accounts: [releases], distinct account numbers.
+        digests: [releases, bytes], digests of the original features, which detect that they have changed.
+        features: [releases, ...], the noised features.
     """
 
     accounts: Numbers
@@ -91,20 +101,20 @@ class _Releases:
 
     @classmethod
     def none(cls, features: Tensor) -> "_Releases":
-        """None yet, of features such as these."""
+        """Return no releases, for noised features of the same shape as `features`."""
         return cls(np.empty(0, dtype=np.int64), np.empty((0, _DIGEST), dtype=np.uint8), features[:0])
 
     def find(self, accounts: Numbers, digests: npt.NDArray[np.uint8]) -> Numbers:
-        """[rows], where the release of each is; -1 where there is none of these features."""
+        """Return the position of each row's release: [rows]; -1 if its features have not been released."""
         if not len(self.accounts):
             return np.full(len(accounts), -1)
-        place_of = np.full(max(accounts.max(), self.accounts.max()) + 2, -1)  # the last is nobody's
+        place_of = np.full(max(accounts.max(), self.accounts.max()) + 2, -1)  # index NOBODY (-1) is last
         place_of[self.accounts] = np.arange(len(self.accounts))
         places = place_of[accounts]
         return np.where((self.digests[places] == digests).all(1), places, -1)
 
     def replaced(self, accounts: Numbers, digests: npt.NDArray[np.uint8], features: Tensor) -> "_Releases":
-        """With these in the place of what their accounts had."""
+        """Return these releases and all earlier ones of other accounts."""
         others = np.flatnonzero(~np.isin(self.accounts, accounts))
         return _Releases(
             np.concatenate([self.accounts[others], accounts]),
@@ -134,24 +144,27 @@ def _digest_of(encoder: nn.Module) -> str:
 
 
 def _digests(features: Tensor, key: str) -> npt.NDArray[np.uint8]:
-    """[rows, bytes]; nobody without the ledger can try out features."""
+    """Return a digest of each row's features: [rows, bytes].
+
+    The ledger's number is the key. Without the ledger, an attacker cannot test guesses of the features.
+    """
     content = features.contiguous().numpy().tobytes()
     size = len(content) // len(features)
     rows = (content[place : place + size] for place in range(0, len(content), size))
-    own = b"".join(hashlib.blake2b(row, digest_size=_DIGEST, key=key.encode()).digest() for row in rows)
-    return np.frombuffer(own, dtype=np.uint8).reshape(-1, _DIGEST)
+    digests = b"".join(hashlib.blake2b(row, digest_size=_DIGEST, key=key.encode()).digest() for row in rows)
+    return np.frombuffer(digests, dtype=np.uint8).reshape(-1, _DIGEST)
 
 
 def _read(path: Path, facts: dict[str, object]) -> _Releases:
     try:
         with safe_open(path, framework="pt") as file:
             if json.loads(file.metadata()["facts"]) != facts:
-                raise ValueError("it is of another ledger")
+                raise ValueError("it belongs to another ledger")
             accounts, digests = file.get_tensor("accounts").numpy(), file.get_tensor("digests").numpy()
             return _Releases(accounts, digests, file.get_tensor("features"))
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise RunFolderError(
             "VFL-5081",
-            f'"{path}" holds the features as they were released, and is damaged: {error}. Remove it to '
-            "release them again, which is charged again.",
+            f'"{path}", the file of released features, is damaged: {error}. Restore a copy, or remove it to '
+            "release the features again, which charges the budget again.",
         ) from error

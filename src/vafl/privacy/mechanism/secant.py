@@ -1,7 +1,7 @@
-"""How fast a gradient really changes, by secants: |g(theta + e v) - g(theta)| / e.
+"""Estimate how fast a gradient changes, with secants: |g(theta + e v) - g(theta)| / e.
 
-Not by autograd's Hessian products: those miss the kinks of ReLU, which the noise smooths only on average.
-The noise is drawn once and used again at every point, or the noise of two estimates would be all one sees.
+Autograd's Hessian-vector products would miss the kinks of ReLU, which the noise smooths only on average. The
+noise is drawn once and reused at every point: otherwise it would dominate the difference of two gradients.
 """
 
 from collections.abc import Callable
@@ -16,17 +16,18 @@ from vafl.privacy.settings import PrivacySettings
 
 
 class FixedNoise:
-    """A client's embeddings as they leave, under noise that stays the same from call to call.
+    """Compute a client's noised embeddings, with the same noise in every call.
 
     Args:
-        model: the client's; it is changed: its hidden layers get hooks.
+        model: the client's model. Its hidden layers get hooks.
+        settings: the clip and the noise.
         features: [rows, ...].
-        draws: of the noise, for each row.
+        draws: the number of noise samples per row.
     """
 
     def __init__(self, model: nn.Module, settings: PrivacySettings, features: Tensor, draws: int) -> None:
         noise = Noise()
-        noised = settings.kind in ("frozen", "dp_train", "embed_only")
+        noised = settings.protection.noises_uploads
         cut = noised and settings.placement == "pre-activation"
         self._body, self._rest = split_last(model) if cut else (model, nn.Identity())
         self._features = features.repeat(draws, *[1] * (features.ndim - 1))
@@ -39,7 +40,7 @@ class FixedNoise:
         self._noise = noise.gaussian(shape, settings.noise) if noised and settings.noise else None
 
     def __call__(self) -> Tensor:
-        """[draws * rows, width], with a graph to the model's parameters."""
+        """Return embeddings [draws * rows, width], differentiable in the model's parameters."""
         values = self._body(self._features)
         if self._clip:
             values = clip_rows(values, self._clip)
@@ -48,9 +49,11 @@ class FixedNoise:
 
 
 def secant(gradient: Callable[[Tensor], Tensor], at: Tensor, step: float, rounds: int = 12) -> float:
-    """The steepest of some secants at a point, each in the direction in which the last one moved.
+    """Return the steepest of `rounds` secants at a point.
 
-    A lower bound of the smoothness constant, and near it where the curvature has one leading direction.
+    Each secant follows the direction in which the last one changed the gradient, like a power iteration. The
+    result is a lower bound of the smoothness constant. It is close if the curvature has one leading
+    direction.
     """
     here = gradient(at)
     direction = torch.randn(at.shape, generator=torch.Generator().manual_seed(0), dtype=at.dtype)

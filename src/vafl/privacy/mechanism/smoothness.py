@@ -1,9 +1,9 @@
-"""How smooth noise makes a client's part of the objective (Theorem 5, corrected by privacy.md section 9).
+"""Smoothness of a client's part of the objective under noise (Theorem 5, corrected in privacy.md, section 9).
 
-The expectation over a layer's noise turns a Lipschitz function of its pre-activations into a smooth one:
-B-Lipschitz becomes kappa B-smooth. The constants hold for models that are a chain of affine layers with
-Lipschitz activations, while the weights' norms are at most what they are now, and where no row is clipped:
-the clip has a kink that no noise smooths, since the noise comes after it.
+The expectation over a layer's noise turns a B-Lipschitz function of its pre-activations into a (kappa
+B)-smooth one. The constants hold under three conditions: the model is a chain of affine layers with Lipschitz
+activations; the norms of the weights do not grow; no row is clipped. The clip has a kink, and the noise does
+not smooth it because it is added after the clip.
 """
 
 import math
@@ -26,17 +26,21 @@ _SLOPES: dict[type[nn.Module], float] = {
     nn.Sigmoid: 0.25,
     nn.Softplus: 1.0,
 }
-_DRAWS = 16  # of the noise, for each row
+_DRAWS = 16  # noise samples per row
 NoiseKind = Literal["uniform", "gaussian"]
 Norms = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Layer:
-    """u -> activation(w u + b + Z), Z of that standard deviation.
+    """A layer u -> activation(w u + b + Z) with noise Z.
 
     Attributes:
-        slope: the activation's Lipschitz constant L0.
+        linear: the affine map with weights w and bias b.
+        activation: the layers after it.
+        slope: L0, the Lipschitz constant of the activation.
+        deviation: the standard deviation of Z.
+        noise: the distribution of Z.
     """
 
     linear: nn.Linear
@@ -47,12 +51,12 @@ class Layer:
 
     @property
     def norm(self) -> float:
-        """The weights' spectral norm."""
+        """The spectral norm of the weights."""
         return float(torch.linalg.matrix_norm(self.linear.weight.detach(), 2))
 
     @property
     def kappa(self) -> float:
-        """What smoothing by this layer's noise makes of a Lipschitz constant; infinite without noise."""
+        """The smoothness under this layer's noise, per unit of the Lipschitz constant; inf without noise."""
         if not self.deviation:
             return math.inf
         if self.noise == "gaussian":
@@ -61,7 +65,7 @@ class Layer:
 
     @property
     def paper_kappa(self) -> float:
-        """The same as in the paper: d/c, and 2 sqrt(d)/c_l; times L0 it is its constant of one neuron."""
+        """The paper's kappa: d/c (Gaussian) or 2 sqrt(d)/c_l (uniform)."""
         if not self.deviation:
             return math.inf
         width = self.linear.out_features
@@ -74,10 +78,16 @@ def chain_of(
     hidden: Sequence[float] = (),
     hidden_noise: NoiseKind = "uniform",
 ) -> list[Layer]:
-    """The model's layers with their noise: Gaussian in the last one, `hidden` in the others.
+    """Return the model's layers with their noise.
+
+    Args:
+        model: a chain of affine layers and activations.
+        noise: the standard deviation of the Gaussian noise in the last layer.
+        hidden: standard deviations of the noise in the other layers: one each, one for all, or none.
+        hidden_noise: the distribution of that noise.
 
     Raises:
-        ConfigError: the model is no chain of affine layers, for which alone there are constants.
+        ConfigError: the model is not a chain of affine layers, so no constants are known.
     """
     parts = list(model) if type(model) is nn.Sequential else [model]
     groups: list[tuple[nn.Linear, list[nn.Module]]] = []
@@ -88,16 +98,18 @@ def chain_of(
             known = ", ".join(["Linear", *(kind.__name__ for kind in _SLOPES)])
             raise ConfigError(
                 "VFL-5091",
-                f"smoothness constants need a chain of {known}. Found {type(part).__name__}. The secant "
-                "estimate works for any model.",
+                f"smoothness constants need a chain of {known}. Found {type(part).__name__}. Use the "
+                "secant estimate, which works for any model.",
             )
         elif groups:
             groups[-1][1].append(part)
     deviations = [*_one_each(hidden, len(groups) - 1), noise]
     kinds: list[NoiseKind] = [hidden_noise] * (len(groups) - 1) + ["gaussian"]
     return [
-        Layer(linear, nn.Sequential(*after), math.prod(_SLOPES[type(part)] for part in after), *own)
-        for (linear, after), own in zip(groups, zip(deviations, kinds, strict=True), strict=True)
+        Layer(
+            linear, nn.Sequential(*after), math.prod(_SLOPES[type(part)] for part in after), deviation, kind
+        )
+        for (linear, after), deviation, kind in zip(groups, deviations, kinds, strict=True)
     ]
 
 
@@ -107,7 +119,7 @@ def _one_each(deviations: Sequence[float], layers: int) -> Sequence[float]:
     if len(deviations) != layers:
         raise ConfigError(
             "VFL-5092",
-            f"there must be one deviation for each of the {layers} hidden layers, or one for all. Found "
+            f"the number of noise deviations must be 1 or {layers}, the number of hidden layers. Found "
             f"{len(deviations)}.",
         )
     return deviations
@@ -118,10 +130,15 @@ class LayerConstants:
     """Bounds on how fast a client's gradient changes with one layer's parameters, all others fixed.
 
     Attributes:
-        reach: B_l, the Lipschitz constant of what follows the pre-activation.
-        input_norm, input_square: the means of |u| and of |u|^2, u the layer's input.
-        bias, weight: L_b = kappa B and L_w = E|u|^2 L_b.
-        paper_bias, paper_weight: "paper constant (block-diagonal only)": by its recursion, with E|u|.
+        norm: the spectral norm of the weights.
+        kappa: see `Layer.kappa`.
+        reach: B_l, the Lipschitz constant of the map from the pre-activation to the loss.
+        input_norm: the mean of |u|, where u is the layer's input.
+        input_square: the mean of |u|^2.
+        bias: L_b = kappa B_l.
+        weight: L_w = E|u|^2 L_b.
+        paper_bias: L_b by the paper's recursion (block-diagonal only).
+        paper_weight: L_w by the paper's recursion, with E|u| (block-diagonal only).
     """
 
     norm: float
@@ -137,11 +154,12 @@ class LayerConstants:
 
 @dataclass(frozen=True)
 class Smoothness:
-    """A client's constants.
+    """The constants of one client.
 
     Attributes:
-        joint: a bound for all of the client's parameters together, between layers too.
-        paper: the paper's sum of blocks: "paper constant (block-diagonal only)".
+        layers: the constants of each layer.
+        joint: a bound for all of the client's parameters together, including interactions between layers.
+        paper: the paper's constant, a sum over layers that ignores those interactions.
     """
 
     layers: tuple[LayerConstants, ...]
@@ -152,22 +170,23 @@ class Smoothness:
 def smoothness(
     layers: Sequence[Layer], features: Tensor, slope: float, curvature: float, l2: float = 0.0
 ) -> Smoothness:
-    """The constants of one client's part of the objective.
+    """Return the constants of one client's part of the objective.
 
     Args:
-        features: [rows, ...], over which the objective is a mean.
-        slope, curvature: Lipschitz constants, with respect to the embedding, of the loss and of its
-            gradient; only the paper's constant needs the latter.
-        l2: of the regulariser.
+        layers: the client's layers.
+        features: [rows, ...]; the objective is the mean over these rows.
+        slope: the Lipschitz constant of the loss with respect to the embedding.
+        curvature: the Lipschitz constant of the loss's gradient, needed by the paper's constant only.
+        l2: the weight of the regulariser.
     """
     norms = _input_norms(layers, features.flatten(1))
     reaches = _reaches(layers, slope)
     papers = _paper_biases(layers, slope)
-    found = []
-    for layer, own, reach, paper in zip(layers, norms, reaches, papers, strict=True):
-        mean, square = float(own.mean()), float((own**2).mean())
+    constants = []
+    for layer, inputs, reach, paper in zip(layers, norms, reaches, papers, strict=True):
+        mean, square = float(inputs.mean()), float((inputs**2).mean())
         bias = layer.kappa * reach
-        found.append(
+        constants.append(
             LayerConstants(
                 norm=layer.norm,
                 kappa=layer.kappa,
@@ -181,13 +200,13 @@ def smoothness(
             )
         )
     pairs = zip(reaches, norms, strict=True)
-    steepness = sum((reach / slope) ** 2 * float((own**2).mean() + 1) for reach, own in pairs)
-    paper = curvature * steepness + sum(one.paper_bias + one.paper_weight for one in found)
-    return Smoothness(tuple(found), _joint(layers, norms, reaches) + l2, paper + l2)
+    steepness = sum((reach / slope) ** 2 * float((inputs**2).mean() + 1) for reach, inputs in pairs)
+    paper = curvature * steepness + sum(layer.paper_bias + layer.paper_weight for layer in constants)
+    return Smoothness(tuple(constants), _joint(layers, norms, reaches) + l2, paper + l2)
 
 
 def _input_norms(layers: Sequence[Layer], inputs: Tensor) -> list[Norms]:
-    """|u_{l-1}| of every layer, [draws of the noise * rows]."""
+    """Return the norms |u_{l-1}| of each layer's inputs: [noise samples * rows]."""
     generator = torch.Generator().manual_seed(0)
     norms = []
     with torch.no_grad():
@@ -204,24 +223,24 @@ def _input_norms(layers: Sequence[Layer], inputs: Tensor) -> list[Norms]:
 
 
 def _reaches(layers: Sequence[Layer], slope: float) -> list[float]:
-    """B_l = slope * L0 * product over the layers above of L0 |w|."""
-    found: list[float] = []
+    """Return B_l = slope * L0 * (product of L0 |w| over the layers above) for each layer."""
+    reaches: list[float] = []
     for layer in reversed(layers):
         slope *= layer.slope
-        found.append(slope)
+        reaches.append(slope)
         slope *= layer.norm
-    return found[::-1]
+    return reaches[::-1]
 
 
 def _paper_biases(layers: Sequence[Layer], slope: float) -> list[float]:
-    """L_b of the paper's recursion, equation (eq.smoothness), times the loss's slope."""
-    found = []
-    above, carried = 1.0, 0.0  # the product of L0 |w|, and L_b |w| of the next layer
+    """Return L_b of each layer by the paper's recursion (eq.smoothness), times the loss's slope."""
+    biases = []
+    above, carried = 1.0, 0.0  # the product of L0 |w| over the layers above; L_b |w| of the next layer
     for layer in reversed(layers):
-        own = above * layer.paper_kappa * layer.slope + carried * layer.slope**2
-        found.append(slope * own)
-        above, carried = above * layer.slope * layer.norm, own * layer.norm
-    return found[::-1]
+        bias = above * layer.paper_kappa * layer.slope + carried * layer.slope**2
+        biases.append(slope * bias)
+        above, carried = above * layer.slope * layer.norm, bias * layer.norm
+    return biases[::-1]
 
 
 def _joint(
@@ -229,12 +248,14 @@ def _joint(
     norms: Sequence[Norms],
     reaches: Sequence[float],
 ) -> float:
-    """The norm of the matrix that bounds how fast layer l's gradient changes with layer k's parameters.
+    """Return a bound for all layers together.
 
-    With u~ = (u, 1) and k < l, a step of theta_k moves the input of layer l by at most |u~_{k-1}| times
-    the Lipschitz constants between, and that moves both factors of layer l's gradient.
+    Entry (l, k) of the matrix bounds how fast layer l's gradient changes with layer k's parameters; the bound
+    is the matrix's spectral norm. With u~ = (u, 1) and k < l, a step of theta_k moves the input of layer l by
+    at most |u~_{k-1}| times the Lipschitz constants in between. That changes both factors of layer l's
+    gradient.
     """
-    sizes = [np.hypot(own, 1.0) for own in norms]
+    sizes = [np.hypot(inputs, 1.0) for inputs in norms]
     bounds = np.zeros((len(layers), len(layers)))
     for upper, layer in enumerate(layers):
         smooth = layer.kappa * reaches[upper]
