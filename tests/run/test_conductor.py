@@ -19,7 +19,7 @@ class Federation:
     """A server with two clients that answer at once; what the head sees is the next of `values`.
 
     Attributes:
-        asked: the rows, best count and back flag of each evaluation asked for.
+        asked: the rows, best count and restore flag of each evaluation asked for.
         answering: the clients that answer; a poll is open until each one asked has answered or expired.
         unsent: the clients that have never sent the rows.
     """
@@ -61,8 +61,8 @@ class Federation:
         inputs = np.full((len(rows), 1), next(self._values), np.float32)
         return inputs, dict.fromkeys(self.unsent, rows)
 
-    def _ask(self, rows, best, *, back):
-        self.asked.append((rows.tolist(), best, back))
+    def _ask(self, rows, best, *, restore):
+        self.asked.append((rows.tolist(), best, restore))
         present = {0, 1} - self.server.absent - self.server.overdue
         self.server.open_requests = present - self.answering
         self._poll = Poll([SimpleNamespace()] * len(present), set(self.server.open_requests))
@@ -275,7 +275,9 @@ def test_patience_ends_a_run_and_only_then_are_the_test_rows_asked_for_by_the_be
             conduct(federation)
     counts = [count for _, count, _ in federation.asked]
     assert counts == [0, 1, 2, 2, 2]
-    assert [(rows, back) for rows, _, back in federation.asked] == [([4, 5], False)] * 4 + [([6, 7, 8], True)]
+    assert [(rows, restore) for rows, _, restore in federation.asked] == [([4, 5], False)] * 4 + [
+        ([6, 7, 8], True)
+    ]
     assert [point.metric for point in points] == [0.0, 1.0, 1.0, 0.0]
     assert (best.point, best.restored) == (points[1], 1)
     assert federation.server.last_iteration == 30

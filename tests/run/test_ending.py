@@ -8,7 +8,7 @@ import pytest
 
 from tests.transport.grpc.parties import Federation, complete, configuration, dialled, served, until
 from vafl.errors import RunError
-from vafl.protocol.messages import Decline, Join, Request
+from vafl.protocol.messages import Decline, Evaluate, Join
 
 
 def test_a_client_that_comes_back_after_the_end_is_told():
@@ -100,7 +100,7 @@ def test_checkpoints_do_not_wait_for_an_evaluation():
     end = SimpleNamespace(
         began=0.0, now=0.0, updates=0, server=server, traffic=[], finish=None, connections={}
     )
-    assert [type(said) for said in conductor(end)] == [Request, Request]
+    assert [type(said) for said in conductor(end)] == [Evaluate, Evaluate]
     server.iteration = end.updates = 10
     conductor(end)
     assert saved == [10]

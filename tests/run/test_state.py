@@ -22,7 +22,7 @@ from vafl.folders import HeldFolder
 from vafl.models.store import read_model
 from vafl.observe.evaluation import Evaluation
 from vafl.observe.record import RunFolder
-from vafl.protocol.messages import Request, Welcome
+from vafl.protocol.messages import Evaluate, Welcome
 from vafl.run.agreement import make_terms, require_same_run
 from vafl.run.assembly import make_client
 from vafl.run.best import BestEmbedding
@@ -306,24 +306,24 @@ def test_a_client_goes_back_to_its_model_of_the_best_evaluation(tmp_path, resume
     said, models = [], []
     for number, best in enumerate((0, 1, 1, 3)):
         models.append(moved(client.model))
-        said += client.receive(Request(0, number, rows, best))
+        said += client.receive(Evaluate(0, number, rows, best))
         if resume:
             client = make_client(make_plan(CONFIG), 0, with_held_out=True)
             client.load(models[-1])
             BestEmbedding(client, tmp_path, resume=True)
     moved(client.model)
     for _ in range(2):  # it may be asked again
-        said += client.receive(Request(0, 9, rows, 3, back=True))
+        said += client.receive(Evaluate(0, 9, rows, 3, restore=True))
         assert same(dict(client.model.state_dict()), dict(models[2]))
     assert np.array_equal(said[-1].embeddings, said[2].embeddings)
 
 
 def test_a_new_run_knows_no_best_evaluation_of_another(tmp_path, caplog):
     client, rows = make_client(make_plan(CONFIG), 0, with_held_out=True), np.array([149])
-    for best, back in ((0, False), (1, True)):
+    for best, restore in ((0, False), (1, True)):
         BestEmbedding(client, tmp_path, resume=False)
         model = moved(client.model)
-        client.receive(Request(0, 0, rows, best, back))
+        client.receive(Evaluate(0, 0, rows, best, restore))
     assert same(dict(client.model.state_dict()), dict(model))
     assert "no evaluation that was the best is known here" in caplog.text
 

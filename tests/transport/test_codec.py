@@ -14,6 +14,7 @@ from vafl.protocol.messages import (
     MARK_BYTES,
     Decline,
     Durable,
+    Evaluate,
     Gradient,
     Join,
     Keys,
@@ -99,7 +100,7 @@ def server_messages(draw):
                 Welcome(2, draw(counts), activations, draw(counts), draw(counts), draw(marks | st.just(b""))),
                 Gradient(2, draw(counts), draw(counts), draw(matrices()), activations),
                 Skipped(2, draw(counts), draw(counts), activations, draw(short)),
-                Request(2, draw(counts), draw(row_sets()), draw(counts) - 1, draw(st.booleans())),
+                Evaluate(2, draw(counts), draw(row_sets()), draw(counts) - 1, draw(st.booleans())),
                 Request(2, draw(counts), draw(row_sets()), permute=draw(names | st.just("*"))),
                 Durable(2, draw(counts)),
                 Rekey(2, draw(counts), draw(short)),
@@ -148,7 +149,7 @@ def test_other_encodings_lose_no_more_than_their_digits(matrix, encoding):
     frame = codec.encode(message)
     assert len(frame) == codec.size(message)
     found = codec.from_client(frame, 0).embeddings
-    relative = {"float32": 0.0, "VFL-6071": 2**-11, "bfloat16": 2**-8, "int8": 0.0}[encoding]
+    relative = {"float32": 0.0, "float16": 2**-11, "bfloat16": 2**-8, "int8": 0.0}[encoding]
     per_row = {"int8": 0.5 / 127}.get(encoding, 0.0) * np.abs(matrix).max(axis=1, keepdims=True)
     allowed = relative * np.abs(matrix) + per_row * 1.001 + 1e-7
     assert (np.abs(found - matrix) <= allowed).all()

@@ -1,8 +1,8 @@
 """The models of the best evaluation, on disk at every party: what a run with stop.patience ends with.
 
-The server knows that an evaluation was the best when its clients have long gone on. So a client keeps its
-model as it was at the last evaluation, and as it was at the best one; the next request tells which that is.
-What the server counts as a best evaluation is on its disk before it tells anybody.
+When the server learns that an evaluation was the best, its clients have already trained on. So each client
+saves its model at the last evaluation and at the best one. The next `Evaluate` message tells it whether the
+last one was the best. The server saves its own best head before it counts that evaluation as the best.
 """
 
 import logging
@@ -68,13 +68,13 @@ class BestEmbedding:
             shutil.rmtree(own, ignore_errors=True)
         client.at_evaluation = self.at_evaluation
 
-    def at_evaluation(self, best: int, *, back: bool) -> None:
-        """Before the answer to a request that says which evaluation is the best."""
+    def at_evaluation(self, best: int, *, restore: bool) -> None:
+        """Save the model, or restore the best one; `best` and `restore` are as in `Evaluate`."""
         if has_checkpoint(self._last):
             _, facts = load_checkpoint(self._last)
             if facts["best"] != best:
                 move_checkpoint(self._last, self._best)
-        if back:
+        if restore:
             self.restore()
         else:
             model = self._client.model

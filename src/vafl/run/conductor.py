@@ -199,7 +199,7 @@ class RunController:
 
     def _ask_next(self, federation: FederationServer[Server]) -> list[ServerMessage]:
         count = -1 if self.watch.best is None else self.watch.best.count
-        self._poll = federation.server.poll(self._to_ask.pop(0), count, back=self._testing)
+        self._poll = federation.server.poll(self._to_ask.pop(0), count, restore=self._testing)
         self._asked_at |= dict.fromkeys(self._poll.waiting, self.clock())
         return list(self._poll.requests)
 

@@ -4,7 +4,7 @@ import asyncio
 
 from tests.transport.grpc.parties import complete, dialled, served, until
 from vafl.names import LOCAL_CLIENT
-from vafl.protocol.messages import Join, Refresh, Request, Skipped, Welcome
+from vafl.protocol.messages import Evaluate, Join, Refresh, Skipped, Welcome
 
 QUICK = {"answer_timeout": 0.3}
 
@@ -78,14 +78,14 @@ def test_a_late_answer_is_taken_and_its_client_is_asked_again():
         ):
             running = asyncio.create_task(federation.client(1).run())
             await joined(slow, 0)
-            request = await slow.hear(Request)
+            request = await slow.hear(Evaluate)
             await until(lambda: federation.server.overdue == {0})
             client = federation.client(0).client
             client.join()
             (answer,) = client.receive(request)
             assert isinstance(answer, Refresh)
             await slow.say(answer)
-            await slow.hear(Request)
+            await slow.hear(Evaluate)
             refusals = dict(federation.end.violations)
             federation.end.finish("enough")
             await running

@@ -11,6 +11,7 @@ features or model parameters, and none of these types could.
 | `Query`: the gradient for an earlier upload (query-first order) | `Gradient` or `Skipped` |
 | `Refresh`: embeddings of other rows, or of the rows asked for | |
 | `Decline`: cannot give the rows asked for | `Request`: send fresh embeddings of these rows |
+| `Refresh` or `Decline`, as for a `Request` | `Evaluate`: send embeddings of these held-out rows |
 | `Finished`: makes no more uploads | |
 | `LedgerMark`: what the next `Welcome` must show, to prove that the client's ledger is the newest | |
 | `Offer`: a fresh key for an epoch of masks | `Rekey`: a new epoch begins; `Keys`: everybody's keys |
@@ -34,6 +35,7 @@ from vafl.protocol.messages.joining import Durable, Join, Leave, LedgerMark, Ref
 from vafl.protocol.messages.masking import Keys, MaskedRefresh, MaskedUpload, Offer, Rekey
 from vafl.protocol.messages.training import (
     Decline,
+    Evaluate,
     Finished,
     Gradient,
     Query,
@@ -45,10 +47,10 @@ from vafl.protocol.messages.training import (
 
 MaskingMessage = Offer | MaskedUpload | MaskedRefresh
 ClientMessage = Join | Leave | LedgerMark | Upload | Refresh | Query | Decline | Finished | MaskingMessage
-ServerMessage = Welcome | Gradient | Skipped | Request | Rekey | Keys | Durable | Stop | Refused
+ServerMessage = Welcome | Gradient | Skipped | Request | Evaluate | Rekey | Keys | Durable | Stop | Refused
 
 __all__ = ["HEADER_BYTES", "LARGEST_OFFER", "MARK_BYTES", "ROW_BYTES", "Words", "made_here", "require_growth"]
 __all__ += ["ClientMessage", "Durable", "Join", "Leave", "Refused", "ServerMessage", "Stop", "Welcome"]
 __all__ += ["EVERYTHING", "LONGEST_GROUP", "LedgerMark"]
-__all__ += ["Decline", "Finished", "Gradient", "Query", "Refresh", "Request", "Skipped", "Upload"]
+__all__ += ["Decline", "Evaluate", "Finished", "Gradient", "Query", "Refresh", "Request", "Skipped", "Upload"]
 __all__ += ["Keys", "MaskedRefresh", "MaskedUpload", "MaskingMessage", "Offer", "Rekey"]

@@ -11,6 +11,7 @@ from vafl.errors import InvalidMessage
 from vafl.protocol.client import Client, Flight
 from vafl.protocol.messages import (
     ClientMessage,
+    Evaluate,
     Join,
     Keys,
     MaskedRefresh,
@@ -65,7 +66,7 @@ class Masking(PredictionClient):
             return self._offer(message.epoch)
         if isinstance(message, Keys):
             return self._agree(message)
-        if isinstance(message, Request) and self._masks is None:
+        if isinstance(message, Request | Evaluate) and self._masks is None:
             return []  # said again once there are keys
         return super()._take(message)
 
@@ -102,14 +103,13 @@ class MaskedClient(Masking, Client):
         super()._agree(keys)
         return [said for number, flight in self._flights.items() for said in self._say(number, flight)]
 
-    def _check_rows(self, rows: Rows) -> None:
-        super()._check_rows(rows)
-        if len(rows) and int(rows.min()) < self._schedule.rows:
-            raise InvalidMessage(
-                "VFL-4112",
-                f"only held-out rows, from {self._schedule.rows} on, are summed on request. "
-                f"Found {int(rows.min())}: training rows are summed in rounds.",
-            )
+    def _answer(self, request: Request) -> list[ClientMessage]:
+        """Refuse: training rows are summed in rounds only."""
+        raise InvalidMessage(
+            "VFL-4112",
+            f"only held-out rows, from {self._schedule.rows} on, are summed outside rounds, when the server "
+            f"evaluates. Found request {request.number}, which is for training rows.",
+        )
 
     def _say(self, activation: int, flight: Flight) -> list[ClientMessage]:
         if self._masks is None:

@@ -17,6 +17,7 @@ from vafl.protocol.marks import MarkMemory
 from vafl.protocol.messages import (
     ClientMessage,
     Decline,
+    Evaluate,
     Join,
     Leave,
     MaskedRefresh,
@@ -25,7 +26,6 @@ from vafl.protocol.messages import (
     Query,
     Refresh,
     Rekey,
-    Request,
     ServerMessage,
     Upload,
     Words,
@@ -98,7 +98,7 @@ class MaskedServer(Server):
         self.epochs = Epochs(table.clients)
         self._decode = decode
         self._words: dict[int, Words] = {}
-        self._asked: Request | None = None
+        self._asked: Evaluate | None = None
         self._poll = Poll([])
         self._sums_asked = 0
         self._asked_words: dict[int, Words] = {}
@@ -108,9 +108,9 @@ class MaskedServer(Server):
         """Whether all clients have keys: a sum needs all of them."""
         return not self.epochs.missing
 
-    def poll(self, rows: Rows, best: int = -1, *, back: bool = False) -> Poll:
+    def poll(self, rows: Rows, best: int = -1, *, restore: bool = False) -> Poll:
         """Ask all clients for one sum; none is ever asked alone."""
-        self._asked = Request(0, self._sums_asked, rows, best, back)
+        self._asked = Evaluate(0, self._sums_asked, rows, best, restore)
         self._sums_asked += 1
         self._poll = Poll(self._ask_again(), {self._asked.number})
         return self._poll
@@ -228,7 +228,7 @@ class MaskedServer(Server):
         self._waiting, self._group = [], []
         self._words.clear()
 
-    def _ask_again(self) -> list[Request]:
+    def _ask_again(self) -> list[Evaluate]:
         """What is asked for, in this epoch's masks; what was said in others', or to what is over, is void."""
         self._asked_words.clear()
         if self._asked is None:
@@ -245,7 +245,7 @@ class MaskedServer(Server):
     def _check_words(self, message: MaskedUpload | MaskedRefresh) -> None:
         self.table.check(0, message.rows, message.words)
 
-    def _find_asked(self, client: int, number: int) -> Request | None:
+    def _find_asked(self, client: int, number: int) -> Evaluate | None:
         """What was asked; None if that is over: others may have declined while this client answered."""
         asked = self._asked if self._asked is not None and self._asked.number == number else None
         if number >= self._sums_asked or (asked is not None and client in self._asked_words):
