@@ -8,7 +8,6 @@ import signal
 import threading
 from copy import deepcopy
 from dataclasses import asdict
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,8 +16,10 @@ from rich.console import Console
 
 from tests.federation import same
 from vafl.config import from_document, read_config
+from vafl.config.run_settings import EvaluationSettings, StopSettings
 from vafl.errors import RemoteFault, RunFolderError
 from vafl.folders import HeldFolder
+from vafl.models.metrics import Metrics
 from vafl.models.store import read_model
 from vafl.observe.evaluation import Evaluation
 from vafl.observe.record import RunFolder
@@ -28,6 +29,7 @@ from vafl.run.assembly import make_client
 from vafl.run.best import BestEmbedding
 from vafl.run.checkpoint import has_checkpoint, load_checkpoint
 from vafl.run.client import ClientState, run_client, run_until_over
+from vafl.run.controller import RunController
 from vafl.run.model_store import run_name
 from vafl.run.plan import make_plan
 from vafl.run.server import ServerRun, ServerState, _serve
@@ -278,15 +280,16 @@ def test_a_second_interrupt_does_not_end_a_client_amid_a_turn():
 
 def test_ctrl_c_when_a_run_has_ended_does_not_make_it_an_interrupted_one():
     """While the server says goodbye, which takes some seconds if a client is gone."""
-    conductor = SimpleNamespace(interrupted=False, watch=SimpleNamespace(ended="60 updates were made"))
+    controller = RunController(StopSettings(), EvaluationSettings(), Metrics.of("binary", 1))
+    controller.saved()
 
     class Federation:
         async def serve(self, listening):
             os.kill(os.getpid(), signal.SIGINT)
             await asyncio.sleep(0.1)
 
-    asyncio.run(_serve(Federation(), conductor, print, lambda: None))
-    assert not conductor.interrupted
+    asyncio.run(_serve(Federation(), controller, print, lambda: None))
+    assert not controller.interrupted
 
 
 def moved(module):

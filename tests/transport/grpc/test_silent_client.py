@@ -26,13 +26,13 @@ def test_evaluations_go_on_and_the_run_ends_with_a_result():
     async def story():
         async with served(network=QUICK) as federation:
             reason = await alone_with_a_silent_client(federation)
-            return reason, federation.points, federation.conductor
+            return reason, federation.points, federation.driver
 
-    reason, points, conductor = complete(story())
+    reason, points, driver = complete(story())
     assert reason == "60 updates were made"
     assert [point.updates for point in points][-1] == 60
     assert {frozenset(point.unanswered.items()) for point in points} == {frozenset({("client-1", "default")})}
-    assert conductor.has_result
+    assert driver.controller.has_result
 
 
 def test_a_delay_bound_uses_stale_cells_by_its_policy_after_the_deadline():
