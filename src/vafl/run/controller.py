@@ -4,22 +4,18 @@ The simulator (run/simulation_driver.py) and the network (run/network_driver.py)
 events to the controller and asks it for the next step; the driver does the work. The controller itself does
 no I/O, holds no model and reads no clock: the driver passes in the run's clock.
 
-    STARTING ──evaluation_begun──> EVALUATING ──evaluated──> TRAINING
-       │                             ^    │                  │    │
-       │                             │    │                  │    │
-       │                             └────┼─evaluation_begun─┘    │
-       │                                  │                       │
-       │                             evaluated, and               │
-       │ interrupt or limit          it ends the run              │ interrupt or limit
-       │                                  v                       │
-       └───────────────────────────────> ENDING <─────────────────┘
-                                         │ ^ │
-                         evaluation_begun│ │ │models were evaluated
-                                         v │ │
-                                   EVALUATING│
-                                             ├──test_begun──> TESTING ──tested──┐
-                                             │                                  v
-                                             └────────────────────────────> SAVING ──saved──> ENDED
+                       evaluation_begun                evaluated
+           STARTING ──────────────────────> EVALUATING ──────────> TRAINING
+              │                               │    ^                 │  │
+              │                               │    └─────────────────┘  │
+              │                               │     evaluation_begun    │
+              │ limit or interrupt            │ evaluated: it was       │ limit or interrupt
+              │                               v the last                │
+              └───────────────────────────> ENDING <────────────────────┘
+
+        ENDING ──evaluation_begun──> EVALUATING ──evaluated──> ENDING    if the models changed since the last
+        ENDING ──test_begun──> TESTING ──tested──> ENDING                if there are test rows, once
+        ENDING ──> SAVING ──saved──> ENDED                               when nothing is left to measure
 
 `abort` leads from every phase to ENDED. A run without test rows skips TESTING. A run without checkpoints
 (the simulator's; its caller tests and saves the models) goes from ENDING to ENDED.
