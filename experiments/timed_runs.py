@@ -160,20 +160,20 @@ def _known(job: Job, config: Config) -> RecordedRun | None:
     return run if same and run.summary.get("held_out") == job.held_out else None
 
 
-def _summary(run: Run, end: Evaluation) -> dict[str, Any]:
+def _summary(run: Run, last: Evaluation) -> dict[str, Any]:
     activations = run.runtime.server.activations if isinstance(run.runtime, Simulator) else []
     return summarise(
         run.config,
         run.task,
         run.data,
-        end,
+        last,
         run.delays(),
         activations,
         conclusion=conclude(run.config, run.task, run.data, run.evaluator.measured),
         traffic=run.runtime.traffic if isinstance(run.runtime, Simulator) else (),
         simulated=True,
         interrupted=False,
-        ended=run.ended,
+        end=run.end,
     )
 
 

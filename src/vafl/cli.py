@@ -207,7 +207,7 @@ def _up(options: argparse.Namespace, console: "Console") -> None:
 def _report(recorded: "RecordedRun", console: "Console") -> None:
     from vafl.observe.compare import figures_table
     from vafl.observe.record import REPORT
-    from vafl.run.controller import BUDGETS_SPENT
+    from vafl.run.controller import Ending
 
     made, kept = recorded.summary["updates"], recorded.summary["kept"]
     console.print(figures_table(recorded))
@@ -217,8 +217,8 @@ def _report(recorded: "RecordedRun", console: "Console") -> None:
     )
     console.print(f"report: {recorded.path / REPORT}")
     _report_absences(recorded, console)
-    if recorded.summary["ended"] == BUDGETS_SPENT:
-        early = f"warning: it ended early, after {made:,} updates: {BUDGETS_SPENT}"
+    if recorded.summary["ending"] == Ending.BUDGETS_SPENT.name:
+        early = f"warning: it ended early, after {made:,} updates: {recorded.summary['ended']}"
         console.print(f"{early}; `vafl privacy {recorded.path}` shows the spending", style="yellow")
     else:
         console.print(f"it ended: {recorded.summary['ended']}")

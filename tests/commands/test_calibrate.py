@@ -7,6 +7,7 @@ from vafl.cli import main
 from vafl.config import read_config
 from vafl.privacy.analysis.accountant import epsilon, mu
 from vafl.run.assembly import build
+from vafl.run.controller import End, Ending
 
 CONFIG = """
 [data]
@@ -70,7 +71,7 @@ def test_the_section_it_prints_runs_within_its_budget(config, capsys, tmp_path, 
     settings = read_config(pasted, sections)
     run = build(settings)
     run.train()
-    assert run.ended == "140 updates were made"
+    assert run.end == End.of(Ending.UPDATES, updates=140)
     spent = max(float(ledger.spent.max()) for ledger in run.ledgers) ** 0.5
     assert settings.privacy.limit == pytest.approx(mu(4.0, 1e-5), rel=1e-5)
     assert settings.privacy.limit * 0.999 <= spent <= settings.privacy.limit

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tests.waiting import LIMIT, until
 from vafl.cli import main
 from vafl.config import TABLE_DEFAULTS
-from vafl.run.controller import BUDGETS_SPENT
+from vafl.run.controller import Ending
 
 SMALL = """
 seed = 3
@@ -294,7 +294,7 @@ def test_a_run_says_why_it_ended_and_warns_of_budgets_that_are_spent(config, tmp
         assert main(["run", str(config), *chosen]) == code
     shown, error = capsys.readouterr()
     summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("full", "short")]
-    assert [summary["ended"] for summary in summaries] == ["60 updates were made", BUDGETS_SPENT]
+    assert [summary["ending"] for summary in summaries] == [Ending.UPDATES.name, Ending.BUDGETS_SPENT.name]
     assert "it ended: 60 updates were made" in shown
     assert f"it ended early, after {summaries[1]['updates']} updates" in shown
     assert 0 < summaries[1]["updates"] < 60

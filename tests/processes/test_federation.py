@@ -10,7 +10,7 @@ from tests.waiting import LIMIT
 from vafl.cli import main
 from vafl.privacy.ledger.accounts import KINDS
 from vafl.privacy.ledger.ledger import read_ledger
-from vafl.run.controller import BUDGETS_SPENT
+from vafl.run.controller import Ending
 
 PRIVATE = """
 [data]
@@ -54,7 +54,7 @@ def test_killed_on_both_sides_they_count_on_until_their_limits_end_the_run(machi
     summary = machine.summary()
     assert summary["labels"]["epsilon"] == 5.0
     assert summary["violations"] == {}
-    assert summary["ended"] == BUDGETS_SPENT
+    assert summary["ending"] == Ending.BUDGETS_SPENT.name
     assert "warning: it ended early, after" in machine.log("server")
     for what in ("seconds", "updates", "bytes_up", "bytes_down"):
         values = [point[what] for point in machine.history()]

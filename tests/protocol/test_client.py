@@ -9,7 +9,7 @@ from tests.federation import Exchange, parameters, run_of, same, vertical_data
 from vafl.errors import Diverged, InvalidMessage
 from vafl.protocol.client import Client
 from vafl.protocol.descent import Descent
-from vafl.protocol.messages import Gradient, Query, Refresh, Request, Skipped, Upload, Welcome
+from vafl.protocol.messages import Evaluate, Gradient, Query, Refresh, Request, Skipped, Upload, Welcome
 from vafl.protocol.prediction_client import embed
 from vafl.protocol.schedule import BatchSchedule, NoRefresh, RefreshAll
 from vafl.protocol.settings import OptimiserSettings, RuleSettings
@@ -279,9 +279,24 @@ def test_rows_held_out_are_embedded_as_for_evaluation_and_only_when_asked_for():
     everything, upload = own.wake()
     (refresh,) = own.receive(gradient(upload))
     assert len(everything.rows) == len(refresh.rows) == ROWS
-    (answer,) = own.receive(Request(1, 0, np.array([ROWS, ROWS + 3])))
+    (answer,) = own.receive(Evaluate(1, 0, np.array([ROWS, ROWS + 3])))
     assert np.array_equal(answer.embeddings, model[0](own._features[[ROWS, ROWS + 3]]).detach().numpy())
     assert model.training
+
+
+def test_a_request_is_for_training_rows_and_an_evaluation_for_held_out_rows():
+    own, kept = client(), []
+    own._features = torch.cat([own._features, torch.randn(4, COLUMNS)])
+    own.at_evaluation = lambda best, *, restore: kept.append((best, restore))
+    mixed = np.array([ROWS - 1, ROWS])
+    with pytest.raises(InvalidMessage, match=rf"VFL-4003.*{ROWS}"):
+        own.receive(Request(1, 0, mixed))
+    with pytest.raises(InvalidMessage, match=rf"VFL-4004.*{ROWS}.*{ROWS - 1}"):
+        own.receive(Evaluate(1, 0, mixed, best=0))
+    assert kept == []
+    own.receive(Evaluate(1, 0, mixed[1:], best=2, restore=True))
+    own.receive(Evaluate(1, 1, mixed[1:]))
+    assert kept == [(2, True)]
 
 
 # --- what a client refuses ---

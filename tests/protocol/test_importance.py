@@ -94,12 +94,6 @@ def test_a_name_that_cannot_be_shown_is_refused_in_a_request(permute):
         Request(0, 0, EVERYONE, permute=permute)
 
 
-def test_evaluations_permute_nothing():
-    for others in ({"best": 3}, {"back": True}):
-        with pytest.raises(InvalidMessage):
-            Request(0, 0, EVERYONE, permute="age", **others)
-
-
 @pytest.mark.parametrize(
     "groups",
     [

@@ -8,6 +8,7 @@ from vafl.protocol.messages import (
     HEADER_BYTES,
     Decline,
     Durable,
+    Evaluate,
     Gradient,
     Join,
     Keys,
@@ -40,6 +41,7 @@ def test_bytes_are_header_rows_and_numbers():
     assert Welcome(0, 0, (1, 2), mark=bytes(16)).nbytes == HEADER_BYTES + 2 * 8 + 16
     assert LedgerMark(0, 0, bytes(16)).nbytes == HEADER_BYTES + 16
     assert Request(0, 0, ROWS).nbytes == HEADER_BYTES + 2 * 4
+    assert Evaluate(0, 0, ROWS, 3, restore=True).nbytes == HEADER_BYTES + 2 * 4
     for message in (Join(0), Leave(0), Query(0, 0, 0), Durable(0, 3)):
         assert message.nbytes == HEADER_BYTES
 

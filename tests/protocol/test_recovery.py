@@ -8,7 +8,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.federation import Exchange, run_of, same, vertical_data
-from vafl.protocol.messages import Durable, Gradient, Join, Refresh, Request, Skipped, Upload, Welcome
+from vafl.protocol.messages import (
+    Durable,
+    Evaluate,
+    Gradient,
+    Join,
+    Refresh,
+    Request,
+    Skipped,
+    Upload,
+    Welcome,
+)
 from vafl.protocol.table import FOREVER, EmbeddingTable
 
 CLIENTS = 3
@@ -282,6 +292,21 @@ def test_a_client_that_lost_everything_says_every_row_again_and_goes_on():
     assert requested(exchange, 2) == list(range(9))
     exchange.rounds(1)
     assert exchange.server.activations == [4, 4, 4]
+
+
+def test_held_out_rows_that_were_lost_are_asked_for_apart_from_training_rows():
+    """Another model embeds them, so one message must not ask for both. Rows from 4 on are held out."""
+    server = run_of(DATA).runtime.server
+    server._training_rows = 4
+    server.receive(Refresh(0, 0, np.arange(6), np.ones((6, 3), np.float32)))
+    server.restore(0, [0, 0, 0], server.descent.state(), forgettable=0)
+    _, request = server.receive(Join(0))
+    assert isinstance(request, Request)
+    (evaluate,) = server.receive(Refresh(0, 0, request.rows, np.ones((4, 3), np.float32), request.number))
+    assert isinstance(evaluate, Evaluate)
+    assert (request.rows.tolist(), evaluate.rows.tolist(), evaluate.best) == ([0, 1, 2, 3], [4, 5], -1)
+    assert server.receive(Refresh(0, 1, evaluate.rows, np.ones((2, 3), np.float32), evaluate.number)) == []
+    assert not len(server.table.lost(0))
 
 
 def test_turns_and_answers_of_a_forgotten_upload_are_dropped():

@@ -4,9 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vafl.errors import InvalidMessage
-from vafl.protocol.messages import Decline, Refresh
-from vafl.protocol.requests import Requests
-from vafl.protocol.rows import in_parts
+from vafl.protocol.messages import Decline, Evaluate, Refresh, Request
+from vafl.protocol.requests import Part, Requests
 
 ROWS = np.array([2, 3])
 
@@ -71,11 +70,19 @@ def test_an_answer_that_fits_is_taken_once():
 
 
 def test_parts_are_asked_for_in_turn_until_the_client_is_gone():
-    requests, parts = Requests(), in_parts(np.arange(5), 2)
+    requests = Requests()
     assert requests.make_in_turn(1, ()) == []
+    parts = [
+        Part(np.array([0, 1])),
+        Part(np.array([8, 9]), held_out=True),
+        Part(np.array([10]), held_out=True),
+    ]
     (first,) = requests.make_in_turn(1, parts)
     (second,) = requests.answered(first)
-    assert [one.rows.tolist() for one in (first, second)] == [[0, 1], [2, 3]]
+    assert [(type(one), one.rows.tolist()) for one in (first, second)] == [
+        (Request, [0, 1]),
+        (Evaluate, [8, 9]),
+    ]
     requests.forget(1)
     assert requests.of(1) == []
     with pytest.raises(InvalidMessage, match="VFL-4071"):

@@ -1,250 +1,203 @@
-import math
-from dataclasses import replace
-from types import SimpleNamespace
+"""The state machine of a run, without models, clients or time: events in, the next step out."""
+
+from dataclasses import dataclass
 
 import pytest
-import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
 
-from tests.federation import parameters, run_of, same, vertical_data
 from vafl.config.run_settings import EvaluationSettings, StopSettings
-from vafl.data.split import Parts
-from vafl.errors import ConfigError
 from vafl.models.metrics import Metrics
 from vafl.observe.evaluation import Evaluation
-from vafl.protocol.losslog import LossLog
-from vafl.run.controller import CentralisedRuntime, Watch, train
-from vafl.run.evaluator import Evaluator
-from vafl.transport.traffic import Traffic
+from vafl.run.controller import End, Ending, Phase, RunController, Step
+
+SILENT = End.of(Ending.CLIENTS_SILENT, clients="bank")
 
 
-class Script:
-    """A runtime that does what it is told: a list of (seconds, updates) to arrive at."""
-
-    def __init__(self, *moments):
-        self.now, self.updates, self.losses = 0.0, 0, LossLog()
-        self.traffic = [Traffic(), Traffic()]
-        self.settled, self.over, self.stalled = [], False, ""
-        self._moments = iter(moments)
-
-    def advance(self):
-        self.now, self.updates = next(self._moments)
-        self.losses.note(float(self.updates))
-        self.traffic[0].bytes_up += 10
-        self.traffic[1].bytes_down += 1
-
-    def settle(self):
-        self.settled.append(self.updates)
+@dataclass
+class Moment:
+    updates: int = 0
+    now: float = 0.0
 
 
-def history(runtime, stop, evaluation, values=None, name="accuracy"):
-    """The (seconds, updates) at which a run was evaluated; `values` are what it measures there."""
-    values = iter(values) if values else iter(lambda: 0.5, None)
-    seen = []
-    watch = Watch(stop, metrics := Metrics.of("softmax", 3, name, name))
-    points = train(
-        runtime, lambda: {metrics.headline.name: next(values)}, watch, stop, evaluation, seen.append
-    )
-    assert seen == points
-    return points
+def controller(stop=None, every=10, **settings):
+    stop = stop or StopSettings(updates=30)
+    evaluation = EvaluationSettings(every=every)
+    return RunController(stop, evaluation, Metrics.of("binary", 1, select=stop.select), **settings)
 
 
-def moments(points):
-    return [(point.seconds, point.updates) for point in points]
+def result(auc, loss=0.5, updates=0):
+    return Evaluation(0.0, updates, 0, 0, None, auc, {"auc": auc, "log_loss": loss})
 
 
-def counting(updates):
-    return Script(*[(float(k), k) for k in range(1, updates + 1)])
+def evaluate(run, updates, auc=0.5, loss=0.5):
+    """Begin and finish an evaluation; return whether it is the best so far."""
+    run.evaluation_begun()
+    assert run.next(Moment(updates)) is Step.EVALUATE
+    return run.evaluated(Moment(updates), result(auc, loss, updates))
 
 
-def test_a_run_is_measured_at_the_start_at_intervals_and_at_the_end():
-    found = history(counting(100), StopSettings(updates=7), EvaluationSettings(every=3))
-    assert moments(found) == [(0, 0), (3, 3), (6, 6), (7, 7)]
+# --- the phases ---
 
 
-def test_the_last_measure_is_not_taken_twice():
-    found = history(counting(100), StopSettings(updates=6), EvaluationSettings(every=3))
-    assert moments(found) == [(0, 0), (3, 3), (6, 6)]
+def test_a_run_is_evaluated_trained_tested_and_saved():
+    run = controller(has_test_rows=True, checkpoint_every=5)
+    assert (run.phase, run.next(Moment(0))) == (Phase.STARTING, Step.EVALUATE)
+    evaluate(run, 0)
+    assert (run.phase, run.next(Moment(9))) == (Phase.TRAINING, Step.TRAIN)
+    assert run.next(Moment(12)) is Step.EVALUATE
+    evaluate(run, 12)
+    assert [run.next(Moment(updates)) for updates in (12, 19, 20)] == [Step.TRAIN, Step.TRAIN, Step.EVALUATE]
+    assert (run.next(Moment(30)), run.phase) == (Step.EVALUATE, Phase.ENDING)
+    evaluate(run, 30)
+    assert (run.next(Moment(30)), run.phase) == (Step.TEST, Phase.ENDING)
+    run.test_begun()
+    assert (run.next(Moment(30)), run.phase) == (Step.TEST, Phase.TESTING)
+    run.tested()
+    assert (run.next(Moment(30)), run.phase) == (Step.SAVE, Phase.SAVING)
+    run.saved()
+    assert (run.next(Moment(30)), run.phase) == (Step.STOP, Phase.ENDED)
+    assert run.end == End.of(Ending.UPDATES, updates=30)
 
 
-def test_the_last_measure_is_taken_once_everything_has_settled():
-    script, seen = counting(100), []
-
-    def measured():
-        seen.append((script.updates, list(script.settled)))
-        return {"accuracy": 0.5, "log_loss": 0.5}
-
-    stop = StopSettings(updates=6)
-    watch = Watch(stop, Metrics.of("softmax", 3))
-    train(script, measured, watch, stop, EvaluationSettings(every=3), lambda point: None)
-    assert seen == [(0, []), (3, []), (6, [6])]
+def test_an_evaluation_that_has_not_begun_yet_does_not_keep_a_run_from_ending():
+    run = controller()
+    assert run.next(Moment(0)) is Step.EVALUATE
+    assert run.next(Moment(30)) is Step.EVALUATE
+    assert run.phase is Phase.ENDING
 
 
-def test_steps_that_come_many_at_once_do_not_shift_the_intervals():
-    script = Script((1.0, 2), (2.0, 5), (3.0, 5), (4.0, 6), (5.0, 8), (6.0, 9))
-    found = history(script, StopSettings(updates=9), EvaluationSettings(every=3))
-    assert moments(found) == [(0, 0), (2, 5), (4, 6), (6, 9)]
+def test_an_evaluation_under_way_is_finished_before_a_limit_ends_the_run():
+    run = controller(checkpoint_every=5)
+    run.evaluation_begun()
+    run.interrupt()
+    assert (run.next(Moment(30)), run.end) == (Step.EVALUATE, None)
+    run.evaluated(Moment(30), result(0.5))
+    assert (run.next(Moment(30)), run.end.reason) == (Step.SAVE, Ending.INTERRUPTED)
 
 
-def test_intervals_may_be_seconds():
-    script = Script((0.4, 1), (0.9, 2), (1.1, 3), (1.9, 4), (3.5, 5), (3.6, 6))
-    found = history(script, StopSettings(updates=6), EvaluationSettings(every_seconds=1.0))
-    assert moments(found) == [(0, 0), (1.1, 3), (3.5, 5), (3.6, 6)]
+@pytest.mark.parametrize(("settles", "then"), [(False, Step.STOP), (True, Step.EVALUATE)])
+def test_models_that_messages_in_flight_still_change_are_evaluated_again(settles, then):
+    run = controller(StopSettings(updates=30, seconds=5.0), settles=settles)
+    evaluate(run, 10)
+    assert run.next(Moment(10, 5.0)) is then
+    assert run.end.reason is Ending.SECONDS
 
 
-def test_a_run_stops_by_the_clock():
-    found = history(counting(100), StopSettings(updates=50, seconds=4.0), EvaluationSettings(every=100))
-    assert moments(found) == [(0, 0), (4, 4)]
+def test_an_evaluation_that_measured_nothing_is_not_tried_again():
+    run = controller(has_test_rows=True)
+    assert run.next(Moment(30)) is Step.EVALUATE
+    run.evaluation_begun()
+    assert not run.evaluated(Moment(30), None)
+    assert run.next(Moment(30)) is Step.TEST
+    assert not run.has_result
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "target"),
-    [("accuracy", [0.1, 0.5, 0.8, 0.9], 0.8), ("loss", [3.0, 2.0, 0.5, 0.1], 0.5)],
-)
-def test_a_run_stops_when_it_is_good_enough(name, values, target):
-    stop = StopSettings(updates=100, metric=target)
-    found = history(counting(100), stop, EvaluationSettings(every=10), values, name)
-    assert moments(found) == [(0, 0), (10, 10), (20, 20)]
-    assert found[-1].metric == target
+def test_a_run_that_was_aborted_has_ended():
+    failed, stopped = controller(), controller()
+    stopped.interrupt()
+    for run in (failed, stopped):
+        run.abort()
+        assert run.next(Moment(3)) is Step.STOP
+    assert [run.end.reason for run in (failed, stopped)] == [Ending.FAILED, Ending.INTERRUPTED]
 
 
-def test_what_was_good_enough_is_what_the_run_ends_with():
-    """Answers are under way then, which would move the models once more."""
-    seen: list[list[torch.Tensor]] = []
-    delays = {"kind": "fixed", "seconds": [1.0, 1.0], "latency": 0.3}
-    run = run_of(delays=delays, evaluation={"every": 1}, stop={"updates": 50, "metric": 0.5})
-    points = run.train(lambda point: seen.append(parameters(run)))
-    assert 1 < len(points) < 50
-    assert same(parameters(run), seen[-1])
+# --- why a run ends ---
 
 
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [("accuracy", [0.1, 0.5, 0.5, 0.4, 0.6, 0.2, 0.6, 0.3, 0.9]), ("loss", [9, 5, 5, 6, 4, 7, 4, 8, 1])],
-)
-def test_a_run_stops_after_so_many_evaluations_that_are_no_better(name, values):
-    stop = StopSettings(updates=100, patience=3)
-    found = history(counting(100), stop, EvaluationSettings(every=10), values, name)
-    assert [point.metric for point in found] == values[:-1]  # as good as the best is no better
+def test_an_interrupt_comes_before_limits_and_limits_before_clients():
+    stop, late = StopSettings(updates=30, seconds=5.0), Moment(30, 7.0)
+    run = controller(stop)
+    run.interrupt()
+    run.next(late, SILENT)
+    assert run.end.reason is Ending.INTERRUPTED
+    for moment, reason in (
+        (late, Ending.UPDATES),
+        (Moment(3, 7.0), Ending.SECONDS),
+        (Moment(3, 1.0), Ending.CLIENTS_SILENT),
+    ):
+        run = controller(stop)
+        run.next(moment, SILENT)
+        assert run.end.reason is reason
 
 
-@pytest.mark.parametrize("rule", ["async", "sync", "centralised"])
-def test_patience_keeps_the_models_of_the_best_evaluation(rule):
-    run = run_of(rule={"name": rule}, evaluation={"every": 5}, stop={"updates": 1000})
-    data = replace(run.config.data, validation_fraction=0.1)
-    run.config = replace(run.config, data=data, stop=StopSettings(updates=1000, patience=2))
-    seen: list[list[torch.Tensor]] = []
-    points = run.train(lambda point: seen.append(parameters(run)))
-    best = min(range(len(points)), key=lambda place: points[place].metrics["log_loss"])
-    assert best == len(points) - 3
-    assert run.best.point is points[best]
-    assert same(parameters(run), seen[best])
-    assert not same(seen[-1], seen[best])
+def test_the_first_reason_stays():
+    run = controller(StopSettings(updates=30, metric=0.9))
+    run.next(Moment(30))
+    run.interrupt()
+    evaluate(run, 30, auc=0.95)
+    assert run.end.reason is Ending.UPDATES
+    assert run.interrupted
 
 
-def watched(stop, *evaluations):
-    """Feed (auc, log_loss) pairs to a watch; return what it says of each, and the ones it has kept."""
-    kept = SimpleNamespace(points=[])
-    kept.keep = kept.points.append
-    watch = Watch(stop, Metrics.of("binary", 1, select=stop.select), kept)
-    points = [
-        Evaluation(float(n), n, 0, 0, None, auc, {"auc": auc, "log_loss": loss})
-        for n, (auc, loss) in enumerate(evaluations)
-    ]
-    return [watch.sees(point) for point in points], [points.index(point) for point in kept.points]
+def test_an_interrupt_after_the_end_does_not_count():
+    run = controller()
+    run.saved()
+    run.interrupt()
+    assert not run.interrupted
+
+
+def test_only_budgets_that_allow_no_step_are_in_vain():
+    spent = End.of(Ending.BUDGETS_SPENT)
+    assert spent.is_in_vain(0)
+    assert not spent.is_in_vain(1)
+    assert not SILENT.is_in_vain(0)
+
+
+def test_every_reason_has_a_text_with_its_figures_filled_in():
+    figures = {"updates": 3, "seconds": 4.2, "metric": "auc", "evaluations": 2, "clients": "bank"}
+    texts = [End.of(reason, **figures).text for reason in Ending]
+    assert len(set(texts)) == len(Ending)
+    assert not any("{" in text for text in texts)
+
+
+# --- the best evaluation, the target and patience ---
+
+
+def judged(stop, *evaluations):
+    """Feed (auc, log_loss) pairs; return the reasons to end after each, and the places of the best ones."""
+    run, reasons, best = controller(stop), [], []
+    for place, (auc, loss) in enumerate(evaluations):
+        if evaluate(run, place, auc, loss):
+            best.append(place)
+        reasons.append(run.end)
+    return [end and (end.reason, end.text.split()[0]) for end in reasons], best
 
 
 def test_the_model_is_selected_by_loss_and_not_by_the_headline():
     """On imbalanced labels the first, untrained model may have the best accuracy of all."""
-    said, kept = watched(StopSettings(patience=3), (0.9, 0.7), (0.8, 0.5), (0.7, 0.3), (0.6, 0.4))
-    assert (said, kept) == ([""] * 4, [0, 1, 2])
+    reasons, best = judged(StopSettings(patience=3), (0.9, 0.7), (0.8, 0.5), (0.7, 0.3), (0.6, 0.4))
+    assert (reasons, best) == ([None] * 4, [0, 1, 2])
     by_auc = StopSettings(patience=3, select="auc")
-    said, kept = watched(by_auc, (0.9, 0.7), (0.8, 0.5), (0.7, 0.3), (0.6, 0.4))
-    assert kept == [0]
-    assert said == ["", "", "", "auc has not been better for 3 evaluations"]
+    reasons, best = judged(by_auc, (0.9, 0.7), (0.8, 0.5), (0.7, 0.3), (0.6, 0.4))
+    assert best == [0]
+    assert reasons == [None] * 3 + [(Ending.NO_IMPROVEMENT, "auc")]
 
 
 def test_a_target_is_for_the_headline_and_patience_for_the_loss():
-    said, _ = watched(StopSettings(metric=0.8, patience=2), (0.5, 0.3), (0.6, 0.4), (0.9, 0.5))
-    assert said == ["", "", "auc is what stop.metric asks for"]
-    said, _ = watched(StopSettings(patience=2), (0.5, 0.3), (0.6, 0.4), (0.9, 0.5))
-    assert said == ["", "", "log_loss has not been better for 2 evaluations"]
+    reasons, _ = judged(StopSettings(metric=0.8, patience=2), (0.5, 0.3), (0.6, 0.4), (0.9, 0.5))
+    assert reasons == [None, None, (Ending.METRIC_REACHED, "auc")]
+    reasons, _ = judged(StopSettings(patience=2), (0.5, 0.3), (0.6, 0.4), (0.9, 0.5))
+    assert reasons == [None, None, (Ending.NO_IMPROVEMENT, "log_loss")]
 
 
 def test_an_evaluation_without_the_metric_is_no_better_and_reaches_nothing():
-    said, kept = watched(StopSettings(metric=0.1, patience=2), (None, None), (None, 0.5), (None, None))
-    assert (said, kept) == (["", "", ""], [1])
+    reasons, best = judged(StopSettings(metric=0.1, patience=2), (None, None), (None, 0.5), (None, None))
+    assert (reasons, best) == ([None] * 3, [1])
 
 
-def test_a_point_holds_losses_and_bytes_so_far():
-    found = history(counting(100), StopSettings(updates=4), EvaluationSettings(every=2))
-    assert [point.train_loss for point in found] == [None, 1.5, 3.5]
-    assert [(point.bytes_up, point.bytes_down) for point in found] == [(0, 0), (20, 2), (40, 4)]
+def test_evaluations_from_before_a_restart_count_for_patience():
+    run = controller(StopSettings(updates=100, patience=2))
+    for loss in (0.3, 0.4):
+        run.recall(result(0.5, loss))
+    assert not evaluate(run, 20, loss=0.5)
+    assert run.end.reason is Ending.NO_IMPROVEMENT
 
 
-# --- the evaluator ---
+# --- checkpoints ---
 
 
-@pytest.mark.parametrize("summed", [True, False])
-def test_the_evaluator_measures_the_whole_model_on_the_test_rows(summed):
-    models = [nn.Linear(2, 3), nn.Linear(4, 3)]
-    features = [torch.randn(5, 2), torch.randn(5, 4)]
-    head = nn.Linear(3 if summed else 6, 2)
-    labels = torch.tensor([0, 1, 0, 1, 1])
-    evaluator = Evaluator(
-        models, features, head, labels, Metrics.of("softmax", 2), Parts(0, test=len(labels)), summed=summed
-    )
-    parts = [model(own) for model, own in zip(models, features, strict=True)]
-    expected = head(parts[0] + parts[1] if summed else torch.cat(parts, 1))
-    assert torch.allclose(evaluator.outputs(features), expected)
-    assert not evaluator.outputs(features).requires_grad
-    assert evaluator()["accuracy"] == pytest.approx((expected.argmax(1) == labels).float().mean().item())
-    assert evaluator()["log_loss"] == pytest.approx(cross_entropy(expected, labels).item())
-
-
-def test_modules_are_evaluated_without_dropout_and_train_on_with_it():
-    model = nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.9))
-    head, features = nn.Identity(), [torch.randn(50, 2)]
-    evaluator = Evaluator(
-        [model], features, head, torch.zeros(50), Metrics.of("softmax", 3), Parts(0, test=50), summed=True
-    )
-    assert torch.equal(evaluator.outputs(features), model[0](features[0]))
-    assert model.training
-    assert head.training
-
-
-def test_the_centralised_clock_stands_still():
-    run = run_of(vertical_data(), rule={"name": "centralised"}, stop={"updates": 15})
-    points = run.train()
-    assert isinstance(run.runtime, CentralisedRuntime)
-    assert [(point.seconds, point.updates, point.bytes_up) for point in points] == [
-        (0, 0, 0),
-        (0, 10, 0),
-        (0, 15, 0),
-    ]
-    assert points[1].train_loss is not None
-    assert run.delays() == []
-
-
-# --- settings ---
-
-
-@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
-def test_times_are_numbers(value):
-    with pytest.raises(ConfigError, match=rf"stop.seconds must be above 0, or 0 for no limit. Found {value}"):
-        StopSettings(seconds=value)
-    with pytest.raises(ConfigError, match=rf"evaluation.every_seconds must be 0 or more. Found {value}"):
-        EvaluationSettings(every_seconds=value)
-
-
-def test_counts_are_positive():
-    with pytest.raises(ConfigError, match=r"VFL-1002.*\-1"):
-        StopSettings(updates=-1)
-    with pytest.raises(ConfigError, match=r"VFL-1005.*\-1"):
-        EvaluationSettings(every=-1)
-
-
-def test_a_target_is_a_number():
-    with pytest.raises(ConfigError, match=r"VFL-1004.*nan"):
-        StopSettings(metric=math.nan)
+def test_checkpoints_are_due_by_updates_or_by_uploads_that_made_no_update():
+    run = controller(checkpoint_every=10)
+    assert [run.is_checkpoint_due(9), run.is_checkpoint_due(10)] == [False, True]
+    run.checkpointed(10)
+    assert [run.is_checkpoint_due(19, lag=9), run.is_checkpoint_due(12, lag=10)] == [False, True]
+    assert not controller().is_checkpoint_due(1000, lag=1000)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.transport.grpc.parties import Federation, complete, configuration, dialled, served, until
 from vafl.errors import RunError
-from vafl.protocol.messages import Decline, Join, Request
+from vafl.protocol.messages import Decline, Evaluate, Join
 
 
 def test_a_client_that_comes_back_after_the_end_is_told():
@@ -54,7 +54,7 @@ def test_clients_are_not_told_what_the_server_s_failure_says_of_its_files():
 
     async def story():
         federation = Federation(configuration())
-        federation.conductor.checkpoint = full
+        federation.driver.checkpoint = full
         serving = asyncio.create_task(federation.serve())
         await federation.listening.wait()
         clients = (federation.client(index).run() for index in range(2))
@@ -84,7 +84,7 @@ def test_what_fails_when_the_run_is_over_takes_no_result_away():
 def test_an_interrupt_before_everybody_has_joined_ends_the_run():
     async def story():
         federation = Federation(configuration(network={"join_timeout": 1000.0}))
-        federation.conductor.interrupted = True
+        federation.driver.controller.interrupt()
         await federation.serve()
         return federation.points, federation.end._failed
 
@@ -94,15 +94,15 @@ def test_an_interrupt_before_everybody_has_joined_ends_the_run():
 def test_checkpoints_do_not_wait_for_an_evaluation():
     """A client that is slow to send its held-out rows must not delay checkpoints beyond their interval."""
     federation = Federation(configuration())
-    server, conductor, saved = federation.server, federation.conductor, []
+    server, driver, saved = federation.server, federation.driver, []
     server.absent = set()
-    conductor.checkpoint = lambda: saved.append(server.iteration) or server.settled()
+    driver.checkpoint = lambda: saved.append(server.iteration) or server.settled()
     end = SimpleNamespace(
         began=0.0, now=0.0, updates=0, server=server, traffic=[], finish=None, connections={}
     )
-    assert [type(said) for said in conductor(end)] == [Request, Request]
+    assert [type(said) for said in driver(end)] == [Evaluate, Evaluate]
     server.iteration = end.updates = 10
-    conductor(end)
+    driver(end)
     assert saved == [10]
     assert federation.points == []
 
@@ -110,18 +110,18 @@ def test_checkpoints_do_not_wait_for_an_evaluation():
 def test_no_step_follows_the_evaluation_that_turns_out_to_be_the_last():
     """The run is stopped during an evaluation. The saved models must be the evaluated ones."""
     federation = Federation(configuration())
-    server, conductor, ended = federation.server, federation.conductor, []
+    server, driver, ended = federation.server, federation.driver, []
     server.absent = set()
     end = SimpleNamespace(
         began=0.0, now=0.0, updates=7, server=server, traffic=[], parties=federation.names, connections={}
     )
     end.finish, server.iteration = lambda reason, *, failed: ended.append((reason, failed)), 7
-    asked = conductor(end)
+    asked = driver(end)
     for request in asked:
         server.receive(Decline(request.client, 1, request.number, "not now"))
-    conductor.interrupted = True
-    conductor(end)
-    assert ended == [("the server was told to stop, but nothing was measured", False)]
+    driver.controller.interrupt()
+    driver(end)
+    assert ended == [("the run was told to stop, but nothing was measured", False)]
     assert server.last_iteration == 7
 
 

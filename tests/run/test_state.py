@@ -8,7 +8,6 @@ import signal
 import threading
 from copy import deepcopy
 from dataclasses import asdict
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,17 +16,20 @@ from rich.console import Console
 
 from tests.federation import same
 from vafl.config import from_document, read_config
+from vafl.config.run_settings import EvaluationSettings, StopSettings
 from vafl.errors import RemoteFault, RunFolderError
 from vafl.folders import HeldFolder
+from vafl.models.metrics import Metrics
 from vafl.models.store import read_model
 from vafl.observe.evaluation import Evaluation
 from vafl.observe.record import RunFolder
-from vafl.protocol.messages import Request, Welcome
+from vafl.protocol.messages import Evaluate, Welcome
 from vafl.run.agreement import make_terms, require_same_run
 from vafl.run.assembly import make_client
 from vafl.run.best import BestEmbedding
 from vafl.run.checkpoint import has_checkpoint, load_checkpoint
 from vafl.run.client import ClientState, run_client, run_until_over
+from vafl.run.controller import RunController
 from vafl.run.model_store import run_name
 from vafl.run.plan import make_plan
 from vafl.run.server import ServerRun, ServerState, _serve
@@ -278,15 +280,16 @@ def test_a_second_interrupt_does_not_end_a_client_amid_a_turn():
 
 def test_ctrl_c_when_a_run_has_ended_does_not_make_it_an_interrupted_one():
     """The signal arrives while the server notifies its clients, which may take some seconds."""
-    conductor = SimpleNamespace(interrupted=False, watch=SimpleNamespace(ended="60 updates were made"))
+    controller = RunController(StopSettings(), EvaluationSettings(), Metrics.of("binary", 1))
+    controller.saved()
 
     class Federation:
         async def serve(self, listening):
             os.kill(os.getpid(), signal.SIGINT)
             await asyncio.sleep(0.1)
 
-    asyncio.run(_serve(Federation(), conductor, print, lambda: None))
-    assert not conductor.interrupted
+    asyncio.run(_serve(Federation(), controller, print, lambda: None))
+    assert not controller.interrupted
 
 
 def moved(module):
@@ -308,24 +311,24 @@ def test_a_client_goes_back_to_its_model_of_the_best_evaluation(tmp_path, resume
     said, models = [], []
     for number, best in enumerate((0, 1, 1, 3)):
         models.append(moved(client.model))
-        said += client.receive(Request(0, number, rows, best))
+        said += client.receive(Evaluate(0, number, rows, best))
         if resume:
             client = make_client(make_plan(CONFIG), 0, with_held_out=True)
             client.load(models[-1])
             BestEmbedding(client, tmp_path, resume=True)
     moved(client.model)
-    for _ in range(2):  # the request may be repeated
-        said += client.receive(Request(0, 9, rows, 3, back=True))
+    for _ in range(2):  # the message may be repeated
+        said += client.receive(Evaluate(0, 9, rows, 3, restore=True))
         assert same(dict(client.model.state_dict()), dict(models[2]))
     assert np.array_equal(said[-1].embeddings, said[2].embeddings)
 
 
 def test_a_new_run_knows_no_best_evaluation_of_another(tmp_path, caplog):
     client, rows = make_client(make_plan(CONFIG), 0, with_held_out=True), np.array([149])
-    for best, back in ((0, False), (1, True)):
+    for best, restore in ((0, False), (1, True)):
         BestEmbedding(client, tmp_path, resume=False)
         model = moved(client.model)
-        client.receive(Request(0, 0, rows, best, back))
+        client.receive(Evaluate(0, 0, rows, best, restore))
     assert same(dict(client.model.state_dict()), dict(model))
     assert "no evaluation that was the best is known here" in caplog.text
 

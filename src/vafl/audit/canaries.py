@@ -27,7 +27,7 @@ from vafl.privacy.mechanism.client_privacy import ClientPrivacy, guard
 from vafl.privacy.settings import UNLIMITED, PrivacySettings
 from vafl.protocol.client import Client
 from vafl.protocol.descent import Descent
-from vafl.protocol.messages import ClientMessage, Gradient, Refresh, Request, Upload
+from vafl.protocol.messages import ClientMessage, Evaluate, Gradient, Refresh, Upload
 from vafl.protocol.rows import Matrix, Rows
 from vafl.protocol.settings import RuleSettings
 from vafl.protocol.stepsizes import constant
@@ -317,7 +317,7 @@ def _probe(config: Config, used: PrivacySettings, coins: Tensor, rounds: int, as
         _answer(client, private, upload, 1, -1e9 if noises_updates else -1 / canaries)
     probes, seen = np.arange(canaries, 2 * canaries), torch.zeros(canaries, dtype=torch.float64)
     for number in range(asked):
-        (refresh,) = client.receive(Request(0, number, probes))
+        (refresh,) = client.receive(Evaluate(0, number, probes))
         seen += torch.from_numpy(_embedded(refresh)[1][:, 1]).double() / asked
     return seen
 

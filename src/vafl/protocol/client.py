@@ -89,6 +89,7 @@ from vafl.protocol.gradients import (
 )
 from vafl.protocol.messages import (
     ClientMessage,
+    Evaluate,
     Finished,
     Gradient,
     Join,
@@ -109,9 +110,12 @@ from vafl.protocol.settings import RuleSettings
 
 
 class AtEvaluation(Protocol):
-    """Keep a copy of the model before the client answers an evaluation, or restore the best copy."""
+    """Save the model before the client answers an evaluation, or restore the best model.
 
-    def __call__(self, best: int, *, back: bool) -> None: ...
+    `best` and `restore` are as in `Evaluate`.
+    """
+
+    def __call__(self, best: int, *, restore: bool) -> None: ...
 
 
 @dataclass(slots=True)
@@ -193,8 +197,7 @@ class Client(PredictionClient):
         gradient_limit: scales down gradients that are far larger than usual, and counts them.
         refresh_rows: the largest number of rows in one `Refresh` that the client sends unasked. None sends
             all rows in one message.
-        at_evaluation: called before the client answers an evaluation, in a run that ends with its best
-            models, with `best` and `back` of the `Request`.
+        at_evaluation: called before the client answers an `Evaluate` of a run that ends with its best models.
     """
 
     def __init__(
@@ -287,6 +290,9 @@ class Client(PredictionClient):
             # Check the ledger first: a client with an outdated ledger must stop before it sends anything.
             super()._take(message)
             return self._rejoin(message)
+        if isinstance(message, Evaluate):
+            self._check_rows(message.rows)
+            return self._evaluated(message)
         if not isinstance(message, (Gradient, Skipped)):
             return super()._take(message)
         if message.activation < self.applied:
@@ -401,26 +407,49 @@ class Client(PredictionClient):
         return messages
 
     def _answer(self, request: Request) -> list[ClientMessage]:
-        if request.best >= 0 and self.at_evaluation is not None:
-            self.at_evaluation(request.best, back=request.back)
-        return self._refreshed(request.rows, request.number)
+        """Answer with the training model's embeddings of all rows asked for, or decline."""
+        rows, training = request.rows, self._schedule.rows
+        if len(rows) and int(rows.max()) >= training:
+            raise InvalidMessage(
+                "VFL-4003",
+                f"a request must name training rows, below {training}. Found row {int(rows.max())}, which is "
+                "held out.",
+            )
+        if not self._may_send(rows, "request"):
+            return [self._decline(request.number)]
+        embeddings = self._embedded(self._trained, self._features, rows, evaluating=False)
+        return self._say_rows(rows, embeddings, request.number)
 
-    def _refreshed(self, rows: Rows | None, request: int | None = None) -> list[ClientMessage]:
-        """Embeddings of these training or held-out rows (None: all training rows), as far as they may go."""
+    def _evaluated(self, message: Evaluate) -> list[ClientMessage]:
+        """Answer with the kept model's embeddings of all rows asked for, or decline."""
+        rows, training = message.rows, self._schedule.rows
+        if len(rows) and int(rows.min()) < training:
+            raise InvalidMessage(
+                "VFL-4004",
+                f"an evaluation must name held-out rows, from {training} on. Found row {int(rows.min())}, "
+                "which is used for training.",
+            )
+        if message.best >= 0 and self.at_evaluation is not None:
+            self.at_evaluation(message.best, restore=message.restore)
+        if not self._may_send(rows, "evaluation"):
+            return [self._decline(message.number)]
+        embeddings = self._embedded(self.model, self._features, rows, evaluating=True)
+        return self._say_rows(rows, embeddings, message.number)
+
+    def _may_send(self, rows: Rows, kind: UploadKind) -> bool:
+        """Charge the budget for all of these rows; return whether it covers them."""
+        return self._budget is None or len(self._budget.spend(rows, kind, whole=True)) == len(rows)
+
+    def _refreshed(self, rows: Rows | None) -> list[ClientMessage]:
+        """Refresh these training rows (None: all), except those whose privacy budget is spent."""
         training = self._schedule.rows
-        evaluating = rows is not None and len(rows) > 0 and int(rows[0]) >= training
         if self._budget is not None:
-            wanted = np.arange(training) if rows is None else rows
-            kind: UploadKind = "refresh" if request is None else "evaluation" if evaluating else "request"
-            rows = self._budget.spend(wanted, kind, whole=request is not None)
-            if request is not None and len(rows) < len(wanted):
-                return [self._decline(request)]
+            rows = self._budget.spend(np.arange(training) if rows is None else rows, "refresh")
             if not len(rows):
                 return []
         features = self._features[:training] if rows is None else self._features
-        model = self.model if evaluating else self._trained
-        embeddings = self._embedded(model, features, rows, evaluating=evaluating)
-        return self._say_rows(np.arange(training) if rows is None else rows, embeddings, request)
+        embeddings = self._embedded(self._trained, features, rows, evaluating=False)
+        return self._say_rows(np.arange(training) if rows is None else rows, embeddings, None)
 
     def _say_rows(self, rows: Rows, embeddings: Matrix, request: int | None) -> list[ClientMessage]:
         """Return the embeddings as messages: one for a request, parts of `refresh_rows` rows otherwise."""

@@ -80,7 +80,7 @@ class ImportanceScorer(Scorer):
 
     def _take_answer(self, message: Refresh | Decline) -> None:
         request, client = self._requests.find(message.client, message.request), message.client
-        if not request.permute:
+        if not (isinstance(request, Request) and request.permute):
             super()._take_answer(message)
             return
         self._check_sequence(client, message.sequence)

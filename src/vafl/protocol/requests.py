@@ -1,7 +1,7 @@
 """What the server has asked its clients for, and has not received yet.
 
-A request is open until it is answered, declined, expired, or forgotten because its client left or joined
-again:
+A request is a `Request` or an `Evaluate`. It is open until it is answered, declined, expired, or forgotten
+because its client left or joined again:
 
     make ──> open ──answered──> closed
               │ │
@@ -17,21 +17,23 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vafl.errors import InvalidMessage
-from vafl.protocol.messages import Decline, Refresh, Request
+from vafl.protocol.messages import Decline, Evaluate, Refresh, Request
 from vafl.protocol.rows import Rows
+
+Asked = Request | Evaluate
 
 
 @dataclass(eq=False)
 class Poll:
-    """Requests for the same rows to several clients at once, for an evaluation.
+    """One evaluation, or one part of it: the same rows, asked of several clients at once.
 
     Attributes:
-        requests: what was asked, one request a client.
+        requests: what was asked, one message a client.
         waiting: numbers of the requests that may still be answered in time.
         answered: the clients that have sent what was asked.
     """
 
-    requests: list[Request]
+    requests: list[Evaluate]
     waiting: set[int] = field(default_factory=set)
     answered: set[int] = field(default_factory=set)
 
@@ -39,6 +41,14 @@ class Poll:
     def is_open(self) -> bool:
         """Whether an answer may still come in time."""
         return bool(self.waiting)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows that one message asks for: training rows, or held-out rows."""
+
+    rows: Rows
+    held_out: bool = False
 
 
 class Requests:
@@ -49,34 +59,41 @@ class Requests:
     """
 
     def __init__(self) -> None:
-        self._open: dict[int, Request] = {}
-        self._late: dict[int, Request] = {}
+        self._open: dict[int, Asked] = {}
+        self._late: dict[int, Asked] = {}
         self._polls: dict[int, Poll] = {}  # by the number of an open request
-        self._later: dict[int, Sequence[Rows]] = {}  # by request: rows to ask for once it is answered
+        self._later: dict[int, Sequence[Part]] = {}  # by request: what to ask for once it is answered
         self.made = 0
 
     @property
-    def open(self) -> Mapping[int, Request]:
+    def open(self) -> Mapping[int, Asked]:
         """The open requests by number, oldest first."""
         return self._open
 
-    def make(
-        self, client: int, rows: Rows, best: int = -1, *, back: bool = False, permute: str = ""
-    ) -> Request:
-        """Open a new request."""
-        request = Request(client, self.made, rows, best, back, permute)
-        self._open[request.number] = request
-        self.made += 1
+    def make(self, client: int, rows: Rows, *, permute: str = "") -> Request:
+        """Open a new request for training rows, or for records to predict."""
+        request = Request(client, self.made, rows, permute)
+        self._add(request)
         return request
 
-    def poll(self, clients: Iterable[int], rows: Rows, best: int = -1, *, back: bool = False) -> Poll:
-        """Ask several clients for the same rows."""
-        poll = Poll([self.make(client, rows, best, back=back) for client in clients])
+    def evaluate(self, client: int, rows: Rows, best: int = -1, *, restore: bool = False) -> Evaluate:
+        """Open a new request for held-out rows; `best` and `restore` are as in `Evaluate`."""
+        request = Evaluate(client, self.made, rows, best, restore)
+        self._add(request)
+        return request
+
+    def _add(self, request: Asked) -> None:
+        self._open[request.number] = request
+        self.made += 1
+
+    def poll(self, clients: Iterable[int], rows: Rows, best: int = -1, *, restore: bool = False) -> Poll:
+        """Ask several clients for the same held-out rows."""
+        poll = Poll([self.evaluate(client, rows, best, restore=restore) for client in clients])
         poll.waiting |= {request.number for request in poll.requests}
         self._polls |= dict.fromkeys(poll.waiting, poll)
         return poll
 
-    def make_in_turn(self, client: int, parts: Sequence[Rows]) -> list[Request]:
+    def make_in_turn(self, client: int, parts: Sequence[Part]) -> list[Asked]:
         """Ask for the first part, and for each next one when the part before is `answered`.
 
         If all parts were asked for at once, the client could wait for the server to take its answers while
@@ -84,16 +101,17 @@ class Requests:
         """
         if not parts:
             return []
-        request = self.make(client, parts[0])
+        first = parts[0]
+        request = (self.evaluate if first.held_out else self.make)(client, first.rows)
         self._later[request.number] = parts[1:]
         return [request]
 
-    def answered(self, request: Request, *, declined: bool = False) -> list[Request]:
+    def answered(self, request: Asked, *, declined: bool = False) -> list[Asked]:
         """Close a request; return what is to be asked next."""
         self._close(request, fulfilled=not declined)
         return self.make_in_turn(request.client, self._later.pop(request.number, ()))
 
-    def expire(self, request: Request) -> None:
+    def expire(self, request: Asked) -> None:
         """Stop waiting for an open request. Its answer stays valid."""
         self._close(request, fulfilled=False)
         self._late[request.number] = request
@@ -104,7 +122,7 @@ class Requests:
             self._close(request, fulfilled=False)
             self._later.pop(request.number, None)
 
-    def find(self, client: int, number: int | None) -> Request:
+    def find(self, client: int, number: int | None) -> Asked:
         """Return the open or late request of that number; raise InvalidMessage if it is not this client's."""
         place = -1 if number is None else number
         request = self._open.get(place) or self._late.get(place)
@@ -112,11 +130,11 @@ class Requests:
             raise InvalidMessage("VFL-4071", f"client {client} was not asked request {number}.")
         return request
 
-    def of(self, client: int) -> list[Request]:
+    def of(self, client: int) -> list[Asked]:
         """Return this client's open requests, oldest first."""
         return [request for request in self._open.values() if request.client == client]
 
-    def check(self, message: Refresh | Decline) -> Request:
+    def check(self, message: Refresh | Decline) -> Asked:
         """Return what the message answers; raise InvalidMessage unless it has exactly the rows asked for."""
         request = self.find(message.client, message.request)
         if isinstance(message, Refresh) and not np.array_equal(request.rows, message.rows):
@@ -125,7 +143,7 @@ class Requests:
             )
         return request
 
-    def _close(self, request: Request, *, fulfilled: bool) -> None:
+    def _close(self, request: Asked, *, fulfilled: bool) -> None:
         self._open.pop(request.number, None)
         self._late.pop(request.number, None)
         if poll := self._polls.pop(request.number, None):

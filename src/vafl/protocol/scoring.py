@@ -45,7 +45,7 @@ from vafl.protocol.messages import (
     Welcome,
     require_growth,
 )
-from vafl.protocol.requests import Requests
+from vafl.protocol.requests import Asked, Requests
 from vafl.protocol.rows import Matrix, Rows
 from vafl.protocol.table import EmbeddingTable
 
@@ -244,7 +244,7 @@ class Scorer:
     def _check_sequence(self, client: int, sequence: int) -> None:
         require_growth(client, sequence, self._sequences[client])
 
-    def _check_answer(self, answer: Refresh, request: Request) -> None:
+    def _check_answer(self, answer: Refresh, request: Asked) -> None:
         rows = answer.rows
         if len(np.unique(rows)) < len(rows) or not np.isin(rows, request.rows).all():
             raise InvalidMessage(

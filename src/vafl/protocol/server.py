@@ -87,7 +87,6 @@ from vafl.protocol.messages import (
     LedgerMark,
     Query,
     Refresh,
-    Request,
     ServerMessage,
     Skipped,
     Upload,
@@ -95,7 +94,7 @@ from vafl.protocol.messages import (
     made_here,
     require_growth,
 )
-from vafl.protocol.requests import Poll, Requests
+from vafl.protocol.requests import Asked, Part, Poll, Requests
 from vafl.protocol.rows import NO_ROWS, Array, Matrix, Rows, in_parts
 from vafl.protocol.rules import Rule, Turn
 from vafl.protocol.settings import LARGEST_COUNT, LARGEST_WINDOW
@@ -200,14 +199,14 @@ class Server:
         """Return whether `poll` may be called now."""
         return True
 
-    def poll(self, rows: Rows, best: int = -1, *, back: bool = False) -> Poll:
-        """Ask every client that is here and answers for fresh embeddings, outside any step: to evaluate.
+    def poll(self, rows: Rows, best: int = -1, *, restore: bool = False) -> Poll:
+        """Ask every client that is here and answers for embeddings of held-out rows.
 
-        `best` and `back` are as in `Request`.
+        `best` and `restore` are as in `Evaluate`.
         """
         silent = self.absent | self.overdue
         present = [client for client in range(self.table.clients) if client not in silent]
-        return self.requests.poll(present, rows, best, back=back)
+        return self.requests.poll(present, rows, best, restore=restore)
 
     @property
     def open_requests(self) -> Set[int]:
@@ -443,7 +442,14 @@ class Server:
             # the embeddings stored since then come from a model that no longer exists.
             self.table.lose_since(join.iteration, client)
         lost = self.table.lost(client)
-        return [*self.requests.make_in_turn(client, in_parts(lost, self.recall_rows) if len(lost) else ())]
+        held_out = lost >= self._training_rows
+        parts = [
+            Part(rows, held_out=kind)
+            for kind, chosen in ((False, lost[~held_out]), (True, lost[held_out]))
+            if len(chosen)
+            for rows in in_parts(chosen, self.recall_rows)
+        ]
+        return [*self.requests.make_in_turn(client, parts)]
 
     def _drop_turns(self, client: int, activation: int) -> None:
         """Drop the client's turns that it no longer waits for: uploads from `activation` on, and queries.
@@ -467,7 +473,7 @@ class Server:
         if self.bound:
             self.bound.forget(client)
 
-    def _settle(self, request: Request, *, declined: bool) -> list[ServerMessage]:
+    def _settle(self, request: Asked, *, declined: bool) -> list[ServerMessage]:
         """Close a request; return the requests to send next."""
         self.overdue.discard(request.client)
         if self.bound:

@@ -41,11 +41,13 @@ from vafl.protocol.secure_sum.server import MaskedServer, SumTable
 from vafl.protocol.server import Server
 from vafl.protocol.staleness import DelaySummary
 from vafl.protocol.table import EmbeddingTable
-from vafl.run.controller import BestModels, CentralisedRuntime, Watch, measure, train
+from vafl.run.best import BestModels
+from vafl.run.controller import End
 from vafl.run.drawn_labels import draw_once
 from vafl.run.evaluator import Evaluator
 from vafl.run.ledgers import is_entered, ledger_path, open_ledger
 from vafl.run.plan import Plan, Task, make_plan
+from vafl.run.simulation_driver import CentralisedRuntime, SimulationDriver, measure
 from vafl.simulation.simulator import Simulator
 from vafl.transport.codec import Codec
 
@@ -74,12 +76,12 @@ class Run:
     evaluator: Evaluator
     ledgers: list[Ledger]
     best: BestModels | None = None
-    ended: str = ""
+    end: End | None = None
 
     def train(
         self, observe: Callable[[Evaluation], None] = lambda point: None, *, keep_best: bool | None = None
     ) -> list[Evaluation]:
-        """Train until a stop criterion holds, and return all evaluations. Set `ended` to the reason.
+        """Train until a stop criterion holds, and return all evaluations. Set `end` to the reason.
 
         Args:
             observe: called with every evaluation as soon as it is measured.
@@ -88,19 +90,21 @@ class Run:
         """
         keep_best = self.config.stop.patience > 0 if keep_best is None else keep_best
         self.best = BestModels([*self.models, self.head], self.evaluator.measured) if keep_best else None
-        watch = Watch(self.config.stop, self.task.metrics, self.best)
+        driver = SimulationDriver(
+            self.runtime,
+            self.evaluator,
+            self.task.metrics,
+            self.config.stop,
+            self.config.evaluation,
+            observe,
+            self.best,
+        )
         try:
             with limited_threads(self.config.threads):
-                return train(
-                    self.runtime,
-                    self.evaluator,
-                    watch,
-                    self.config.stop,
-                    self.config.evaluation,
-                    observe,
-                )
+                driver.train()
         finally:
-            self.ended = watch.ended
+            self.end = driver.controller.end
+        return driver.evaluations
 
     def measure(self) -> Evaluation:
         """Evaluate the models as they are now."""

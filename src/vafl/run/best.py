@@ -1,14 +1,19 @@
-"""The models of the best evaluation, on disk at every party: what a run with stop.patience ends with.
+"""The models of the best evaluation: what a run with stop.patience ends with.
 
-The server knows that an evaluation was the best when its clients have long gone on. So a client keeps its
-model as it was at the last evaluation, and as it was at the best one; the next request tells which that is.
-What the server counts as a best evaluation is on its disk before it tells anybody.
+A simulation keeps them in memory (`BestModels`). In a federation, each party saves its own: `BestHead`
+at the server, `BestEmbedding` at a client, both on disk.
+
+When the server learns that an evaluation was the best, its clients have already trained on. So each client
+saves its model at the last evaluation and at the best one. The next `Evaluate` message tells it whether the
+last one was the best. The server saves its own best head before it counts that evaluation as the best.
 """
 
 import logging
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -19,6 +24,51 @@ from vafl.run.checkpoint import has_checkpoint, load_checkpoint, move_checkpoint
 log = logging.getLogger("vafl.client")
 
 _OUTPUTS = "outputs of "  # before the part: no parameter's name has a space
+
+
+class Best(Protocol):
+    """Keeps the models of the best evaluation so far.
+
+    Attributes:
+        point: that evaluation; None before the first.
+        count: how many evaluations were the best so far.
+    """
+
+    point: Evaluation | None
+    count: int
+
+    def keep(self, point: Evaluation) -> None:
+        """Keep the models as they are now. This evaluation of them is the best so far."""
+
+    def restore(self) -> None:
+        """Return to the models that were kept last, if any, and to what their evaluation measured."""
+
+
+class BestModels:
+    """Keeps one copy of all modules in memory.
+
+    Args:
+        measured: the outputs of the last evaluation by part, which `restore` brings back too.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], measured: dict[str, Tensor]) -> None:
+        self._modules, self._measured = modules, measured
+        self._states: list[dict[str, Tensor]] = []
+        self._outputs: dict[str, Tensor] = {}
+        self.point: Evaluation | None = None
+        self.count = 0
+
+    def keep(self, point: Evaluation) -> None:
+        self.point, self.count = point, self.count + 1
+        self._outputs = dict(self._measured)
+        self._states = [
+            {name: tensor.clone() for name, tensor in module.state_dict().items()} for module in self._modules
+        ]
+
+    def restore(self) -> None:
+        for module, state in zip(self._modules, self._states, strict=False):
+            module.load_state_dict(state)
+        self._measured.update(self._outputs)
 
 
 class BestHead:
@@ -68,13 +118,13 @@ class BestEmbedding:
             shutil.rmtree(own, ignore_errors=True)
         client.at_evaluation = self.at_evaluation
 
-    def at_evaluation(self, best: int, *, back: bool) -> None:
-        """Before the answer to a request that says which evaluation is the best."""
+    def at_evaluation(self, best: int, *, restore: bool) -> None:
+        """Save the model, or restore the best one; `best` and `restore` are as in `Evaluate`."""
         if has_checkpoint(self._last):
             _, facts = load_checkpoint(self._last)
             if facts["best"] != best:
                 move_checkpoint(self._last, self._best)
-        if back:
+        if restore:
             self.restore()
         else:
             model = self._client.model

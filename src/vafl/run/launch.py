@@ -31,8 +31,9 @@ from vafl.privacy.settings import LabelSettings, PrivacySettings
 from vafl.protocol.settings import RuleSettings
 from vafl.protocol.staleness import DelaySummary
 from vafl.run.assembly import Run, build
+from vafl.run.best import Best
 from vafl.run.conclusion import Conclusion, beside_alone, conclude
-from vafl.run.controller import Best, is_in_vain
+from vafl.run.controller import End
 from vafl.run.ledgers import read_statements
 from vafl.run.model_store import keep_all
 from vafl.run.plan import Task, baselines
@@ -79,7 +80,7 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
             interrupted=interrupted,
             conclusion=conclusion,
             best=run.best,
-            ended=run.ended,
+            end=run.end,
         )
         finish(folder, summary, conclusion, config, run.data, console)
     recorded = read_run(path)
@@ -87,7 +88,7 @@ def launch(config: Config, path: Path, console: Console, *, overwrite: bool = Fa
     report_run(config, path)
     if interrupted:
         raise KeyboardInterrupt(what_was_reached(recorded))
-    require_updates(config, run.ended, points[-1].updates)
+    require_updates(config, run.end, points[-1].updates)
     return recorded
 
 
@@ -164,9 +165,9 @@ def what_was_reached(recorded: RecordedRun) -> str:
     return f"{recorded.summary['updates']:,} updates were made, and what they reached is in {recorded.path}"
 
 
-def require_updates(config: Config, ended: str, updates: int) -> None:
-    """Raise BudgetExhausted if the privacy budget ended the run before its first update."""
-    if is_in_vain(ended, updates):
+def require_updates(config: Config, end: End | None, updates: int) -> None:
+    """Raise BudgetExhausted if the privacy budgets did not allow a single update."""
+    if end is not None and end.is_in_vain(updates):
         raise BudgetExhausted(
             "VFL-7101",
             f"privacy.mu_max must allow every client some uploads. Found {config.privacy.limit:g}, and no "
@@ -243,7 +244,7 @@ def summarise(
     config: Config,
     task: Task,
     data: VerticalData,
-    end: Evaluation,
+    last: Evaluation,
     delays: Sequence[DelaySummary],
     activations: Sequence[int],
     *,
@@ -252,21 +253,21 @@ def summarise(
     interrupted: bool,
     conclusion: Conclusion,
     best: Best | None = None,
-    ended: str,
+    end: End | None,
 ) -> dict[str, Any]:
     """Return the content of summary.json, for any kind of run.
 
     Args:
         data: the run's data, with the labels it was trained on. They determine the trivial baseline.
-        end: the last evaluation.
+        last: the last evaluation.
         delays, activations: of each client.
         traffic: the bytes that each client sent and received; empty for a centralised run.
-        simulated: whether the seconds in `end` are those of the simulator's clock.
+        simulated: whether the seconds in `last` are those of the simulator's clock.
         conclusion: the results of the kept models on the held-out rows.
         best: the best evaluation, if its models are the ones that are kept.
-        ended: the reason why the run ended.
+        end: the reason why the run ended; None if it is not known.
     """
-    kept = end if best is None or best.point is None else best.point
+    kept = last if best is None or best.point is None else best.point
     names, classes = [party.name for party in data.parties], data.classes or ()
     watched = data.parts.watched
     figures, outputs = {watched: kept.metrics, **conclusion.figures}, conclusion.outputs
@@ -278,9 +279,9 @@ def summarise(
         "columns": {party.name: _columns(party) for party in data.parties},
         "rule": config.rule.name,
         "clients": len(names),
-        "updates": end.updates,
-        "seconds": end.seconds,
-        # Not from `end`: the clients sent their embeddings of the test rows after that evaluation.
+        "updates": last.updates,
+        "seconds": last.seconds,
+        # Not from `last`: the clients sent their embeddings of the test rows after that evaluation.
         "bytes_up": sum(moved.bytes_up for moved in traffic),
         "bytes_down": sum(moved.bytes_down for moved in traffic),
         "traffic": {
@@ -311,7 +312,8 @@ def summarise(
         "activations": dict(zip(names, activations, strict=False)),
         "labels": config.labels.report(len(classes)),
         "privacy": {"mode": config.privacy.kind, "secure_sum": config.privacy.secure_sum},
-        "ended": ended,
+        "ended": "" if end is None else end.text,
+        "ending": None if end is None else end.reason.name,
         "interrupted": interrupted,
         "seed": config.seed,
         "versions": versions(),

@@ -50,8 +50,7 @@ from vafl.run.checkpoint import (
     unflatten,
 )
 from vafl.run.conclusion import Conclusion, conclude
-from vafl.run.conductor import RunController
-from vafl.run.controller import Watch
+from vafl.run.controller import Phase, RunController
 from vafl.run.credentials import load_credentials
 from vafl.run.launch import (
     finish,
@@ -65,6 +64,7 @@ from vafl.run.launch import (
 from vafl.run.local import local_client, serve_with
 from vafl.run.marks import MarkFile, marks_path
 from vafl.run.model_store import keep_head, run_name, stand_ins
+from vafl.run.network_driver import NetworkDriver
 from vafl.run.plan import Plan, make_plan, sized
 from vafl.transport.grpc.client import FederationClient
 from vafl.transport.grpc.connection import require_free
@@ -246,7 +246,7 @@ class ServerRun:
             for warning in leakage.warnings(plan.data):
                 log.warning("%s", warning)
             points = folder.rewind(state.facts.get("account", {}).get("seconds", 0.0))
-            conductor, federation = self._assemble(plan, state, credentials, folder, points)
+            driver, federation = self._assemble(plan, state, credentials, folder, points)
             local = local_client(
                 replace(plan, config=self.config),
                 self.path,
@@ -257,24 +257,24 @@ class ServerRun:
                 accept_ledger=self.accept_ledger,
             )
             with (
-                self._progress(state.plan, federation, conductor) as progress,
+                self._progress(state.plan, federation, driver) as progress,
                 nullcontext() if local is None else local.saved(),
             ):
                 self._shown = progress
                 local_federation = None if local is None else local.federation
-                run(_serve(federation, conductor, listening, self.watch, local_federation))
-            require_updates(self.config, conductor.watch.ended, state.server.iteration)
-            if conductor.has_result or state.server.iteration:
-                defaults = stand_ins(plan.data, state.server.table, conductor.measured)
+                run(_serve(federation, driver.controller, listening, self.watch, local_federation))
+            require_updates(self.config, driver.controller.end, state.server.iteration)
+            if driver.controller.has_result or state.server.iteration:
+                defaults = stand_ins(plan.data, state.server.table, driver.measured)
                 conclusion = conclude(self.config, plan.task, state.plan.data, state.outputs)
                 keep_head(plan, conclusion.decision, defaults, self.path, run_name(state.server.run))
-                summary = self._summary(state.plan, federation, points, conductor, conclusion)
+                summary = self._summary(state.plan, federation, points, driver, conclusion)
                 finish(folder, summary, conclusion, original, state.plan.data, self.console)
-            self._require_result(conductor, state.server.iteration)
+            self._require_result(driver.controller, state.server.iteration)
         recorded = read_run(self.path)
         plot_runs([recorded], self.path / "progress")
         report_run(self.config, self.path)
-        if conductor.interrupted:
+        if driver.controller.interrupted:
             raise KeyboardInterrupt(what_was_reached(recorded))
         return recorded
 
@@ -285,7 +285,7 @@ class ServerRun:
         credentials: Credentials | None,
         folder: RunFolder,
         points: list[Evaluation],
-    ) -> tuple[RunController, FederationServer[Server]]:
+    ) -> tuple[NetworkDriver, FederationServer[Server]]:
         def observe(point: Evaluation) -> None:
             points.append(point)
             folder.append(point)
@@ -294,42 +294,42 @@ class ServerRun:
         config, data = self.config, plan.data
         best = state.best if config.stop.patience else None
         tests = data.test if data.parts.validation else slice(0, 0)
-        watch = Watch(config.stop, plan.task.metrics, best)
+        controller = RunController(
+            config.stop,
+            config.evaluation,
+            plan.task.metrics,
+            has_test_rows=tests.stop > tests.start,
+            checkpoint_every=config.network.checkpoint_every,
+            has_result=bool(points),
+        )
         for point in points:
-            watch.recalls(point)
+            controller.recall(point)
         if best is not None and best.point is not None and best.point not in points:
             # A crash removed this evaluation from the history, but its models are still on disk.
-            watch.recalls(best.point)
-        conductor = RunController(
+            controller.recall(best.point)
+        driver = NetworkDriver(
+            controller=controller,
+            best=best,
             held_out=np.arange(data.held_out.start, data.held_out.stop),
             labels=data.labels[data.held_out],
             tests=np.arange(tests.start, tests.stop),
             test_labels=data.labels[tests],
             metrics=plan.task.metrics,
             loss=plan.loss,
-            stop=config.stop,
-            watch=watch,
-            evaluation=config.evaluation,
             observe=observe,
             checkpoint=lambda: state.save(federation.account()),
-            checkpoint_every=config.network.checkpoint_every,
             answer_timeout=config.network.answer_timeout,
             most_rows=self._fitting,
-            has_result=bool(points),
             undo=state.plan.undo,
             outputs=state.outputs,
         )
         names = [party.name for party in plan.data.parties]
-        federation = FederationServer(
-            state.server, names, state.terms, config.network, credentials, conductor
-        )
+        federation = FederationServer(state.server, names, state.terms, config.network, credentials, driver)
         if account := state.facts.get("account"):
             federation.resume(account)
-        return conductor, federation
+        return driver, federation
 
-    def _progress(
-        self, plan: Plan, federation: FederationServer[Server], conductor: RunController
-    ) -> Progress:
+    def _progress(self, plan: Plan, federation: FederationServer[Server], driver: NetworkDriver) -> Progress:
         def clients() -> list[ClientStatus]:
             connected, vitals, server = federation.connections, federation.vitals, federation.server
             rows = zip(federation.parties, server.activations, federation.traffic, strict=True)
@@ -359,7 +359,7 @@ class ServerRun:
             partial(share_done, federation, config.stop),
             clients,
             federation.server.delays.summaries,
-            lambda: federation.to_come or conductor.waiting,
+            lambda: federation.to_come or driver.waiting,
         )
 
     def _summary(
@@ -367,7 +367,7 @@ class ServerRun:
         plan: Plan,
         federation: FederationServer[Server],
         points: list[Evaluation],
-        conductor: RunController,
+        driver: NetworkDriver,
         conclusion: Conclusion,
     ) -> dict[str, Any]:
         server = federation.server
@@ -381,10 +381,10 @@ class ServerRun:
             server.activations,
             traffic=federation.traffic,
             simulated=False,
-            interrupted=conductor.interrupted,
+            interrupted=driver.controller.interrupted,
             conclusion=conclusion,
-            best=conductor.watch.best,
-            ended=conductor.watch.ended,
+            best=driver.best,
+            end=driver.controller.end,
         )
         return {
             **summary,
@@ -395,11 +395,11 @@ class ServerRun:
             "durable": list(server.durable),
         }
 
-    def _require_result(self, conductor: RunController, updates: int) -> None:
+    def _require_result(self, controller: RunController, updates: int) -> None:
         """Raise RunError if the run ended without an evaluation. The trained models are on disk by then."""
-        if conductor.has_result:
+        if controller.has_result:
             return
-        if conductor.interrupted:
+        if controller.interrupted:
             raise KeyboardInterrupt
         kept = f'The models after {updates:,} updates are in "{self.path}".' if updates else ""
         raise RunError(
@@ -416,22 +416,22 @@ class _ToldTwice(Exception):
 
 async def _serve(
     federation: FederationServer[Server],
-    conductor: RunController,
+    controller: RunController,
     listening: Callable[[str], None],
     watch: Callable[[], None],
     local: FederationClient | None = None,
 ) -> None:
     def interrupt() -> None:
-        if conductor.watch.ended:
+        if controller.phase is Phase.ENDED:
             log.info("the run has already ended; notifying its clients")
             return
-        if conductor.interrupted:
+        if controller.interrupted:
             federation.fail(
                 _ToldTwice(), "the server was stopped at once; restart with --resume when it is back"
             )
         else:
             log.info("stopping: evaluating and saving the models first; signal again to stop at once")
-        conductor.interrupted = True
+        controller.interrupt()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, interrupt)

@@ -13,7 +13,7 @@ from vafl.privacy.ledger.accounts import KINDS
 from vafl.privacy.ledger.ledger import Ledger
 from vafl.privacy.mechanism.client_privacy import guard
 from vafl.privacy.settings import PrivacySettings
-from vafl.protocol.messages import Decline, Finished, Gradient, Request, Upload
+from vafl.protocol.messages import Decline, Evaluate, Finished, Gradient, Request, Upload
 from vafl.run.assembly import build
 
 ZEROED = {"neighbours": "zero_out", "mu_max": "unlimited"}
@@ -66,7 +66,7 @@ def test_what_the_papers_noise_lets_through_is_charged_to_all_who_were_trained_o
     for activation in range(2):
         (upload,) = client.wake()
         client.receive(Gradient(0, activation, activation, np.ones_like(upload.embeddings), (1, 0)))
-    client.receive(Request(0, 0, np.array([20, 21])))
+    client.receive(Evaluate(0, 0, np.array([20, 21])))
     total, first, second = ledger.accounts.total, client._schedule.batch(0), client._schedule.batch(1)
     assert total[first].tolist() == [0.25 + 4 + 2] * 4
     assert total[second].tolist() == [0.25 + 2] * 4
@@ -148,7 +148,7 @@ def test_evaluations_and_requests_are_charged():
     run = private_run(TRAINED)
     client, ledger = run.runtime.clients[0], run.ledgers[0]
     client.receive(Request(0, 0, np.array([2, 3])))
-    client.receive(Request(0, 1, np.array([20, 21])))  # held out
+    client.receive(Evaluate(0, 1, np.array([20, 21])))  # held out
     assert counts(ledger, "request").nonzero()[0].tolist() == [2, 3]
     assert counts(ledger, "evaluation").nonzero()[0].tolist() == [20, 21]
 

@@ -10,6 +10,7 @@ from tests.federation import Exchange, parameters, run_of, same, snapshot, verti
 from vafl.errors import InvalidMessage
 from vafl.protocol.messages import (
     Decline,
+    Evaluate,
     Gradient,
     Join,
     Keys,
@@ -252,7 +253,7 @@ def _widen(server):
 def test_only_held_out_rows_are_summed_on_request():
     exchange = Exchange(run())
     joined(exchange)
-    with pytest.raises(InvalidMessage, match=r"VFL-4112.*20.*3"):
+    with pytest.raises(InvalidMessage, match=r"VFL-4112.*20.*7"):
         exchange.clients[0].receive(Request(0, 7, np.array([3])))
 
 
@@ -261,7 +262,7 @@ def test_a_request_is_answered_once():
     exchange = Exchange(made)
     _with_held_out(exchange, made)
     joined(exchange)
-    request = Request(0, 7, np.array([ROWS]))
+    request = Evaluate(0, 7, np.array([ROWS]))
     assert exchange.clients[0].receive(request)
     with pytest.raises(InvalidMessage, match="VFL-4143"):
         exchange.clients[0].receive(request)

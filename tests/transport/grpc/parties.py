@@ -15,8 +15,8 @@ from vafl.protocol.messages import Upload
 from vafl.protocol.table import EmbeddingTable
 from vafl.run.agreement import make_terms
 from vafl.run.assembly import make_client, make_server, widths
-from vafl.run.conductor import RunController
-from vafl.run.controller import Watch
+from vafl.run.controller import RunController
+from vafl.run.network_driver import NetworkDriver
 from vafl.run.plan import make_plan
 from vafl.transport.codec import Codec
 from vafl.transport.grpc.client import FederationClient
@@ -54,22 +54,22 @@ class Federation:
         table = EmbeddingTable(rows + tests, widths(self.plan), summed=summed)
         self.server = make_server(self.plan, table)
         self.points = []
-        self.conductor = RunController(
+        controller = RunController(
+            config.stop, config.evaluation, self.plan.task.metrics, checkpoint_every=10
+        )
+        self.driver = NetworkDriver(
+            controller=controller,
             held_out=np.arange(rows, rows + tests),
             labels=self.plan.data.labels[rows:],
             metrics=self.plan.task.metrics,
             loss=LOSSES[self.plan.task.loss],
-            stop=config.stop,
-            watch=Watch(config.stop, self.plan.task.metrics),
-            evaluation=config.evaluation,
             observe=self.points.append,
             checkpoint=self.server.settled,
-            checkpoint_every=10,
             answer_timeout=config.network.answer_timeout,
         )
         self.names = [party.name for party in self.plan.data.parties]
         self.terms = make_terms(self.plan)
-        self.end = FederationServer(self.server, self.names, self.terms, config.network, None, self.conductor)
+        self.end = FederationServer(self.server, self.names, self.terms, config.network, None, self.driver)
         self.end._away = 1.0  # many tests leave a client behind on purpose
         self.listening = asyncio.Event()
 

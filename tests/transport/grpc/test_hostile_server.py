@@ -15,7 +15,17 @@ import pytest
 
 from tests.transport.grpc.parties import Federation, complete, configuration, until
 from vafl.errors import InvalidMessage
-from vafl.protocol.messages import Decline, Gradient, Refresh, Request, Skipped, Stop, Upload, Welcome
+from vafl.protocol.messages import (
+    Decline,
+    Evaluate,
+    Gradient,
+    Refresh,
+    Request,
+    Skipped,
+    Stop,
+    Upload,
+    Welcome,
+)
 from vafl.run.assembly import make_guard
 from vafl.transport.codec import Codec
 from vafl.transport.grpc.session import Session
@@ -184,7 +194,7 @@ def insisting(answers, times):
             await context.read()
         await context.write(Codec().encode(Welcome(0, 0, (0, 0))))
         for number in range(times):
-            await context.write(Codec().encode(Request(0, number, HELD_OUT)))
+            await context.write(Codec().encode(Evaluate(0, number, HELD_OUT)))
         while len(answers) < times and isinstance(content := await context.read(), bytes):
             said = [Codec().from_client(frame, 0) for frame in Codec().frames(content)]
             answers.extend(each for each in said if isinstance(each, (Refresh, Decline)))

@@ -282,7 +282,7 @@ def test_a_client_whose_way_was_cut_takes_its_own_place_before_the_server_has_no
 def test_uploads_that_are_skipped_for_a_client_that_is_gone_come_slower_and_the_server_says_why(
     caplog, monkeypatch
 ):
-    monkeypatch.setattr("vafl.run.conductor._SILENCE", 0.5)
+    monkeypatch.setattr("vafl.run.network_driver._SILENCE", 0.5)
     rule = {"name": "async", "delay_bound": 2, "when_unanswered": "skip"}
 
     async def story():

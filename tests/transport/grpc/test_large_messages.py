@@ -22,7 +22,7 @@ class Tight(Federation):
 
 def federation(**sections):
     made = Tight(configuration(network=SMALL, **sections))
-    made.conductor.most_rows = made.server.recall_rows = rows_at_once(made.config, made.terms.width)
+    made.driver.most_rows = made.server.recall_rows = rows_at_once(made.config, made.terms.width)
     return made
 
 

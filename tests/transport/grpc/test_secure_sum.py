@@ -40,7 +40,7 @@ class SecureFederation(Federation):
             return receive(message)
 
         self.server.receive = remember
-        self.end = FederationServer(self.server, self.names, self.terms, config.network, None, self.conductor)
+        self.end = FederationServer(self.server, self.names, self.terms, config.network, None, self.driver)
 
 
 def test_it_ends_in_the_parameters_of_plain_sync_and_no_embedding_was_sent():
@@ -61,7 +61,7 @@ def test_it_ends_in_the_parameters_of_plain_sync_and_no_embedding_was_sent():
 def test_the_last_evaluation_was_a_sum_of_all_and_of_nobody_alone():
     federation = SecureFederation(secure())
     complete(run_all(federation))
-    held_out = federation.conductor.held_out
+    held_out = federation.driver.held_out
     features = [party.features for party in federation.plan.data.parties]
     own = [
         embed(model, table, held_out).numpy()

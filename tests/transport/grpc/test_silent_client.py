@@ -4,7 +4,7 @@ import asyncio
 
 from tests.transport.grpc.parties import complete, dialled, served, until
 from vafl.names import LOCAL_CLIENT
-from vafl.protocol.messages import Join, Refresh, Request, Skipped, Welcome
+from vafl.protocol.messages import Evaluate, Join, Refresh, Skipped, Welcome
 
 QUICK = {"answer_timeout": 0.3}
 
@@ -26,13 +26,13 @@ def test_evaluations_go_on_and_the_run_ends_with_a_result():
     async def story():
         async with served(network=QUICK) as federation:
             reason = await alone_with_a_silent_client(federation)
-            return reason, federation.points, federation.conductor
+            return reason, federation.points, federation.driver
 
-    reason, points, conductor = complete(story())
+    reason, points, driver = complete(story())
     assert reason == "60 updates were made"
     assert [point.updates for point in points][-1] == 60
     assert {frozenset(point.unanswered.items()) for point in points} == {frozenset({("client-1", "default")})}
-    assert conductor.has_result
+    assert driver.controller.has_result
 
 
 def test_a_delay_bound_uses_stale_cells_by_its_policy_after_the_deadline():
@@ -78,14 +78,14 @@ def test_a_late_answer_is_taken_and_its_client_is_asked_again():
         ):
             running = asyncio.create_task(federation.client(1).run())
             await joined(slow, 0)
-            request = await slow.hear(Request)
+            request = await slow.hear(Evaluate)
             await until(lambda: federation.server.overdue == {0})
             client = federation.client(0).client
             client.join()
             (answer,) = client.receive(request)
             assert isinstance(answer, Refresh)
             await slow.say(answer)
-            await slow.hear(Request)
+            await slow.hear(Evaluate)
             refusals = dict(federation.end.violations)
             federation.end.finish("enough")
             await running

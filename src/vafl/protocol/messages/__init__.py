@@ -10,6 +10,7 @@ such as the number of rows or the next activation. No message type can carry raw
 | `Query`: ask for the gradient of an earlier upload (query-first order) | `Gradient` or `Skipped` |
 | `Refresh`: embeddings of other rows, or the answer to a `Request` | |
 | `Decline`: refuse a `Request` | `Request`: ask for fresh embeddings of these rows |
+| `Refresh` or `Decline`, as for a `Request` | `Evaluate`: ask for embeddings of these held-out rows |
 | `Finished`: no more uploads will follow | |
 | `LedgerMark`: a mark that the next `Welcome` returns, to detect an outdated privacy ledger | |
 | `Offer`: a fresh key for a key epoch | `Rekey`: a new epoch begins; `Keys`: the keys of all clients |
@@ -33,6 +34,7 @@ from vafl.protocol.messages.joining import Durable, Join, Leave, LedgerMark, Ref
 from vafl.protocol.messages.masking import Keys, MaskedRefresh, MaskedUpload, Offer, Rekey
 from vafl.protocol.messages.training import (
     Decline,
+    Evaluate,
     Finished,
     Gradient,
     Query,
@@ -44,10 +46,10 @@ from vafl.protocol.messages.training import (
 
 MaskingMessage = Offer | MaskedUpload | MaskedRefresh
 ClientMessage = Join | Leave | LedgerMark | Upload | Refresh | Query | Decline | Finished | MaskingMessage
-ServerMessage = Welcome | Gradient | Skipped | Request | Rekey | Keys | Durable | Stop | Refused
+ServerMessage = Welcome | Gradient | Skipped | Request | Evaluate | Rekey | Keys | Durable | Stop | Refused
 
 __all__ = ["HEADER_BYTES", "LARGEST_OFFER", "MARK_BYTES", "ROW_BYTES", "Words", "made_here", "require_growth"]
 __all__ += ["ClientMessage", "Durable", "Join", "Leave", "Refused", "ServerMessage", "Stop", "Welcome"]
 __all__ += ["EVERYTHING", "LONGEST_GROUP", "LedgerMark"]
-__all__ += ["Decline", "Finished", "Gradient", "Query", "Refresh", "Request", "Skipped", "Upload"]
+__all__ += ["Decline", "Evaluate", "Finished", "Gradient", "Query", "Refresh", "Request", "Skipped", "Upload"]
 __all__ += ["Keys", "MaskedRefresh", "MaskedUpload", "MaskingMessage", "Offer", "Rekey"]

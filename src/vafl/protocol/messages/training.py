@@ -1,8 +1,7 @@
-"""What training is made of: embeddings up, gradients down, and requests for more embeddings."""
+"""The messages of training and evaluation: embeddings up, gradients down, requests for more embeddings."""
 
 from dataclasses import dataclass
 
-from vafl.errors import InvalidMessage
 from vafl.protocol.messages.checks import (
     HEADER_BYTES,
     ROW_BYTES,
@@ -57,7 +56,7 @@ class Refresh:
     """Embeddings of rows that no step is owed for: stored, not answered.
 
     Attributes:
-        request: the number of the `Request` this answers; None when the client refreshes by itself.
+        request: the number of the `Request` or `Evaluate` that this answers; None if the server did not ask.
         in_flight: as for `Upload`.
     """
 
@@ -94,7 +93,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decline(Explained):
-    """Client `client` cannot give what `request` asks for, and says why."""
+    """Client `client` cannot give what a `Request` or `Evaluate` asks for, and says why."""
 
     client: int
     sequence: int
@@ -152,12 +151,9 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """Ask for fresh embeddings of rows, for the delay bound, an evaluation, a recovery or a prediction.
+    """Ask for fresh embeddings of training rows (delay bound, recovery), or of records to predict.
 
     Attributes:
-        best: in evaluations of a run that ends with its best models: how many were the best so far. It has
-            grown since the last one if that was, as far as this client took part. -1: nothing is kept.
-        back: the run is over: by the model of the best evaluation, please.
         permute: a group of features that the client named when it joined, or "*" for all its features. The
             client permutes these features among the rows before it embeds them. Empty permutes nothing.
     """
@@ -165,20 +161,42 @@ class Request:
     client: int
     number: int
     rows: Rows
-    best: int = -1
-    back: bool = False
     permute: str = ""
 
     def __post_init__(self) -> None:
-        require_counts(number=self.number, best=self.best + 1)
+        require_counts(number=self.number)
         require_rows(self.rows)
         if self.permute:
             require_group(self.permute.encode(errors="replace"))
-            if self.best >= 0 or self.back:
-                raise InvalidMessage(
-                    "VFL-4041", "features are permuted for predictions. Found it in an evaluation."
-                )
 
     @property
     def nbytes(self) -> int:
         return HEADER_BYTES + ROW_BYTES * self.rows.size + len(self.permute.encode())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evaluate:
+    """Ask for embeddings of held-out rows, made by the model that the client would keep.
+
+    The client answers as it answers a `Request`: with a `Refresh`, or with a `Decline`. `Evaluate` and
+    `Request` share one sequence of numbers.
+
+    Attributes:
+        best: how many evaluations were the best so far, in a run that ends with its best models; -1 in other
+            runs. If the count has grown since the client's last evaluation, that evaluation was the best.
+        restore: whether training is over and the client must return to its best model before it answers.
+    """
+
+    client: int
+    number: int
+    rows: Rows
+    best: int = -1
+    restore: bool = False
+
+    def __post_init__(self) -> None:
+        require_counts(number=self.number, best=self.best + 1)
+        require_rows(self.rows)
+
+    @property
+    def nbytes(self) -> int:
+        return HEADER_BYTES + ROW_BYTES * self.rows.size

@@ -41,6 +41,7 @@ from vafl.errors import InvalidMessage
 from vafl.protocol.client import Client, Flight
 from vafl.protocol.messages import (
     ClientMessage,
+    Evaluate,
     Join,
     Keys,
     MaskedRefresh,
@@ -95,7 +96,7 @@ class Masking(PredictionClient):
             return self._offer(message.epoch)
         if isinstance(message, Keys):
             return self._agree(message)
-        if isinstance(message, Request) and self._masks is None:
+        if isinstance(message, Request | Evaluate) and self._masks is None:
             return []  # The server repeats the request once all clients have keys.
         return super()._take(message)
 
@@ -140,14 +141,13 @@ class MaskedClient(Masking, Client):
             for message in self._upload_of(activation, flight)
         ]
 
-    def _check_rows(self, rows: Rows) -> None:
-        super()._check_rows(rows)
-        if len(rows) and int(rows.min()) < self._schedule.rows:
-            raise InvalidMessage(
-                "VFL-4112",
-                f"the server may request sums of held-out rows only, from row {self._schedule.rows} on. "
-                f"Found row {int(rows.min())}, a training row, which is summed in training rounds.",
-            )
+    def _answer(self, request: Request) -> list[ClientMessage]:
+        """Refuse: training rows are summed in rounds only."""
+        raise InvalidMessage(
+            "VFL-4112",
+            f"only held-out rows, from {self._schedule.rows} on, are summed outside rounds, when the server "
+            f"evaluates. Found request {request.number}, which is for training rows.",
+        )
 
     def _upload_of(self, activation: int, flight: Flight) -> list[ClientMessage]:
         """Return the masked upload, or nothing while there are no masks: `_agree` sends it then."""

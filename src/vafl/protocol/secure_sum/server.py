@@ -59,6 +59,7 @@ from vafl.protocol.marks import MarkMemory
 from vafl.protocol.messages import (
     ClientMessage,
     Decline,
+    Evaluate,
     Join,
     Leave,
     MaskedRefresh,
@@ -67,7 +68,6 @@ from vafl.protocol.messages import (
     Query,
     Refresh,
     Rekey,
-    Request,
     ServerMessage,
     Upload,
     Words,
@@ -143,7 +143,7 @@ class MaskedServer(Server):
         self.epochs = Epochs(table.clients)
         self._decode = decode
         self._words: dict[int, Words] = {}
-        self._asked: Request | None = None
+        self._asked: Evaluate | None = None
         self._poll = Poll([])
         self._sums_asked = 0
         self._asked_words: dict[int, Words] = {}
@@ -153,9 +153,9 @@ class MaskedServer(Server):
         """Return whether all clients have keys. A sum needs all of them."""
         return not self.epochs.missing
 
-    def poll(self, rows: Rows, best: int = -1, *, back: bool = False) -> Poll:
+    def poll(self, rows: Rows, best: int = -1, *, restore: bool = False) -> Poll:
         """Ask all clients for one sum; none is ever asked alone."""
-        self._asked = Request(0, self._sums_asked, rows, best, back)
+        self._asked = Evaluate(0, self._sums_asked, rows, best, restore)
         self._sums_asked += 1
         self._poll = Poll(self._ask_again(), {self._asked.number})
         return self._poll
@@ -278,7 +278,7 @@ class MaskedServer(Server):
         self._waiting, self._group = [], []
         self._words.clear()
 
-    def _ask_again(self) -> list[Request]:
+    def _ask_again(self) -> list[Evaluate]:
         """Return the open evaluation's requests, and drop the words of earlier epochs and evaluations."""
         self._asked_words.clear()
         if self._asked is None:
@@ -295,7 +295,7 @@ class MaskedServer(Server):
     def _check_words(self, message: MaskedUpload | MaskedRefresh) -> None:
         self.table.check(0, message.rows, message.words)
 
-    def _find_asked(self, client: int, number: int) -> Request | None:
+    def _find_asked(self, client: int, number: int) -> Evaluate | None:
         """Return the open request with this number, or None if it is closed.
 
         Another client may have declined in the meantime, so an answer to a closed request is no fault.

@@ -53,6 +53,7 @@ from vafl.errors import Diverged, InvalidMessage, RemoteFault, RunError
 from vafl.protocol.messages import (
     ClientMessage,
     Durable,
+    Evaluate,
     Gradient,
     Refused,
     Rekey,
@@ -270,7 +271,7 @@ class FederationClient:
                     )
                 self._worker.tell(session.end, printable(message.reason))
                 return
-            if self._pace is not None and isinstance(message, Request):
+            if self._pace is not None and isinstance(message, Request | Evaluate):
                 while wait := self._pace.wait(message.rows):
                     if not self._worker.may_wait:
                         self._worker.hand_over(partial(self._take, session, frames[place:], answers))

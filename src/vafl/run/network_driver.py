@@ -1,17 +1,20 @@
-"""What a networked run does besides training: evaluate, checkpoint, report what it waits for, stop.
+"""Drives a networked run: polls clients, writes checkpoints, and logs what the run waits for.
 
-The server's worker calls the conductor after it has handled messages, and every so often without any. One
-evaluation at a time is under way:
+The run controller decides when to evaluate, test, save and end. The server's worker calls the driver after it
+has handled messages, and every so often without any. The clients answer an evaluation in parts:
 
-    idle ──due──> polling ──all parts answered or expired──> measured ──> idle
-                                                                 └─the run is over──> tested ──> done
+    no poll ──EVALUATE or TEST──> poll open ──all asked have answered or expired──> poll closed
+       ^                              ^                                              │      │
+       │                              └──────────── another part is left ────────────┘      │
+       └────────────────────────────────── all parts were asked: measure ───────────────────┘
 
 Invariants:
 
 - An evaluation always comes to an end: every request expires after `answer_timeout` seconds.
 - It uses what each client sent last, or the client's mean embedding where it has not sent these rows. Each
   client that did not answer is named in the evaluation (`Evaluation.unanswered`).
-- What is measured last is what is saved: no step is made once the run is to end.
+- The server makes no step once the controller has set `end`, so the models that are saved are those that were
+  evaluated last.
 - A run that has made updates keeps its models, measured or not.
 """
 
@@ -24,7 +27,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vafl.config.run_settings import EvaluationSettings, StopSettings
 from vafl.models.losses import Loss, evenly
 from vafl.models.metrics import Figures, Metrics, as_text
 from vafl.models.probabilities import Calibration
@@ -34,7 +36,8 @@ from vafl.protocol.requests import Poll
 from vafl.protocol.rows import NO_ROWS, Matrix, Rows, in_parts
 from vafl.protocol.server import Server, listed
 from vafl.protocol.settings import LARGEST_WINDOW
-from vafl.run.controller import Watch, is_in_vain, why_over
+from vafl.run.best import Best
+from vafl.run.controller import End, Ending, Phase, RunController, Step
 from vafl.transport.grpc.server import FederationServer
 
 log = logging.getLogger("vafl.server")
@@ -45,69 +48,58 @@ _JUDGED_ROWS, _JUDGED_CLIENTS = 2000, 8  # at one evaluation: it must stay cheap
 
 
 @dataclass
-class RunController:
-    """Keeps a networked run going and brings it to its end.
+class NetworkDriver:
+    """Does what the run controller decides, with the server and the clients of a federation.
 
     Args:
-        held_out: the table's rows that the training is watched by, [rows].
+        controller: decides when to evaluate, test, save and end.
+        held_out: the rows that are evaluated during the training, [rows].
         labels: their labels.
-        metrics: measured on them, with the embeddings clients send for them when asked.
-        loss: the run's loss, by which the conductor judges what each client contributes.
-        watch: sees every evaluation, may say that it was the last, and has the head of the best one kept, as
-            the clients keep their models.
-        observe: takes every evaluation.
-        checkpoint: saves the server's state; gives how many uploads of each client it holds.
-        checkpoint_every: updates between two checkpoints.
+        metrics: measured on them, with the embeddings that clients send for an `Evaluate`.
+        loss: the run's loss. The driver uses it to judge what each client contributes.
+        observe: called with every evaluation.
+        checkpoint: saves the server's state; returns how many uploads of each client it holds.
         answer_timeout: seconds a client has to answer a request.
-        tests: rows that are measured at the end only; none if those are the ones watched.
+        best: keeps the head of the best evaluation, as the clients keep their models; None keeps nothing.
+        tests: rows that are measured at the end only; none if those are the ones held out.
         test_labels: their labels.
         most_rows: rows to ask clients for at a time: answers must fit into messages.
-        has_result: whether there is an evaluation.
         undo: undoes the effect of class weights on the outputs before they are measured.
+        clock: seconds, for deadlines.
 
     Attributes:
         outputs: "validation" or "test" -> the head's outputs on these rows when they were last measured.
-            `watch.best` brings back those of the best evaluation, if it is given the same dictionary.
+            `best` brings back those of the best evaluation, if it is given the same dictionary.
         tested: the metrics on the test rows, at the end; None if they are not known.
         waiting: what has kept the run from its next update for a while; empty while it goes on.
     """
+
+    controller: RunController
 
     held_out: Rows
     labels: Tensor
     metrics: Metrics
     loss: Loss
-    stop: StopSettings
-    watch: Watch
-    evaluation: EvaluationSettings
     observe: Callable[[Evaluation], None]
     checkpoint: Callable[[], list[int]]
-    checkpoint_every: int
     answer_timeout: float
+    best: Best | None = None
     tests: Rows = field(default_factory=lambda: NO_ROWS)
     test_labels: Tensor = field(default_factory=lambda: torch.empty(0))
     most_rows: int = 1 << 30
-    has_result: bool = False
     undo: Calibration = field(default_factory=Calibration)
     outputs: dict[str, Tensor] = field(default_factory=dict)
     tested: Figures | None = None
     waiting: str = ""
-    interrupted: bool = False
     clock: Callable[[], float] = time.monotonic
     _poll: Poll | None = None  # of the part of an evaluation that is under way
     _to_ask: list[Rows] = field(default_factory=list)
     _answered: set[int] | None = None  # clients that have answered every part so far
-    _evaluated_at: int = -1
-    _due: float = 0.0
-    _saved: int = 0
     _last_update: tuple[int, float] = (0, 0.0)
-    _ending: str = ""
-    _testing: bool = False
-    _tried: bool = False
     _asked_at: dict[int, float] = field(default_factory=dict)  # when each open request was first seen
     _joining_since: float | None = None
     _judged: int = 0  # the client to be judged next
     _reported: set[str] = field(default_factory=set)  # clients that the last evaluations lacked
-    _done: bool = False
 
     @property
     def measured(self) -> Rows:
@@ -116,76 +108,74 @@ class RunController:
 
     def __call__(self, federation: FederationServer[Server]) -> list[ServerMessage]:
         """Do whatever is due now; return messages to send."""
-        if self._done or (federation.began is None and not self.interrupted):
+        controller = self.controller
+        if controller.phase is Phase.ENDED or (federation.began is None and not controller.interrupted):
             return []
         self._watch(federation)
-        said = self._expire(federation)
-        if self._must_save(federation):
-            said += self._save(federation)
+        messages = self._expire(federation)
+        if controller.is_checkpoint_due(federation.updates, self._lag(federation.server)):
+            messages += self._save(federation)
         if self._poll is not None:
             if self._poll.is_open:
-                return said
+                return messages
             self._note_answers(self._poll)
             if self._to_ask:
-                return said + self._ask_next(federation)
-            self._evaluate(federation)
-        self._ending = self._ending or self._over(federation)
-        if self._ending:  # what is evaluated last is what is saved
+                return messages + self._ask_next(federation)
+            self._complete(federation)
+        step = controller.next(federation, self._blocked(federation))
+        if controller.end is not None:  # what is evaluated last is what is saved
             federation.server.last_iteration = federation.updates
-        if self._ending and self._measured(federation):
-            said += self._save(federation)
-            self._done, self.watch.ended = True, self._ending
-            self._finish(federation)
-        elif self._ending or self._progress(federation) >= self._due:
-            said += self._begin_evaluation(federation)
-        return said
+            if step is Step.SAVE:
+                messages += self._save(federation)
+                controller.saved()
+                self._finish(federation, controller.end)
+        if step in (Step.EVALUATE, Step.TEST):
+            messages += self._begin(federation, step)
+        return messages
 
-    def _finish(self, federation: FederationServer[Server]) -> None:
+    def _finish(self, federation: FederationServer[Server], end: End) -> None:
         """End the run. Without a single update there is nothing to keep; otherwise the models are kept."""
-        if not self.has_result:
-            reason = f"{self._ending}, but nothing was measured"
-            federation.finish(reason, failed=federation.updates == 0)
+        if not self.controller.has_result:
+            federation.finish(f"{end.text}, but nothing was measured", failed=federation.updates == 0)
         else:
-            federation.finish(self._ending, failed=is_in_vain(self._ending, federation.updates))
+            federation.finish(end.text, failed=end.is_in_vain(federation.updates))
 
-    def _over(self, federation: FederationServer[Server]) -> str:
-        """Return why the run ends now; empty while it goes on."""
-        if self.interrupted:
-            return "the server was told to stop"
+    def _blocked(self, federation: FederationServer[Server]) -> End | None:
+        """Return why no step can be made any more; None if steps are possible."""
         server = federation.server
-        if server.over and server.overdue:
-            return f"no step can be made: {listed(server.overdue, federation.parties)} did not answer in time"
-        return why_over(federation, self.stop, spent=server.over)
-
-    def _measured(self, federation: FederationServer[Server]) -> bool:
-        """Whether nothing is left to measure of the model as it is."""
-        return self._evaluated_at == federation.updates and (self._tried or not len(self.tests))
-
-    def _progress(self, federation: FederationServer[Server]) -> float:
-        return federation.now if self.evaluation.every_seconds else federation.updates
+        if not server.over:
+            return None
+        if server.overdue:
+            return End.of(Ending.CLIENTS_SILENT, clients=listed(server.overdue, federation.parties))
+        return End.of(Ending.BUDGETS_SPENT)
 
     # --- an evaluation ---
 
-    def _begin_evaluation(self, federation: FederationServer[Server]) -> list[ServerMessage]:
-        """Ask every client for its embeddings of the rows held out, or at last of the test rows by the best
-        models, if those are kept."""
+    def _begin(self, federation: FederationServer[Server], step: Step) -> list[ServerMessage]:
+        """Ask every client for the held-out rows, or for the test rows by the best models, if those are kept.
+
+        If that must wait, return nothing: the controller returns the same step at the next call.
+        """
         if self._must_wait_for_joins(federation):
             return []
-        server, best = federation.server, self.watch.best
-        if not server.may_poll and not self._ending:
-            return []  # a secure sum whose keys are being agreed on: asked again at the next call
-        self._testing = bool(self._ending) and self._evaluated_at == federation.updates
-        if best is not None and self._testing:
-            best.restore()
+        server, controller = federation.server, self.controller
+        if not server.may_poll and controller.end is None:
+            return []  # the clients of a secure sum are agreeing on keys
         self._answered = None
-        # The models no longer change, so many small answers give what one large answer would, and a client
-        # needs less memory. An evaluation during the training is of as few moments as possible.
-        size = min(self.most_rows, _TESTED_ROWS) if self._testing else self.most_rows
-        self._to_ask = in_parts(self.tests if self._testing else self.held_out, size)
+        if step is Step.TEST:
+            controller.test_begun()
+            if self.best is not None:
+                self.best.restore()
+            # The models no longer change, so many small answers give what one large answer would, and a
+            # client needs less memory. During training, one poll must take as little time as possible.
+            self._to_ask = in_parts(self.tests, min(self.most_rows, _TESTED_ROWS))
+        else:
+            controller.evaluation_begun()
+            self._to_ask = in_parts(self.held_out, self.most_rows)
         if server.may_poll:
             return self._ask_next(federation)
         self._answered = set()
-        self._evaluate(federation)
+        self._complete(federation)
         return []
 
     def _must_wait_for_joins(self, federation: FederationServer[Server]) -> bool:
@@ -198,8 +188,8 @@ class RunController:
         return now - self._joining_since < self.answer_timeout
 
     def _ask_next(self, federation: FederationServer[Server]) -> list[ServerMessage]:
-        count = -1 if self.watch.best is None else self.watch.best.count
-        self._poll = federation.server.poll(self._to_ask.pop(0), count, back=self._testing)
+        count = -1 if self.best is None else self.best.count
+        self._poll = federation.server.poll(self._to_ask.pop(0), count, restore=self._is_testing)
         self._asked_at |= dict.fromkeys(self._poll.waiting, self.clock())
         return list(self._poll.requests)
 
@@ -219,7 +209,7 @@ class RunController:
         if not late:
             return []
         before = set(server.overdue)
-        said = server.expire(late)
+        messages = server.expire(late)
         if silent := server.overdue - before:
             log.warning(
                 "%s did not answer a request for %g s (network.answer_timeout): going on without",
@@ -228,44 +218,47 @@ class RunController:
             )
             for client in silent:
                 federation.vitals.silent(client, self.answer_timeout)
-        return said
+        return messages
 
-    def _evaluate(self, federation: FederationServer[Server]) -> None:
-        if self._testing:
-            self._tried = True
+    def _complete(self, federation: FederationServer[Server]) -> None:
+        """Measure what was asked for, and report it to the controller."""
+        if self._is_testing:
             self.tested, _ = self._measure(federation, self.tests, self.test_labels)
+            self.controller.tested()
             return
-        self._evaluated_at = federation.updates
-        interval = self.evaluation.every_seconds or self.evaluation.every
-        self._due = (self._progress(federation) // interval + 1) * interval
-        measured, unanswered = self._measure(federation, self.held_out, self.labels)
-        if measured is None:
+        figures, unanswered = self._measure(federation, self.held_out, self.labels)
+        if figures is None:
+            self.controller.evaluated(federation, None)
             return
         bytes_up, bytes_down = federation.bytes_moved
-        point = Evaluation(
+        evaluation = Evaluation(
             seconds=federation.now,
             updates=federation.updates,
             bytes_up=bytes_up,
             bytes_down=bytes_down,
             train_loss=federation.server.losses.take_mean(),
-            metric=measured[self.metrics.headline.name],
-            metrics=measured,
+            metric=figures[self.metrics.headline.name],
+            metrics=figures,
             unanswered=unanswered,
         )
-        if (reason := self.watch.sees(point)) and not self._ending:
-            self._log_end(point, reason)
-        self._ending, self.has_result = self._ending or reason, True
-        self.observe(point)
+        was_ending = self.controller.end is not None
+        if self.controller.evaluated(federation, evaluation) and self.best is not None:
+            self.best.keep(evaluation)
+        if (end := self.controller.end) and not was_ending:
+            self._log_end(evaluation, end)
+        self.observe(evaluation)
 
-    def _log_end(self, last: Evaluation, reason: str) -> None:
+    @property
+    def _is_testing(self) -> bool:
+        return self.controller.phase is Phase.TESTING
+
+    def _log_end(self, last: Evaluation, end: End) -> None:
         """Log why the run ends, and the figures of the models that are kept, which may not be the last."""
-        best = self.watch.best
-        kept = last if best is None or best.point is None else best.point
+        kept = last if self.best is None or self.best.point is None else self.best.point
         rows = "validation" if len(self.tests) else "test"
-        figures = as_text(kept.metrics)
         log.info(
             "the run ends: %s. It keeps the models of update %d of %d: %s %s",
-            *(reason, kept.updates, last.updates, rows, figures),
+            *(end.text, kept.updates, last.updates, rows, as_text(kept.metrics)),
         )
 
     @torch.no_grad()
@@ -290,10 +283,10 @@ class RunController:
         if unanswered.keys() != self._reported:  # once, not at every evaluation while a client is gone
             self._reported = set(unanswered)
             self._log_unanswered(federation.updates, unanswered)
-        if server.may_stand_in and not self._testing:
+        if server.may_stand_in and not self._is_testing:
             self._judge_clients(federation, rows[:_JUDGED_ROWS], inputs[:_JUDGED_ROWS], labels[:_JUDGED_ROWS])
         outputs = server.head(torch.from_numpy(inputs))
-        self.outputs["validation" if len(self.tests) and not self._testing else "test"] = outputs
+        self.outputs["validation" if len(self.tests) and not self._is_testing else "test"] = outputs
         return self.metrics.measure(self.undo(outputs), labels), unanswered
 
     def _log_unanswered(self, updates: int, unanswered: Mapping[str, Literal["last", "default"]]) -> None:
@@ -326,21 +319,18 @@ class RunController:
 
     # --- checkpoints and what the run waits for ---
 
-    def _must_save(self, federation: FederationServer[Server]) -> bool:
-        """Whether a checkpoint is due, by updates or by the uploads of any client.
+    def _lag(self, server: Server) -> int:
+        """Return how many uploads of one client the last checkpoint lacks, at most.
 
         A skipped upload makes no update. What a crash loses must stay bounded all the same: a restored server
-        takes a client's word for that many uploads and no more.
+        accepts a client's claim of that many uploads and no more. LARGEST_WINDOW uploads of a client can be
+        waiting for a step, and no checkpoint holds those.
         """
-        server = federation.server
-        lag = max(taken - kept for taken, kept in zip(server.activations, server.durable, strict=True))
-        return (
-            federation.updates - self._saved >= self.checkpoint_every
-            or lag >= self.checkpoint_every + LARGEST_WINDOW  # as many may wait, and no checkpoint holds them
-        )
+        lags = (made - kept for made, kept in zip(server.activations, server.durable, strict=True))
+        return max(lags) - LARGEST_WINDOW
 
     def _save(self, federation: FederationServer[Server]) -> list[ServerMessage]:
-        self._saved = federation.updates
+        self.controller.checkpointed(federation.updates)
         return list(federation.server.made_durable(self.checkpoint()))
 
     def _watch(self, federation: FederationServer[Server]) -> None:

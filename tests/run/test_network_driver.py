@@ -11,15 +11,15 @@ from vafl.models.losses import LOSSES
 from vafl.models.metrics import Metrics
 from vafl.protocol.losslog import LossLog
 from vafl.protocol.requests import Poll
-from vafl.run.conductor import RunController
-from vafl.run.controller import BUDGETS_SPENT, Watch
+from vafl.run.controller import Ending, RunController
+from vafl.run.network_driver import NetworkDriver
 
 
 class Federation:
     """A server with two clients that answer at once; what the head sees is the next of `values`.
 
     Attributes:
-        asked: the rows, best count and back flag of each evaluation asked for.
+        asked: the rows, best count and restore flag of each evaluation asked for.
         answering: the clients that answer; a poll is open until each one asked has answered or expired.
         unsent: the clients that have never sent the rows.
     """
@@ -61,8 +61,8 @@ class Federation:
         inputs = np.full((len(rows), 1), next(self._values), np.float32)
         return inputs, dict.fromkeys(self.unsent, rows)
 
-    def _ask(self, rows, best, *, back):
-        self.asked.append((rows.tolist(), best, back))
+    def _ask(self, rows, best, *, restore):
+        self.asked.append((rows.tolist(), best, restore))
         present = {0, 1} - self.server.absent - self.server.overdue
         self.server.open_requests = present - self.answering
         self._poll = Poll([SimpleNamespace()] * len(present), set(self.server.open_requests))
@@ -80,19 +80,17 @@ class Federation:
         self.reason, self.failed = reason, failed
 
 
-def conductor(points, stop, evaluation, best=None):
+def driver(points, stop, evaluation, best=None):
     metrics = Metrics.of("binary", 1, headline="accuracy", select="accuracy")
-    return RunController(
+    return NetworkDriver(
+        controller=RunController(stop, evaluation, metrics, has_test_rows=True, checkpoint_every=1000),
+        best=best,
         held_out=np.array([4, 5]),
         labels=torch.ones(2),
         metrics=metrics,
         loss=LOSSES["binary"],
-        stop=stop,
-        watch=Watch(stop, metrics, best),
-        evaluation=evaluation,
         observe=points.append,
         checkpoint=list,
-        checkpoint_every=1000,
         answer_timeout=60.0,
         tests=np.array([6, 7, 8]),
         test_labels=torch.ones(3),
@@ -101,10 +99,10 @@ def conductor(points, stop, evaluation, best=None):
 
 def test_without_new_updates_evaluations_keep_their_distance():
     points, federation = [], Federation([1.0] * 10)
-    conduct = conductor(points, StopSettings(updates=100), EvaluationSettings(every_seconds=1.0))
+    drive = driver(points, StopSettings(updates=100), EvaluationSettings(every_seconds=1.0))
     for moment in (0.0, 0.1, 0.2, 0.3, 1.2, 1.3, 1.4, 2.5, 2.6):
         federation.now = moment
-        conduct(federation)
+        drive(federation)
     assert federation.asked == [([4, 5], -1, False)] * 3
     assert len(points) == 3
 
@@ -113,26 +111,26 @@ def test_a_client_that_does_not_answer_holds_up_no_evaluation(caplog):
     """Its request expires; what it sent last stands in, or its default, and the evaluation says so."""
     caplog.set_level("INFO")
     points, federation = [], Federation([1.0] * 10)
-    conduct = conductor(points, StopSettings(updates=100), EvaluationSettings(every=10))
+    drive = driver(points, StopSettings(updates=100), EvaluationSettings(every=10))
     moment, federation.answering, federation.unsent = [0.0], {0}, {1}
-    conduct.clock = lambda: moment[0]
-    conduct(federation)
+    drive.clock = lambda: moment[0]
+    drive(federation)
     moment[0] = 59.0
-    conduct(federation)
+    drive(federation)
     assert (points, federation.expired) == ([], [])
     moment[0] = 61.0
-    conduct(federation)
+    drive(federation)
     assert federation.expired == [1]
     assert [point.unanswered for point in points] == [{"b": "default"}]
     assert "b did not answer a request for 60 s" in caplog.text
     assert federation.silent == [1]
     federation.updates, federation.unsent = 10, set()
     for _ in range(2):  # not asked again before it answers, so nothing waits for it
-        conduct(federation)
+        drive(federation)
     assert points[-1].unanswered == {"b": "last"}
     federation.updates, federation.answering, federation.server.overdue = 20, {0, 1}, set()
     for _ in range(2):
-        conduct(federation)
+        drive(federation)
     assert points[-1].unanswered == {}
     assert [point.updates for point in points] == [0, 10, 20]
     assert "every client answers evaluations again from update 20 on" in caplog.text
@@ -141,9 +139,9 @@ def test_a_client_that_does_not_answer_holds_up_no_evaluation(caplog):
 
 def test_evaluations_measure_the_loss_with_and_without_each_client():
     federation = Federation([1.0] * 10)
-    conduct = conductor([], StopSettings(updates=100), EvaluationSettings(every=10))
+    drive = driver([], StopSettings(updates=100), EvaluationSettings(every=10))
     for _ in range(2):
-        conduct(federation)
+        drive(federation)
     ((loss, without),) = federation.judged
     assert without.keys() == {0, 1}
     assert without[0] == loss < without[1]  # the fake's client 1 adds 1 to what the head sees
@@ -151,104 +149,109 @@ def test_evaluations_measure_the_loss_with_and_without_each_client():
 
 def test_a_client_that_is_gone_holds_up_no_evaluation():
     points, federation = [], Federation([1.0] * 10)
-    conduct = conductor(points, StopSettings(updates=100), EvaluationSettings(every=10))
+    drive = driver(points, StopSettings(updates=100), EvaluationSettings(every=10))
     federation.server.absent, federation.unsent = {1}, {1}
     for _ in range(2):
-        conduct(federation)
+        drive(federation)
     assert [point.unanswered for point in points] == [{"b": "default"}]
 
 
 def test_a_run_with_updates_keeps_its_models_though_nothing_could_be_measured():
     points, federation = [], Federation([1.0] * 10)
-    conduct = conductor(points, StopSettings(updates=30), EvaluationSettings(every=10))
+    drive = driver(points, StopSettings(updates=30), EvaluationSettings(every=10))
     federation.updates, federation.unsent, federation.server.absent = 30, {0, 1}, {0, 1}
     for _ in range(6):
-        conduct(federation)
-    assert (federation.reason, federation.failed) == ("30 updates were made, but nothing was measured", False)
+        drive(federation)
+    assert drive.controller.end.reason is Ending.UPDATES
+    assert not drive.controller.has_result
+    assert not federation.failed
     assert points == []
 
 
 def test_a_run_without_updates_and_evaluations_has_failed():
     federation = Federation([1.0] * 10)
-    conduct = conductor([], StopSettings(seconds=5.0), EvaluationSettings(every=10))
+    drive = driver([], StopSettings(seconds=5.0), EvaluationSettings(every=10))
     federation.now, federation.unsent, federation.server.absent = 6.0, {0, 1}, {0, 1}
     for _ in range(6):
-        conduct(federation)
+        drive(federation)
     assert federation.failed
 
 
 def test_a_secure_sum_that_lacks_a_client_is_not_measured():
     points, federation = [], Federation([1.0] * 10)
-    conduct = conductor(points, StopSettings(updates=100), EvaluationSettings(every=10))
+    drive = driver(points, StopSettings(updates=100), EvaluationSettings(every=10))
     federation.server.may_poll = federation.server.may_stand_in = False
     for _ in range(3):
-        conduct(federation)
+        drive(federation)
     assert federation.asked == []  # keys are being agreed on
     federation.server.may_poll, federation.unsent, federation.answering = True, {1}, {0}
-    conduct(federation)
-    conduct.clock = lambda: time.monotonic() + 61.0
-    conduct(federation)
+    drive(federation)
+    drive.clock = lambda: time.monotonic() + 61.0
+    drive(federation)
     assert points == []
 
 
 def test_a_run_that_a_silent_client_has_stopped_ends_and_names_it():
     points, federation = [], Federation([1.0] * 10)
-    conduct = conductor(points, StopSettings(updates=30), EvaluationSettings(every=10))
+    drive = driver(points, StopSettings(updates=30), EvaluationSettings(every=10))
     federation.updates, federation.server.over, federation.server.overdue = 12, True, {1}
     for _ in range(6):
-        conduct(federation)
-    assert federation.reason == "no step can be made: b did not answer in time"
+        drive(federation)
+    assert drive.controller.end.reason is Ending.CLIENTS_SILENT
+    assert federation.reason == drive.controller.end.text
+    assert " b " in federation.reason
     assert not federation.failed
 
 
 def test_uploads_that_make_no_step_call_for_a_checkpoint_too():
     """A crash may lose no more of a client's uploads than a restored server takes its word for."""
     federation, saved = Federation([1.0] * 10), []
-    conduct = conductor([], StopSettings(updates=30), EvaluationSettings(every=10))
-    conduct.checkpoint = lambda: saved.append(True) or [0, 1100]
+    drive = driver([], StopSettings(updates=30), EvaluationSettings(every=10))
+    drive.checkpoint = lambda: saved.append(True) or [0, 1100]
     federation.server.activations = [0, 1063]
-    conduct(federation)
+    drive(federation)
     assert not saved
     federation.server.activations = [0, 1064]
-    conduct(federation)
+    drive(federation)
     assert saved
 
 
 def test_budgets_that_allow_no_step_are_no_result():
     points, federation = [], Federation([1.0] * 10)
-    conduct = conductor(points, StopSettings(updates=30), EvaluationSettings(every=10))
+    drive = driver(points, StopSettings(updates=30), EvaluationSettings(every=10))
     federation.server.over = True
     for _ in range(6):
-        conduct(federation)
-    assert (len(points), federation.reason, federation.failed) == (1, BUDGETS_SPENT, True)
+        drive(federation)
+    assert (len(points), drive.controller.end.reason) == (1, Ending.BUDGETS_SPENT)
+    assert federation.failed
 
 
 def test_a_run_resumed_at_its_end_is_measured_with_those_who_are_about_to_join(caplog):
     points, federation = [], Federation([1.0] * 10)
-    conduct = conductor(points, StopSettings(updates=30), EvaluationSettings(every=10))
+    drive = driver(points, StopSettings(updates=30), EvaluationSettings(every=10))
     federation.server.absent, federation.updates = {1}, 30
     federation.connections[1] = "its stream, on which it has yet to join"
     for _ in range(3):
-        conduct(federation)
+        drive(federation)
     assert not caplog.text
     federation.server.absent = set()
     for _ in range(6):
-        conduct(federation)
+        drive(federation)
     assert [point.unanswered for point in points] == [{}]
-    assert federation.reason == "30 updates were made"
+    assert (drive.controller.end.reason, federation.reason) == (Ending.UPDATES, "30 updates were made")
 
 
 def test_a_stream_on_which_nobody_joins_holds_up_no_evaluation():
     points, federation, moment = [], Federation([1.0] * 10), [0.0]
-    conduct = conductor(points, StopSettings(updates=30), EvaluationSettings(every=10))
-    conduct.clock = lambda: moment[0]
+    drive = driver(points, StopSettings(updates=30), EvaluationSettings(every=10))
+    drive.clock = lambda: moment[0]
     federation.server.absent = {1}
     federation.connections[1] = "a stream on which nobody joins"
-    conduct(federation)
+    drive(federation)
     assert points == []
     moment[0] = 61.0
     for _ in range(2):
-        conduct(federation)
+        drive(federation)
     assert len(points) == 1
 
 
@@ -268,19 +271,21 @@ class Kept:
 def test_patience_ends_a_run_and_only_then_are_the_test_rows_asked_for_by_the_best_models(caplog):
     caplog.set_level("INFO")
     points, best, federation = [], Kept(), Federation([-1.0, 1.0, 1.0, -1.0, 1.0])
-    conduct = conductor(points, StopSettings(updates=100, patience=2), EvaluationSettings(every=10), best)
+    drive = driver(points, StopSettings(updates=100, patience=2), EvaluationSettings(every=10), best)
     for updates in (0, 10, 20, 30):
         federation.updates = updates
         for _ in range(3):
-            conduct(federation)
+            drive(federation)
     counts = [count for _, count, _ in federation.asked]
     assert counts == [0, 1, 2, 2, 2]
-    assert [(rows, back) for rows, _, back in federation.asked] == [([4, 5], False)] * 4 + [([6, 7, 8], True)]
+    assert [(rows, restore) for rows, _, restore in federation.asked] == [([4, 5], False)] * 4 + [
+        ([6, 7, 8], True)
+    ]
     assert [point.metric for point in points] == [0.0, 1.0, 1.0, 0.0]
     assert (best.point, best.restored) == (points[1], 1)
     assert federation.server.last_iteration == 30
-    assert conduct.tested["accuracy"] == 1.0
-    assert federation.reason == "accuracy has not been better for 2 evaluations"
+    assert drive.tested["accuracy"] == 1.0
+    assert drive.controller.end.reason is Ending.NO_IMPROVEMENT
     (end,) = [each.getMessage() for each in caplog.records if "the run ends" in each.getMessage()]
     assert "update 10 of 30" in end
     assert "validation" in end
@@ -291,10 +296,11 @@ def test_patience_ends_a_run_and_only_then_are_the_test_rows_asked_for_by_the_be
 def test_clients_are_told_no_figure_of_the_held_out_labels(caplog):
     caplog.set_level("INFO")
     points, federation = [], Federation([1.0, 1.0])
-    conduct = conductor(points, StopSettings(updates=100, metric=0.3), EvaluationSettings(every=10))
+    drive = driver(points, StopSettings(updates=100, metric=0.3), EvaluationSettings(every=10))
     for _ in range(3):
-        conduct(federation)
+        drive(federation)
     assert points[-1].metric == 1.0
     assert "update 0 of 0" in caplog.text
-    assert federation.reason == "accuracy is what stop.metric asks for"
+    assert drive.controller.end.reason is Ending.METRIC_REACHED
+    assert not any(letter.isdigit() for letter in federation.reason)
     assert "accuracy 1.0000" in caplog.text
