@@ -67,8 +67,6 @@ class Descent:
         parameters: the tensors to update in place. Frozen ones are left out.
         step_size: a function of the global iteration.
         optimiser: creates the optimiser for a list of parameters.
-
-    Attributes:
         average: the running average of the parameters, or None.
     """
 
@@ -77,10 +75,10 @@ class Descent:
         parameters: Iterable[Tensor],
         step_size: StepSize,
         optimiser: Callable[[Sequence[Tensor]], Optimiser] = SGD,
+        average: Average | None = None,
     ) -> None:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self._step_size = step_size
-        self.average: Average | None = None
+        self._step_size, self.average = step_size, average
         self._optimiser = optimiser(self.parameters) if self.parameters else None
 
     @classmethod
@@ -92,9 +90,8 @@ class Descent:
     def averaging(cls, settings: OptimiserSettings, model: nn.Module, *, server: bool = False) -> Self:
         """Return a descent that trains a copy of the model, and makes the model the average of the copy."""
         average = Average(model)
-        descent = cls.of(settings, average.trained.parameters(), server=server)
-        descent.average = average
-        return descent
+        step_sizes, optimiser = settings.step_sizes(server=server), partial(make_optimiser, settings)
+        return cls(average.trained.parameters(), step_sizes, optimiser, average)
 
     def trains(self, model: nn.Module) -> nn.Module:
         """Return the module that is trained: the model, or its copy if the model is an average."""
