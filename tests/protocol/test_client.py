@@ -17,7 +17,7 @@ from vafl.protocol.settings import OptimiserSettings, RuleSettings
 ROWS, COLUMNS, WIDTH, ETA = 7, 3, 2, 0.5
 
 
-def client(model=None, refresh=None, l2=0.0, perturb=None, **rule):
+def client(model=None, refresh=None, l2=0.0, perturb=None, at_evaluation=None, **rule):
     torch.manual_seed(0)
     model = nn.Linear(COLUMNS, WIDTH) if model is None else model
     return Client(
@@ -30,6 +30,7 @@ def client(model=None, refresh=None, l2=0.0, perturb=None, **rule):
         rule=RuleSettings(**rule),
         l2=l2,
         perturb=perturb,
+        at_evaluation=at_evaluation,
     )
 
 
@@ -285,9 +286,9 @@ def test_rows_held_out_are_embedded_as_for_evaluation_and_only_when_asked_for():
 
 
 def test_a_request_is_for_training_rows_and_an_evaluation_for_held_out_rows():
-    own, kept = client(), []
+    kept = []
+    own = client(at_evaluation=lambda _, best, *, restore: kept.append((best, restore)))
     own._features = torch.cat([own._features, torch.randn(4, COLUMNS)])
-    own.at_evaluation = lambda best, *, restore: kept.append((best, restore))
     mixed = np.array([ROWS - 1, ROWS])
     with pytest.raises(InvalidMessage, match=rf"VFL-4003.*{ROWS}"):
         own.receive(Request(1, 0, mixed))

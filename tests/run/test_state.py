@@ -300,22 +300,25 @@ def moved(module):
     return deepcopy(module.state_dict())
 
 
+def client_that_keeps_its_best(folder, *, resume):
+    best = BestEmbedding(folder, resume=resume)
+    return make_client(make_plan(CONFIG), 0, with_held_out=True, at_evaluation=best)
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_client_goes_back_to_its_model_of_the_best_evaluation(tmp_path, resume):
     """Each request has the number of best evaluations so far: here the first, the third and the fourth.
 
     The client missed the fourth evaluation, so the server used its embeddings of the third.
     """
-    client, rows = make_client(make_plan(CONFIG), 0, with_held_out=True), np.array([149])
-    BestEmbedding(client, tmp_path, resume=False)
+    client, rows = client_that_keeps_its_best(tmp_path, resume=False), np.array([149])
     said, models = [], []
     for number, best in enumerate((0, 1, 1, 3)):
         models.append(moved(client.model))
         said += client.receive(Evaluate(0, number, rows, best))
         if resume:
-            client = make_client(make_plan(CONFIG), 0, with_held_out=True)
+            client = client_that_keeps_its_best(tmp_path, resume=True)
             client.load(models[-1])
-            BestEmbedding(client, tmp_path, resume=True)
     moved(client.model)
     for _ in range(2):  # the message may be repeated
         said += client.receive(Evaluate(0, 9, rows, 3, restore=True))
@@ -324,13 +327,13 @@ def test_a_client_goes_back_to_its_model_of_the_best_evaluation(tmp_path, resume
 
 
 def test_a_new_run_knows_no_best_evaluation_of_another(tmp_path, caplog):
-    client, rows = make_client(make_plan(CONFIG), 0, with_held_out=True), np.array([149])
+    rows = np.array([149])
     for best, restore in ((0, False), (1, True)):
-        BestEmbedding(client, tmp_path, resume=False)
+        client = client_that_keeps_its_best(tmp_path, resume=False)
         model = moved(client.model)
         client.receive(Evaluate(0, 0, rows, best, restore))
     assert same(dict(client.model.state_dict()), dict(model))
-    assert "no evaluation that was the best is known here" in caplog.text
+    assert "no model of a best evaluation is stored here" in caplog.text
 
 
 def test_a_resumed_server_has_the_head_of_the_best_evaluation(tmp_path):

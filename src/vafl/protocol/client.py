@@ -115,7 +115,7 @@ class AtEvaluation(Protocol):
     `best` and `restore` are as in `Evaluate`.
     """
 
-    def __call__(self, best: int, *, restore: bool) -> None: ...
+    def __call__(self, client: "Client", best: int, *, restore: bool) -> None: ...
 
 
 @dataclass(slots=True)
@@ -186,6 +186,9 @@ class Client(PredictionClient):
         perturb: turns the model's outputs into the embeddings that are sent, for example by clipping and
             noise. None sends the outputs.
         budget: limits the uploads of each record. None sets no limit.
+        refresh_rows: the largest number of rows in one `Refresh` that the client sends unasked. None sends
+            all rows in one message.
+        at_evaluation: called before the client answers an `Evaluate` of a run that ends with its best models.
 
     Attributes:
         activation: the number of the next upload.
@@ -195,9 +198,6 @@ class Client(PredictionClient):
         latest: the last server iteration that the client was told; -1 if none.
         staleness: delays of the uploads since the process started.
         gradient_limit: scales down gradients that are far larger than usual, and counts them.
-        refresh_rows: the largest number of rows in one `Refresh` that the client sends unasked. None sends
-            all rows in one message.
-        at_evaluation: called before the client answers an `Evaluate` of a run that ends with its best models.
     """
 
     def __init__(
@@ -214,13 +214,14 @@ class Client(PredictionClient):
         embed_batch: TensorPass | None = None,
         perturb: Perturb | None = None,
         budget: Budget | None = None,
+        refresh_rows: int | None = None,
+        at_evaluation: AtEvaluation | None = None,
     ) -> None:
         super().__init__(index, features, model, perturb=perturb, budget=budget)
         self.activation = 0
         self.iteration = self.latest = -1
         self.run = 0
-        self.refresh_rows: int | None = None
-        self.at_evaluation: AtEvaluation | None = None
+        self._refresh_rows, self._at_evaluation = refresh_rows, at_evaluation
         self.descent = descent
         self._trained = descent.trains(model)
         self.gradient_limit = GradientLimit()
@@ -429,8 +430,8 @@ class Client(PredictionClient):
                 f"an evaluation must name held-out rows, from {training} on. Found row {int(rows.min())}, "
                 "which is used for training.",
             )
-        if message.best >= 0 and self.at_evaluation is not None:
-            self.at_evaluation(message.best, restore=message.restore)
+        if message.best >= 0 and self._at_evaluation is not None:
+            self._at_evaluation(self, message.best, restore=message.restore)
         if not self._may_send(rows, "evaluation"):
             return [self._decline(message.number)]
         embeddings = self._embedded(self.model, self._features, rows, evaluating=True)
@@ -453,7 +454,7 @@ class Client(PredictionClient):
 
     def _say_rows(self, rows: Rows, embeddings: Matrix, request: int | None) -> list[ClientMessage]:
         """Return the embeddings as messages: one for a request, parts of `refresh_rows` rows otherwise."""
-        size = max(1, len(rows)) if request is not None or self.refresh_rows is None else self.refresh_rows
+        size = max(1, len(rows)) if request is not None or self._refresh_rows is None else self._refresh_rows
         with made_here():
             return [
                 Refresh(self.index, self._next(), rows_part, part, request, len(self._flights))

@@ -143,21 +143,23 @@ class Server:
         weights: Matrix | None = None,
         *,
         marks: MarkMemory | None = None,
+        run: int = 0,
+        last_iteration: int = FOREVER,
+        recall_rows: int = RECALL_ROWS,
     ) -> None:
         self.table, self.head, self.rule, self.bound = table, head, rule, bound
         self.descent = descent
         every = 1 if bound else max(1, table.clients // _COUNTED_CLIENTS)
         self.delays = DelayLog(table.clients, bound.limit if bound else None, every)
         self.iteration = 0
-        self.last_iteration = FOREVER
+        self.last_iteration = last_iteration
         self.activations = [0] * table.clients
         self.durable = [0] * table.clients
         self.absent: set[int] = set()
         self.finished: set[int] = set()
         self.overdue: set[int] = set()
         self.requests = Requests()
-        self.recall_rows = RECALL_ROWS
-        self.run = 0
+        self.recall_rows, self.run = recall_rows, run
         self._met: set[int] = set()
         self._forgettable = (
             0  # uploads of one client that this server can have lost in a crash; see `restore`

@@ -21,7 +21,7 @@ from vafl.privacy.mechanism.client_privacy import ClientPrivacy, guard
 from vafl.privacy.mechanism.labels import GradientMask
 from vafl.protocol.bound import DelayBound
 from vafl.protocol.centralised import Centralised
-from vafl.protocol.client import Client
+from vafl.protocol.client import AtEvaluation, Client
 from vafl.protocol.descent import Descent
 from vafl.protocol.marks import MarkMemory
 from vafl.protocol.rules import Rule
@@ -38,7 +38,7 @@ from vafl.protocol.secure_sum.client import MaskedClient
 from vafl.protocol.secure_sum.fixed_point import decode
 from vafl.protocol.secure_sum.masks import KeyAgreement, KeySigner, NoKeySigner
 from vafl.protocol.secure_sum.server import MaskedServer, SumTable
-from vafl.protocol.server import Server
+from vafl.protocol.server import RECALL_ROWS, Server
 from vafl.protocol.staleness import DelaySummary
 from vafl.protocol.table import EmbeddingTable
 from vafl.run.best import BestModels
@@ -177,12 +177,21 @@ def with_drawn_labels(plan: Plan, path: Path | None = None) -> Plan:
     return replace(plan, data=replace(data, labels=torch.cat([drawn, data.labels[data.rows :]])))
 
 
-def make_server(plan: Plan, table: EmbeddingTable | None = None, marks: MarkMemory | None = None) -> Server:
+def make_server(
+    plan: Plan,
+    table: EmbeddingTable | None = None,
+    marks: MarkMemory | None = None,
+    *,
+    run: int = 0,
+    recall_rows: int = RECALL_ROWS,
+) -> Server:
     """Create the server of a run.
 
     Args:
         table: the embedding table; None creates an empty one in memory.
         marks: stores the marks of the clients' ledgers; None keeps them in memory.
+        run: the random number that identifies the run.
+        recall_rows: the largest number of lost rows in one request.
     """
     config, clients = plan.config, len(plan.data.parties)
     rule, table = config.rule, table or make_table(plan, plan.data.rows)
@@ -196,12 +205,10 @@ def make_server(plan: Plan, table: EmbeddingTable | None = None, marks: MarkMemo
         GradientMask.of(config.labels),
         plan.weights,
     )
+    last = config.stop.updates
     if isinstance(table, SumTable):
-        server: Server = MaskedServer(table, *others, decode=decode, marks=marks)
-    else:
-        server = Server(table, *others, marks=marks)
-    server.last_iteration = config.stop.updates
-    return server
+        return MaskedServer(table, *others, decode=decode, marks=marks, run=run, last_iteration=last)
+    return Server(table, *others, marks=marks, run=run, last_iteration=last, recall_rows=recall_rows)
 
 
 def make_table(plan: Plan, rows: int) -> EmbeddingTable:
@@ -255,6 +262,8 @@ def make_client(
     with_held_out: bool = False,
     witness: KeySigner | None = None,
     own_seed: int | None = None,
+    refresh_rows: int | None = None,
+    at_evaluation: AtEvaluation | None = None,
 ) -> Client:
     """Create one client of a run. It gets no features of other parties.
 
@@ -264,6 +273,7 @@ def make_client(
         with_held_out: whether it has the features of the held-out rows, too, so that it can answer for them.
         witness: signs the keys of a secure sum; None leaves them unsigned, for parties in one process.
         own_seed: the seed of a private schedule; None uses the run's seed.
+        refresh_rows, at_evaluation: as for `Client`.
     """
     config, party = plan.config, plan.data.parties[index]
     rows, clients = plan.data.rows, len(plan.data.parties)
@@ -287,6 +297,8 @@ def make_client(
         embed_batch=own.updates if own else None,
         perturb=own.release if own else None,
         budget=own.budget if own else None,
+        refresh_rows=refresh_rows,
+        at_evaluation=at_evaluation,
     )
 
 

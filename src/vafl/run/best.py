@@ -110,29 +110,31 @@ class BestHead:
 
 
 class BestEmbedding:
-    """A client's model as it was at the last evaluation, and at the best."""
+    """A client's model at its last evaluation and at its best evaluation, in files.
 
-    def __init__(self, client: Client, folder: Path, *, resume: bool) -> None:
-        self._client, self._last, self._best = client, folder / "evaluated", folder / "best"
-        for own in () if resume else (self._last, self._best):
-            shutil.rmtree(own, ignore_errors=True)
-        client.at_evaluation = self.at_evaluation
+    The client calls it before it answers an evaluation: see `AtEvaluation`.
+    """
 
-    def at_evaluation(self, best: int, *, restore: bool) -> None:
+    def __init__(self, folder: Path, *, resume: bool) -> None:
+        self._last, self._best = folder / "evaluated", folder / "best"
+        for stored in () if resume else (self._last, self._best):
+            shutil.rmtree(stored, ignore_errors=True)
+
+    def __call__(self, client: Client, best: int, *, restore: bool) -> None:
         """Save the model, or restore the best one; `best` and `restore` are as in `Evaluate`."""
         if has_checkpoint(self._last):
             _, facts = load_checkpoint(self._last)
             if facts["best"] != best:
                 move_checkpoint(self._last, self._best)
         if restore:
-            self.restore()
+            self.restore(client)
         else:
-            model = self._client.model
+            model = client.model
             save_checkpoint(self._last, model.state_dict(), {"best": best}, dict(model.named_buffers()))
 
-    def restore(self) -> None:
-        """Goes back to the best."""
+    def restore(self, client: Client) -> None:
+        """Restore the model of the best evaluation."""
         if has_checkpoint(self._best):
-            self._client.load(load_checkpoint(self._best)[0])
+            client.load(load_checkpoint(self._best)[0])
         else:
-            log.warning("no evaluation that was the best is known here: the model stays as it is")
+            log.warning("no model of a best evaluation is stored here: the model stays as it is")

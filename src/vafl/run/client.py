@@ -253,12 +253,20 @@ class ClientRun:
         remove_drafts(folder)
         privacy = make_guard(plan, index, path, accept_ledger=accept_ledger)
         own_seed, witness = draw_seed(config, folder, resume=resume), witness_of(config, credentials)
-        client = make_client(plan, index, own=privacy, with_held_out=True, witness=witness, own_seed=own_seed)
-        client.refresh_rows = rows_at_once(config, widths(plan)[index])
-        every = config.network.checkpoint_every
         # Before ClientState writes its first checkpoint: a new run first removes the best model of an older
         # run, so that a crash between the two cannot leave that model behind to be resumed.
-        self._best = BestEmbedding(client, folder, resume=resume)
+        self._best = BestEmbedding(folder, resume=resume)
+        client = make_client(
+            plan,
+            index,
+            own=privacy,
+            with_held_out=True,
+            witness=witness,
+            own_seed=own_seed,
+            refresh_rows=rows_at_once(config, widths(plan)[index]),
+            at_evaluation=self._best,
+        )
+        every = config.network.checkpoint_every
         self._state = ClientState(client, folder, every, terms, resume=resume, own_seed=own_seed)
         self._plan, self._index, self._path, self._client = plan, index, path, client
         sleeper = config.delays.clock(len(names), config.seed)[index] if config.network.real_delays else None
@@ -298,7 +306,7 @@ class ClientRun:
         try:
             yield
             if self.federation.ended and self._plan.config.stop.patience:
-                self._best.restore()
+                self._best.restore(self._client)
         except Diverged:
             raise  # the previous checkpoint is the last one with finite parameters
         except BaseException:

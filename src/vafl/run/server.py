@@ -88,7 +88,15 @@ class ServerState:
         outputs: "validation" or "test" -> the head's outputs on these rows at the last evaluation.
     """
 
-    def __init__(self, plan: Plan, folder: Path, *, resume: bool, marks: MarkMemory | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        folder: Path,
+        *,
+        resume: bool,
+        marks: MarkMemory | None = None,
+        recall_rows: int = RECALL_ROWS,
+    ) -> None:
         make_private_folder(folder)
         remove_drafts(folder)
         self._folder, self.terms, self._epsilon = folder, make_terms(plan), plan.config.labels.epsilon
@@ -108,8 +116,8 @@ class ServerState:
                 f"{before:g}, or start a new run.",
             )
         self.plan = _with_kept_labels(plan, folder, resume=resume)
-        self.server = make_server(self.plan, table, marks)
-        self.server.run = self.facts.get("run") or secrets.randbits(62)
+        run = self.facts.get("run") or secrets.randbits(62)
+        self.server = make_server(self.plan, table, marks, run=run, recall_rows=recall_rows)
         self.outputs: dict[str, torch.Tensor] = {}
         self.best = BestHead(self.server.head, folder / "best", self.outputs, resume=resume)
         if resume:
@@ -238,8 +246,10 @@ class ServerRun:
             credentials = load_credentials(self.config, SERVER)
             make_private_folder(self.path / STATE)
             marks = MarkFile(marks_path(self.config, self.path), [party.name for party in plan.data.parties])
-            state = ServerState(plan, self.path / STATE / SERVER, resume=self.resume, marks=marks)
-            state.server.recall_rows = min(RECALL_ROWS, self._fitting)
+            recall_rows = min(RECALL_ROWS, self._fitting)
+            state = ServerState(
+                plan, self.path / STATE / SERVER, resume=self.resume, marks=marks, recall_rows=recall_rows
+            )
             folder.begin(self.config.to_toml())
             if leak := self.config.labels.leak:
                 log.warning("%s", leak)

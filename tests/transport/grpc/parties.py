@@ -82,10 +82,11 @@ class Federation:
 
     def client(self, index, terms=None, own=None, **options):
         network = configuration(network={"address": self.address, **self.overrides}).network
-        client = make_client(self.plan, index, own=own, with_held_out=True)
+        client = make_client(self.plan, index, own=own, with_held_out=True, refresh_rows=self.refresh_rows)
         return FederationClient(client, self.names[index], terms or self.terms, network, None, **options)
 
     overrides: dict = {}  # noqa: RUF012
+    refresh_rows = None
 
 
 async def run_all(federation):

@@ -14,10 +14,9 @@ SMALL = {"largest_message": 500}  # 16 rows of a batch fit, the table's 112 and 
 class Tight(Federation):
     overrides = SMALL
 
-    def client(self, index, terms=None):
-        made = super().client(index, terms)
-        made.client.refresh_rows = rows_at_once(self.config, self.terms.width)
-        return made
+    @property
+    def refresh_rows(self):
+        return rows_at_once(self.config, self.terms.width)
 
 
 def federation(**sections):

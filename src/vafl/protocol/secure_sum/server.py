@@ -55,7 +55,6 @@ from typing import Any
 import numpy as np
 
 from vafl.errors import InvalidMessage
-from vafl.protocol.marks import MarkMemory
 from vafl.protocol.messages import (
     ClientMessage,
     Decline,
@@ -137,9 +136,9 @@ class MaskedServer(Server):
         table: SumTable,
         *others: Any,
         decode: Callable[[Words], Matrix],
-        marks: MarkMemory | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(table, *others, marks=marks)
+        super().__init__(table, *others, **settings)
         self.epochs = Epochs(table.clients)
         self._decode = decode
         self._words: dict[int, Words] = {}
