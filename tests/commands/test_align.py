@@ -106,7 +106,7 @@ def test_a_folder_that_is_not_there_is_named_before_anything_is_computed(capsys,
     """In the end, the server's alignment would be a new one, and the client's missing."""
     code, words = refused(capsys, folder, "--all", "--set", "tables.bank.alignment=nowhere/bank.parquet")
     assert code == 3
-    assert "into a folder that is there" in words
+    assert "VFL-2060" in words
     assert "nowhere" in words
 
 
@@ -115,5 +115,5 @@ def test_a_file_that_is_no_alignment_is_never_replaced_by_one(capsys, folder):
     for who in (["--all"], ["--party", "server"]):
         words = refused(capsys, folder, *who, "--set", f"tables.server.alignment={folder / 'labels.csv'}")
         assert words[0] == 3
-        assert "written in the place of no other file" in words[1]
+        assert "VFL-2061" in words[1]
     assert (folder / "labels.csv").read_bytes() == table
