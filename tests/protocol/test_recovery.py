@@ -150,11 +150,11 @@ def test_a_restored_server_forgets_newer_cells_and_asks_for_them_again():
         assert np.array_equal(cells, client.model(client._features[rows]).detach().numpy())
 
 
-def test_a_large_loss_is_asked_for_in_parts(monkeypatch):
-    monkeypatch.setattr("vafl.protocol.server.RECALL_ROWS", 4)
+def test_a_large_loss_is_asked_for_in_parts():
     exchange = Fragile(schedule={"refresh": "all"})
     exchange.rounds(2)
     exchange.kill_server()
+    exchange.server.recall_rows = 4
     exchange.join(0)
     asked = []
     while rows := requested(exchange, 0):

@@ -75,7 +75,7 @@ def test_a_new_alignment_goes_on_with_everyones_account(tmp_path, capsys):
     }
     assert main(["privacy", str(folder / "bank.ledger"), "--record", next(iter(both))]) == 0
     told = capsys.readouterr().out
-    assert "mu 1 is spent" in told
+    assert "mu 1 spent" in told
     assert "left: mu 0 of 1, 0 minibatches" in told
     assert "3 request" in told
     assert "4 request" in told
