@@ -60,18 +60,15 @@ def declarations(kind: type[Any]) -> Iterator[tuple[str, str, Declaration]]:
             yield "", field.name, outer
             continue
         for inner in dataclasses.fields(field.type):
-            own = _declared(inner)
+            declared = _declared(inner)
+            may_change = outer.may_change if declared.may_change is None else declared.may_change
             yield (
                 field.name,
                 inner.name,
-                Declaration(
-                    own.scope or outer.scope,
-                    own.is_path,
-                    bool(outer.may_change) if own.may_change is None else own.may_change,
-                ),
+                Declaration(declared.scope or outer.scope, declared.is_path, bool(may_change)),
             )
 
 
 def _declared(field: dataclasses.Field[Any]) -> Declaration:
-    found = field.metadata.get(_KEY, Declaration())
-    return found if isinstance(found, Declaration) else Declaration()
+    declared: Declaration = field.metadata.get(_KEY, Declaration())
+    return declared

@@ -30,7 +30,7 @@ _FEW_LEVELS = 32  # most levels of a category that gets one input per level
 _VECTOR = 8  # width of a learned vector
 _DROPPED = 0.1  # share of hidden units that dropout zeroes
 # Adding up table lines is faster than the full product from this many rows per batch and this many inputs per
-# line on. Measured on one core of 2 GHz; below these limits the product is less than twice as fast.
+# line on (measured on one core).
 _SMALL_BATCH, _INPUTS_PER_LINE = 128, 6
 _EXTREME = 0.005  # share of the labels at each end that is ignored for the unit of a regression
 
@@ -113,9 +113,9 @@ class Expansion(nn.Module):
         if self.vectors is not None:
             nn.init.normal_(self.vectors.weight, std=0.1)
         flags = sum(number.flags_missing for _, number in numbers)
-        self.width = len(steps) + len(numbers) + flags + sum(n for _, n in few) + _VECTOR * len(many)
-        self.scale = nn.Parameter(torch.ones(self.width))
         self._sizes = [len(steps), len(numbers), flags, sum(n for _, n in few), _VECTOR * len(many)]
+        self.width = sum(self._sizes)
+        self.scale = nn.Parameter(torch.ones(self.width))
         # The table of `times` has a line for every edge of every number. A line sums the steps up to its
         # edge. The first edge of a number has no step; it uses the zero that _at_edges appends to the steps.
         counts = [len(number.values) for _, number in numbers]

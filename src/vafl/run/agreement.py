@@ -42,12 +42,9 @@ def require_same_run(folder: Path, terms: Agreement) -> None:
     """
     facts = load_facts(folder).get("terms", {})
     before = facts.pop("settings", {}) | {name: repr(value) for name, value in facts.items()}
+    may_differ = (*_RENEGOTIATED, *changeable())
     kept, now = (
-        {
-            name: value
-            for name, value in entries.items()
-            if not name.startswith((*_RENEGOTIATED, *changeable()))
-        }
+        {name: value for name, value in entries.items() if not name.startswith(may_differ)}
         for entries in (before, terms.entries())
     )
     if different := differing(kept, now):

@@ -227,11 +227,9 @@ def load_data(config: Config, party: str | None = None) -> VerticalData:
         _check_public(config, is_table=True)
         settings, tables = tables_of(config)
         private = config.privacy.kind in GUARANTEED
-        loaded_tables = load_tables(
-            settings, tables, config.seed, party, form=form_for(config), public=private
-        )
+        data = load_tables(settings, tables, config.seed, party, form=form_for(config), public=private)
         return_freed_memory()
-        return loaded_tables
+        return data
     if config.model.embedding == "tabular":
         raise ConfigError(
             "VFL-7153",
