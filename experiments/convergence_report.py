@@ -8,9 +8,10 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from experiments import nonconvex, strongly_convex
-from experiments.figures import BLUE, GREEN, GREY, ORANGE, Values, band
+from experiments.figures import BLUE, GREEN, GREY, ORANGE, band
 from experiments.rates import slope
 from experiments.results import Verdict
+from vafl.arrays import Doubles
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Convex:
     practical: list[strongly_convex.Descended]
 
     @property
-    def bound(self) -> Values:
+    def bound(self) -> Doubles:
         """Theorem 2's promise for these runs, with the noise they met."""
         start = float(np.mean([run.gaps[0] for run in self.runs]))
         variances = np.max([run.variances for run in self.runs], axis=0)
@@ -64,17 +65,17 @@ class Nonconvex:
     runs: list[list[nonconvex.Descended]]
 
     @property
-    def mean_squares(self) -> Values:
+    def mean_squares(self) -> Doubles:
         """[seeds, lengths]."""
         return np.array([[run.mean_square for run in row] for row in self.runs]).T
 
 
-def iterations(runs: Sequence[strongly_convex.Descended]) -> Values:
+def iterations(runs: Sequence[strongly_convex.Descended]) -> Doubles:
     return np.array(runs[0].iterations, dtype=float)
 
 
-def mean_gaps(runs: Sequence[strongly_convex.Descended]) -> Values:
-    gaps: Values = np.mean([run.gaps for run in runs], axis=0)
+def mean_gaps(runs: Sequence[strongly_convex.Descended]) -> Doubles:
+    gaps: Doubles = np.mean([run.gaps for run in runs], axis=0)
     return gaps
 
 

@@ -9,11 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from experiments import figures
-from experiments.figures import Values
 from experiments.harness import Found
 from experiments.measures import Outcome
 from experiments.study import CENTRALISED
 from experiments.timed_runs import GRID, Timed, crossing, read_at
+from vafl.arrays import Doubles
 
 _SMOOTHED = 20  # the loss of one minibatch jumps: drawn is the mean of at least so many
 
@@ -93,13 +93,13 @@ def _losses(axes: Axes, outcome: Outcome) -> None:
     _plain(axes, "y")
 
 
-def _with_loss(run: Timed) -> Values:
+def _with_loss(run: Timed) -> Doubles:
     known = [point.train_loss is not None for point in run.run.points[1:]]
     return run.passes[1:][known]
 
 
 def _band(
-    axes: Axes, each: Found, at: Values, along: Sequence[Values], values: Callable[[Timed], Values]
+    axes: Axes, each: Found, at: Doubles, along: Sequence[Doubles], values: Callable[[Timed], Doubles]
 ) -> None:
     variant = each.variant
     colour = getattr(figures, variant.colour)
@@ -113,13 +113,13 @@ def _band(
     )
 
 
-def _calmed(run: Timed, seconds: float) -> Values:
+def _calmed(run: Timed, seconds: float) -> Doubles:
     """The metric, or its mean over the evaluations of so many seconds."""
     each = float(run.seconds[-1]) / (len(run.seconds) - 1)
     return _moving_mean(run.metric, max(1, round(seconds / each)))
 
 
-def _moving_mean(values: Values, width: int) -> Values:
+def _moving_mean(values: Doubles, width: int) -> Doubles:
     """The mean of the last `width` values, or of all there are at the beginning."""
     sums = np.cumsum(np.concatenate([[0.0], values]))
     ends = np.arange(1, len(values) + 1)
@@ -127,7 +127,7 @@ def _moving_mean(values: Values, width: int) -> Values:
     return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
 
 
-def _smooth(run: Timed) -> Values:
+def _smooth(run: Timed) -> Doubles:
     """The loss at each evaluation but the first, as the mean of enough minibatches."""
     losses = np.array([point.train_loss for point in run.run.points[1:] if point.train_loss is not None])
     each = run.run.points[-1].updates / len(losses)

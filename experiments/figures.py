@@ -7,11 +7,10 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-Values = npt.NDArray[np.float64]
+from vafl.arrays import Doubles
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -51,7 +50,7 @@ def drawing(path: Path, panels: int, height: float = 2.9) -> Iterator[list[Axes]
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
 
 
-def band(axes: Axes, x: Values, runs: Sequence[Values], colour: str, label: str, **line: Any) -> None:
+def band(axes: Axes, x: Doubles, runs: Sequence[Doubles], colour: str, label: str, **line: Any) -> None:
     """The mean of several runs, and the range from the lowest to the highest of them."""
     stacked = np.stack(runs)
     axes.fill_between(x, stacked.min(axis=0), stacked.max(axis=0), color=colour, alpha=0.2, linewidth=0)

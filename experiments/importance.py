@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import polars as pl
 import tomli_w
@@ -28,6 +27,7 @@ from sklearn.inspection import permutation_importance
 from sklearn.metrics import log_loss
 
 from experiments.people import SOURCES, People
+from vafl.arrays import Array, Doubles
 from vafl.config import read_config
 from vafl.data.tables import open_table
 from vafl.names import SERVER
@@ -71,17 +71,17 @@ class Pooled(BaseEstimator):  # type: ignore[misc]
         self.models = [rebuild(own.model) for own in parties]
         self.head = rebuild(server.model)
 
-    def fit(self, table: pd.DataFrame, labels: npt.NDArray[Any]) -> "Pooled":
+    def fit(self, table: pd.DataFrame, labels: Array) -> "Pooled":
         return self
 
     @torch.no_grad()
-    def chance(self, table: pd.DataFrame) -> npt.NDArray[np.float64]:
+    def chance(self, table: pd.DataFrame) -> Doubles:
         """[rows]: the probability of the second class."""
         batch, parts = pl.DataFrame(table.to_dict("list")), []
         for own, encoder, model in zip(self.tables, self.encoders, self.models, strict=True):
             assert encoder is not None
             parts.append(embed(model, torch.from_numpy(encoder.encode(own, batch))))
-        chance: npt.NDArray[np.float64] = torch.sigmoid(self.head(torch.cat(parts, 1))[:, 0]).double().numpy()
+        chance: Doubles = torch.sigmoid(self.head(torch.cat(parts, 1))[:, 0]).double().numpy()
         return chance
 
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.figures import Values
+from vafl.arrays import Doubles
 
 
-def slope(x: Sequence[float] | Values, y: Sequence[float] | Values, start: float) -> float:
+def slope(x: Sequence[float] | Doubles, y: Sequence[float] | Doubles, start: float) -> float:
     """Of log y against log x, fitted over x >= start: -1 is y = O(1/x), -1/2 is O(1/sqrt(x))."""
     horizontal, vertical = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     tail = horizontal >= start

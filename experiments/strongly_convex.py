@@ -14,9 +14,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.nn.utils import vector_to_parameters
 
-from experiments.figures import Values
 from experiments.objective import Objective
 from experiments.runs import make_run, parameters_of, point_of, visit
+from vafl.arrays import Doubles
 from vafl.run.assembly import Run
 from vafl.simulation.simulator import Simulator
 
@@ -65,7 +65,7 @@ class Problem:
         constants = f"{{numerator={numerator!r}, offset={numerator / first!r}}}"
         return ("optimiser.schedule=harmonic", f"optimiser.constants={constants}")
 
-    def bound(self, iterations: Values, start: float, variances: Values, shares: Values) -> Values:
+    def bound(self, iterations: Doubles, start: float, variances: Doubles, shares: Doubles) -> Doubles:
         """The proof's last line: what theorem 2 promises at each K for F(start) - F* = `start`.
 
         Its second term has q_min^2, not q_min: the square of the step size brings one more.
@@ -78,7 +78,7 @@ class Problem:
         noise = self.L * variances[0] + (2 * gamma + self.L) * float(shares @ variances[1:])
         later = iterations + self.K0 - 1
         forgotten = ((self.K0 - 1) / later) ** 2 * start
-        noisy: Values = 16 * noise * iterations / (self.mu * self.q_min * later) ** 2
+        noisy: Doubles = 16 * noise * iterations / (self.mu * self.q_min * later) ** 2
         return forgotten + noisy
 
 

@@ -10,14 +10,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 from sklearn.metrics import accuracy_score, r2_score, roc_auc_score
 
 from experiments.people import SOURCES
+from vafl.arrays import Array
 from vafl.errors import DataError
 
 CHOSEN_ON = (
@@ -25,7 +25,6 @@ CHOSEN_ON = (
 )
 JUDGED_ON = ("online_shoppers", "polish_bankruptcy", "diabetes130", "fremtpl2_freq", "nyc_flights")
 HOLDER = "A"  # the party with the labels
-Values = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class SuiteTable:
     def task(self) -> str:
         return "regression" if self.metric == "r2" else "classification"
 
-    def score(self, predictions: Values) -> float:
+    def score(self, predictions: Array) -> float:
         """Return the table's metric on the test rows.
 
         Args:

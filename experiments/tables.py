@@ -36,7 +36,8 @@ from rich.table import Table
 
 from experiments.boosting import hist_gradient_boosting, lightgbm
 from experiments.jobs import one_thread, run_all
-from experiments.suite import CHOSEN_ON, HOLDER, JUDGED_ON, SuiteTable, Values, read_table
+from experiments.suite import CHOSEN_ON, HOLDER, JUDGED_ON, SuiteTable, read_table
+from vafl.arrays import Array
 from vafl.cli import main as vafl
 from vafl.commands.starter import starter_tables
 from vafl.config import read_config
@@ -149,7 +150,7 @@ def configure(table: SuiteTable, held: Mapping[str, Sequence[str]], files: dict[
     return tomli_w.dumps(document)
 
 
-def predict(path: Path, run: Path, new: dict[str, Path], ids: pl.Series) -> Values:
+def predict(path: Path, run: Path, new: dict[str, Path], ids: pl.Series) -> Array:
     """Return the trained models' predictions for the new records, in the order of `ids`."""
     document = tomllib.loads(path.read_text())
     for name, own in document["tables"].items():
@@ -165,10 +166,10 @@ def predict(path: Path, run: Path, new: dict[str, Path], ids: pl.Series) -> Valu
         [own.subjects.features for own in parties],
         summed=config.model.combine == "sum",
     )
-    shares: Values = head.decision.probabilities(scores) if head.classes else scores.numpy()
+    shares: Array = head.decision.probabilities(scores) if head.classes else scores.numpy()
     places = pl.DataFrame({ID: head.subjects.ids}).with_row_index("place")
     order = pl.DataFrame({ID: ids}).join(places, on=ID, how="left", maintain_order="left")["place"].to_numpy()
-    ordered: Values = shares[order]
+    ordered: Array = shares[order]
     return ordered[:, -1] if shares.shape[1] <= 2 else ordered
 
 

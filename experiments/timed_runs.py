@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from experiments.figures import Values
+from vafl.arrays import Doubles
 from vafl.config import Config, from_document, read_config, read_document
 from vafl.data.partition import VerticalData, partition
 from vafl.data.settings import DataSettings
@@ -70,23 +70,23 @@ class Timed:
     run: RecordedRun
     step_size: float
     seed: int
-    passes: Values
+    passes: Doubles
     diverged: bool
     delay: float
     longest_delay: int
     never: float
 
     @property
-    def seconds(self) -> Values:
+    def seconds(self) -> Doubles:
         return np.array([point.seconds for point in self.run.points])
 
     @property
-    def megabytes(self) -> Values:
+    def megabytes(self) -> Doubles:
         """Both ways, of all clients."""
         return np.array([(point.bytes_up + point.bytes_down) / 1e6 for point in self.run.points])
 
     @property
-    def metric(self) -> Values:
+    def metric(self) -> Doubles:
         return np.array([point.metric for point in self.run.points], float)
 
     @property
@@ -96,7 +96,7 @@ class Timed:
         return 0.0 if self.diverged else float(last.mean())
 
 
-def read_at(at: Values, along: Sequence[Values], values: Sequence[Values]) -> Values:
+def read_at(at: Doubles, along: Sequence[Doubles], values: Sequence[Doubles]) -> Doubles:
     """[runs, places]: each run's values, read at the same places along it."""
     return np.stack([np.interp(at, x, y) for x, y in zip(along, values, strict=True)])
 

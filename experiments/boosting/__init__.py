@@ -2,23 +2,21 @@
 
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 from benchmarks.peers.environment import environment
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.preprocessing import OrdinalEncoder
 
 from experiments.suite import SuiteTable
+from vafl.arrays import Array, Doubles, Flags
 
 _HERE = Path(__file__).parent
 _MOST_LEVELS = 254  # HistGradientBoosting takes 255 levels of a category; rarer ones share a code
-Floats = npt.NDArray[np.floating[Any]]
 
 
-def pooled_columns(table: SuiteTable, parties: str = "ABC") -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
+def pooled_columns(table: SuiteTable, parties: str = "ABC") -> tuple[Doubles, Doubles, Flags]:
     """Return the training rows, the test rows, and which columns are categories.
 
     Gaps are NaN and categories are codes, as the suite's README describes.
@@ -52,7 +50,7 @@ def _read(table: SuiteTable, rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def labels(table: SuiteTable) -> npt.NDArray[Any]:
+def labels(table: SuiteTable) -> Array:
     """The training labels: numbers, or class numbers."""
     known = table.known["label"]
     if table.metric == "r2":

@@ -8,7 +8,6 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import RidgeCV
@@ -18,16 +17,15 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
+from vafl.arrays import Integers, RowIds
 from vafl.errors import ConfigError
 from vafl.protocol.messages import ClientMessage, Gradient, Join, MaskedUpload, ServerMessage, Upload
-from vafl.protocol.rows import Rows
 from vafl.protocol.server import Server
 from vafl.run.assembly import Run
 from vafl.simulation.simulator import Simulator
 
 _KNOWN = 0.1  # share of rows whose labels or features the attacker knows
 _REPLAYED = 1024  # rows per replayed upload
-Labels = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class Eavesdropper:
             )
         self.server: Server = run.runtime.server
         self._receive, self._index = self.server.receive, index
-        self._sent: dict[int, Rows] = {}
+        self._sent: dict[int, RowIds] = {}
         width = self.server.table.widths[index]
         self.gradients = torch.zeros(run.data.rows, width)
         self.seen = torch.zeros(run.data.rows, dtype=torch.bool)
@@ -75,7 +73,7 @@ class Eavesdropper:
         return replies
 
 
-def infer_labels(heard: Eavesdropper, truth: Labels) -> list[Attack]:
+def infer_labels(heard: Eavesdropper, truth: Integers) -> list[Attack]:
     """Guess labels as a client does, from the gradients it received: by sign, by cosine and by norm.
 
     Return no attacks if the client received no gradients.
@@ -95,7 +93,7 @@ def infer_labels(heard: Eavesdropper, truth: Labels) -> list[Attack]:
     return attacks
 
 
-def replay(heard: Eavesdropper, truth: Labels) -> Attack:
+def replay(heard: Eavesdropper, truth: Integers) -> Attack:
     """Upload one record's embedding under every id, as client 0, and read the labels off the gradients.
 
     With identical embeddings, only the label makes the gradients differ. The server does not answer for rows
@@ -147,12 +145,12 @@ def invert_features(run: Run, heard: Eavesdropper) -> Attack:
     return Attack("features from embeddings, by a decoder", "R2", best, 0.0)
 
 
-def _most_common(labels: Labels) -> float:
+def _most_common(labels: Integers) -> float:
     """Return the accuracy of always guessing the most common label."""
     return float(np.bincount(labels).max() / len(labels))
 
 
-def _accuracy(guesses: Labels, truth: Labels) -> float:
+def _accuracy(guesses: Integers, truth: Integers) -> float:
     """Return the share of correct guesses.
 
     With two classes, swap the classes if that is better: one known label tells the attacker to do so.
@@ -161,14 +159,14 @@ def _accuracy(guesses: Labels, truth: Labels) -> float:
     return max(right, 1 - right) if truth.max() == 1 else right
 
 
-def _by_sign(gradients: Tensor) -> Labels:
+def _by_sign(gradients: Tensor) -> Integers:
     """Guess the output with the most negative gradient: a softmax gradient is negative only at the label."""
     guess = gradients[:, 0] < 0 if gradients.shape[1] == 1 else gradients.argmin(dim=1)
-    labels: Labels = guess.numpy().astype(np.int64)
+    labels: Integers = guess.numpy().astype(np.int64)
     return labels
 
 
-def _by_cosine(gradients: Tensor, labels: Labels) -> float:
+def _by_cosine(gradients: Tensor, labels: Integers) -> float:
     """Return the accuracy of giving each row the label of the known row with the most similar gradient."""
     known = max(len(np.unique(labels)), int(_KNOWN * len(labels)))
     directions = gradients / gradients.norm(dim=1, keepdim=True).clamp_min(1e-30)

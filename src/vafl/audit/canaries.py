@@ -20,15 +20,15 @@ from scipy.special import ndtr, ndtri
 from scipy.stats import beta, binom
 from torch import Tensor, nn
 
+from vafl.arrays import Doubles, Matrix, RowIds
 from vafl.config import Config
-from vafl.privacy.ledger.accounts import KINDS, Floats
+from vafl.privacy.ledger.accounts import KINDS
 from vafl.privacy.ledger.ledger import Ledger
 from vafl.privacy.mechanism.client_privacy import ClientPrivacy, guard
 from vafl.privacy.settings import UNLIMITED, PrivacySettings
 from vafl.protocol.client import Client
 from vafl.protocol.descent import Descent
 from vafl.protocol.messages import ClientMessage, Evaluate, Gradient, Refresh, Upload
-from vafl.protocol.rows import Matrix, Rows
 from vafl.protocol.settings import RuleSettings
 from vafl.protocol.stepsizes import constant
 from vafl.run.assembly import make_refresh, make_schedule
@@ -148,7 +148,7 @@ def _toss(canaries: int) -> list[Tensor]:
     return list(coins.tensor_split(-(-canaries // _TOGETHER)))
 
 
-def _claim(costs: Floats) -> float:
+def _claim(costs: Doubles) -> float:
     """Return the largest mu that correct guesses may prove, if each canary was charged its mu^2 in `costs`.
 
     The canaries' costs differ, so this is the mu of their average accuracy, and never more than the largest.
@@ -175,7 +175,7 @@ def _middle(settings: PrivacySettings, norm: float) -> float:
     return norm / 2 if settings.neighbours == "zero_out" else 0.0
 
 
-def _score_release(claimed: PrivacySettings, used: PrivacySettings, coins: Tensor) -> tuple[Tensor, Floats]:
+def _score_release(claimed: PrivacySettings, used: PrivacySettings, coins: Tensor) -> tuple[Tensor, Doubles]:
     """Return each canary's score, positive if its coin looks like 1, and its claimed cost in mu^2."""
     features = torch.zeros(len(coins), 2)
     features[:, 0] = _LOUD * used.clip * _presence(used, coins)
@@ -187,7 +187,7 @@ def _score_release(claimed: PrivacySettings, used: PrivacySettings, coins: Tenso
 
 def _score_rounds(
     config: Config, used: PrivacySettings, coins: Tensor, clients: int
-) -> tuple[Tensor, Floats]:
+) -> tuple[Tensor, Doubles]:
     """Return each canary's log-likelihood ratio from all that was observed, and its claimed cost in mu^2."""
     claimed, steps, count = config.privacy, config.rule.local_steps, len(coins)
     config = replace(config, schedule=replace(config.schedule, batch_size=-(-count // _BATCHES)))
@@ -209,12 +209,12 @@ def _score_rounds(
     return score, _costs(private, claimed, steps)
 
 
-def _costs(private: ClientPrivacy, claimed: PrivacySettings, local_steps: int) -> Floats:
+def _costs(private: ClientPrivacy, claimed: PrivacySettings, local_steps: int) -> Doubles:
     """Return the claimed mu^2 of all uploads that the ledger has counted: [canaries]."""
     counts = private.budget.ledger.counts.astype(np.float64)
     batches = counts[KINDS.index("batch")]
     others = counts.sum(0) - batches
-    costs: Floats = batches * claimed.batch_cost(local_steps) + others * claimed.upload_cost
+    costs: Doubles = batches * claimed.batch_cost(local_steps) + others * claimed.upload_cost
     return costs
 
 
@@ -375,7 +375,7 @@ def _updated(
     return moved
 
 
-def _embedded(message: ClientMessage) -> tuple[Rows, Matrix]:
+def _embedded(message: ClientMessage) -> tuple[RowIds, Matrix]:
     """Return the rows and embeddings of an upload or a refresh."""
     if not isinstance(message, Upload | Refresh):
         raise TypeError(f"a canary client must send an Upload or a Refresh. Found {type(message).__name__}.")

@@ -4,11 +4,11 @@ import math
 from copy import deepcopy
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from vafl.arrays import Floats
 from vafl.models.losses import LOSSES
 from vafl.privacy.mechanism.secant import FixedNoise
 from vafl.protocol.gradients import pull_back
@@ -94,11 +94,11 @@ class Objective:
         return outputs, torch.from_numpy(slopes)
 
 
-def _weights(plan: Plan, chosen: Tensor) -> npt.NDArray[np.float32]:
+def _weights(plan: Plan, chosen: Tensor) -> Floats:
     """Return the weights of the chosen rows, scaled to mean 1."""
     weights = plan.weights
     if weights is None:
         return np.ones(len(chosen), np.float32)
-    chosen_weights: npt.NDArray[np.float32] = weights[chosen.numpy()]
+    chosen_weights: Floats = weights[chosen.numpy()]
     chosen_weights /= chosen_weights.mean()
     return chosen_weights

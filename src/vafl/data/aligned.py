@@ -13,8 +13,8 @@ import numpy as np
 import polars as pl
 import torch
 
+from vafl.arrays import Labels
 from vafl.data.alignment.rows import Alignment
-from vafl.data.dataset import Labels
 from vafl.data.encoding import Form
 from vafl.data.fitting import ColumnReport, fit
 from vafl.data.labels import label_classes, read_labels, read_weights

@@ -2,17 +2,12 @@
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from vafl.arrays import Doubles, Features, Floats, Labels
 from vafl.errors import DataError
-
-Array = npt.NDArray[np.float32]
-Features = npt.NDArray[np.floating[Any]]  # float64 if columns are scaled before they become float32
-Labels = npt.NDArray[np.generic]
-Records = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -86,8 +81,8 @@ class Standard:
             that rounding errors are not magnified.
     """
 
-    mean: npt.NDArray[np.float64]
-    deviation: npt.NDArray[np.float64]
+    mean: Doubles
+    deviation: Doubles
 
     @classmethod
     def fit(cls, train: Features) -> "Standard":
@@ -98,6 +93,6 @@ class Standard:
         deviation[(train == train[(0,) * len(over)]).all(over)] = 1
         return cls(mean, deviation)
 
-    def __call__(self, features: Features) -> Array:
+    def __call__(self, features: Features) -> Floats:
         """Scale rows of the same shape."""
         return ((features - self.mean) / self.deviation).astype(np.float32)

@@ -23,16 +23,14 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from vafl.arrays import Doubles, Floats
 from vafl.conversion import make
-from vafl.data.dataset import Array
 from vafl.data.tables import POSITION, Table
 from vafl.errors import DataError
 
 Form = Literal["dense", "codes"]
-Numbers = npt.NDArray[np.float64]
 
 LARGEST = 1e30  # larger numbers count as missing: after scaling they could overflow float32
 MISSING = -1.0  # the code of a missing number
@@ -57,7 +55,7 @@ def is_usable(kind: pl.DataType) -> bool:
     return is_text(kind) or is_date(kind) or kind.is_numeric() or kind == pl.Boolean
 
 
-def as_numbers(values: pl.Series) -> Numbers:
+def as_numbers(values: pl.Series) -> Doubles:
     """Return the values as float64; NaN where a value is missing, not a number, or above LARGEST."""
     numbers = values.cast(pl.Float64, strict=False).fill_null(float("nan")).to_numpy().copy()
     # Negated, so that NaN is included: no comparison with NaN is true.
@@ -131,7 +129,7 @@ class NumberColumn:
         flags = self.flags_missing and form == "dense"
         return [self.name, *([f"{self.name} is missing"] if flags else [])]
 
-    def scaled(self, numbers: Numbers) -> Numbers:
+    def scaled(self, numbers: Doubles) -> Doubles:
         """Return the numbers in robust deviations from the median, clipped smoothly to -3..3 if `bends`."""
         deviations = (numbers - self.centre) / self.scale
         return deviations / np.sqrt(1 + (deviations / _BEND) ** 2) if self.bends else deviations
@@ -142,11 +140,11 @@ class NumberColumn:
         # A model that never saw the code MISSING in training has learnt nothing about it.
         return MISSING if self.flags_missing else self._places(np.array([self.centre])).item()
 
-    def _places(self, numbers: Numbers) -> Numbers:
+    def _places(self, numbers: Doubles) -> Doubles:
         """Return each number's position among the edges, clipped to the first and the last edge."""
         return np.interp(numbers, self.edges, np.arange(len(self.edges), dtype=np.float64))
 
-    def write(self, values: pl.Series, into: Array, form: Form) -> int:
+    def write(self, values: pl.Series, into: Floats, form: Form) -> int:
         """Encode values [lines] into [lines, width]. Return the number of values that are not numbers."""
         numbers = as_numbers(values)
         missing = np.isnan(numbers)
@@ -212,7 +210,7 @@ class CategoryColumn:
         names = pl.Series(self.categories, dtype=pl.String)
         return names, pl.Series(range(1, len(names) + 1), dtype=pl.Int64)
 
-    def write(self, values: pl.Series, into: Array, form: Form) -> int:
+    def write(self, values: pl.Series, into: Floats, form: Form) -> int:
         """Encode values [lines] into [lines, width]. Return 0: any text is a valid category."""
         known = as_names(values).replace_strict(*self._codes, default=0, return_dtype=pl.Int64)
         missing = len(self.categories) + 1 if self.flags_missing else 0
@@ -266,7 +264,7 @@ class DateColumn:
         """Return the names of its features."""
         return [name for part in self._parts for name in part.names(form)]
 
-    def write(self, values: pl.Series, into: Array, form: Form) -> int:
+    def write(self, values: pl.Series, into: Floats, form: Form) -> int:
         """Encode values [lines] into [lines, width]. Return the number of values that are not dates."""
         times = as_times(values)
         part_values = (days_of(times), times.dt.weekday(), times.dt.month(), hours_of(times))
@@ -333,12 +331,12 @@ class Encoder:
             for part in (column._parts if isinstance(column, DateColumn) else (column,))
         ]
 
-    def absent_row(self) -> Array:
+    def absent_row(self) -> Floats:
         """Return the features [width] of a record that the party does not have."""
         row = [value for column in self.columns for value in column.absent(self.form)]
         return np.array(row + [1.0] * self.flags_absent, dtype=np.float32)
 
-    def encode(self, table: Table, batch: pl.DataFrame, odd: Counter[str] | None = None) -> Array:
+    def encode(self, table: Table, batch: pl.DataFrame, odd: Counter[str] | None = None) -> Floats:
         """Return the features [lines, width] of a batch of the table's lines.
 
         Args:
@@ -356,7 +354,7 @@ class Encoder:
             start = end
         return features
 
-    def read(self, table: Table, wanted: pl.DataFrame, rows: int) -> Array:
+    def read(self, table: Table, wanted: pl.DataFrame, rows: int) -> Floats:
         """Return the features [rows, width] of a whole table.
 
         Rows that `wanted` does not mention are encoded as absent.

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from vafl.arrays import Doubles, Flags
 from vafl.data.encoding import (
     CategoryColumn,
     Column,
@@ -19,7 +19,6 @@ from vafl.data.encoding import (
     Encoder,
     Form,
     NumberColumn,
-    Numbers,
     as_names,
     as_numbers,
     as_times,
@@ -97,10 +96,10 @@ class Profile:
     odd: str = ""
     counts: pl.DataFrame = field(default_factory=lambda: _counted(pl.Series([], dtype=pl.String)))
     uncountable: bool = False
-    sampled: list[Numbers] = field(default_factory=list)
-    sampled_days: list[Numbers] = field(default_factory=list)
+    sampled: list[Doubles] = field(default_factory=list)
+    sampled_days: list[Doubles] = field(default_factory=list)
 
-    def add(self, values: pl.Series, chosen: npt.NDArray[np.bool_]) -> None:
+    def add(self, values: pl.Series, chosen: Flags) -> None:
         """Add the values of a batch. `chosen` marks the lines that are in the sample."""
         self.lines += len(values)
         self.missing += values.null_count()
@@ -120,7 +119,7 @@ class Profile:
             self.uncountable = merged.height > _MOST_DISTINCT
             self.counts = merged.clear() if self.uncountable else merged
 
-    def _add_dates(self, times: pl.Series, chosen: npt.NDArray[np.bool_]) -> None:
+    def _add_dates(self, times: pl.Series, chosen: Flags) -> None:
         self.dates += len(times) - times.null_count()
         self.has_times |= bool((hours_of(times) > 0).any())
         days = as_numbers(days_of(times))
@@ -146,7 +145,7 @@ class Profile:
         """The number of distinct names, as text."""
         return f"more than {_MOST_DISTINCT:,}" if self.uncountable else f"{self.counts.height:,}"
 
-    def sample(self) -> Numbers:
+    def sample(self) -> Doubles:
         """Return the numbers of the sampled rows, sorted."""
         return np.sort(np.concatenate(self.sampled)) if self.sampled else np.empty(0)
 
@@ -335,7 +334,7 @@ class _Decision:
             text += f'; {odd:,} are not numbers, such as "{profile.odd[:20]}", and count as missing'
         return self._used(number, text, profile)
 
-    def _useless(self, sample: Numbers, profile: Profile) -> str:
+    def _useless(self, sample: Doubles, profile: Profile) -> str:
         """Return why a number column is useless: it is constant or an id. Return "" if it is useful."""
         if sample[0] == sample[-1] and profile.numbers == profile.lines:
             return f"always {sample[0]:g} in the training rows"
@@ -389,7 +388,7 @@ def _why_unused(table: Table, name: str) -> str:
     return f"columns of type {table.schema[name]} cannot be used: write numbers or text"
 
 
-def _number(name: str, sample: Numbers, gaps: bool, *, scale: bool) -> NumberColumn:
+def _number(name: str, sample: Doubles, gaps: bool, *, scale: bool) -> NumberColumn:
     """Fit a number column on the sorted numbers of the training rows.
 
     Args:

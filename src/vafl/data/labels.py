@@ -1,10 +1,9 @@
 """Read the labels and the weights of the records from the server's table."""
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from vafl.data.dataset import Labels
+from vafl.arrays import Doubles, Labels
 from vafl.data.encoding import as_names, as_numbers
 from vafl.data.tables import POSITION, Table
 from vafl.errors import ConfigError, DataError
@@ -81,7 +80,7 @@ def read_labels(table: Table, wanted: pl.DataFrame, classes: tuple[str, ...] | N
     return labels
 
 
-def read_weights(table: Table, wanted: pl.DataFrame) -> npt.NDArray[np.float64] | None:
+def read_weights(table: Table, wanted: pl.DataFrame) -> Doubles | None:
     """Return the weight of each record in the training loss, [rows]; None without a weight column.
 
     Args:

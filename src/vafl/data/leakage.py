@@ -7,15 +7,14 @@ label is "has a claim". A model that uses it looks excellent until it scores a n
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from vafl.arrays import Doubles, Floats, Integers, Labels
 from vafl.data.encoding import Encoder
 from vafl.data.partition import VerticalData
 
 _SUSPICIOUS = 0.98  # report a column from this share of the label's variance on
 _MOST_ROWS = 50_000  # of a larger table, use an evenly spaced sample
 _FEWEST_ROWS = 100  # with fewer rows, a column may predict all labels by chance
-Codes = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,7 @@ def warnings(data: VerticalData) -> list[str]:
     ]
 
 
-def leakage_suspects(
-    encoder: Encoder, codes: Codes, labels: npt.NDArray[np.generic], classes: int
-) -> list[Suspect]:
+def leakage_suspects(encoder: Encoder, codes: Floats, labels: Labels, classes: int) -> list[Suspect]:
     """Return the columns of a table that predict the labels almost perfectly, the worst first.
 
     The codes of each column are divided into bins. Half of the rows give every bin its mean label, and the
@@ -86,7 +83,7 @@ def leakage_suspects(
     return sorted(suspects, key=lambda suspect: -suspect.share)
 
 
-def _bins(codes: Codes) -> npt.NDArray[np.int64]:
+def _bins(codes: Floats) -> Integers:
     """Return the bin of each code, [rows]: one bin per edge, and one per interval between two edges.
 
     Values on an edge have a bin to themselves, because zero often means something else than a small amount.
@@ -96,12 +93,10 @@ def _bins(codes: Codes) -> npt.NDArray[np.int64]:
     return (2 * (floors + 1) + (codes > floors)).astype(np.int64)
 
 
-def _bin_means(
-    bins: npt.NDArray[np.int64], targets: npt.NDArray[np.float64], count: int
-) -> npt.NDArray[np.float64]:
+def _bin_means(bins: Integers, targets: Doubles, count: int) -> Doubles:
     """Return the mean target of each bin, [count, targets]. An empty bin takes the nearest bin below it."""
     rows = np.bincount(bins, minlength=count)
     sums = np.stack([np.bincount(bins, target, minlength=count) for target in targets.T], axis=1)
     nearest = np.maximum.accumulate(np.where(rows > 0, np.arange(count), bins.min()))
-    means: npt.NDArray[np.float64] = sums[nearest] / rows[nearest, None]
+    means: Doubles = sums[nearest] / rows[nearest, None]
     return means

@@ -10,8 +10,9 @@ import polars as pl
 import torch
 from torch import Tensor
 
+from vafl.arrays import Features, RowIds
 from vafl.data.columns import match_columns
-from vafl.data.dataset import Dataset, Features, Records, Standard
+from vafl.data.dataset import Dataset, Standard
 from vafl.data.settings import PartitionSettings
 from vafl.data.split import Parts, Split
 from vafl.errors import ConfigError, DataError
@@ -58,7 +59,7 @@ class VerticalData:
     parts: Parts
     classes: tuple[str, ...] | None = None
     record_digest: str = ""
-    records: Records | None = None
+    records: RowIds | None = None
     source: str = ""
     weights: Tensor | None = None
 
@@ -83,7 +84,7 @@ class VerticalData:
         return self.parts.slices[self.parts.watched]
 
     @property
-    def record_numbers(self) -> Records:
+    def record_numbers(self) -> RowIds:
         """The number of each row's record in the source, [rows]."""
         return np.arange(self.parts.total) if self.records is None else self.records
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from vafl.arrays import Bytes
 from vafl.data.dataset import Dataset, digest_of
 from vafl.data.datasets.adult import load_adult
 from vafl.data.datasets.cifar10 import load_cifar10
@@ -97,7 +97,7 @@ def _refuse_the_other(name: str, images: Path) -> None:
         )
 
 
-def read_idx(path: Path) -> npt.NDArray[np.uint8]:
+def read_idx(path: Path) -> Bytes:
     """Read a gzipped idx file of unsigned bytes, the format of MNIST.
 
     Raises:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vafl.data.dataset import Dataset, Records
+from vafl.arrays import RowIds
+from vafl.data.dataset import Dataset
 from vafl.data.settings import DataSettings
 from vafl.errors import DataError
 
@@ -48,7 +49,7 @@ class Split:
         parts: the number of rows of each part.
     """
 
-    order: Records
+    order: RowIds
     parts: Parts
 
     @classmethod

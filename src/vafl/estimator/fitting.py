@@ -8,14 +8,13 @@ from numbers import Real
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from vafl.data.dataset import Records
+from vafl.arrays import Doubles, Labels, RowIds
 from vafl.data.encoding import Encoder, Form
 from vafl.data.partition import Party, VerticalData
 from vafl.data.settings import DataSettings
@@ -25,7 +24,7 @@ from vafl.estimator.settings import make_config
 from vafl.estimator.tables import (
     DTYPES,
     OwnTables,
-    Rows,
+    PartyRows,
     SharedTable,
     check_form,
     check_in_memory,
@@ -39,7 +38,6 @@ from vafl.run.assembly import Run, build
 from vafl.run.conclusion import conclude
 from vafl.run.evaluator import outputs
 
-Labels = npt.NDArray[Any]
 _FEW_ROWS = 200  # with fewer rows, validation_fraction = "auto" holds none out
 _HELD_OUT = 0.1  # share of rows that "auto" holds out otherwise
 
@@ -209,7 +207,7 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         """Return y as an array [rows] without missing values."""
 
     @abstractmethod
-    def _encode(self, labels: Labels, train: Records) -> tuple[Labels, tuple[str, ...] | None]:
+    def _encode(self, labels: Labels, train: RowIds) -> tuple[Labels, tuple[str, ...] | None]:
         """Return the labels as the loss takes them, and the class names.
 
         Args:
@@ -220,7 +218,7 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         """Return `class_weight` in the form of model.class_weight."""
         return "none" if self.class_weight is None else self.class_weight
 
-    def _tables(self, X: Any, *, fitting: bool = False) -> dict[str, Rows]:
+    def _tables(self, X: Any, *, fitting: bool = False) -> dict[str, PartyRows]:
         """Return the checked table of each party, in the order of fit."""
         check_in_memory(X)
         if fitting and is_dictionary(X):
@@ -279,7 +277,7 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
 
     def _share_out(
         self,
-        tables: Mapping[str, Rows],
+        tables: Mapping[str, PartyRows],
         numbers: Labels,
         classes: tuple[str, ...] | None,
         split: Split,
@@ -298,7 +296,7 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         labels = torch.from_numpy(numbers[split.order])
         return VerticalData(tuple(parties), labels, split.parts, classes)
 
-    def _features(self, tables: Mapping[str, Rows]) -> dict[str, Tensor]:
+    def _features(self, tables: Mapping[str, PartyRows]) -> dict[str, Tensor]:
         """Return each party's features [rows, ...], encoded as in fit."""
         return {party: encode(party, table, self.encoders_[party]) for party, table in tables.items()}
 
@@ -348,7 +346,7 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         return tags
 
 
-def _weights(sample_weight: Any, rows: int) -> npt.NDArray[np.float64] | None:
+def _weights(sample_weight: Any, rows: int) -> Doubles | None:
     """Return `sample_weight` as [rows]. A single number applies to all rows."""
     if sample_weight is None:
         return None

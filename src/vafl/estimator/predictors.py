@@ -5,19 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
-from vafl.data.dataset import Records
+from vafl.arrays import Doubles, Labels, RowIds
 from vafl.errors import DataError
-from vafl.estimator.fitting import Labels, VerticalEstimator
+from vafl.estimator.fitting import VerticalEstimator
 from vafl.models.metrics import IN_LABEL_UNITS, Metrics
 from vafl.models.probabilities import probabilities
 from vafl.observe.evaluation import Evaluation
-
-Floats = npt.NDArray[np.floating[Any]]
 
 
 class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[misc]
@@ -53,12 +50,12 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
         labels: Labels = self.classes_[best]
         return labels
 
-    def predict_proba(self, X: Any) -> Floats:
+    def predict_proba(self, X: Any) -> Doubles:
         """Return the probability of each class, [rows, classes], calibrated if a class_weight is set."""
         outputs = self._outputs(X)
         return probabilities(self.calibration_(outputs))
 
-    def decision_function(self, X: Any) -> Floats:
+    def decision_function(self, X: Any) -> Doubles:
         """Return uncalibrated log-odds of the second class [rows], or one score per class [rows, classes]."""
         outputs = self._outputs(X)
         return (outputs[:, 0] if outputs.shape[1] == 1 else outputs).numpy()
@@ -78,7 +75,7 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
             for label, weight in self.class_weight.items()
         }
 
-    def _encode(self, labels: Labels, train: Records) -> tuple[Labels, tuple[str, ...] | None]:
+    def _encode(self, labels: Labels, train: RowIds) -> tuple[Labels, tuple[str, ...] | None]:
         self.classes_, numbers = np.unique(labels, return_inverse=True)
         if len(np.unique(numbers[train])) < 2:
             raise DataError(
@@ -100,7 +97,7 @@ class VerticalRegressor(RegressorMixin, VerticalEstimator):  # type: ignore[misc
             head_, encoders_, run_: as in VerticalClassifier.
     """
 
-    def predict(self, X: Any) -> Floats:
+    def predict(self, X: Any) -> Doubles:
         """Return the predicted value of each row, [rows]."""
         outputs = self._outputs(X)[:, 0].numpy()
         return outputs.astype(np.float64) * self.target_scale_ + self.target_mean_
@@ -109,7 +106,7 @@ class VerticalRegressor(RegressorMixin, VerticalEstimator):  # type: ignore[misc
         labels: Labels = validate_data(self, y=y, y_numeric=True)
         return labels.astype(np.float64)
 
-    def _encode(self, labels: Labels, train: Records) -> tuple[Labels, tuple[str, ...] | None]:
+    def _encode(self, labels: Labels, train: RowIds) -> tuple[Labels, tuple[str, ...] | None]:
         self.target_mean_ = float(labels[train].mean())
         self.target_scale_ = float(labels[train].std()) or 1.0
         return ((labels - self.target_mean_) / self.target_scale_).astype(np.float32), None

@@ -15,15 +15,16 @@ import torch
 from sklearn.utils import check_array
 from torch import Tensor
 
+from vafl.arrays import Features
 from vafl.data.columns import match_columns
-from vafl.data.dataset import Features, Standard
+from vafl.data.dataset import Standard
 from vafl.data.encoding import Encoder, Form, is_usable
 from vafl.data.fitting import fit
 from vafl.data.settings import TableSettings
 from vafl.data.tables import POSITION, Table
 from vafl.errors import ConfigError, DataError
 
-Rows = pl.DataFrame | Features  # one party's data: a table, or an array of sequences or images
+PartyRows = pl.DataFrame | Features  # one party's data: a table, or an array of sequences or images
 Columns = list[str] | list[int]
 DTYPES = (np.float64, np.float32)  # float64 stays as it is: columns are scaled before they become float32
 
@@ -48,7 +49,7 @@ class SharedTable:
         shares = _even_shares(width, clients) if parties is None else _chosen_shares(width, names, parties)
         return cls({party: _named(positions, names) for party, positions in shares.items()}, shares)
 
-    def read(self, table: Any) -> dict[str, Rows]:
+    def read(self, table: Any) -> dict[str, PartyRows]:
         """Return each party's columns."""
         return {
             party: _frame(table, positions, self.columns[party], party)
@@ -88,7 +89,7 @@ class OwnTables:
         """The number of values in one row of all parties together."""
         return sum(int(np.prod(shape)) for shape in self.shapes.values())
 
-    def read(self, tables: Mapping[str, Any]) -> dict[str, Rows]:
+    def read(self, tables: Mapping[str, Any]) -> dict[str, PartyRows]:
         """Return the tables in the order of fit.
 
         Raises:
@@ -102,7 +103,7 @@ class OwnTables:
         _check_order({party: tables[party] for party in self.columns})
         return rows
 
-    def _read(self, party: str, table: Any) -> Rows:
+    def _read(self, party: str, table: Any) -> PartyRows:
         names = self.columns[party]
         if hasattr(table, "columns"):
             return _frame(table, range(len(names)), names, party)
@@ -287,7 +288,7 @@ def _from_pandas(column: Any) -> pl.Series:
     return series.cast(pl.Float64) if series.dtype == pl.Null else series
 
 
-def fit_encoder(party: str, rows: Rows, form: Form, *, scale: bool) -> Encoder | Standard | None:
+def fit_encoder(party: str, rows: PartyRows, form: Form, *, scale: bool) -> Encoder | Standard | None:
     """Fit the encoder of a table, or the scale of an array, on a party's training rows.
 
     Returns:
@@ -310,7 +311,7 @@ def fit_encoder(party: str, rows: Rows, form: Form, *, scale: bool) -> Encoder |
     return Standard.fit(rows) if scale else None
 
 
-def encode(party: str, rows: Rows, encoder: Encoder | Standard | None) -> Tensor:
+def encode(party: str, rows: PartyRows, encoder: Encoder | Standard | None) -> Tensor:
     """Return a party's features [rows, ...] as float32."""
     if isinstance(rows, pl.DataFrame) and isinstance(encoder, Encoder):
         return torch.from_numpy(encoder.encode(_in_memory(party, rows), rows))
@@ -322,7 +323,7 @@ def _in_memory(party: str, frame: pl.DataFrame) -> Table:
     return Table(party, TableSettings("X", ""), frame)
 
 
-def _check_rows(tables: Mapping[str, Rows]) -> None:
+def _check_rows(tables: Mapping[str, PartyRows]) -> None:
     counts = {party: len(table) for party, table in tables.items()}
     if len(set(counts.values())) > 1:
         found = ", ".join(f'{count} of "{party}"' for party, count in counts.items())

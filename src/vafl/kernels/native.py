@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from vafl.arrays import Array, Doubles, Floats, Iterations, Labels, RowIds
 from vafl.kernels import _native, portable
 from vafl.kernels._native import add_row, count_delays, descend, in_order, store, store_summed
-from vafl.kernels.portable import Array, Floats, Iterations, Labels, Numbers, Sums
 
 __all__ = ["add_row", "all_finite", "count_delays", "descend", "gather", "gather_delays", "gather_sums"]
 __all__ += ["in_order", "softmax", "store", "store_summed", "sum_rows"]
@@ -12,7 +12,7 @@ __all__ += ["in_order", "softmax", "store", "store_summed", "sum_rows"]
 _LABELS = "BHIlq"  # the integer types that the C kernel reads without conversion
 
 
-def gather(matrix: Array, rows: Numbers) -> Array:
+def gather(matrix: Array, rows: RowIds) -> Array:
     """Return matrix[rows]."""
     if not matrix.flags.c_contiguous and not matrix[:1].flags.c_contiguous:
         return portable.gather(matrix, rows)
@@ -21,14 +21,14 @@ def gather(matrix: Array, rows: Numbers) -> Array:
     return gathered
 
 
-def gather_sums(sums: Sums, rows: Numbers) -> Floats:
+def gather_sums(sums: Doubles, rows: RowIds) -> Floats:
     """Return sums[rows], rounded to float32."""
     gathered = np.empty((len(rows), sums.shape[1]), np.float32)
     _native.gather_sums(sums, rows, gathered)
     return gathered
 
 
-def gather_delays(stored_at: Iterations, rows: Numbers, iteration: int) -> Iterations:
+def gather_delays(stored_at: Iterations, rows: RowIds, iteration: int) -> Iterations:
     """Return iteration - stored_at[rows]."""
     delays = np.empty((len(rows), stored_at.shape[1]), np.int32)
     _native.gather_delays(stored_at, rows, delays, iteration)

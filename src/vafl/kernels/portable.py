@@ -1,44 +1,37 @@
 """The kernels in numpy, for installations without a C compiler. This module defines what each kernel does."""
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
-Numbers = npt.NDArray[np.int64]
-Labels = npt.NDArray[np.integer]
-Floats = npt.NDArray[np.float32]
-Sums = npt.NDArray[np.float64]
-Iterations = npt.NDArray[np.int32]
+from vafl.arrays import Array, Doubles, Floats, Integers, Iterations, Labels, RowIds
 
 
-def in_order(rows: Numbers, count: int, /) -> bool:
+def in_order(rows: RowIds, count: int, /) -> bool:
     """Return whether the rows are strictly ascending and in 0..count - 1."""
     if np.count_nonzero(rows[1:] <= rows[:-1]):
         return False
     return not len(rows) or bool(rows[0] >= 0 and rows[-1] < count)
 
 
-def gather(matrix: Array, rows: Numbers) -> Array:
+def gather(matrix: Array, rows: RowIds) -> Array:
     """Return matrix[rows]."""
     gathered: Array = matrix[rows]  # `take` would first copy a matrix that is not contiguous
     return gathered
 
 
-def gather_sums(sums: Sums, rows: Numbers) -> Floats:
+def gather_sums(sums: Doubles, rows: RowIds) -> Floats:
     """Return sums[rows], rounded to float32."""
     return sums[rows].astype(np.float32)
 
 
-def gather_delays(stored_at: Iterations, rows: Numbers, iteration: int) -> Iterations:
+def gather_delays(stored_at: Iterations, rows: RowIds, iteration: int) -> Iterations:
     """Return iteration - stored_at[rows]."""
     delays: Iterations = np.int32(iteration) - stored_at[rows]
     return delays
 
 
 def count_delays(
-    stored_at: Iterations, rows: Numbers, counts: Numbers, iteration: int, own: int, forever: int, /
+    stored_at: Iterations, rows: RowIds, counts: Integers, iteration: int, own: int, forever: int, /
 ) -> int:
     """Add the delays of these rows to a histogram per client. If the longest delay has no bin, add nothing.
 
@@ -69,7 +62,7 @@ def count_delays(
     return longest
 
 
-def store(cells: Floats, stored_at: Iterations, rows: Numbers, fresh: Floats, iteration: int, /) -> bool:
+def store(cells: Floats, stored_at: Iterations, rows: RowIds, fresh: Floats, iteration: int, /) -> bool:
     """Set cells[rows] = fresh and stored_at[rows] = iteration, for distinct rows; return True."""
     _as_items(cells)[rows] = _as_items(fresh)
     stored_at[rows] = iteration
@@ -79,9 +72,9 @@ def store(cells: Floats, stored_at: Iterations, rows: Numbers, fresh: Floats, it
 def store_summed(
     cells: Floats,
     stored_at: Iterations,
-    rows: Numbers,
+    rows: RowIds,
     fresh: Floats,
-    sums: Sums,
+    sums: Doubles,
     iteration: int,
     largest: float,
     /,

@@ -12,11 +12,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from vafl.arrays import Doubles, Integers
 from vafl.errors import ConfigError
 from vafl.models.metrics import Figures, counts_by_threshold
 from vafl.models.probabilities import Calibration, probabilities
 
-Floats = npt.NDArray[np.float64]
 Goal = Literal["accuracy", "f1", "precision", "recall", "cost"]
 
 EVEN = 0.5  # this threshold chooses the more probable class
@@ -138,7 +138,7 @@ def choose_threshold(
         precision = np.nan_to_num(true / (true + false))  # 0 if no row is assigned to the second class
     reached = np.ones(len(true), bool)
     if goal == "f1":
-        merits: tuple[Floats, ...] = (2 * true / (true + false + true[-1]),)
+        merits: tuple[Doubles, ...] = (2 * true / (true + false + true[-1]),)
     elif goal == "cost":
         missed = true[-1] - true
         merits = (-settings.cost_false_positive * false - settings.cost_false_negative * missed,)
@@ -153,7 +153,7 @@ def choose_threshold(
     return Threshold(_between(chances, int(allowed[order[0]])), bool(reached.any()))
 
 
-def _between(shares: Floats, place: int) -> float:
+def _between(shares: Doubles, place: int) -> float:
     """Return a threshold that only the rows with the `place` highest distinct probabilities reach."""
     values = np.unique(shares)[::-1]
     if place == len(values):
@@ -229,11 +229,11 @@ class Decision:
         if (method != "none" and not classes) or (method == "isotonic" and classes != 2):
             raise ValueError(f'a calibration by "{method}" does not fit {classes} classes')
 
-    def probabilities(self, outputs: npt.ArrayLike) -> Floats:
+    def probabilities(self, outputs: npt.ArrayLike) -> Doubles:
         """Return the calibrated probability of each class, [rows, classes]."""
         return probabilities(self.calibration(outputs))
 
-    def choose(self, shares: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    def choose(self, shares: npt.ArrayLike) -> Integers:
         """Return the class number of each row, [rows], from probabilities [rows, classes]."""
         chances = np.asarray(shares)
         chosen = chances[:, 1] >= self.threshold if chances.shape[1] == 2 else chances.argmax(axis=1)

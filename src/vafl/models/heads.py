@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from vafl import kernels
+from vafl.arrays import Matrix
 from vafl.models.embeddings import mlp
 from vafl.models.settings import ModelSettings
 from vafl.models.tabular import TabularHead
 
-Matrix = npt.NDArray[np.float32]
 WayBack = Callable[[Matrix], tuple[Matrix, list[Matrix]]]
 """Backward pass: gradient of the outputs -> gradients of the inputs and of each parameter."""
 

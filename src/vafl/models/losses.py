@@ -6,25 +6,22 @@ recorded. An overflow gives inf or NaN without a warning: the run detects a loss
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from vafl import kernels
+from vafl.arrays import Array, Floats, Labels, Matrix
 
-Array = npt.NDArray[Any]
-Matrix = npt.NDArray[np.float32]
 Loss = Callable[[Matrix, Array, Matrix], tuple[float, Matrix]]
 
 
-def softmax(outputs: Matrix, labels: Array, weights: Matrix) -> tuple[float, Matrix]:
+def softmax(outputs: Matrix, labels: Labels, weights: Floats) -> tuple[float, Matrix]:
     """Return softmax cross-entropy and its gradient. Labels are class numbers."""
     return kernels.softmax(outputs, labels, weights)
 
 
 @np.errstate(all="ignore")
-def binary(outputs: Matrix, labels: Array, weights: Matrix) -> tuple[float, Matrix]:
+def binary(outputs: Matrix, labels: Labels, weights: Floats) -> tuple[float, Matrix]:
     """Return binary cross-entropy of one output, and its gradient. Labels are 0.0 or 1.0."""
     scores = outputs[:, 0]
     shrunk = np.exp(-np.abs(scores))  # at most 1 for any score, so it cannot overflow
@@ -34,7 +31,7 @@ def binary(outputs: Matrix, labels: Array, weights: Matrix) -> tuple[float, Matr
 
 
 @np.errstate(all="ignore")
-def squared(outputs: Matrix, labels: Array, weights: Matrix) -> tuple[float, Matrix]:
+def squared(outputs: Matrix, labels: Labels, weights: Floats) -> tuple[float, Matrix]:
     """Return the squared error of one output, and its gradient."""
     errors = outputs[:, 0] - labels
     weighted = errors * weights
@@ -49,7 +46,7 @@ def squared_in_unit(unit: float) -> Loss:
     """
 
     @np.errstate(all="ignore")
-    def scaled(outputs: Matrix, labels: Array, weights: Matrix) -> tuple[float, Matrix]:
+    def scaled(outputs: Matrix, labels: Labels, weights: Floats) -> tuple[float, Matrix]:
         errors = (outputs[:, 0] - labels) / np.float32(unit)
         # An error that is NaN must stay NaN, so that the run notices that training has diverged.
         near = np.where(np.abs(errors) > FAR, np.copysign(np.float32(FAR), errors), errors)

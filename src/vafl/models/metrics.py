@@ -10,15 +10,14 @@ This module needs only NumPy, so that run folders can be read without loading to
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from vafl.arrays import Array, Doubles
 from vafl.errors import ConfigError
 
-Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
 Figures = dict[str, float | None]
 """The name of a metric -> its value; None if it is undefined."""
 
@@ -40,7 +39,7 @@ class Metric:
     """
 
     name: str
-    compute: Callable[[Floats, Floats], float]
+    compute: Callable[[Doubles, Doubles], float]
     higher_is_better: bool = True
     needs_two_values: bool = False
 
@@ -70,19 +69,19 @@ class Metric:
 # --- two classes: outputs are the log-odds of the second class, or one score per class ---
 
 
-def log_odds(outputs: Floats) -> Floats:
+def log_odds(outputs: Doubles) -> Doubles:
     """Return the log-odds of the second class, [rows]."""
     return outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, 1] - outputs[:, 0]
 
 
-def sigmoid(scores: Floats) -> Floats:
+def sigmoid(scores: Doubles) -> Doubles:
     """Return the probability of the second class from its log-odds."""
     shrunk = np.exp(-np.abs(scores))  # at most 1, so it cannot overflow
-    share: Floats = np.where(scores < 0, shrunk, 1) / (1 + shrunk)
+    share: Doubles = np.where(scores < 0, shrunk, 1) / (1 + shrunk)
     return share
 
 
-def counts_by_threshold(scores: Floats, labels: Floats) -> tuple[Floats, Floats]:
+def counts_by_threshold(scores: Doubles, labels: Doubles) -> tuple[Doubles, Doubles]:
     """Return the numbers of true and false positives at each distinct threshold.
 
     The highest threshold comes first, after an entry of 0 for a threshold above all scores. Rows with equal
@@ -94,31 +93,31 @@ def counts_by_threshold(scores: Floats, labels: Floats) -> tuple[Floats, Floats]
     return true, np.append(0.0, last_of_score + 1.0) - true
 
 
-def _auc(outputs: Floats, labels: Floats) -> float:
+def _auc(outputs: Doubles, labels: Doubles) -> float:
     true, false = counts_by_threshold(log_odds(outputs), labels)
     return float(np.trapezoid(true, false) / (true[-1] * false[-1]))
 
 
-def _average_precision(outputs: Floats, labels: Floats) -> float:
+def _average_precision(outputs: Doubles, labels: Doubles) -> float:
     true, false = counts_by_threshold(log_odds(outputs), labels)
     precision = true[1:] / (true[1:] + false[1:])
     return float(np.diff(true) @ precision / true[-1])
 
 
-def _binary_log_loss(outputs: Floats, labels: Floats) -> float:
+def _binary_log_loss(outputs: Doubles, labels: Doubles) -> float:
     scores = log_odds(outputs)
     return float(np.mean(np.logaddexp(0, scores) - scores * labels))
 
 
-def _binary_accuracy(outputs: Floats, labels: Floats) -> float:
+def _binary_accuracy(outputs: Doubles, labels: Doubles) -> float:
     return float(np.mean((log_odds(outputs) > 0) == labels))
 
 
-def _brier(outputs: Floats, labels: Floats) -> float:
+def _brier(outputs: Doubles, labels: Doubles) -> float:
     return float(np.mean((sigmoid(log_odds(outputs)) - labels) ** 2))
 
 
-def _f1(outputs: Floats, labels: Floats) -> float:
+def _f1(outputs: Doubles, labels: Doubles) -> float:
     predicted = log_odds(outputs) > 0
     both = predicted.sum() + labels.sum()
     return float(2 * labels[predicted].sum() / both)
@@ -127,17 +126,17 @@ def _f1(outputs: Floats, labels: Floats) -> float:
 # --- several classes: one output per class ---
 
 
-def _log_loss(outputs: Floats, labels: Floats) -> float:
+def _log_loss(outputs: Doubles, labels: Doubles) -> float:
     of_label = np.take_along_axis(outputs, labels.astype(np.int64)[:, None], 1)[:, 0]
     top = outputs.max(axis=1)
     return float(np.mean(top + np.log(np.exp(outputs - top[:, None]).sum(axis=1)) - of_label))
 
 
-def _accuracy(outputs: Floats, labels: Floats) -> float:
+def _accuracy(outputs: Doubles, labels: Doubles) -> float:
     return float(np.mean(outputs.argmax(axis=1) == labels))
 
 
-def _confusion(outputs: Floats, labels: Floats) -> tuple[Floats, Floats, Floats]:
+def _confusion(outputs: Doubles, labels: Doubles) -> tuple[Doubles, Doubles, Doubles]:
     """Return the numbers of correct, predicted and labelled rows of each class, [classes] each."""
     classes, predicted, known = outputs.shape[1], outputs.argmax(axis=1), labels.astype(np.int64)
     counts = (np.bincount(rows, minlength=classes) for rows in (known[predicted == known], predicted, known))
@@ -145,7 +144,7 @@ def _confusion(outputs: Floats, labels: Floats) -> tuple[Floats, Floats, Floats]
     return correct, predictions, labelled
 
 
-def _macro_f1(outputs: Floats, labels: Floats) -> float:
+def _macro_f1(outputs: Doubles, labels: Doubles) -> float:
     """Return the mean F1 over the classes that are labelled or predicted, like scikit-learn."""
     correct, predicted, labelled = _confusion(outputs, labels)
     present = predicted + labelled > 0
@@ -180,16 +179,16 @@ def _finite(value: float) -> float | None:
 # --- regression: one output ---
 
 
-def _r2(outputs: Floats, labels: Floats) -> float:
+def _r2(outputs: Doubles, labels: Doubles) -> float:
     spread = np.sum((labels - labels.mean()) ** 2)
     return float(1 - np.sum((outputs[:, 0] - labels) ** 2) / spread)
 
 
-def _rmse(outputs: Floats, labels: Floats) -> float:
+def _rmse(outputs: Doubles, labels: Doubles) -> float:
     return float(np.sqrt(np.mean((outputs[:, 0] - labels) ** 2)))
 
 
-def _mae(outputs: Floats, labels: Floats) -> float:
+def _mae(outputs: Doubles, labels: Doubles) -> float:
     return float(np.mean(np.abs(outputs[:, 0] - labels)))
 
 
@@ -315,7 +314,7 @@ class Metrics:
         rows = len(np.asarray(labels))
         return self.measure(np.broadcast_to(row, (rows, self.outputs)), labels)
 
-    def _trivial_row(self, train_labels: Array) -> Floats:
+    def _trivial_row(self, train_labels: Array) -> Doubles:
         """Return the baseline's outputs for any row, [outputs]."""
         if self.loss == "squared":
             return np.array([train_labels.mean(dtype=np.float64)])

@@ -16,9 +16,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from vafl.arrays import Doubles, Integers
 from vafl.models.metrics import log_odds, sigmoid
 
-Floats = npt.NDArray[np.float64]
 Method = Literal["none", "shift", "platt", "isotonic"]
 
 _ALMOST_CONVERGED = 1e-12  # Newton's method stops when a step would lower the mean loss by less than this
@@ -58,7 +58,7 @@ class Calibration:
         if self.shares and not 0 < self.shares[0] <= self.shares[-1] < 1:
             raise ValueError("the shares of a calibration must be above 0 and below 1")
 
-    def __call__(self, outputs: npt.ArrayLike) -> Floats:
+    def __call__(self, outputs: npt.ArrayLike) -> Doubles:
         """Return the calibrated outputs, of the same shape."""
         seen = np.asarray(outputs, np.float64)
         if self.shifts:
@@ -115,17 +115,17 @@ class Calibration:
         return cls("platt", scale, tuple((-scale * weights).tolist()))
 
 
-def probabilities(outputs: Floats) -> Floats:
+def probabilities(outputs: Doubles) -> Doubles:
     """Return the probability of each class, [rows, classes], from outputs, calibrated or not."""
     if outputs.shape[1] == 1:
         second = sigmoid(outputs[:, 0])
         return np.stack([1 - second, second], 1)
     shares = np.exp(outputs - outputs.max(axis=1, keepdims=True))
-    result: Floats = shares / shares.sum(axis=1, keepdims=True)
+    result: Doubles = shares / shares.sum(axis=1, keepdims=True)
     return result
 
 
-def _platt(scores: Floats, labels: npt.NDArray[np.int64]) -> tuple[float, float]:
+def _platt(scores: Doubles, labels: Integers) -> tuple[float, float]:
     """Return scale and shift of the log-odds by maximum likelihood.
 
     Platt's targets, (n + 1) / (n + 2) for n rows of a class, replace the labels. They keep the fit finite if
@@ -137,7 +137,7 @@ def _platt(scores: Floats, labels: npt.NDArray[np.int64]) -> tuple[float, float]
     centre, unit = scores.mean(), scores.std() or 1.0
     design = np.stack([(scores - centre) / unit, np.ones(len(scores))], 1)
 
-    def evaluate(theta: Floats) -> tuple[float, Floats, Floats]:
+    def evaluate(theta: Doubles) -> tuple[float, Doubles, Doubles]:
         logits = design @ theta
         share = sigmoid(logits)
         value = np.mean(np.logaddexp(0, logits) - targets * logits)
@@ -150,7 +150,7 @@ def _platt(scores: Floats, labels: npt.NDArray[np.int64]) -> tuple[float, float]
     return (scale / unit, shift - scale * centre / unit) if scale > 0 else (0.0, constant)
 
 
-def _inverse_temperature(outputs: Floats, labels: npt.NDArray[np.int64]) -> float:
+def _inverse_temperature(outputs: Doubles, labels: Integers) -> float:
     """Return the scale of the outputs of several classes by maximum likelihood.
 
     Labels are smoothed a little. Like Platt's targets, this keeps the scale finite if every row is classified
@@ -165,7 +165,7 @@ def _inverse_temperature(outputs: Floats, labels: npt.NDArray[np.int64]) -> floa
     targets[np.arange(rows), labels] += 1 - smoothing
     aims = (targets * centred).sum(axis=1)
 
-    def evaluate(theta: Floats) -> tuple[float, Floats, Floats]:
+    def evaluate(theta: Doubles) -> tuple[float, Doubles, Doubles]:
         scaled = theta[0] * centred
         top = scaled.max(axis=1)
         value = np.mean(top + np.log(np.exp(scaled - top[:, None]).sum(axis=1)) - theta[0] * aims)
@@ -177,7 +177,7 @@ def _inverse_temperature(outputs: Floats, labels: npt.NDArray[np.int64]) -> floa
     return max(0.0, float(_newton(evaluate, np.zeros(1))[0])) / unit
 
 
-def _newton(evaluate: Callable[[Floats], tuple[float, Floats, Floats]], start: Floats) -> Floats:
+def _newton(evaluate: Callable[[Doubles], tuple[float, Doubles, Doubles]], start: Doubles) -> Doubles:
     """Minimise a convex function by Newton's method with step halving.
 
     Args:
@@ -200,7 +200,7 @@ def _newton(evaluate: Callable[[Floats], tuple[float, Floats, Floats]], start: F
     return theta
 
 
-def _isotonic(scores: Floats, labels: npt.NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _isotonic(scores: Doubles, labels: Integers) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return log-odds, and the probabilities at them, by isotonic regression (pool adjacent violators).
 
     Probabilities stay 1 / (n + 2) away from 0 and 1 for n rows, since n rows cannot prove certainty. Without

@@ -1,14 +1,14 @@
 """Compute the weight of each training row in the loss: by its class, by a weight column, or both."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from vafl.arrays import Doubles, Floats, Labels
 from vafl.errors import ConfigError, DataError
 
-Array = npt.NDArray[Any]
 ClassWeight = Literal["none", "balanced"] | dict[str, float]
 
 
@@ -35,7 +35,7 @@ def row_weights(
     labels: npt.ArrayLike,
     classes: Sequence[str] | None,
     sample_weights: npt.ArrayLike | None = None,
-) -> npt.NDArray[np.float32] | None:
+) -> Floats | None:
     """Return the weight of each training row, [rows], with mean 1; None if all rows weigh the same.
 
     The mean of 1 keeps the size of the steps: weights change the balance between rows, not the learning rate.
@@ -61,11 +61,11 @@ def row_weights(
             "training needs rows with a weight above 0. Found only zeros in the weight column of the "
             f"{len(weights):,} training rows. Choose another weight column, or leave it out.",
         )
-    normalised: npt.NDArray[np.float32] = (weights / mean).astype(np.float32)
+    normalised: Floats = (weights / mean).astype(np.float32)
     return normalised
 
 
-def class_weights(setting: ClassWeight, labels: Array, classes: Sequence[str]) -> npt.NDArray[np.float64]:
+def class_weights(setting: ClassWeight, labels: Labels, classes: Sequence[str]) -> Doubles:
     """Return the weight of each class, [classes], before normalisation.
 
     `balanced` gives every class the same total weight, as in scikit-learn: rows / (classes * rows of class).
@@ -75,5 +75,5 @@ def class_weights(setting: ClassWeight, labels: Array, classes: Sequence[str]) -
     if setting == "none":
         return np.ones(len(classes))
     counts = np.bincount(labels.astype(np.int64), minlength=len(classes))
-    balanced: npt.NDArray[np.float64] = len(labels) / (np.count_nonzero(counts) * np.maximum(counts, 1))
+    balanced: Doubles = len(labels) / (np.count_nonzero(counts) * np.maximum(counts, 1))
     return balanced

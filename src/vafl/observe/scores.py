@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from vafl.arrays import States
 from vafl.errors import ConfigError
 from vafl.files import make_private_file, make_private_folder, sync_folder
 
@@ -77,9 +77,7 @@ class ScoreFile:
             shutil.rmtree(self._parts, ignore_errors=True)
 
 
-def missing_column(
-    states: npt.NDArray[np.uint8], parties: Sequence[str], words: Sequence[str], answered: int
-) -> pl.Series:
+def missing_column(states: States, parties: Sequence[str], words: Sequence[str], answered: int) -> pl.Series:
     """Return a column with the parties that did not answer and why, such as `shop: late, bank: declined`.
 
     A row is empty if all parties answered.

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from vafl.arrays import RowIds
 from vafl.protocol.messages import Request
 from vafl.protocol.requests import Requests
-from vafl.protocol.rows import Rows
 from vafl.protocol.rules import Turn
 from vafl.protocol.settings import Unanswered
 from vafl.protocol.table import EmbeddingTable
@@ -58,13 +58,13 @@ class DelayBound:
         """Start with another step. Clients that declined for the last one may be asked again."""
         self.declined.clear()
 
-    def stale(self, table: EmbeddingTable, rows: Rows, iteration: int) -> dict[int, Rows]:
+    def stale(self, table: EmbeddingTable, rows: RowIds, iteration: int) -> dict[int, RowIds]:
         """Return, for each client, those of the rows whose cells are beyond the bound."""
         old = table.delays(rows, iteration) > self.limit
         clients = np.flatnonzero(old.any(axis=0)).tolist()
         return {client: np.unique(rows[old[:, client]]) for client in clients}
 
-    def ask(self, stale: dict[int, Rows], silent: set[int], requests: Requests) -> list[Request]:
+    def ask(self, stale: dict[int, RowIds], silent: set[int], requests: Requests) -> list[Request]:
         """Return requests for stale rows, except to clients already asked, that declined, or are `silent`."""
         new = []
         for client, rows in stale.items():
@@ -78,18 +78,18 @@ class DelayBound:
         """Return whether the blocked step can never be made: a client declines once its budget is spent."""
         return self.policy == "wait" and bool(self.declined)
 
-    def must_wait(self, stale: dict[int, Rows]) -> bool:
+    def must_wait(self, stale: dict[int, RowIds]) -> bool:
         """Return whether the step is blocked."""
         return bool(self.asked) or (bool(stale) and self.policy == "wait")
 
-    def to_skip(self, group: Sequence[Turn], stale: dict[int, Rows]) -> list[Turn]:
+    def to_skip(self, group: Sequence[Turn], stale: dict[int, RowIds]) -> list[Turn]:
         """Return the turns that the `skip` policy gives up: those with stale rows."""
         if self.policy != "skip" or not stale:
             return []
         missing = np.concatenate(list(stale.values()))
         return [turn for turn in group if np.isin(turn.rows, missing).any()]
 
-    def note_skipped(self, skipped: Sequence[Turn], stale: dict[int, Rows]) -> None:
+    def note_skipped(self, skipped: Sequence[Turn], stale: dict[int, RowIds]) -> None:
         """Count the skipped rows; start again from 0 if nothing was skipped, because the step is made."""
         self.skipped_rows = self.skipped_rows + sum(len(turn.rows) for turn in skipped) if skipped else 0
         self.lacking = frozenset(stale) if skipped else frozenset()

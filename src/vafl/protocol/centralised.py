@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vafl.arrays import Floats
 from vafl.protocol.descent import Descent
 from vafl.protocol.gradients import pull_back
 from vafl.protocol.head_step import Loss, mean_weights
 from vafl.protocol.losslog import LossLog
-from vafl.protocol.rows import Matrix
 from vafl.protocol.schedule import BatchSchedule
 from vafl.protocol.tensors import as_arrays
 
@@ -40,7 +40,7 @@ class Centralised:
         *,
         summed: bool,
         l2: float = 0.0,
-        weights: Matrix | None = None,
+        weights: Floats | None = None,
     ) -> None:
         self.models, self.head = list(models), head
         self.iteration = 0

@@ -76,6 +76,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from vafl import kernels
+from vafl.arrays import Array, Matrix, RowIds
 from vafl.errors import InvalidMessage
 from vafl.protocol.descent import Descent
 from vafl.protocol.gradient_limit import GradientLimit
@@ -103,7 +104,7 @@ from vafl.protocol.messages import (
     made_here,
 )
 from vafl.protocol.prediction_client import Budget, Perturb, PredictionClient, UploadKind
-from vafl.protocol.rows import Array, Matrix, Rows, in_parts
+from vafl.protocol.rows import in_parts
 from vafl.protocol.schedule import BatchSchedule
 from vafl.protocol.schedule import Refresh as RefreshPolicy
 from vafl.protocol.settings import RuleSettings
@@ -132,7 +133,7 @@ class Flight:
         latest: the last server iteration that the client knew of at that time.
     """
 
-    rows: Rows
+    rows: RowIds
     embeddings: Matrix
     pull_back: PullBack
     version: int
@@ -377,7 +378,7 @@ class Client(PredictionClient):
             )
         return [upload]
 
-    def _embed_batch(self, rows: Rows) -> tuple[Matrix, PullBack]:
+    def _embed_batch(self, rows: RowIds) -> tuple[Matrix, PullBack]:
         embedded = self._embed(kernels.gather(self._inputs, rows), rows)
         return embedded if self._perturb is None else followed_by(self._perturb, embedded)
 
@@ -437,11 +438,11 @@ class Client(PredictionClient):
         embeddings = self._embedded(self.model, self._features, rows, evaluating=True)
         return self._say_rows(rows, embeddings, message.number)
 
-    def _may_send(self, rows: Rows, kind: UploadKind) -> bool:
+    def _may_send(self, rows: RowIds, kind: UploadKind) -> bool:
         """Charge the budget for all of these rows; return whether it covers them."""
         return self._budget is None or len(self._budget.spend(rows, kind, whole=True)) == len(rows)
 
-    def _refreshed(self, rows: Rows | None) -> list[ClientMessage]:
+    def _refreshed(self, rows: RowIds | None) -> list[ClientMessage]:
         """Refresh these training rows (None: all), except those whose privacy budget is spent."""
         training = self._schedule.rows
         if self._budget is not None:
@@ -452,7 +453,7 @@ class Client(PredictionClient):
         embeddings = self._embedded(self._trained, features, rows, evaluating=False)
         return self._say_rows(np.arange(training) if rows is None else rows, embeddings, None)
 
-    def _say_rows(self, rows: Rows, embeddings: Matrix, request: int | None) -> list[ClientMessage]:
+    def _say_rows(self, rows: RowIds, embeddings: Matrix, request: int | None) -> list[ClientMessage]:
         """Return the embeddings as messages: one for a request, parts of `refresh_rows` rows otherwise."""
         size = max(1, len(rows)) if request is not None or self._refresh_rows is None else self._refresh_rows
         with made_here():

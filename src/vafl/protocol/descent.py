@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vafl.arrays import Array
 from vafl.protocol.optimisers import SGD, Optimiser, make_optimiser
-from vafl.protocol.rows import Array
 from vafl.protocol.settings import OptimiserSettings
 from vafl.protocol.stepsizes import StepSize
 from vafl.protocol.tensors import as_arrays

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from vafl.protocol.rows import Matrix
+from vafl.arrays import Matrix
 
 _FACTOR = 100.0  # gradients up to this multiple of the largest recent norm are left alone
 _FIRST = 1e6  # the limit for the first gradient, which has no earlier ones to compare with

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from vafl import kernels
-from vafl.protocol.rows import Array, Matrix, Rows
+from vafl.arrays import Array, Matrix, RowIds
 from vafl.protocol.tensors import as_arrays, as_tensor
 
 PullBack = Callable[[Matrix], Sequence[Array]]
-BatchPass = Callable[[Array, Rows], tuple[Matrix, PullBack]]
+BatchPass = Callable[[Array, RowIds], tuple[Matrix, PullBack]]
 HeadPullBack = Callable[[Matrix], tuple[Matrix, Sequence[Array]]]
 HeadPass = Callable[[Matrix], tuple[Matrix, HeadPullBack]]
-TensorPass = Callable[[Tensor, Rows], tuple[Tensor, Callable[[Tensor], list[Tensor]]]]
+TensorPass = Callable[[Tensor, RowIds], tuple[Tensor, Callable[[Tensor], list[Tensor]]]]
 
 
 def pull_back(outputs: Tensor, slopes: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -80,7 +80,7 @@ def model_with_way_back(model: nn.Module, parameters: Sequence[Tensor]) -> Batch
     if layers := _plain_layers(model, parameters):
         return Chain(layers).as_model
 
-    def by_a_graph(inputs: Tensor, rows: Rows) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
+    def by_a_graph(inputs: Tensor, rows: RowIds) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
         embeddings = model(inputs).float()
         return embeddings.detach(), lambda slopes: pull_back(embeddings, slopes, parameters)
 
@@ -90,7 +90,7 @@ def model_with_way_back(model: nn.Module, parameters: Sequence[Tensor]) -> Batch
 def by_tensors(through: TensorPass) -> BatchPass:
     """Wrap a pass on tensors as a pass on arrays, which share the tensors' memory."""
 
-    def embedded(inputs: Array, rows: Rows) -> tuple[Matrix, PullBack]:
+    def embedded(inputs: Array, rows: RowIds) -> tuple[Matrix, PullBack]:
         embeddings, back = through(torch.from_numpy(inputs), rows)
         return embeddings.contiguous().numpy(), lambda slopes: as_arrays(back(as_tensor(slopes)))
 
@@ -156,7 +156,7 @@ class Chain:
         outputs, layer_inputs = self._forward(inputs)
         return outputs, partial(self._back, layer_inputs, -1)
 
-    def as_model(self, inputs: Matrix, rows: Rows) -> tuple[Matrix, PullBack]:
+    def as_model(self, inputs: Matrix, rows: RowIds) -> tuple[Matrix, PullBack]:
         """Return the outputs, and the pull-back to the parameters."""
         outputs, layer_inputs = self._forward(inputs)
         if len(layer_inputs) == 1:

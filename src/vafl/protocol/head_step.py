@@ -8,10 +8,10 @@ import numpy as np
 from torch import nn
 
 from vafl import kernels
+from vafl.arrays import Array, Floats, Labels, Matrix
 from vafl.protocol.descent import Descent
 from vafl.protocol.gradients import head_with_way_back
 from vafl.protocol.losslog import LossLog
-from vafl.protocol.rows import Array, Matrix
 from vafl.protocol.rules import Turn
 from vafl.protocol.table import EmbeddingTable
 
@@ -39,12 +39,12 @@ class HeadStep:
 
     def __init__(
         self,
-        labels: Array,
+        labels: Labels,
         head: nn.Module,
         loss: Loss,
         descent: Descent,
         mask: Mask | None,
-        weights: Matrix | None = None,
+        weights: Floats | None = None,
     ) -> None:
         self.losses = LossLog()
         self._labels, self._weights = _compact(labels), weights
@@ -85,7 +85,7 @@ class HeadStep:
         return [masked[id(part)] for part in parts]
 
 
-def _compact(labels: Array) -> Array:
+def _compact(labels: Labels) -> Array:
     """Return class labels in the smallest integer type, so that those of 10^7 rows fit into the cache."""
     if labels.dtype.kind in "iu" and labels.min(initial=0) >= 0:
         labels = labels.astype(np.min_scalar_type(labels.max(initial=0)))

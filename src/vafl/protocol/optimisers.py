@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from vafl import kernels
+from vafl.arrays import Array
 from vafl.errors import ConfigError
-from vafl.protocol.rows import Array
 from vafl.protocol.settings import OptimiserSettings
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vafl import kernels
+from vafl.arrays import Matrix, RowIds
 from vafl.errors import InvalidMessage
 from vafl.protocol.messages import (
     EVERYTHING,
@@ -26,7 +27,7 @@ from vafl.protocol.messages import (
     Welcome,
     made_here,
 )
-from vafl.protocol.rows import Matrix, Rows, check_rows, in_parts
+from vafl.protocol.rows import check_rows, in_parts
 
 Perturb = Callable[[Tensor], Tensor]
 UploadKind = Literal["batch", "refresh", "request", "evaluation", "prediction"]
@@ -36,7 +37,7 @@ _EMBED_ROWS = 4096  # rows embedded at once when no gradient is needed: bounds m
 class Budget(Protocol):
     """The privacy budgets of a client's records, which its ledger keeps."""
 
-    def spend(self, rows: Rows, kind: UploadKind, *, whole: bool = False) -> Rows:
+    def spend(self, rows: RowIds, kind: UploadKind, *, whole: bool = False) -> RowIds:
         """Charge an upload of these rows; return the rows that may be uploaded: all or none if `whole`."""
 
     def recognise(self, mark: bytes) -> None:
@@ -50,7 +51,7 @@ class Budget(Protocol):
 
 
 @torch.no_grad()
-def embed(model: nn.Module, features: Tensor, rows: Rows | None = None) -> Tensor:
+def embed(model: nn.Module, features: Tensor, rows: RowIds | None = None) -> Tensor:
     """Return embeddings [rows, width] of these rows (None: all), without a graph and in bounded memory."""
     if rows is None:
         parts = iter(torch.split(features, _EMBED_ROWS))
@@ -81,7 +82,7 @@ class Permutations:
     """
 
     generator: np.random.Generator
-    groups: Mapping[str, Rows]
+    groups: Mapping[str, RowIds]
 
 
 class PredictionClient:
@@ -225,7 +226,7 @@ class PredictionClient:
             embeddings = self._embedded(self.model, features, None, evaluating=True)
         return self._say_rows(rows, embeddings, request.number)
 
-    def _check_rows(self, rows: Rows) -> None:
+    def _check_rows(self, rows: RowIds) -> None:
         """Raise InvalidMessage unless these are distinct rows of this client.
 
         The budget is charged once per row. A row named twice would get two embeddings with independent noise
@@ -233,7 +234,9 @@ class PredictionClient:
         """
         check_rows(rows, len(self._features))
 
-    def _embedded(self, model: nn.Module, features: Tensor, rows: Rows | None, *, evaluating: bool) -> Matrix:
+    def _embedded(
+        self, model: nn.Module, features: Tensor, rows: RowIds | None, *, evaluating: bool
+    ) -> Matrix:
         """Return embeddings of these rows (None: all), perturbed if the client is private."""
         if evaluating:
             model.eval()
@@ -250,7 +253,7 @@ class PredictionClient:
     ) -> Decline:
         return Decline(self.index, self._next(), request, reason)
 
-    def _say_rows(self, rows: Rows, embeddings: Matrix, request: int | None) -> list[ClientMessage]:
+    def _say_rows(self, rows: RowIds, embeddings: Matrix, request: int | None) -> list[ClientMessage]:
         with made_here():
             return [Refresh(self.index, self._next(), rows, embeddings, request)]
 

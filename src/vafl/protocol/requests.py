@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from vafl.arrays import RowIds
 from vafl.errors import InvalidMessage
 from vafl.protocol.messages import Decline, Evaluate, Refresh, Request
-from vafl.protocol.rows import Rows
 
 Asked = Request | Evaluate
 
@@ -47,7 +47,7 @@ class Poll:
 class Part:
     """Rows that one message asks for: training rows, or held-out rows."""
 
-    rows: Rows
+    rows: RowIds
     held_out: bool = False
 
 
@@ -70,13 +70,13 @@ class Requests:
         """The open requests by number, oldest first."""
         return self._open
 
-    def make(self, client: int, rows: Rows, *, permute: str = "") -> Request:
+    def make(self, client: int, rows: RowIds, *, permute: str = "") -> Request:
         """Open a new request for training rows, or for records to predict."""
         request = Request(client, self.made, rows, permute)
         self._add(request)
         return request
 
-    def evaluate(self, client: int, rows: Rows, best: int = -1, *, restore: bool = False) -> Evaluate:
+    def evaluate(self, client: int, rows: RowIds, best: int = -1, *, restore: bool = False) -> Evaluate:
         """Open a new request for held-out rows; `best` and `restore` are as in `Evaluate`."""
         request = Evaluate(client, self.made, rows, best, restore)
         self._add(request)
@@ -86,7 +86,7 @@ class Requests:
         self._open[request.number] = request
         self.made += 1
 
-    def poll(self, clients: Iterable[int], rows: Rows, best: int = -1, *, restore: bool = False) -> Poll:
+    def poll(self, clients: Iterable[int], rows: RowIds, best: int = -1, *, restore: bool = False) -> Poll:
         """Ask several clients for the same held-out rows."""
         poll = Poll([self.evaluate(client, rows, best, restore=restore) for client in clients])
         poll.waiting |= {request.number for request in poll.requests}

@@ -4,22 +4,17 @@ The protocol uses numpy arrays. Only models, optimisers and noise use torch: on 
 tensor costs more than computing with it.
 """
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
 from vafl import kernels
+from vafl.arrays import Array, Floats, Matrix, RowIds
 from vafl.errors import InvalidMessage
 
-Rows = npt.NDArray[np.int64]
-Matrix = npt.NDArray[np.float32]  # [rows, width]
-Array = npt.NDArray[Any]
-NO_ROWS: Rows = np.empty(0, dtype=np.int64)
+NO_ROWS: RowIds = np.empty(0, dtype=np.int64)
 _SUMMED_ROWS = 65_536  # rows summed at a time, which bounds memory
 
 
-def check_rows(rows: Rows, count: int) -> None:
+def check_rows(rows: RowIds, count: int) -> None:
     """Raise InvalidMessage unless these are distinct numbers in 0..count - 1."""
     if kernels.in_order(rows, count):  # the fast path: vafl's clients send rows in ascending order
         return
@@ -32,10 +27,10 @@ def check_rows(rows: Rows, count: int) -> None:
         )
 
 
-def mean_of_rows(matrix: Matrix, rows: Rows) -> npt.NDArray[np.float32]:
+def mean_of_rows(matrix: Matrix, rows: RowIds) -> Floats:
     """Return the mean of these rows of a matrix, [width], in bounded memory; zeros for no rows."""
     parts = [matrix[part].sum(0, dtype=np.float64) for part in in_parts(rows, _SUMMED_ROWS)]
-    mean: npt.NDArray[np.float32] = (np.sum(parts, axis=0) / max(1, len(rows))).astype(np.float32)
+    mean: Floats = (np.sum(parts, axis=0) / max(1, len(rows))).astype(np.float32)
     return mean
 
 

@@ -8,7 +8,7 @@ Algorithm 1.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vafl.protocol.rows import Rows
+from vafl.arrays import RowIds
 from vafl.protocol.settings import RuleSettings
 
 
@@ -24,7 +24,7 @@ class Turn:
 
     client: int
     activation: int
-    rows: Rows
+    rows: RowIds
     steps: bool
     answers: bool
 

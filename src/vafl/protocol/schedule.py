@@ -14,8 +14,8 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from vafl.arrays import RowIds
 from vafl.errors import ConfigError
-from vafl.protocol.rows import Rows
 
 ScheduleKind = Literal["epochs", "iid"]
 _BATCHES = 128  # batches per epoch, if the batch size is chosen automatically
@@ -125,7 +125,7 @@ class BatchSchedule:
         """Return the number of batches in an epoch, including a smaller last one."""
         return -(-self.rows // self._batch_size)
 
-    def batch(self, activation: int) -> Rows:
+    def batch(self, activation: int) -> RowIds:
         """Return the distinct rows of activation `activation`, counted from 0, in ascending order."""
         if self._kind == "iid":
             generator = self._generator(activation)
@@ -153,21 +153,21 @@ class BatchSchedule:
 class Refresh(Protocol):
     """Chooses the rows that a client refreshes at the end of an activation."""
 
-    def rows(self, activations: Sequence[int]) -> Rows | None:
+    def rows(self, activations: Sequence[int]) -> RowIds | None:
         """Return distinct rows, or None for all; `activations` has each client's number of uploads so far."""
 
 
 class NoRefresh:
     """Refreshes nothing: Algorithm 1 as written."""
 
-    def rows(self, activations: Sequence[int]) -> Rows | None:
+    def rows(self, activations: Sequence[int]) -> RowIds | None:
         return np.empty(0, dtype=np.int64)
 
 
 class RefreshAll:
     """Refreshes all rows at every activation: the extreme case of the paper's footnote."""
 
-    def rows(self, activations: Sequence[int]) -> Rows | None:
+    def rows(self, activations: Sequence[int]) -> RowIds | None:
         return None
 
 
@@ -177,7 +177,7 @@ class RandomRefresh:
     def __init__(self, rows: int, count: int, generator: np.random.Generator) -> None:
         self._rows, self._count, self._generator = rows, min(count, rows), generator
 
-    def rows(self, activations: Sequence[int]) -> Rows | None:
+    def rows(self, activations: Sequence[int]) -> RowIds | None:
         return np.sort(self._generator.choice(self._rows, self._count, replace=False, shuffle=False))
 
 
@@ -193,7 +193,7 @@ class Lookahead:
         self._others = [(j, schedule) for j, schedule in enumerate(schedules) if j != client]
         self._last: Sequence[int] | None = None
 
-    def rows(self, activations: Sequence[int]) -> Rows | None:
+    def rows(self, activations: Sequence[int]) -> RowIds | None:
         last, self._last = self._last or activations, activations
         ahead = [(schedule, activations[j], activations[j] - last[j] + 1) for j, schedule in self._others]
         if any(count >= 2 * schedule.batches_per_epoch - 1 for schedule, _, count in ahead):
@@ -202,7 +202,7 @@ class Lookahead:
         return _union(batches) if batches else np.empty(0, dtype=np.int64)
 
 
-def _union(batches: Sequence[Rows]) -> Rows:
+def _union(batches: Sequence[RowIds]) -> RowIds:
     """Return the distinct rows in ascending order. numpy.unique hashes them, which is ten times slower."""
     rows = np.sort(np.concatenate(batches))
     return rows[np.diff(rows, prepend=-1) > 0]

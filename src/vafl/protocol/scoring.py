@@ -27,10 +27,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from vafl.arrays import Floats, Matrix, RowIds, States
 from vafl.errors import InvalidMessage
 from vafl.protocol.marks import MarkMemory, Marks
 from vafl.protocol.messages import (
@@ -46,7 +46,6 @@ from vafl.protocol.messages import (
     require_growth,
 )
 from vafl.protocol.requests import Asked, Requests
-from vafl.protocol.rows import Matrix, Rows
 from vafl.protocol.table import EmbeddingTable
 
 STATES = ("answered", "absent", "late", "declined", "awaited")  # states of a cell: a row and a client
@@ -64,21 +63,21 @@ class Inquiry:
         states: [rows, clients], each an index into `STATES`.
     """
 
-    rows: Rows
+    rows: RowIds
     patient: bool
-    embeddings: npt.NDArray[np.float32]
-    states: npt.NDArray[np.uint8]
+    embeddings: Floats
+    states: States
 
     @property
     def is_open(self) -> bool:
         """Return whether answers may still arrive."""
         return bool((self.states == AWAITED).any())
 
-    def awaited(self, client: int) -> Rows:
+    def awaited(self, client: int) -> RowIds:
         """Return the rows that this client has not answered yet."""
         return self.rows.compress(self.states[:, client] == AWAITED)
 
-    def take(self, client: int, rows: Rows, embeddings: Matrix) -> None:
+    def take(self, client: int, rows: RowIds, embeddings: Matrix) -> None:
         """Store embeddings of these rows. Rows outside the inquiry are ignored."""
         places = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
         fits = self.rows[places] == rows
@@ -86,7 +85,7 @@ class Inquiry:
         self.embeddings[chosen, client] = embeddings[fits]
         self.states[chosen, client] = ANSWERED
 
-    def mark(self, client: int, state: int, rows: Rows | None = None) -> None:
+    def mark(self, client: int, state: int, rows: RowIds | None = None) -> None:
         """Set the state of the cells of these rows (None: all) that still await this client."""
         awaited = self.states[:, client] == AWAITED
         if rows is not None:
@@ -135,7 +134,7 @@ class Scorer:
         self._sequences = [-1] * self.clients
         self._marks = marks or Marks()
 
-    def ask(self, rows: Rows, *, patient: bool = False) -> tuple[Inquiry, list[Request]]:
+    def ask(self, rows: RowIds, *, patient: bool = False) -> tuple[Inquiry, list[Request]]:
         """Open an inquiry for these rows (distinct, ascending); return it with the requests to send."""
         inquiry = Inquiry(
             rows,

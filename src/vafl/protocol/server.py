@@ -70,6 +70,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from vafl.arrays import Floats, Labels, RowIds
 from vafl.errors import InvalidMessage
 from vafl.protocol.answers import Answers
 from vafl.protocol.bound import DelayBound
@@ -95,7 +96,7 @@ from vafl.protocol.messages import (
     require_growth,
 )
 from vafl.protocol.requests import Asked, Part, Poll, Requests
-from vafl.protocol.rows import NO_ROWS, Array, Matrix, Rows, in_parts
+from vafl.protocol.rows import NO_ROWS, in_parts
 from vafl.protocol.rules import Rule, Turn
 from vafl.protocol.settings import LARGEST_COUNT, LARGEST_WINDOW
 from vafl.protocol.staleness import DelayLog
@@ -133,14 +134,14 @@ class Server:
     def __init__(
         self,
         table: EmbeddingTable,
-        labels: Array,
+        labels: Labels,
         head: nn.Module,
         loss: Loss,
         descent: Descent,
         rule: Rule,
         bound: DelayBound | None = None,
         mask: Mask | None = None,
-        weights: Matrix | None = None,
+        weights: Floats | None = None,
         *,
         marks: MarkMemory | None = None,
         run: int = 0,
@@ -201,7 +202,7 @@ class Server:
         """Return whether `poll` may be called now."""
         return True
 
-    def poll(self, rows: Rows, best: int = -1, *, restore: bool = False) -> Poll:
+    def poll(self, rows: RowIds, best: int = -1, *, restore: bool = False) -> Poll:
         """Ask every client that is here and answers for embeddings of held-out rows.
 
         `best` and `restore` are as in `Evaluate`.
@@ -519,7 +520,7 @@ class Server:
                 f"Found {join.activation - join.applied} of client {join.client}. It must wait for answers.",
             )
 
-    def _check_turn(self, client: int, activation: int, rows: Rows) -> None:
+    def _check_turn(self, client: int, activation: int, rows: RowIds) -> None:
         """Raise InvalidMessage unless this is the client's next upload, of rows the server may step on."""
         if activation != self.activations[client]:
             raise InvalidMessage(

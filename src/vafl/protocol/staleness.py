@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from vafl import kernels
-from vafl.protocol.rows import Rows
-from vafl.protocol.table import FOREVER, Delays, EmbeddingTable
+from vafl.arrays import Iterations, RowIds
+from vafl.protocol.table import FOREVER, EmbeddingTable
 
 EXACT_BELOW = 65_536  # longer delays share one bin; their mean and maximum stay exact
 _COUNTED = ("counts", "longest", "excess")
@@ -54,7 +54,7 @@ class DelayLog:
         self._longest = np.zeros(clients, dtype=np.int64)
         self._excess = np.zeros(clients, dtype=np.int64)  # sum of what delays exceed the longest bin by
 
-    def sample(self, rows: Rows) -> Rows:
+    def sample(self, rows: RowIds) -> RowIds:
         """Return the rows of the next step to record. The result may be empty."""
         if self._every == 1:
             return rows
@@ -62,7 +62,7 @@ class DelayLog:
         self._skipping = (self._skipping - len(rows)) % self._every
         return sampled
 
-    def record(self, table: EmbeddingTable, rows: Rows, iteration: int, own: int | None) -> None:
+    def record(self, table: EmbeddingTable, rows: RowIds, iteration: int, own: int | None) -> None:
         """Record the delays of these rows at step `iteration`, except those of `own`, which just uploaded."""
         left_out = -1 if own is None else own
         # `count_delays` counts nothing if the longest delay has no bin. Then add bins and count again.
@@ -90,13 +90,13 @@ class DelayLog:
         for name in _COUNTED:
             setattr(self, f"_{name}", state[name].numpy().copy())
 
-    def _shortened(self, delays: Delays, own: int | None) -> Delays:
+    def _shortened(self, delays: Iterations, own: int | None) -> Iterations:
         """Return the delays, limited to the longest bin; add what they exceed it by to `_excess`."""
         used = np.where(delays < FOREVER, delays, 0)
         used[:, [] if own is None else own] = 0
         self._longest = np.maximum(self._longest, used.max(axis=0))
         self._excess += np.maximum(used - self._longest_bin, 0).sum(axis=0, dtype=np.int64)
-        shortened: Delays = np.where(delays < FOREVER, np.minimum(delays, self._longest_bin), delays)
+        shortened: Iterations = np.where(delays < FOREVER, np.minimum(delays, self._longest_bin), delays)
         return shortened
 
     def _summary(self, client: int) -> DelaySummary:

@@ -8,11 +8,11 @@ be updated at each step: delay = iteration - stored_at.
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from vafl import kernels
+from vafl.arrays import Array, Doubles, Integers, Iterations, Matrix, RowIds
 from vafl.errors import ConfigError, InvalidMessage
-from vafl.protocol.rows import Array, Matrix, Rows, check_rows, mean_of_rows
+from vafl.protocol.rows import check_rows, mean_of_rows
 
 FOREVER = 2**30  # a delay at or above this means that the cell was never uploaded, or was lost
 _LOST = -FOREVER - 1  # the value of stored_at for a cell that was lost in a crash
@@ -20,8 +20,6 @@ _LARGEST_EXACT = 2.0**20  # beside a larger value, a float64 sum loses digits of
 _LINE = 64  # bytes in a cache line
 _MENDED_ROWS = 65_536  # rows checked at a time, which bounds memory
 _DRIFT = 1e-9  # tolerated rounding error of a sum after many updates, far below the precision of float32
-Delays = npt.NDArray[np.int32]
-Sums = npt.NDArray[np.float64]
 
 
 class EmbeddingTable:
@@ -58,9 +56,9 @@ class EmbeddingTable:
         self.columns = tuple(slice(end - width, end) for end, width in zip(ends, widths, strict=True))
         kind = record_type(widths, summed=summed)
         self.records: Array = _zeros(rows, kind) if memory is None else np.asarray(memory).view(kind)
-        self.stored_at: Delays = self.records["stored_at"]
+        self.stored_at: Iterations = self.records["stored_at"]
         self.cells: Array = self.records["cells"]
-        self.sums: Sums | None = self.records["sums"] if summed else None
+        self.sums: Doubles | None = self.records["sums"] if summed else None
         places: Sequence[int | slice] = range(len(widths)) if summed else self.columns
         self._views = [self.cells[:, place] for place in places]
         self._stored_at = [self.stored_at[:, client] for client in range(len(widths))]
@@ -69,7 +67,7 @@ class EmbeddingTable:
         elif self.sums is not None:
             self._mend(self.sums)
 
-    def _mend(self, sums: Sums) -> None:
+    def _mend(self, sums: Doubles) -> None:
         """Recompute the sums that do not match their cells.
 
         A crash can happen after a cell was written and before its sum was. Correct sums are not written: if
@@ -90,7 +88,7 @@ class EmbeddingTable:
     def nbytes(self) -> int:
         return self.records.nbytes
 
-    def check(self, client: int, rows: Rows, embeddings: Array) -> None:
+    def check(self, client: int, rows: RowIds, embeddings: Array) -> None:
         """Raise InvalidMessage unless `store` accepts these rows and embeddings."""
         check_rows(rows, self.rows)
         if embeddings.shape[1] != self.widths[client]:
@@ -100,7 +98,7 @@ class EmbeddingTable:
                 f"Found {embeddings.shape[1]}.",
             )
 
-    def store(self, client: int, rows: Rows, embeddings: Matrix, iteration: int) -> None:
+    def store(self, client: int, rows: RowIds, embeddings: Matrix, iteration: int) -> None:
         """Replace the cells of `client` at these distinct rows. Their delay is 0 at step `iteration`."""
         fresh = np.ascontiguousarray(embeddings)
         cells, stored_at = self._views[client], self._stored_at[client]
@@ -124,18 +122,18 @@ class EmbeddingTable:
         stored_at = self.stored_at if client is None else self.stored_at[:, client]
         stored_at[stored_at >= iteration] = _LOST
 
-    def lost(self, client: int) -> Rows:
+    def lost(self, client: int) -> RowIds:
         """Return the rows of this client's lost cells."""
         return np.flatnonzero(self.stored_at[:, client] == _LOST)
 
-    def read(self, rows: Rows) -> Matrix:
+    def read(self, rows: RowIds) -> Matrix:
         """Return the head's input for these rows: sums [batch, width], or cells [batch, sum of widths]."""
         if self.sums is None:
             inputs: Matrix = kernels.gather(self.cells, rows)
             return inputs
         return kernels.gather_sums(self.sums, rows)
 
-    def read_filled(self, rows: Rows) -> tuple[Matrix, dict[int, Rows]]:
+    def read_filled(self, rows: RowIds) -> tuple[Matrix, dict[int, RowIds]]:
         """Return the head's input for these rows, with gaps filled in.
 
         Where a client has never sent an embedding of a row, use the mean of the embeddings that it has sent,
@@ -156,7 +154,7 @@ class EmbeddingTable:
                 inputs[places] += stand_in
         return inputs, gaps
 
-    def without(self, client: int, rows: Rows, inputs: Matrix) -> Matrix:
+    def without(self, client: int, rows: RowIds, inputs: Matrix) -> Matrix:
         """Return the head's input for these rows, with one client's embeddings replaced by their mean.
 
         Args:
@@ -170,11 +168,11 @@ class EmbeddingTable:
             changed += mean - embeddings
         return changed
 
-    def delays(self, rows: Rows, iteration: int) -> Delays:
+    def delays(self, rows: RowIds, iteration: int) -> Iterations:
         """Return each cell's delay at step `iteration`, [batch, clients]; FOREVER or more if not stored."""
         return kernels.gather_delays(self.stored_at, rows, iteration)
 
-    def count_delays(self, rows: Rows, iteration: int, counts: Rows, own: int) -> int:
+    def count_delays(self, rows: RowIds, iteration: int, counts: Integers, own: int) -> int:
         """Add the delays of these rows to `counts`, as `kernels.count_delays` does; return the longest."""
         return kernels.count_delays(self.stored_at, rows, counts, iteration, own, FOREVER)
 

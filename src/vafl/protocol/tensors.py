@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vafl.protocol.rows import Array
+from vafl.arrays import Array
 
 
 def as_tensor(array: Array) -> Tensor:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 from torch import Tensor
 
+from vafl.arrays import Doubles, Labels
 from vafl.config import Config
 from vafl.data.partition import VerticalData
 from vafl.models.decisions import (
@@ -22,8 +22,6 @@ from vafl.models.decisions import (
 from vafl.models.metrics import Figures, Metrics
 from vafl.models.probabilities import Calibration, probabilities
 from vafl.run.plan import Task, held_out_labels, loss_weights
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Conclusion:
     """
 
     decision: Decision
-    outputs: Mapping[str, Floats]
+    outputs: Mapping[str, Doubles]
     figures: Mapping[str, Figures]
     calibration: dict[str, Any] | None
     threshold: dict[str, Any] | None
@@ -88,12 +86,12 @@ def conclude(config: Config, task: Task, data: VerticalData, measured: Mapping[s
     )
 
 
-def _allows_fit(outputs: Floats, labels: npt.NDArray[Any]) -> bool:
+def _allows_fit(outputs: Doubles, labels: Labels) -> bool:
     return bool(np.isfinite(outputs).all() and (labels != labels[0]).any())
 
 
 def _measure(
-    metrics: Metrics, outputs: Mapping[str, Floats], labels: Mapping[str, npt.NDArray[Any]]
+    metrics: Metrics, outputs: Mapping[str, Doubles], labels: Mapping[str, Labels]
 ) -> dict[str, Figures]:
     return {part: metrics.measure(each, labels[part]) for part, each in outputs.items()}
 
@@ -101,8 +99,8 @@ def _measure(
 def _before_and_after(
     metrics: Metrics,
     calibration: Calibration,
-    raw: Mapping[str, Floats],
-    labels: Mapping[str, npt.NDArray[Any]],
+    raw: Mapping[str, Doubles],
+    labels: Mapping[str, Labels],
 ) -> dict[str, Any]:
     """Return log loss and Brier score by part, without and with the calibration."""
     calibrated = {part: calibration(outputs) for part, outputs in raw.items()}
@@ -121,8 +119,8 @@ def _before_and_after(
 def _decide(
     settings: DecisionSettings,
     classes: tuple[str, ...],
-    shares: Mapping[str, Floats],
-    labels: Mapping[str, npt.NDArray[Any]],
+    shares: Mapping[str, Doubles],
+    labels: Mapping[str, Labels],
     *,
     fitted: bool,
 ) -> tuple[Threshold, dict[str, Any]]:
@@ -148,7 +146,7 @@ def _decide(
 
 
 def _scores(
-    classes: tuple[str, ...], labels: Mapping[str, npt.NDArray[Any]], values: Mapping[str, Floats]
+    classes: tuple[str, ...], labels: Mapping[str, Labels], values: Mapping[str, Doubles]
 ) -> pl.DataFrame:
     """Return one line per held-out row, with its part, label and score.
 
@@ -188,9 +186,7 @@ def beside_alone(scores: pl.DataFrame, alone: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _part_scores(
-    classes: tuple[str, ...], part: str, labels: npt.NDArray[Any], values: Floats
-) -> pl.DataFrame:
+def _part_scores(classes: tuple[str, ...], part: str, labels: Labels, values: Doubles) -> pl.DataFrame:
     names = pl.Series("part", [part], dtype=pl.String).new_from_index(0, len(labels))
     if not classes:
         return pl.DataFrame({"part": names, "label": labels.astype(np.float64), "score": values[:, 0]})

@@ -11,8 +11,8 @@ import numpy as np
 from rich.console import Console
 from torch import Tensor
 
+from vafl.arrays import RowIds
 from vafl.config import Config
-from vafl.data.dataset import Records
 from vafl.errors import Stalled
 from vafl.models.metrics import Metrics
 from vafl.observe.counting import CountProgress
@@ -158,7 +158,7 @@ def _study(deployed: Deployed, scorer: ImportanceScorer, repeats: int, rows: int
     return Study(scorer, deployed.parties, tested, labels, metrics, repeats, deployed.decision.calibration)
 
 
-def _sample(rows: Records, labels: Tensor, most: int, seed: int) -> tuple[Records, Tensor]:
+def _sample(rows: RowIds, labels: Tensor, most: int, seed: int) -> tuple[RowIds, Tensor]:
     """Return a random sample of at most `most` rows, ascending, and their labels."""
     if len(rows) <= most:
         return rows, labels

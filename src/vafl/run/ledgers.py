@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Literal
 
 import polars as pl
 
+from vafl.arrays import Integers
 from vafl.config import Config
 from vafl.errors import ConfigError
 from vafl.names import LOCAL_CLIENT, table_owner
 from vafl.observe.record import LEDGERS, SIMULATED_LEDGERS
-from vafl.privacy.ledger.accounts import NOBODY, Numbers
+from vafl.privacy.ledger.accounts import NOBODY
 from vafl.privacy.ledger.journal import has_journal
 from vafl.privacy.ledger.ledger import Ledger, read_ledger
 from vafl.privacy.ledger.spender import Spender
@@ -106,7 +107,7 @@ def open_ledger(
     path: Path | None = None,
     purpose: Literal["training", "prediction"] = "training",
     accept_ledger: bool = False,
-) -> tuple[Ledger, Numbers]:
+) -> tuple[Ledger, Integers]:
     """Open a party's ledger and register the run in it.
 
     Args:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vafl.arrays import Matrix, RowIds
 from vafl.config import Config, from_document, read_document
 from vafl.config.agreement import chosen_by_party, sections_of, shared_settings
 from vafl.data.columns import match_columns
@@ -22,7 +23,7 @@ from vafl.models.heads import make_head
 from vafl.models.store import StoredModel, read_model, write_model
 from vafl.names import SERVER, check_party, table_owner
 from vafl.protocol.messages import EVERYTHING, LONGEST_GROUP
-from vafl.protocol.rows import Matrix, Rows, mean_of_rows
+from vafl.protocol.rows import mean_of_rows
 from vafl.protocol.secure_sum.server import SumTable
 from vafl.protocol.table import FOREVER, EmbeddingTable
 from vafl.run.assembly import Run
@@ -123,7 +124,7 @@ def _simulated_defaults(run: Run) -> Iterator[tuple[str, Tensor]]:
         yield party.name, _mean(cells.numpy(), _rows_for_default(party, held_out) - run.data.rows)
 
 
-def stand_ins(data: VerticalData, table: EmbeddingTable, measured: Rows) -> dict[str, Tensor]:
+def stand_ins(data: VerticalData, table: EmbeddingTable, measured: RowIds) -> dict[str, Tensor]:
     """Return the default embedding of each client, for use when the client cannot answer.
 
     It is the embedding that the client learnt for records it does not have. If the client has every record,
@@ -144,7 +145,7 @@ def stand_ins(data: VerticalData, table: EmbeddingTable, measured: Rows) -> dict
     return defaults
 
 
-def _rows_for_default(party: Party, rows: Rows) -> Rows:
+def _rows_for_default(party: Party, rows: RowIds) -> RowIds:
     """Return the rows whose mean embedding is the party's default.
 
     These are the rows that the party does not have: its model gives them all the same learnt embedding. If
@@ -156,7 +157,7 @@ def _rows_for_default(party: Party, rows: Rows) -> Rows:
     return rows[lacked] if lacked.any() else rows
 
 
-def _mean(cells: Matrix, rows: Rows) -> Tensor:
+def _mean(cells: Matrix, rows: RowIds) -> Tensor:
     return torch.from_numpy(mean_of_rows(cells, rows))
 
 
@@ -326,7 +327,7 @@ def rebuild(stored: StoredModel, factory: str = "") -> nn.Module:
 
 def feature_groups(
     stored: StoredModel, groups: Mapping[str, tuple[str, ...]], *, each: bool
-) -> dict[str, Rows]:
+) -> dict[str, RowIds]:
     """Return the feature indices of each group of columns whose importance can be measured, by group name.
 
     Columns of a table keep their names. The features of a matrix are called "feature 1" and so on. Images and

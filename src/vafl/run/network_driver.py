@@ -27,13 +27,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from vafl.arrays import Matrix, RowIds
 from vafl.models.losses import Loss, evenly
 from vafl.models.metrics import Figures, Metrics, as_text
 from vafl.models.probabilities import Calibration
 from vafl.observe.evaluation import Evaluation
 from vafl.protocol.messages import ServerMessage
 from vafl.protocol.requests import Poll
-from vafl.protocol.rows import NO_ROWS, Matrix, Rows, in_parts
+from vafl.protocol.rows import NO_ROWS, in_parts
 from vafl.protocol.server import Server, listed
 from vafl.protocol.settings import LARGEST_WINDOW
 from vafl.run.best import Best
@@ -76,7 +77,7 @@ class NetworkDriver:
 
     controller: RunController
 
-    held_out: Rows
+    held_out: RowIds
     labels: Tensor
     metrics: Metrics
     loss: Loss
@@ -84,7 +85,7 @@ class NetworkDriver:
     checkpoint: Callable[[], list[int]]
     answer_timeout: float
     best: Best | None = None
-    tests: Rows = field(default_factory=lambda: NO_ROWS)
+    tests: RowIds = field(default_factory=lambda: NO_ROWS)
     test_labels: Tensor = field(default_factory=lambda: torch.empty(0))
     most_rows: int = 1 << 30
     undo: Calibration = field(default_factory=Calibration)
@@ -93,7 +94,7 @@ class NetworkDriver:
     waiting: str = ""
     clock: Callable[[], float] = time.monotonic
     _poll: Poll | None = None  # of the part of an evaluation that is under way
-    _to_ask: list[Rows] = field(default_factory=list)
+    _to_ask: list[RowIds] = field(default_factory=list)
     _answered: set[int] | None = None  # clients that have answered every part so far
     _last_update: tuple[int, float] = (0, 0.0)
     _asked_at: dict[int, float] = field(default_factory=dict)  # when each open request was first seen
@@ -102,7 +103,7 @@ class NetworkDriver:
     _reported: set[str] = field(default_factory=set)  # clients that the last evaluations lacked
 
     @property
-    def measured(self) -> Rows:
+    def measured(self) -> RowIds:
         """The rows measured last, by the models that the run ends with."""
         return self.tests if self.tested is not None else self.held_out
 
@@ -263,7 +264,7 @@ class NetworkDriver:
 
     @torch.no_grad()
     def _measure(
-        self, federation: FederationServer[Server], rows: Rows, labels: Tensor
+        self, federation: FederationServer[Server], rows: RowIds, labels: Tensor
     ) -> tuple[Figures | None, dict[str, Literal["last", "default"]]]:
         """Return the metrics, and what was used of each client that did not answer.
 
@@ -301,7 +302,7 @@ class NetworkDriver:
         log.warning("evaluations from update %d on lack an answer from: %s", updates, used)
 
     def _judge_clients(
-        self, federation: FederationServer[Server], rows: Rows, inputs: Matrix, labels: Tensor
+        self, federation: FederationServer[Server], rows: RowIds, inputs: Matrix, labels: Tensor
     ) -> None:
         """Measure the loss with and without some of the clients: all of them in turn, a few at a time."""
         server, count = federation.server, len(federation.parties)

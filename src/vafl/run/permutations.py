@@ -14,16 +14,14 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
+from vafl.arrays import Flags, RowIds
 from vafl.errors import Stalled
 from vafl.models.metrics import Figures, Metric, Metrics
 from vafl.models.probabilities import Calibration
 from vafl.protocol.importance import ImportanceScorer
 from vafl.protocol.messages import EVERYTHING, Request
-from vafl.protocol.rows import Rows
 from vafl.protocol.scoring import ANSWERED, Inquiry
 
 
@@ -65,7 +63,7 @@ class Study:
         self,
         scorer: ImportanceScorer,
         names: Sequence[str],
-        rows: Rows,
+        rows: RowIds,
         labels: Tensor,
         metrics: Metrics,
         repeats: int,
@@ -136,7 +134,7 @@ class Study:
 
     def _begin(self, base: Inquiry) -> None:
         self._answered = True
-        self._complete: npt.NDArray[np.bool_] = (base.states == ANSWERED).all(1)
+        self._complete: Flags = (base.states == ANSWERED).all(1)
         if not self._complete.any():
             silent = [name for m, name in enumerate(self.names) if (base.states[:, m] != ANSWERED).any()]
             raise Stalled(

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from vafl.arrays import Floats
 from vafl.config import Config
 from vafl.data.aligned import load_tables
 from vafl.data.encoding import Encoder, Form, NumberColumn
@@ -71,7 +71,7 @@ class Plan:
         return LOSSES[self.task.loss]
 
     @property
-    def weights(self) -> npt.NDArray[np.float32] | None:
+    def weights(self) -> Floats | None:
         """The weight of each training row in the loss, [rows], with mean 1; None if all weights are equal."""
         data = self.data
         given_weights = None if data.weights is None else data.weights[data.train]

@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from vafl.arrays import RowIds, States
 from vafl.config import Config, read_config
 from vafl.errors import ConfigError
 from vafl.models.decisions import Decision
@@ -25,7 +26,6 @@ from vafl.privacy.mechanism.client_privacy import guard
 from vafl.protocol.importance import ImportanceScorer
 from vafl.protocol.messages import ServerMessage
 from vafl.protocol.prediction_client import Permutations, PredictionClient
-from vafl.protocol.rows import Rows
 from vafl.protocol.scoring import ANSWERED, STATES, Scorer
 from vafl.protocol.secure_sum.fixed_point import decode
 from vafl.protocol.secure_sum.masks import KeyAgreement, KeySigner, NoKeySigner
@@ -38,7 +38,7 @@ from vafl.run.ledgers import is_entered, ledger_path, open_ledger
 from vafl.run.local import serve_with
 from vafl.run.marks import MarkFile, marks_path
 from vafl.run.model_store import as_trained, feature_groups, open_model, rebuild
-from vafl.run.prediction_driver import Batch, Served, States
+from vafl.run.prediction_driver import Batch, Served
 from vafl.run.prediction_records import PredictionRecords, load_subjects
 from vafl.transport.grpc.client import FederationClient
 from vafl.transport.grpc.server import FederationServer
@@ -230,7 +230,7 @@ class Deployed:
         credentials = load_credentials(config, SERVER)
         return FederationServer(scorer, self.parties, self.terms(), config.network, credentials, drive)
 
-    def table(self, rows: Rows, outputs: Tensor, states: States) -> pl.DataFrame:
+    def table(self, rows: RowIds, outputs: Tensor, states: States) -> pl.DataFrame:
         """Return one row per record: its id, the prediction, and the clients that did not answer for it."""
         columns: dict[str, pl.Series] = {"id": self.subjects.ids.gather(rows)}
         if self.classes:
@@ -329,7 +329,7 @@ def predict(
     with ScoreFile(out) as file, limited_threads(config.threads), counted:
         counted.begin(len(deployed.subjects.chosen))
 
-        def write(rows: Rows, outputs: Tensor, states: States) -> None:
+        def write(rows: RowIds, outputs: Tensor, states: States) -> None:
             file.append(deployed.table(rows, outputs, states))
             missing[:] += (states != ANSWERED).sum(0)
             counted.advance(len(rows))

@@ -10,18 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
+from vafl.arrays import RowIds, States
 from vafl.config.run_settings import PredictionSettings
 from vafl.errors import Stalled
 from vafl.protocol.messages import ServerMessage
-from vafl.protocol.rows import Rows
 from vafl.protocol.scoring import ANSWERED, Inquiry, Scorer
 from vafl.transport.grpc.server import FederationServer
 
 Served = FederationServer[Scorer]
-States = npt.NDArray[np.uint8]
 _AHEAD = 2  # chunks under way at a time, so that clients embed one while another is in transit
 
 
@@ -34,9 +32,9 @@ class Batch:
         write: called with each finished chunk: rows, outputs [rows, outputs], states [rows, clients].
     """
 
-    rows: Rows
+    rows: RowIds
     settings: PredictionSettings
-    write: Callable[[Rows, Tensor, States], None]
+    write: Callable[[RowIds, Tensor, States], None]
     interrupted: bool = False
     done: int = 0
     _requested: int = 0
@@ -95,7 +93,7 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class _Question:
-    rows: Rows
+    rows: RowIds
     answer: "asyncio.Future[Answer]"
 
 
@@ -126,7 +124,7 @@ class Live:
 
     # --- on the event loop ---
 
-    async def ask(self, federation: Served, rows: Rows) -> Answer:
+    async def ask(self, federation: Served, rows: RowIds) -> Answer:
         """Return the answer for these rows. Wait for the clients until the deadline at the latest."""
         loop = asyncio.get_running_loop()
         question = _Question(rows, loop.create_future())

@@ -7,9 +7,9 @@ import polars as pl
 import torch
 from torch import Tensor
 
+from vafl.arrays import RowIds
 from vafl.config import Config
 from vafl.data.aligned import find_alignments, ids_by_position
-from vafl.data.dataset import Records
 from vafl.data.tables import POSITION, open_table
 from vafl.errors import RunFolderError
 from vafl.models.store import StoredModel
@@ -32,7 +32,7 @@ class PredictionRecords:
 
     digest: str
     source: str
-    chosen: Records
+    chosen: RowIds
     ids: pl.Series
     features: Tensor
     unscored: int = 0
@@ -72,7 +72,7 @@ def load_subjects(config: Config, party: str, model: StoredModel) -> PredictionR
     return PredictionRecords(data.record_digest, data.source, chosen, ids, features)
 
 
-def held_out(config: Config, model: StoredModel) -> tuple[Records, Tensor]:
+def held_out(config: Config, model: StoredModel) -> tuple[RowIds, Tensor]:
     """Return the rows to measure a model on, as the server numbers them, and their labels.
 
     These are the test rows of the training. If the tables are not those of the training, they are all rows.

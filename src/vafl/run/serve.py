@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vafl.arrays import RowIds
 from vafl.config import Config
 from vafl.errors import ConfigError
 from vafl.observe.prometheus import Sample
-from vafl.protocol.rows import Rows
 from vafl.protocol.scoring import ANSWERED, STATES
 from vafl.run.agreement import rows_at_once
 from vafl.run.api_access import Access
@@ -140,7 +140,7 @@ class Service:
         complete = all(state == ANSWERED for row in answer.states for state in row)
         return {"predictions": self._lines(ids, answer), "complete": complete}
 
-    def _find(self, ids: list[str]) -> Rows:
+    def _find(self, ids: list[str]) -> RowIds:
         rows = [self._rows.get(each, -1) for each in ids]
         if -1 in rows:
             unknown = [each for each, row in zip(ids, rows, strict=True) if row < 0]

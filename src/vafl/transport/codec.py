@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from vafl.arrays import Matrix
 from vafl.errors import ConfigError, InvalidMessage
 from vafl.protocol.messages import (
     HEADER_BYTES,
@@ -47,7 +48,6 @@ from vafl.protocol.messages import (
     Upload,
     Welcome,
 )
-from vafl.protocol.rows import Matrix
 from vafl.transport.encodings import PACKING, Frame, Parts, matrix_bytes
 from vafl.transport.settings import ENCODINGS, Encoding
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from vafl.protocol.rows import Matrix
+from vafl.arrays import Matrix
 from vafl.transport.settings import Encoding
 
 Frame = bytes | memoryview

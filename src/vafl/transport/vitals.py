@@ -25,8 +25,8 @@ from typing import Literal
 
 import numpy as np
 
+from vafl.arrays import Matrix
 from vafl.errors import InvalidMessage
-from vafl.protocol.rows import Matrix
 
 AlarmKind = Literal["jump", "size", "loss", "overfit", "rate", "refused", "silent"]
 MODEL = "the model"  # in place of a client's name, for alarms that no client has caused

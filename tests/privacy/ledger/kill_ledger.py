@@ -13,19 +13,18 @@ import time
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 import vafl.privacy.ledger.ledger
+from vafl.arrays import Integers
 from vafl.privacy.ledger.accounts import KINDS
 from vafl.privacy.ledger.ledger import Ledger, numbered
 from vafl.privacy.ledger.spender import Spender
 from vafl.privacy.settings import PrivacySettings
 
 RECORDS, BATCH = 1_000, 64
-Counts = npt.NDArray[np.int64]
 
 
-def upload_for_ever(path: Path, pipe: int, sent: Counts) -> None:
+def upload_for_ever(path: Path, pipe: int, sent: Integers) -> None:
     """Says first whether the ledger shows less than all processes before have sent."""
     vafl.privacy.ledger.ledger._LONGEST = 5_000
     ledger, generator = Ledger(path, "test"), np.random.default_rng()
@@ -41,7 +40,7 @@ def upload_for_ever(path: Path, pipe: int, sent: Counts) -> None:
         os.write(pipe, people[rows].astype("<i8").tobytes())  # below PIPE_BUF: whole or not at all
 
 
-def one_life(path: Path, sent: Counts) -> bool:
+def one_life(path: Path, sent: Integers) -> bool:
     """Adds what a process sends until it is killed; gives whether it found the ledger short."""
     reading, writing = os.pipe()
     child = os.fork()

@@ -4,23 +4,22 @@ import secrets
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from vafl.arrays import Integers
 from vafl.data.alignment.curve import TAG
 from vafl.errors import InvalidMessage
 
-Places = npt.NDArray[np.int64]
 Buffer = bytes | bytearray
 
 
-def shuffled(count: int) -> Places:
+def shuffled(count: int) -> Integers:
     """Return a random permutation of 0..count-1, drawn from the operating system's secure generator."""
     # Sorting random 64-bit keys gives a uniform permutation; ties are too rare to bias it.
     return np.argsort(np.frombuffer(secrets.token_bytes(8 * count), np.uint64), kind="stable")
 
 
-def match(own: Buffer, theirs: Buffer) -> tuple[Places, Places]:
+def match(own: Buffer, theirs: Buffer) -> tuple[Integers, Integers]:
     """Return the positions of the tags that both sides have, in `own` and in `theirs`.
 
     Raises:
@@ -47,7 +46,7 @@ def _table(tags: Buffer) -> pl.DataFrame:
     )
 
 
-def common(count: int, matches: Sequence[Places]) -> Places:
+def common(count: int, matches: Sequence[Integers]) -> Integers:
     """Return the positions in 0..count-1 that are in every one of `matches`."""
     in_all = np.ones(count, bool)
     for places in matches:
@@ -57,7 +56,7 @@ def common(count: int, matches: Sequence[Places]) -> Places:
     return np.flatnonzero(in_all)
 
 
-def number(count: int, chosen: Places) -> Places:
+def number(count: int, chosen: Integers) -> Integers:
     """Return a row number for each of `count` positions: random order from 0, and -1 if not chosen."""
     numbers = np.full(count, -1, np.int64)
     numbers[chosen] = shuffled(len(chosen))

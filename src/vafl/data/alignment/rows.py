@@ -13,9 +13,9 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from vafl.arrays import Integers
 from vafl.errors import DataError
 from vafl.files import write_atomically
 
@@ -45,7 +45,7 @@ class Alignment:
     rows: int
     classes: tuple[str, ...] | None
     ids: pl.Series
-    numbers: npt.NDArray[np.int64]
+    numbers: Integers
     holders: Mapping[str, pl.Series] = field(default_factory=dict)
     label: str = ""
     with_local: bool = False
@@ -166,7 +166,7 @@ def _is_alignment(path: Path) -> bool:
         return False
 
 
-def _are_rows(numbers: npt.NDArray[np.int64], rows: int) -> bool:
+def _are_rows(numbers: Integers, rows: int) -> bool:
     """Return whether `numbers` are row numbers: int64, strictly ascending and in 0..rows-1."""
     if numbers.dtype != np.int64 or numbers.ndim != 1:
         return False

@@ -4,14 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from vafl.data.dataset import Array, Dataset
+from vafl.arrays import Bytes, Floats
+from vafl.data.dataset import Dataset
 from vafl.data.datasets.public import require, require_count, require_digest
 from vafl.errors import DataError
-
-Bytes = npt.NDArray[np.uint8]
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _TRAIN = tuple(f"data_batch_{number}" for number in range(1, 6))
@@ -66,7 +64,7 @@ def load_cifar10(folder: Path, edition: Edition = OFFICIAL) -> Dataset:
     )
 
 
-def _pictures(records: Bytes) -> Array:
+def _pictures(records: Bytes) -> Floats:
     return records[:, 1:].reshape(-1, _CHANNELS, _SIDE, _SIDE).astype(np.float32) / np.float32(255)
 
 

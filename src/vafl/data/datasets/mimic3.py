@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from vafl.data.dataset import Array, Dataset, digest_of
+from vafl.arrays import Floats, Integers
+from vafl.data.dataset import Dataset, digest_of
 from vafl.data.datasets.public import missing_data, require
 from vafl.data.datasets.series import Measurements, by_hour, filled, names
 from vafl.errors import DataError
@@ -63,7 +64,7 @@ def load_mimic3(folder: Path) -> Dataset:
     )
 
 
-def _read(folder: Path) -> tuple[Array, npt.NDArray[np.int64], list[str]]:
+def _read(folder: Path) -> tuple[Floats, Integers, list[str]]:
     """Return the hourly values, 1 for each patient who died, and the stays' file names."""
     listing = folder / "listfile.csv"
     require("MIMIC-III's in-hospital-mortality task", [listing], _SOURCE)

@@ -7,9 +7,9 @@ from pathlib import Path
 from zipfile import BadZipFile
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
+from vafl.arrays import Bytes, Integers
 from vafl.data.dataset import Dataset
 from vafl.data.datasets.public import missing_data
 from vafl.errors import DataError
@@ -54,7 +54,7 @@ def load_modelnet40(folder: Path) -> Dataset:
     )
 
 
-Part = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], list[str]]
+Part = tuple[Bytes, Integers, list[str]]
 
 
 def _read_npz(folder: Path, split: str) -> Part:
@@ -107,7 +107,7 @@ def _objects(folder: Path) -> Sequence[list[Path]]:
     return [[path for _, path in sorted(objects[name])] for name in sorted(objects)]
 
 
-def _picture(path: Path) -> npt.NDArray[np.uint8]:
+def _picture(path: Path) -> Bytes:
     try:
         with Image.open(path) as image:
             small = image.convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)

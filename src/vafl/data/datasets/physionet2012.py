@@ -4,10 +4,10 @@ import lzma
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from vafl.data.dataset import Array, Dataset, digest_of
+from vafl.arrays import Floats, Integers
+from vafl.data.dataset import Dataset, digest_of
 from vafl.data.datasets.public import missing_data, require, require_count
 from vafl.data.datasets.series import Measurements, by_hour, filled, names
 from vafl.errors import DataError
@@ -50,9 +50,7 @@ def load_physionet2012(folder: Path, deaths: dict[str, tuple[int, int]] = _DEATH
     )
 
 
-def _read_set(
-    folder: Path, name: str, stays: int, deaths: int
-) -> tuple[Array, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _read_set(folder: Path, name: str, stays: int, deaths: int) -> tuple[Floats, Integers, Integers]:
     """Return the hourly values, 1 for each patient who died, and the record numbers."""
     outcomes = folder / f"Outcomes-{name}.txt"
     require("PhysioNet 2012", [outcomes], _SOURCE)
@@ -91,7 +89,7 @@ def _rows(folder: Path, name: str) -> pl.DataFrame:
     return rows.with_columns(number).filter(pl.col("Parameter") != "RecordID")
 
 
-def _measurements(rows: pl.DataFrame, ids: npt.NDArray[np.int64]) -> Measurements:
+def _measurements(rows: pl.DataFrame, ids: Integers) -> Measurements:
     """Drop unknown values, which are -1, and encode the type of the care unit as four indicators."""
     rows = rows.filter(pl.col("Value") != -1)
     units = rows.filter(pl.col("Parameter") == "ICUType").join(

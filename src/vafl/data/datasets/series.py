@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vafl.data.dataset import Array
+from vafl.arrays import Floats
 
 HOURS = 48
 SEEN = ":seen"
@@ -30,7 +30,7 @@ class Measurements:
     value: npt.NDArray[np.floating]
 
 
-def by_hour(measurements: Measurements, stays: int, features: int) -> Array:
+def by_hour(measurements: Measurements, stays: int, features: int) -> Floats:
     """Return the mean of each hour, [stays, 48, features]; NaN where nothing was measured."""
     value, hours = measurements.value, measurements.hour
     usable = np.isfinite(value) & (hours >= 0) & (hours <= HOURS)
@@ -45,7 +45,7 @@ def by_hour(measurements: Measurements, stays: int, features: int) -> Array:
     return means.reshape(stays, HOURS, features).astype(np.float32)
 
 
-def filled(train: Array, test: Array) -> Array:
+def filled(train: Floats, test: Floats) -> Floats:
     """Fill gaps, and return [stays, 48, 2 * features] with the test stays last.
 
     The first half of the columns are values without gaps. The second half are 1 if the value was measured in
@@ -67,7 +67,7 @@ def names(features: Sequence[str]) -> tuple[str, ...]:
     return (*features, *(feature + SEEN for feature in features))
 
 
-def _without_gaps(values: Array, mean: Array) -> Array:
+def _without_gaps(values: Floats, mean: Floats) -> Floats:
     """Fill gaps by the last value or the mean, and append the indicators of measured values."""
     seen = ~np.isnan(values)
     # `last` is the hour of the last measurement so far; 0 before the first one, where the value is NaN.

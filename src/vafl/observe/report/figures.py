@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from vafl.arrays import Doubles
 from vafl.observe.report.markup import Markup, element
-from vafl.observe.report.statistics import Curve, Floats, Interval
+from vafl.observe.report.statistics import Curve, Interval
 
 WIDTH = 360.0
 SERIES = 8  # colours in the style sheet
@@ -241,7 +242,7 @@ def named_values(name: str, title: str, lines: Sequence[Line], *, zero: bool) ->
     return drawing(name, title, description, height, marks)
 
 
-def histogram(values: Floats, low: float, high: float, bins: int) -> tuple[Floats, list[int]]:
+def histogram(values: Doubles, low: float, high: float, bins: int) -> tuple[Doubles, list[int]]:
     """Return the edges of equally wide bins and the number of values in each. Ignore values outside."""
     counts, edges = np.histogram(values, bins=bins, range=(low, high))
     return edges, counts.tolist()

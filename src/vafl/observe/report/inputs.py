@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from vafl.arrays import Doubles
 from vafl.errors import RunFolderError
 from vafl.models.store import MANIFEST
 from vafl.observe.record import IMPORTANCE, SCORES, SUMMARY, RecordedRun, read_run
-from vafl.observe.report.statistics import Floats
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Scores:
     """
 
     part: str
-    scores: Floats
-    labels: Floats
+    scores: Doubles
+    labels: Doubles
     classes: Sequence[str]
-    alone: Floats | None = None
+    alone: Doubles | None = None
 
     @property
     def rows(self) -> int:
@@ -167,7 +167,7 @@ def _read_scores(path: Path, classes: Sequence[str]) -> Scores | None:
     return Scores(part, scores, labels.to_numpy(), classes, alone)
 
 
-def _score_columns(table: pl.DataFrame, columns: Sequence[str]) -> Floats | None:
+def _score_columns(table: pl.DataFrame, columns: Sequence[str]) -> Doubles | None:
     """Return the scores, [rows] or [rows, classes]; None if any is missing or not finite."""
     scores = table.select(pl.col(columns).cast(pl.Float64)).to_numpy()
     if not np.isfinite(scores).all():

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vafl.arrays import Integers
 from vafl.observe.report import blocks
 from vafl.observe.report.figures import SERIES, Chart, percent
 from vafl.observe.report.inputs import Scores
 from vafl.observe.report.markup import Markup, element
-from vafl.observe.report.statistics import Places, auc, confusion, roc, thinned
+from vafl.observe.report.statistics import auc, confusion, roc, thinned
 from vafl.observe.report.words import count, quoted, share
 
 _MOST_DRAWN = SERIES  # curves in one chart
@@ -31,7 +32,7 @@ def several_class_sections(held: Scores) -> list[Markup]:
     return [_each(held, counts, largest[:_MOST_IN_TABLE], areas), _matrix(held, counts, largest)]
 
 
-def _each(held: Scores, counts: Places, shown: Places, areas: dict[int, float]) -> Markup:
+def _each(held: Scores, counts: Integers, shown: Integers, areas: dict[int, float]) -> Markup:
     labelled, predicted, right = counts.sum(axis=1), counts.sum(axis=0), np.diag(counts)
     lines = [
         [
@@ -84,7 +85,7 @@ def _ratio(part: int, whole: int) -> str:
     return share(part / whole) if whole else _DASH
 
 
-def _matrix(held: Scores, counts: Places, largest: Places) -> Markup:
+def _matrix(held: Scores, counts: Integers, largest: Integers) -> Markup:
     right = np.diag(counts).sum() / held.rows
     rows = f"{count(held.rows)} {held.part} rows"
     says = f"For {share(right)} of the {rows}, the likeliest class is the right one."
@@ -114,7 +115,7 @@ def _matrix(held: Scores, counts: Places, largest: Places) -> Markup:
     )
 
 
-def _merged(classes: Sequence[str], counts: Places, largest: Places) -> tuple[list[str], Places]:
+def _merged(classes: Sequence[str], counts: Integers, largest: Integers) -> tuple[list[str], Integers]:
     """Return names and a confusion matrix in which all but the largest classes are merged into one."""
     kept, rest = largest[:_MOST_IN_MATRIX], largest[_MOST_IN_MATRIX:]
     if not len(rest):

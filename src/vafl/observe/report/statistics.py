@@ -12,11 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
-Places = npt.NDArray[np.int64]
+from vafl.arrays import Doubles, Flags, Integers
 
 Z95 = 1.959963984540054  # two-sided 95 % quantile of the normal distribution
 REPLICATES = 1000  # of the bootstrap
@@ -37,14 +34,14 @@ class Interval:
 class Curve:
     """The points of a curve from left to right; x and y are [points]."""
 
-    x: Floats
-    y: Floats
+    x: Doubles
+    y: Doubles
 
 
 # --- two classes: ranking ---
 
 
-def _counts_by_threshold(scores: Floats, positive: Flags) -> tuple[Floats, Floats]:
+def _counts_by_threshold(scores: Doubles, positive: Flags) -> tuple[Doubles, Doubles]:
     """Return the true and false positives at each distinct threshold, highest first, starting at (0, 0)."""
     order = np.argsort(-scores, kind="stable")
     last_of_score = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
@@ -52,19 +49,19 @@ def _counts_by_threshold(scores: Floats, positive: Flags) -> tuple[Floats, Float
     return true, np.append(0.0, last_of_score + 1.0) - true
 
 
-def roc(scores: Floats, positive: Flags) -> Curve:
+def roc(scores: Doubles, positive: Flags) -> Curve:
     """Return false and true positive rates at each distinct threshold. Needs rows of both classes."""
     true, false = _counts_by_threshold(scores, positive)
     return Curve(false / false[-1], true / true[-1])
 
 
-def precision_recall(scores: Floats, positive: Flags) -> Curve:
+def precision_recall(scores: Doubles, positive: Flags) -> Curve:
     """Return recall and precision at each distinct threshold, the highest first. Needs a positive row."""
     true, false = _counts_by_threshold(scores, positive)
     return Curve(true[1:] / true[-1], true[1:] / (true[1:] + false[1:]))
 
 
-def average_precision(scores: Floats, positive: Flags) -> float:
+def average_precision(scores: Doubles, positive: Flags) -> float:
     """Return the area under the steps of the precision-recall curve."""
     curve = precision_recall(scores, positive)
     return float(np.diff(curve.x, prepend=0.0) @ curve.y)
@@ -81,7 +78,7 @@ def thinned(curve: Curve, points: int = 200) -> Curve:
     return Curve(curve.x[chosen], curve.y[chosen])
 
 
-def auc(scores: Floats, positive: Flags) -> tuple[float, Interval | None]:
+def auc(scores: Doubles, positive: Flags) -> tuple[float, Interval | None]:
     """Return the area under the ROC curve and DeLong's interval. Needs rows of both classes.
 
     The variance is that of DeLong, DeLong and Clarke-Pearson (1988), computed from midranks as in Sun and Xu
@@ -94,7 +91,7 @@ def auc(scores: Floats, positive: Flags) -> tuple[float, Interval | None]:
     return area, None if reach is None else Interval(max(0.0, area - reach), min(1.0, area + reach))
 
 
-def auc_difference(scores: Floats, others: Floats, positive: Flags) -> Interval | None:
+def auc_difference(scores: Doubles, others: Doubles, positive: Flags) -> Interval | None:
     """Return DeLong's interval of the AUC of `scores` minus the AUC of `others`, on the same rows.
 
     Two models that are measured on the same rows make similar mistakes. The paired variance includes their
@@ -111,7 +108,7 @@ def auc_difference(scores: Floats, others: Floats, positive: Flags) -> Interval 
     return None if reach is None else Interval(max(-1.0, difference - reach), min(1.0, difference + reach))
 
 
-def _placements(scores: Floats, positive: Flags) -> tuple[Floats, Floats]:
+def _placements(scores: Doubles, positive: Flags) -> tuple[Doubles, Doubles]:
     """Return the placement of every row. The mean over either class is the AUC.
 
     Returns:
@@ -125,7 +122,7 @@ def _placements(scores: Floats, positive: Flags) -> tuple[Floats, Floats]:
     return won, lost
 
 
-def _delong_reach(won: Floats, lost: Floats) -> float | None:
+def _delong_reach(won: Doubles, lost: Doubles) -> float | None:
     """Return half the width of the interval, from placements or differences of placements.
 
     None if the variance cannot be estimated or is 0.
@@ -136,17 +133,17 @@ def _delong_reach(won: Floats, lost: Floats) -> float | None:
     return Z95 * float(np.sqrt(variance)) if variance > 0 else None
 
 
-def _midranks(values: Floats) -> Floats:
+def _midranks(values: Doubles) -> Doubles:
     """Return the ranks of the values, starting at 1. Equal values share the mean of their ranks."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    ranks: Doubles = (np.cumsum(counts) - (counts - 1) / 2)[place]
     return ranks
 
 
 # --- bootstrap ---
 
 
-def bootstrap(sums: Floats, statistic: Callable[[Floats], Floats], seed: int = _SEED) -> Interval | None:
+def bootstrap(sums: Doubles, statistic: Callable[[Doubles], Doubles], seed: int = _SEED) -> Interval | None:
     """Return the percentile bootstrap interval of a statistic that is a function of sums over rows.
 
     Above 2,000 rows, the rows are randomly divided into 2,000 groups of equal size, and groups are resampled
@@ -173,14 +170,14 @@ def bootstrap(sums: Floats, statistic: Callable[[Floats], Floats], seed: int = _
 
 
 @lru_cache(maxsize=2)
-def _resamples(groups: int, seed: int) -> Floats:
+def _resamples(groups: int, seed: int) -> Doubles:
     """Return how often each replicate draws each group, [replicates, groups]. All metrics share the draws."""
     generator = np.random.default_rng(seed)
     shares = np.full(groups, 1 / groups)
     return generator.multinomial(groups, shares, REPLICATES).astype(np.float64)
 
 
-def interval_of(metric: str, scores: Floats, labels: Floats) -> Interval | None:
+def interval_of(metric: str, scores: Doubles, labels: Doubles) -> Interval | None:
     """Return the interval of a metric; None if there are too few rows, or the metric has no interval.
 
     Args:
@@ -197,7 +194,7 @@ def interval_of(metric: str, scores: Floats, labels: Floats) -> Interval | None:
     return bootstrap(np.stack(terms, axis=1), _STATISTICS.get(metric, _mean))
 
 
-def difference_interval(metric: str, scores: Floats, others: Floats, labels: Floats) -> Interval | None:
+def difference_interval(metric: str, scores: Doubles, others: Doubles, labels: Doubles) -> Interval | None:
     """Return the interval of a metric of `scores` minus the same metric of `others`, on the same rows.
 
     The interval is paired. For the AUC it is DeLong's. For other metrics, each replicate of the bootstrap
@@ -215,9 +212,9 @@ def difference_interval(metric: str, scores: Floats, others: Floats, labels: Flo
     terms, other_terms = _TERMS[metric](scores, labels), _TERMS[metric](others, labels)
     statistic = _STATISTICS.get(metric, _mean)
 
-    def difference(sums: Floats) -> Floats:
+    def difference(sums: Doubles) -> Doubles:
         rows, sums_of_scores, sums_of_others = np.split(sums, (1, 1 + len(terms)), axis=1)
-        gain: Floats = statistic(np.hstack((rows, sums_of_scores))) - statistic(
+        gain: Doubles = statistic(np.hstack((rows, sums_of_scores))) - statistic(
             np.hstack((rows, sums_of_others))
         )
         return gain
@@ -229,12 +226,12 @@ def difference_interval(metric: str, scores: Floats, others: Floats, labels: Flo
 # each row to these sums. The first sum, which is left out here, counts the rows.
 
 
-def _correct(scores: Floats, labels: Floats) -> list[Floats]:
+def _correct(scores: Doubles, labels: Doubles) -> list[Doubles]:
     predicted = scores.argmax(axis=1) if scores.ndim == 2 else scores > 0.5
     return [(predicted == labels).astype(np.float64)]
 
 
-def _log_loss(scores: Floats, labels: Floats) -> list[Floats]:
+def _log_loss(scores: Doubles, labels: Doubles) -> list[Doubles]:
     if scores.ndim == 2:
         of_label = np.take_along_axis(scores, labels.astype(np.int64)[:, None], 1)[:, 0]
     else:
@@ -242,24 +239,24 @@ def _log_loss(scores: Floats, labels: Floats) -> list[Floats]:
     return [-np.log(np.maximum(of_label, _LEAST_PROBABILITY))]
 
 
-def _hits(scores: Floats, labels: Floats) -> list[Floats]:
+def _hits(scores: Doubles, labels: Doubles) -> list[Doubles]:
     predicted, positive = scores > 0.5, labels == 1
     return [each.astype(np.float64) for each in (predicted & positive, predicted, positive)]
 
 
-def _hits_by_class(scores: Floats, labels: Floats) -> list[Floats]:
+def _hits_by_class(scores: Doubles, labels: Doubles) -> list[Doubles]:
     """Return indicators for correct, predicted and labelled, with one column per class."""
     unit = np.eye(scores.shape[1])
     predicted, labelled = unit[scores.argmax(axis=1)], unit[labels.astype(np.int64)]
     return [*(predicted * labelled).T, *predicted.T, *labelled.T]
 
 
-def _spread(scores: Floats, labels: Floats) -> list[Floats]:
+def _spread(scores: Doubles, labels: Doubles) -> list[Doubles]:
     centred = labels - labels.mean()  # avoids cancellation in the sum of squares if labels are far from 0
     return [centred, centred**2, (scores - labels) ** 2]
 
 
-_TERMS: dict[str, Callable[[Floats, Floats], list[Floats]]] = {
+_TERMS: dict[str, Callable[[Doubles, Doubles], list[Doubles]]] = {
     "accuracy": _correct,
     "log_loss": _log_loss,
     "brier": lambda scores, labels: [(scores - labels) ** 2],
@@ -273,30 +270,30 @@ _TERMS: dict[str, Callable[[Floats, Floats], list[Floats]]] = {
 # The functions below map sums [replicates, terms] to the metric [replicates].
 
 
-def _mean(sums: Floats) -> Floats:
-    mean: Floats = sums[:, 1] / sums[:, 0]
+def _mean(sums: Doubles) -> Doubles:
+    mean: Doubles = sums[:, 1] / sums[:, 0]
     return mean
 
 
-def _f1(sums: Floats) -> Floats:
+def _f1(sums: Doubles) -> Doubles:
     _, correct, predicted, labelled = sums.T
-    f1: Floats = 2 * correct / (predicted + labelled)
+    f1: Doubles = 2 * correct / (predicted + labelled)
     return f1
 
 
-def _macro_f1(sums: Floats) -> Floats:
+def _macro_f1(sums: Doubles) -> Doubles:
     correct, predicted, labelled = np.split(sums[:, 1:], 3, axis=1)
-    macro: Floats = np.nanmean(2 * correct / (predicted + labelled), axis=1)
+    macro: Doubles = np.nanmean(2 * correct / (predicted + labelled), axis=1)
     return macro
 
 
-def _r2(sums: Floats) -> Floats:
+def _r2(sums: Doubles) -> Doubles:
     rows, labels, squares, errors = sums.T
-    r2: Floats = 1 - errors / (squares - labels**2 / rows)
+    r2: Doubles = 1 - errors / (squares - labels**2 / rows)
     return r2
 
 
-_STATISTICS: dict[str, Callable[[Floats], Floats]] = {
+_STATISTICS: dict[str, Callable[[Doubles], Doubles]] = {
     "f1": _f1,
     "macro_f1": _macro_f1,
     "rmse": lambda sums: np.sqrt(_mean(sums)),
@@ -324,7 +321,7 @@ class Bin:
     interval: Interval
 
 
-def reliability(scores: Floats, positive: Flags, bins: int = 10) -> list[Bin]:
+def reliability(scores: Doubles, positive: Flags, bins: int = 10) -> list[Bin]:
     """Return predicted probabilities and actual shares in bins of about equal size.
 
     Rows with equal scores are in the same bin, so there may be fewer bins.
@@ -366,7 +363,7 @@ class Tenth:
     found: float
 
 
-def gains(scores: Floats, positive: Flags, parts: int = 10) -> list[Tenth]:
+def gains(scores: Doubles, positive: Flags, parts: int = 10) -> list[Tenth]:
     """Return the tenths of the ranking by score. Needs a positive row, and at least `parts` rows."""
     order = np.argsort(-scores, kind="stable")
     _, group, sizes = np.unique(scores[order], return_inverse=True, return_counts=True)
@@ -384,7 +381,7 @@ def gains(scores: Floats, positive: Flags, parts: int = 10) -> list[Tenth]:
 # --- classes ---
 
 
-def confusion(predicted: Places, actual: Places, classes: int) -> Places:
+def confusion(predicted: Integers, actual: Integers, classes: int) -> Integers:
     """Return the number of rows by actual and predicted class, [actual classes, predicted classes]."""
     counts = np.bincount(actual * classes + predicted, minlength=classes * classes)
     return counts.reshape(classes, classes).astype(np.int64)
@@ -409,7 +406,7 @@ class ErrorTenth:
     error: float
 
 
-def errors_by_tenth(predictions: Floats, labels: Floats, parts: int = 10) -> list[ErrorTenth]:
+def errors_by_tenth(predictions: Doubles, labels: Doubles, parts: int = 10) -> list[ErrorTenth]:
     """Return the means and errors of each tenth by prediction. Needs at least `parts` rows."""
     order = np.lexsort((labels, predictions))
     return [
@@ -423,7 +420,7 @@ def errors_by_tenth(predictions: Floats, labels: Floats, parts: int = 10) -> lis
     ]
 
 
-def usual_range(*values: Floats, share: float = 0.99) -> tuple[float, float]:
+def usual_range(*values: Doubles, share: float = 0.99) -> tuple[float, float]:
     """Return a range that includes the middle `share` of each of the arrays."""
     tails = ((1 - share) / 2, (1 + share) / 2)
     bounds = [np.quantile(each, tails) for each in values]

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from vafl.arrays import Flags
 from vafl.observe.report import blocks
 from vafl.observe.report.figures import Chart, histogram, percent
 from vafl.observe.report.inputs import Scores
 from vafl.observe.report.markup import Markup, element, join
 from vafl.observe.report.statistics import (
     Curve,
-    Flags,
     auc,
     average_precision,
     confusion,

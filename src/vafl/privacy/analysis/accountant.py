@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import brentq
 from scipy.special import erfcx, ndtr, ndtri
 
+from vafl.arrays import Doubles
 from vafl.errors import ConfigError
 
 _NARROW = 0.1  # below this mu, the two terms of delta nearly cancel
@@ -83,7 +83,7 @@ def _delta_at(place: float, mu: float) -> float:
     return float(density * mu / 2 * (_WEIGHTS @ (1 - inside * _mills(inside))))
 
 
-def _mills(place: float | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _mills(place: float | Doubles) -> Doubles:
     """Return Mills' ratio Phi(-t) / phi(t), without overflow for large t."""
     return np.asarray(math.sqrt(math.pi / 2) * erfcx(np.asarray(place) / math.sqrt(2)))
 

@@ -13,11 +13,11 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from vafl.arrays import Doubles, Integers
+
 # A "torn" charge pays for an entry that a crash cut short. It may have been for any upload.
 Kind = Literal["batch", "refresh", "request", "evaluation", "prediction", "release", "torn"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-Numbers = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 NOBODY = -1  # the account of rows that the party has no record for: uploading them reveals no record
 _ENDLESS = -1e300  # the mu^2 spent by NOBODY: so low that it never reaches a limit
@@ -50,7 +50,7 @@ class Accounts:
         return len(self._spent) - 1
 
     @property
-    def spent(self) -> Floats:
+    def spent(self) -> Doubles:
         """[accounts]: the mu^2 of the record's own uploads, and the carried mu^2 up to the last `settle`."""
         return self._spent[:NOBODY]
 
@@ -60,7 +60,7 @@ class Accounts:
         return self._counts[:, :NOBODY]
 
     @property
-    def total(self) -> Floats:
+    def total(self) -> Doubles:
         """[accounts]: the mu^2 of the record's own uploads, and all carried mu^2."""
         return self.spent + self._carried_since()[:NOBODY]
 
@@ -71,12 +71,12 @@ class Accounts:
         self._counts = np.insert(self._counts, places, np.zeros((count, 1), dtype=np.uint32), axis=1)
         self._first_use = np.insert(self._first_use, places, np.full(count, np.inf))
 
-    def after(self, numbers: Numbers, cost: float) -> Floats:
+    def after(self, numbers: Integers, cost: float) -> Doubles:
         """Return the mu^2 that these accounts would have spent after a charge of `cost`: [numbers]."""
-        after: Floats = self._spent.take(numbers) + cost
+        after: Doubles = self._spent.take(numbers) + cost
         return after
 
-    def book(self, kind: int, numbers: Numbers, after: Floats, carried: float, trains: bool) -> None:
+    def book(self, kind: int, numbers: Integers, after: Doubles, carried: float, trains: bool) -> None:
         """Book an upload of distinct records, and of any number of rows of NOBODY.
 
         Args:
@@ -102,7 +102,7 @@ class Accounts:
         self._spent[NOBODY] = _ENDLESS  # restore it: an upload without a clip adds infinity
         self._first_use[np.isfinite(self._first_use)] = self.carried = 0.0
 
-    def _carried_since(self) -> Floats:
+    def _carried_since(self) -> Doubles:
         """Return the mu^2 carried since each record's first use; 0 for records that were not trained on.
 
         A record whose first use has an infinite `carried` looks unused here. That is safe: its own upload had
@@ -146,6 +146,6 @@ class Accounts:
         self.book(kind, numbers, self.after(numbers, cost / unit), carried, bool(trains))
 
 
-def charge_as_bytes(numbers: Numbers, cost: float, carried: float, trains: bool) -> bytes:
+def charge_as_bytes(numbers: Integers, cost: float, carried: float, trains: bool) -> bytes:
     """Return an upload as bytes, for `Accounts.book_charge`."""
     return _CHARGE.pack(cost, carried, trains) + numbers.astype(_INT32).tobytes()

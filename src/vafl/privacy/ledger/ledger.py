@@ -27,8 +27,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from vafl.arrays import Doubles, Flags, Integers
 from vafl.errors import BudgetExhausted, LedgerError, RunFolderError
-from vafl.privacy.ledger.accounts import KINDS, NOBODY, Accounts, Floats, Kind, Numbers, charge_as_bytes
+from vafl.privacy.ledger.accounts import KINDS, NOBODY, Accounts, Kind, charge_as_bytes
 from vafl.privacy.ledger.entries import (
     ACCEPTED,
     BALANCE,
@@ -107,7 +108,7 @@ class Ledger:
         return "" if self._journal is None else self._journal.number
 
     @property
-    def spent(self) -> Floats:
+    def spent(self) -> Doubles:
         """[accounts]: the spent mu^2, in the unit of the current run's neighbours."""
         return self.accounts.spent * self._unit
 
@@ -122,7 +123,7 @@ class Ledger:
         ends = [*self._began_at[1:], self._batch_rows()]
         return [end - start for start, end in zip(self._began_at, ends, strict=True)]
 
-    def begin(self, spender: Spender, ids: pl.Series) -> Numbers:
+    def begin(self, spender: Spender, ids: pl.Series) -> Integers:
         """Begin a run, or continue the last one if `spender` equals it.
 
         Args:
@@ -146,7 +147,7 @@ class Ledger:
 
     def charge(
         self,
-        accounts: Numbers,
+        accounts: Integers,
         kind: Kind,
         cost: float,
         *,
@@ -154,7 +155,7 @@ class Ledger:
         whole: bool = False,
         carried: float = 0.0,
         trains: bool = False,
-    ) -> npt.NDArray[np.bool_]:
+    ) -> Flags:
         """Charge an upload of distinct records. The charge is durable when this returns.
 
         Args:
@@ -170,7 +171,7 @@ class Ledger:
             A mask of the charged accounts: [accounts]. The client may upload only those.
         """
         after = self.accounts.after(accounts, cost / self._unit)
-        affordable: npt.NDArray[np.bool_] = after <= self._most(limit)
+        affordable: Flags = after <= self._most(limit)
         if not affordable.all():
             if whole:
                 affordable[:] = False
@@ -187,7 +188,7 @@ class Ledger:
                 self._squeeze(self._journal)
         return affordable
 
-    def require(self, accounts: Numbers, kind: Kind, cost: float, limit: float) -> None:
+    def require(self, accounts: Integers, kind: Kind, cost: float, limit: float) -> None:
         """Charge all of these records, or raise BudgetExhausted and charge none."""
         if not self.charge(accounts, kind, cost, limit=limit, whole=True).all():
             raise BudgetExhausted(
@@ -196,7 +197,7 @@ class Ledger:
                 f"and up to mu {self._most_spent(accounts):.4g} is already spent. Raise it, or add noise.",
             )
 
-    def require_within(self, accounts: Numbers, limit: float) -> None:
+    def require_within(self, accounts: Integers, limit: float) -> None:
         """Raise BudgetExhausted if more than the limit is already spent on any of these records."""
         if (self.accounts.after(accounts, 0.0) > self._most(limit)).any():
             raise BudgetExhausted(
@@ -274,7 +275,7 @@ class Ledger:
         """Return the limit as mu^2 in the accounts' unit, with a tolerance for rounding errors."""
         return limit**2 / self._unit * (1 + 1e-12)
 
-    def _most_spent(self, accounts: Numbers) -> float:
+    def _most_spent(self, accounts: Integers) -> float:
         return math.sqrt(float(self.spent[accounts[accounts != NOBODY]].max()))
 
     # --- the entries ---
@@ -385,7 +386,7 @@ def numbered(records: int) -> pl.Series:
     return pl.Series("id", np.arange(records)).cast(pl.String)
 
 
-def _require_distinct(accounts: Numbers) -> None:
+def _require_distinct(accounts: Integers) -> None:
     """Raise ValueError if a record occurs twice: it would be uploaded twice but charged once."""
     if not (accounts[1:] > accounts[:-1]).all():
         records = np.sort(accounts[accounts != NOBODY])

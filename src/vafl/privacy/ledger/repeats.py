@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vafl.privacy.ledger.accounts import KINDS, NOBODY, Kind, Numbers
+from vafl.arrays import Integers, RowIds
+from vafl.privacy.ledger.accounts import KINDS, NOBODY, Kind
 from vafl.privacy.ledger.ledger import Ledger
 
 log = logging.getLogger("vafl.client")
@@ -33,7 +34,7 @@ class Repeats:
     """
 
     def __init__(
-        self, ledger: Ledger, accounts: Numbers, limit: float, clock: Callable[[], float] = time.monotonic
+        self, ledger: Ledger, accounts: Integers, limit: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._ledger, self._accounts, self._limit, self._clock = ledger, accounts, limit, clock
         # The client uploads a minibatch only after the answer to an earlier one, so the number of minibatches
@@ -42,7 +43,7 @@ class Repeats:
         self._sent_at = np.zeros(len(accounts), dtype=np.int64)  # version at the last upload; 0 for none
         self._next: dict[str, float] = {}  # by sort of line: when the next one may be written
 
-    def note(self, asked: Numbers, sent: Numbers, kind: Kind) -> None:
+    def note(self, asked: RowIds, sent: RowIds, kind: Kind) -> None:
         """Note an upload after the ledger was charged.
 
         Args:
@@ -68,7 +69,7 @@ class Repeats:
                 self._limit,
             )
 
-    def _log_repeats(self, rows: Numbers, kind: Kind) -> None:
+    def _log_repeats(self, rows: RowIds, kind: Kind) -> None:
         unchanged = int((self._sent_at[rows] == self._version).sum())
         if unchanged and self._is_due("unchanged"):
             log.warning(
@@ -83,12 +84,12 @@ class Repeats:
         if repeated and self._is_due("repeated"):
             log.info("the server asked again for %d records (%s). %s", repeated, kind, self._most_asked(rows))
 
-    def _times_asked(self, rows: Numbers) -> Numbers:
+    def _times_asked(self, rows: RowIds) -> Integers:
         """Return how often the client has sent each row on request, over all runs in the ledger: [rows]."""
-        times: Numbers = self._ledger.counts.take(self._accounts[rows], 1)[_PLACES].sum(0, dtype=np.int64)
+        times: Integers = self._ledger.counts.take(self._accounts[rows], 1)[_PLACES].sum(0, dtype=np.int64)
         return times
 
-    def _most_asked(self, rows: Numbers) -> str:
+    def _most_asked(self, rows: RowIds) -> str:
         times = self._times_asked(rows)
         worst = int(times.argmax())
         spent = math.sqrt(float(self._ledger.spent[self._accounts[rows[worst]]]))

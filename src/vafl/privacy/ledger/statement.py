@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from vafl.arrays import Doubles
 from vafl.privacy.analysis.accountant import epsilon
 from vafl.privacy.analysis.calibration import NOT_VALID, PaperCalibration
 from vafl.privacy.ledger.accounts import KINDS
@@ -37,7 +37,7 @@ class Statement:
     local_steps: int = 1
 
     @property
-    def mu(self) -> npt.NDArray[np.float64]:
+    def mu(self) -> Doubles:
         """[records]: the mu spent on each, in the unit of the settings' neighbours.
 
         It includes the cost that `embed_only` charges to a record for uploads of others.

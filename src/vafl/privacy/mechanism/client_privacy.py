@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor, nn
 
-from vafl.privacy.ledger.accounts import Kind, Numbers
+from vafl.arrays import Integers, RowIds
+from vafl.privacy.ledger.accounts import Kind
 from vafl.privacy.ledger.ledger import Ledger
 from vafl.privacy.ledger.repeats import Repeats
 from vafl.privacy.mechanism.layers import HiddenNoise, require_separate_records
@@ -29,7 +30,7 @@ class Budget:
     """
 
     def __init__(
-        self, ledger: Ledger, settings: PrivacySettings, accounts: Numbers, local_steps: int
+        self, ledger: Ledger, settings: PrivacySettings, accounts: Integers, local_steps: int
     ) -> None:
         self.ledger = ledger
         self._accounts, self._limit = accounts, settings.limit
@@ -46,7 +47,7 @@ class Budget:
         # A ledger in memory belongs to a simulation, whose server is not a possible attacker.
         self._repeats = Repeats(ledger, accounts, self._limit) if ledger.path is not None else None
 
-    def spend(self, rows: Numbers, kind: Kind, *, whole: bool = False) -> Numbers:
+    def spend(self, rows: RowIds, kind: Kind, *, whole: bool = False) -> RowIds:
         """Charge an upload durably, and return the rows that may be uploaded; with `whole`, all or none."""
         if self._free:
             return rows
@@ -122,7 +123,7 @@ def guard(
     model: nn.Module,
     features: Tensor,
     ledger: Ledger,
-    accounts: Numbers,
+    accounts: Integers,
     local_steps: int = 1,
 ) -> ClientPrivacy:
     """Make a client private. In mode `none` the ledger still counts uploads, each with an infinite cost.

@@ -9,15 +9,13 @@ import os
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vafl.arrays import Matrix
 from vafl.privacy.mechanism.noise import Noise
 from vafl.privacy.mechanism.release import clip_rows
 from vafl.privacy.settings import LabelSettings, keep_probability
-
-Gradients = npt.NDArray[np.float32]
 
 
 def randomise(labels: Tensor, classes: int, epsilon: float) -> Tensor:
@@ -46,7 +44,7 @@ class GradientMask:
         clip, deviation = settings.gradient_clip, settings.gradient_noise
         return cls(clip, deviation) if clip or deviation else None
 
-    def __call__(self, gradients: Gradients) -> Gradients:
+    def __call__(self, gradients: Matrix) -> Matrix:
         if self._clip:
             gradients = clip_rows(torch.from_numpy(gradients), self._clip).numpy()
         return self._noise.added_to(gradients, self._deviation) if self._deviation else gradients

@@ -9,16 +9,15 @@ import os
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
+from vafl.arrays import Doubles, Floats
+
 _DRAWN_AT_ONCE = 1 << 15  # numbers per draw, into a reused buffer: allocating fresh memory is slow
 _NOTHING = bytes(8 * _DRAWN_AT_ONCE)  # zeros: encrypting them yields the key stream
 _STEP = 2.0**-13  # rounding step, relative to the power of two above the deviation: small beside the noise
-Values = npt.NDArray[np.float32]
-Floats = npt.NDArray[np.float64]
 
 
 class Noise:
@@ -32,7 +31,7 @@ class Noise:
         self._unit = np.empty(_DRAWN_AT_ONCE)
         self._used = _DRAWN_AT_ONCE  # normal numbers in `_unit` that were handed out already
 
-    def added_to(self, values: Values | Floats, deviation: float) -> Values:
+    def added_to(self, values: Floats | Doubles, deviation: float) -> Floats:
         """Return values + N(0, deviation^2), both rounded to multiples of the same step.
 
         The last bits of a plain floating-point sum reveal which values it can be a sum of, however large the
@@ -55,7 +54,7 @@ class Noise:
         drawn = self.normals(math.prod(shape), deviation).astype(np.float32)
         return torch.from_numpy(drawn).view(*shape)
 
-    def normals(self, count: int, deviation: float) -> Floats:
+    def normals(self, count: int, deviation: float) -> Doubles:
         """Return N(0, deviation^2) in float64, by inverting the distribution function."""
         drawn, filled = np.empty(count), 0
         while filled < count:

@@ -17,16 +17,15 @@ from functools import partial
 from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from vafl import kernels
-from vafl.privacy.ledger.accounts import Floats, Numbers
+from vafl.arrays import Doubles, Flags, Matrix, RowIds
 from vafl.privacy.mechanism.layers import HiddenNoise, trained_layers
 from vafl.privacy.mechanism.noise import Noise
-from vafl.privacy.mechanism.release import Rows, lengths_of, scaled, scaling
+from vafl.privacy.mechanism.release import lengths_of, scaled, scaling
 
 _RECORDS_AT_ONCE = 64  # records whose full gradients are in memory at the same time
 _SUMMED = 64  # records per float32 sum
@@ -90,7 +89,7 @@ class NoisyUpdates:
             for end, parameter in zip(ends, self._parameters, strict=True)
         ]
         self._noting: Noted | None = None
-        self._reaches: Floats | None = None
+        self._reaches: Doubles | None = None
         if not self._alone:
             for number, layer in enumerate(self._layers):
                 layer.register_forward_hook(partial(self._note, number))
@@ -98,7 +97,7 @@ class NoisyUpdates:
             self._reaches = _reach(self._trains[0], features)
 
     def __call__(
-        self, inputs: Tensor, rows: Numbers | None = None
+        self, inputs: Tensor, rows: RowIds | None = None
     ) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
         drawn: list[Tensor] = []
         if self._alone:  # one linear layer: the slopes of its outputs are given, so no graph is needed
@@ -145,8 +144,8 @@ class NoisyUpdates:
         return passes if len(passes) == len(self._layers) else []
 
     def _mean_linear(
-        self, outputs: Tensor, passes: Passes, slopes: Tensor, rows: Numbers | None
-    ) -> list[Floats]:
+        self, outputs: Tensor, passes: Passes, slopes: Tensor, rows: RowIds | None
+    ) -> list[Doubles]:
         """Return the mean of the clipped gradients of linear layers, one array per parameter.
 
         A record's gradient of a linear layer is the outer product of the slopes of its outputs and its
@@ -163,7 +162,7 @@ class NoisyUpdates:
             reaches = [self._reaches.take(rows)]
         clip = self._clip / len(slopes)  # the clip of a record's share of the mean
         factors = scaling(_norms(slopes_of, reaches), clip * _BELOW)
-        means: list[Floats] = []
+        means: list[Doubles] = []
         layers = zip(self._trains, passes, slopes_of, reaches, strict=True)
         for (weight, bias), (inputs, _), layer_slopes, reach in layers:
             clipped = scaled(layer_slopes.numpy(), factors)
@@ -172,7 +171,7 @@ class NoisyUpdates:
             means += [np.ones(len(clipped)) @ clipped] if bias else []  # much faster than sum(0)
         return means
 
-    def _mean_any(self, inputs: Tensor, drawn: Sequence[Tensor], slopes: Tensor) -> list[Floats]:
+    def _mean_any(self, inputs: Tensor, drawn: Sequence[Tensor], slopes: Tensor) -> list[Doubles]:
         """Return the mean of the clipped gradients of any model, from the full gradient of each record."""
         named = [*self._model.named_parameters(), *self._model.named_buffers()]
         fixed = {name: value.detach() for name, value in named}
@@ -209,13 +208,13 @@ class NoisyUpdates:
 def _affine(layer: nn.Module, inputs: Tensor) -> Tensor:
     """Return a linear layer's outputs without a graph. For small layers, NumPy is three times as fast."""
     parameters = [parameter.detach().numpy() for parameter in layer.parameters()]
-    outputs: Rows = inputs.numpy() @ parameters[0].T
+    outputs: Matrix = inputs.numpy() @ parameters[0].T
     if len(parameters) > 1:
         kernels.add_row(outputs, parameters[1])
     return torch.from_numpy(outputs)
 
 
-def _reach(trains: tuple[bool, bool], inputs: Tensor) -> Floats:
+def _reach(trains: tuple[bool, bool], inputs: Tensor) -> Doubles:
     """Return the norm of a linear layer's gradient per record, for slopes of norm 1: [batch].
 
     Args:
@@ -228,14 +227,14 @@ def _reach(trains: tuple[bool, bool], inputs: Tensor) -> Floats:
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def _norms(slopes_of: Sequence[Tensor], reaches: Sequence[Floats]) -> Floats:
+def _norms(slopes_of: Sequence[Tensor], reaches: Sequence[Doubles]) -> Doubles:
     """Return the norm of each record's gradient over all layers: [batch]."""
     norms = [lengths_of(slopes) * reach for slopes, reach in zip(slopes_of, reaches, strict=True)]
-    total: Floats = norms[0] if len(norms) == 1 else np.hypot.reduce(norms)
+    total: Doubles = norms[0] if len(norms) == 1 else np.hypot.reduce(norms)
     return total
 
 
-def _summed_products(slopes: Floats, inputs: Rows, exact: npt.NDArray[np.bool_]) -> Floats:
+def _summed_products(slopes: Doubles, inputs: Matrix, exact: Flags) -> Doubles:
     """Return slopes^T inputs: [outputs, features], from float32 products of `_SUMMED` records each.
 
     Args:
@@ -245,7 +244,7 @@ def _summed_products(slopes: Floats, inputs: Rows, exact: npt.NDArray[np.bool_])
     """
     if exact.any():
         counts = exact & slopes.any(1)  # skip zero slopes: 0 times infinity is nan
-        products: Floats = slopes[counts].T @ inputs[counts].astype(np.float64)
+        products: Doubles = slopes[counts].T @ inputs[counts].astype(np.float64)
         return products + _summed_products(slopes[~exact], inputs[~exact], exact[~exact])
     short = slopes.astype(np.float32)
     full = len(short) // _SUMMED * _SUMMED

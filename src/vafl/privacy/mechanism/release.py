@@ -9,19 +9,18 @@ denormal number, which rounding can make twice as large.
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from vafl.privacy.mechanism.noise import Floats, Noise
+from vafl.arrays import Doubles, Matrix
+from vafl.privacy.mechanism.noise import Noise
 
-Rows = npt.NDArray[np.float32]
 ROUNDING = 1 - 1e-5  # clip to C times this, so that float32 rounding cannot make a norm exceed C
 
 
-def lengths_of(values: Tensor) -> Floats:
+def lengths_of(values: Tensor) -> Doubles:
     """Return the norm of each record: [batch], in float64. A float32 sum of many squares is too small."""
-    lengths: Floats = _lengths(values.detach()).numpy()
+    lengths: Doubles = _lengths(values.detach()).numpy()
     return lengths
 
 
@@ -30,18 +29,18 @@ def _lengths(values: Tensor) -> Tensor:
     return lengths
 
 
-def scaling(lengths: Floats, norm: float) -> Floats:
+def scaling(lengths: Doubles, norm: float) -> Doubles:
     """Return the factors that scale rows of these lengths down to `norm`; `ROUNDING` for shorter rows.
 
     A length that is not finite gets 0, so that record counts as zero. Raising an error instead would reveal,
     without any noise, that the batch holds such a record.
     """
-    factors: Floats = norm * ROUNDING / np.maximum(lengths, norm)
+    factors: Doubles = norm * ROUNDING / np.maximum(lengths, norm)
     factors[~np.isfinite(factors)] = 0
     return factors
 
 
-def scaled(rows: Rows, factors: Floats) -> Floats:
+def scaled(rows: Matrix, factors: Doubles) -> Doubles:
     """Return each row times its factor, in float64. A factor of 0 gives zeros, even for inf or nan."""
     if factors.all():
         return rows * factors[:, None]
@@ -126,9 +125,9 @@ class Release(nn.Module):
 
         return embeddings.detach(), pull_back
 
-    def _noised(self, values: Tensor) -> tuple[Rows, Callable[[Tensor], Tensor]]:
+    def _noised(self, values: Tensor) -> tuple[Matrix, Callable[[Tensor], Tensor]]:
         """Clip and noise the values in NumPy: for small arrays, the overhead of a torch call dominates."""
-        rows: Rows = values.numpy()
+        rows: Matrix = values.numpy()
         if not self._clip:
             return self._noise.added_to(rows, self._deviation), lambda slopes: slopes
         factors = scaling(lengths_of(values), self._clip)

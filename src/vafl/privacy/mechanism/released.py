@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from vafl.arrays import Bytes, Integers
 from vafl.errors import RunFolderError
 from vafl.files import write_atomically
-from vafl.privacy.ledger.accounts import NOBODY, Numbers
+from vafl.privacy.ledger.accounts import NOBODY
 from vafl.privacy.ledger.ledger import Ledger
 from vafl.privacy.mechanism.noise import Noise
 from vafl.privacy.mechanism.release import clip_rows
@@ -32,7 +32,7 @@ def release_once(
     settings: PrivacySettings,
     features: Tensor,
     ledger: Ledger,
-    accounts: Numbers,
+    accounts: Integers,
     noise: Noise,
     encoder: nn.Module,
 ) -> Tensor:
@@ -95,8 +95,8 @@ class _Releases:
         features: [releases, ...], the noised features.
     """
 
-    accounts: Numbers
-    digests: npt.NDArray[np.uint8]
+    accounts: Integers
+    digests: Bytes
     features: Tensor
 
     @classmethod
@@ -104,7 +104,7 @@ class _Releases:
         """Return no releases, for noised features of the same shape as `features`."""
         return cls(np.empty(0, dtype=np.int64), np.empty((0, _DIGEST), dtype=np.uint8), features[:0])
 
-    def find(self, accounts: Numbers, digests: npt.NDArray[np.uint8]) -> Numbers:
+    def find(self, accounts: Integers, digests: Bytes) -> Integers:
         """Return the position of each row's release: [rows]; -1 if its features have not been released."""
         if not len(self.accounts):
             return np.full(len(accounts), -1)
@@ -113,7 +113,7 @@ class _Releases:
         places = place_of[accounts]
         return np.where((self.digests[places] == digests).all(1), places, -1)
 
-    def replaced(self, accounts: Numbers, digests: npt.NDArray[np.uint8], features: Tensor) -> "_Releases":
+    def replaced(self, accounts: Integers, digests: Bytes, features: Tensor) -> "_Releases":
         """Return these releases and all earlier ones of other accounts."""
         others = np.flatnonzero(~np.isin(self.accounts, accounts))
         return _Releases(
@@ -143,7 +143,7 @@ def _digest_of(encoder: nn.Module) -> str:
     return content.hexdigest()
 
 
-def _digests(features: Tensor, key: str) -> npt.NDArray[np.uint8]:
+def _digests(features: Tensor, key: str) -> Bytes:
     """Return a digest of each row's features: [rows, bytes].
 
     The ledger's number is the key. Without the ledger, an attacker cannot test guesses of the features.

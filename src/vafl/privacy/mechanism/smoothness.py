@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from vafl.arrays import Doubles
 from vafl.errors import ConfigError
 
 _SLOPES: dict[type[nn.Module], float] = {
@@ -28,7 +28,6 @@ _SLOPES: dict[type[nn.Module], float] = {
 }
 _DRAWS = 16  # noise samples per row
 NoiseKind = Literal["uniform", "gaussian"]
-Norms = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -205,7 +204,7 @@ def smoothness(
     return Smoothness(tuple(constants), _joint(layers, norms, reaches) + l2, paper + l2)
 
 
-def _input_norms(layers: Sequence[Layer], inputs: Tensor) -> list[Norms]:
+def _input_norms(layers: Sequence[Layer], inputs: Tensor) -> list[Doubles]:
     """Return the norms |u_{l-1}| of each layer's inputs: [noise samples * rows]."""
     generator = torch.Generator().manual_seed(0)
     norms = []
@@ -245,7 +244,7 @@ def _paper_biases(layers: Sequence[Layer], slope: float) -> list[float]:
 
 def _joint(
     layers: Sequence[Layer],
-    norms: Sequence[Norms],
+    norms: Sequence[Doubles],
     reaches: Sequence[float],
 ) -> float:
     """Return a bound for all layers together.

@@ -26,7 +26,6 @@ from vafl.protocol.messages.checks import (
     LONGEST_GROUP,
     MARK_BYTES,
     ROW_BYTES,
-    Words,
     made_here,
     require_growth,
 )

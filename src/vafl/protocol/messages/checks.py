@@ -1,11 +1,10 @@
 """Checks that messages apply to their fields, and the sizes of the fields on the wire."""
 
 import numpy as np
-import numpy.typing as npt
 
 from vafl import kernels
+from vafl.arrays import Matrix, RowIds, Words
 from vafl.errors import Diverged, InvalidMessage
-from vafl.protocol.rows import Matrix, Rows
 from vafl.protocol.settings import LARGEST_WINDOW
 
 HEADER_BYTES = 48  # kind, encoding, sequence, activation, iteration, lengths
@@ -15,10 +14,9 @@ LONGEST_GROUP = 200  # bytes of the name of a feature group
 MOST_GROUPS = 10_000  # feature groups that one client may name
 EVERYTHING = "*"  # stands for all features of the client, in place of a group's name
 ROW_BYTES = 4  # a row number is an unsigned 32-bit integer on the wire
-Words = npt.NDArray[np.uint64]
 
 
-def require_rows(rows: Rows) -> None:
+def require_rows(rows: RowIds) -> None:
     """Raise InvalidMessage unless `rows` is a vector of int64."""
     if rows.dtype != np.int64 or rows.ndim != 1:
         raise InvalidMessage(
@@ -83,7 +81,7 @@ def require_window(in_flight: int) -> None:
         raise InvalidMessage("VFL-4029", f"in_flight must be in 0..{LARGEST_WINDOW}. Found {in_flight}.")
 
 
-def require_some(rows: Rows) -> None:
+def require_some(rows: RowIds) -> None:
     """Raise InvalidMessage if an upload has no rows."""
     if not rows.size:
         raise InvalidMessage("VFL-4030", "an upload needs at least one row. Found none.")

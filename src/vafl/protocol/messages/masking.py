@@ -2,18 +2,17 @@
 
 from dataclasses import dataclass
 
+from vafl.arrays import RowIds, Words
 from vafl.protocol.messages.checks import (
     HEADER_BYTES,
     ROW_BYTES,
     Explained,
-    Words,
     require_counts,
     require_offer,
     require_rows,
     require_some,
     require_words,
 )
-from vafl.protocol.rows import Rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +39,7 @@ class Masked:
     __slots__ = ()
     sequence: int
     epoch: int
-    rows: Rows
+    rows: RowIds
     words: Words
 
     def require(self, **counts: int) -> None:
@@ -67,7 +66,7 @@ class MaskedUpload(Masked):
     sequence: int
     epoch: int
     activation: int
-    rows: Rows
+    rows: RowIds
     words: Words
 
     def __post_init__(self) -> None:
@@ -83,7 +82,7 @@ class MaskedRefresh(Masked):
     sequence: int
     epoch: int
     request: int
-    rows: Rows
+    rows: RowIds
     words: Words
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from vafl.arrays import Matrix, RowIds
 from vafl.protocol.messages.checks import (
     HEADER_BYTES,
     ROW_BYTES,
@@ -13,7 +14,6 @@ from vafl.protocol.messages.checks import (
     require_some,
     require_window,
 )
-from vafl.protocol.rows import Matrix, Rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +34,7 @@ class Upload:
     client: int
     sequence: int
     activation: int
-    rows: Rows
+    rows: RowIds
     embeddings: Matrix
     answer: bool = True
     in_flight: int = 0
@@ -62,7 +62,7 @@ class Refresh:
 
     client: int
     sequence: int
-    rows: Rows
+    rows: RowIds
     embeddings: Matrix
     request: int | None = None
     in_flight: int = 0
@@ -160,7 +160,7 @@ class Request:
 
     client: int
     number: int
-    rows: Rows
+    rows: RowIds
     permute: str = ""
 
     def __post_init__(self) -> None:
@@ -189,7 +189,7 @@ class Evaluate:
 
     client: int
     number: int
-    rows: Rows
+    rows: RowIds
     best: int = -1
     restore: bool = False
 

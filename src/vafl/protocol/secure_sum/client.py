@@ -37,6 +37,7 @@ Invariants:
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from vafl.arrays import Matrix, RowIds, Words
 from vafl.errors import InvalidMessage
 from vafl.protocol.client import Client, Flight
 from vafl.protocol.messages import (
@@ -50,16 +51,14 @@ from vafl.protocol.messages import (
     Rekey,
     Request,
     ServerMessage,
-    Words,
 )
 from vafl.protocol.prediction_client import PredictionClient
-from vafl.protocol.rows import Matrix, Rows
 
 
 class Masks(Protocol):
     """The masks of one client in one epoch."""
 
-    def hide(self, purpose: str, number: int, rows: Rows, scores: Matrix) -> Words:
+    def hide(self, purpose: str, number: int, rows: RowIds, scores: Matrix) -> Words:
         """Return masked scores. Each purpose and number can be used once."""
 
 
@@ -117,7 +116,7 @@ class Masking(PredictionClient):
         self._masks = self._keys.agree(keys.epoch, keys.offers)
         return []
 
-    def _say_rows(self, rows: Rows, embeddings: Matrix, request: int | None) -> list[ClientMessage]:
+    def _say_rows(self, rows: RowIds, embeddings: Matrix, request: int | None) -> list[ClientMessage]:
         if self._masks is None or request is None:
             return []
         words = self._masks.hide("evaluation", request, rows, embeddings)

@@ -1,13 +1,11 @@
 """Fixed-point scores: integers modulo 2^64. Their sums are exact, so masks cancel without a remainder."""
 
 import numpy as np
-import numpy.typing as npt
 
+from vafl.arrays import Matrix, Words
 from vafl.errors import Diverged
 
 FRACTION_BITS = 32  # exact for float32 of magnitude 2^-9 or more, which has no digit below 2^-32
-Words = npt.NDArray[np.uint64]
-Scores = npt.NDArray[np.float32]
 
 
 def largest_score(clients: int) -> float:
@@ -15,7 +13,7 @@ def largest_score(clients: int) -> float:
     return 2.0 ** (63 - FRACTION_BITS) / clients
 
 
-def encode(scores: Scores, clients: int) -> Words:
+def encode(scores: Matrix, clients: int) -> Words:
     """Return scores as multiples of 2^-32, with negative values in two's complement.
 
     Raises:
@@ -33,7 +31,7 @@ def encode(scores: Scores, clients: int) -> Words:
     return np.rint(np.ldexp(values, FRACTION_BITS)).astype(np.int64).view(np.uint64)
 
 
-def decode(total: Words) -> Scores:
+def decode(total: Words) -> Matrix:
     """Return the scores, as float32, that a sum of words represents."""
-    sums: Scores = np.ldexp(total.view(np.int64).astype(np.float64), -FRACTION_BITS).astype(np.float32)
+    sums: Matrix = np.ldexp(total.view(np.int64).astype(np.float64), -FRACTION_BITS).astype(np.float32)
     return sums

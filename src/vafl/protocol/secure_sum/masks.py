@@ -15,16 +15,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
+from vafl.arrays import Matrix, RowIds, Words
 from vafl.errors import InvalidMessage
-from vafl.protocol.secure_sum.fixed_point import Scores, Words, encode
-
-Rows = npt.NDArray[np.int64]
+from vafl.protocol.secure_sum.fixed_point import encode
 
 KEY_BYTES = 32
 _DOMAIN = b"vafl secure sum 1"
@@ -130,7 +128,7 @@ class Masks:
         self._index, self._pairs = index, list(pairs)
         self._last: dict[str, int] = {}
 
-    def hide(self, purpose: str, number: int, rows: Rows, scores: Scores) -> Words:
+    def hide(self, purpose: str, number: int, rows: RowIds, scores: Matrix) -> Words:
         """Return scores [rows, width] in fixed point, masked for one round.
 
         Args:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from vafl.arrays import Matrix, RowIds, Words
 from vafl.errors import InvalidMessage
 from vafl.protocol.marks import MarkMemory
 from vafl.protocol.messages import (
@@ -24,10 +25,8 @@ from vafl.protocol.messages import (
     Rekey,
     Request,
     ServerMessage,
-    Words,
 )
 from vafl.protocol.prediction_client import PredictionClient
-from vafl.protocol.rows import Matrix, Rows
 from vafl.protocol.scoring import ANSWERED, DECLINED, Inquiry, Scorer
 from vafl.protocol.secure_sum.client import Masking
 from vafl.protocol.secure_sum.key_epochs import Epochs
@@ -62,7 +61,7 @@ class MaskedScorer(Scorer):
         self._words: dict[int, dict[int, Words]] = {}
         self._asked = 0
 
-    def ask(self, rows: Rows, *, patient: bool = False) -> tuple[Inquiry, list[Request]]:
+    def ask(self, rows: RowIds, *, patient: bool = False) -> tuple[Inquiry, list[Request]]:
         """Open an inquiry; return it with its requests, which are delayed until all clients have keys."""
         inquiry, _ = super().ask(rows, patient=True)
         number = self._asked

@@ -54,6 +54,7 @@ from typing import Any
 
 import numpy as np
 
+from vafl.arrays import Iterations, Matrix, RowIds, Words
 from vafl.errors import InvalidMessage
 from vafl.protocol.messages import (
     ClientMessage,
@@ -69,14 +70,13 @@ from vafl.protocol.messages import (
     Rekey,
     ServerMessage,
     Upload,
-    Words,
 )
 from vafl.protocol.requests import Poll
-from vafl.protocol.rows import NO_ROWS, Matrix, Rows
+from vafl.protocol.rows import NO_ROWS
 from vafl.protocol.rules import Turn
 from vafl.protocol.secure_sum.key_epochs import Epochs
 from vafl.protocol.server import Server, listed
-from vafl.protocol.table import FOREVER, Delays, EmbeddingTable
+from vafl.protocol.table import FOREVER, EmbeddingTable
 
 
 class SumTable(EmbeddingTable):
@@ -93,11 +93,11 @@ class SumTable(EmbeddingTable):
     def lose_since(self, iteration: int, client: int | None = None) -> None:
         """Do nothing: every step sums its rows again, so a crash loses no cells."""
 
-    def lost(self, client: int) -> Rows:
+    def lost(self, client: int) -> RowIds:
         """Return no rows: no client has cells here."""
         return NO_ROWS
 
-    def read_filled(self, rows: Rows) -> tuple[Matrix, dict[int, Rows]]:
+    def read_filled(self, rows: RowIds) -> tuple[Matrix, dict[int, RowIds]]:
         """Return the sums of these rows, and the rows without a sum for every client.
 
         Nothing can stand in for one client's part of a sum.
@@ -105,11 +105,11 @@ class SumTable(EmbeddingTable):
         gap = rows[self.stored_at[rows, 0] == -FOREVER]
         return self.read(rows), dict.fromkeys(range(self._clients), gap) if len(gap) else {}
 
-    def delays(self, rows: Rows, iteration: int) -> Delays:
+    def delays(self, rows: RowIds, iteration: int) -> Iterations:
         """Return the delays, [batch, clients]. All parts of a sum have the same delay."""
         return np.repeat(super().delays(rows, iteration), self._clients, axis=1)
 
-    def count_delays(self, rows: Rows, iteration: int, counts: Rows, own: int) -> int:
+    def count_delays(self, rows: RowIds, iteration: int, counts: RowIds, own: int) -> int:
         """Count the delays of the sums for every client, since each one takes part in every sum."""
         of_sums = np.zeros_like(counts[:1])
         longest = super().count_delays(rows, iteration, of_sums, own)
@@ -152,7 +152,7 @@ class MaskedServer(Server):
         """Return whether all clients have keys. A sum needs all of them."""
         return not self.epochs.missing
 
-    def poll(self, rows: Rows, best: int = -1, *, restore: bool = False) -> Poll:
+    def poll(self, rows: RowIds, best: int = -1, *, restore: bool = False) -> Poll:
         """Ask all clients for one sum; none is ever asked alone."""
         self._asked = Evaluate(0, self._sums_asked, rows, best, restore)
         self._sums_asked += 1
@@ -308,7 +308,7 @@ class MaskedServer(Server):
         self._store_sum(group[0].rows, self._words)
         return super()._step(group)
 
-    def _store_sum(self, rows: Rows, words: dict[int, Words]) -> None:
+    def _store_sum(self, rows: RowIds, words: dict[int, Words]) -> None:
         """Add the words of all clients for these rows, store the sum, and delete the words."""
         total = np.add.reduce(list(words.values()))
         words.clear()

@@ -16,8 +16,8 @@ import grpc.aio
 import numpy as np
 import polars as pl
 
+from vafl.arrays import Integers
 from vafl.data.alignment.ids import loosened
-from vafl.data.alignment.matching import Places
 from vafl.data.alignment.rows import Alignment
 from vafl.errors import DataError, InvalidMessage, RemoteFault, RunError, Stalled
 from vafl.transport.alignment.compute_pool import ComputePool
@@ -161,7 +161,7 @@ class AlignmentClient:
 
     async def _answer(
         self, stream: AlignmentStream, pool: ComputePool, ids: pl.Series, server_count: int
-    ) -> Places:
+    ) -> Integers:
         self._progress.begin(len(ids) + server_count)
         return await answer(stream, pool, self._party, ids, server_count, self._progress)
 
@@ -174,7 +174,7 @@ class AlignmentClient:
         await self._answer(stream, pool, loose, server_count)
 
     async def _receive(
-        self, stream: AlignmentStream, body: bytes, order: Places, server_count: int
+        self, stream: AlignmentStream, body: bytes, order: Integers, server_count: int
     ) -> Alignment:
         """Receive this party's rows. Check everything: the server may be wrong or hostile.
 

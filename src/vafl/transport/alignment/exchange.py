@@ -11,8 +11,9 @@ from typing import Protocol
 
 import polars as pl
 
+from vafl.arrays import Integers
 from vafl.data.alignment.curve import POINT, TAG, blind_ids, bound, new_salt, new_secret, tag_points
-from vafl.data.alignment.matching import Places, match, shuffled
+from vafl.data.alignment.matching import match, shuffled
 from vafl.errors import InvalidMessage
 from vafl.transport.alignment.compute_pool import ComputePool
 from vafl.transport.alignment.frames import CHUNK, ITEM, Kind, pack
@@ -36,7 +37,7 @@ async def answer(
     ids: pl.Series,
     server_count: int,
     progress: Progress,
-) -> Places:
+) -> Integers:
     """Run a client's side and return the order in which its ids were sent.
 
     Args:
@@ -97,7 +98,7 @@ async def find(
     offer: Offer,
     client_count: int,
     progress: Progress,
-) -> tuple[Places, Places]:
+) -> tuple[Integers, Integers]:
     """Run the server's side with one client and return the ids that both have.
 
     Args:
@@ -157,6 +158,6 @@ def _items(kind: Kind, body: bytes, missing: int) -> int:
     return count
 
 
-async def _chunks(ids: pl.Series, order: Places) -> AsyncIterator[list[str]]:
+async def _chunks(ids: pl.Series, order: Integers) -> AsyncIterator[list[str]]:
     for at in range(0, len(order), CHUNK):
         yield ids.gather(order[at : at + CHUNK]).to_list()

@@ -7,8 +7,8 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from vafl.arrays import Integers
 from vafl.data.alignment.curve import POINT, SALT, TAG
 from vafl.errors import InvalidMessage
 from vafl.transport.alignment.reasons import LONGEST_REASON
@@ -132,14 +132,14 @@ def unpack_loosened(body: bytes, announced: int) -> int:
     return count
 
 
-def pack_rows(places: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> list[bytes]:
+def pack_rows(places: Integers, rows: Integers) -> list[bytes]:
     """Return messages with places in the order in which a client has sent its ids, and their row numbers."""
     pairs = np.empty(len(places), _PAIR)
     pairs["place"], pairs["row"] = places, rows
     return [pack(Kind.ROWS, pairs[at : at + CHUNK].tobytes()) for at in range(0, len(pairs), CHUNK)]
 
 
-def unpack_rows(content: bytes | bytearray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def unpack_rows(content: bytes | bytearray) -> tuple[Integers, Integers]:
     """Return places and row numbers from the joined bodies of `pack_rows`."""
     pairs = np.frombuffer(content, _PAIR)
     return pairs["place"].astype(np.int64), pairs["row"].astype(np.int64)

@@ -62,8 +62,9 @@ import grpc.aio
 import numpy as np
 import polars as pl
 
+from vafl.arrays import Integers
 from vafl.data.alignment.ids import loosened
-from vafl.data.alignment.matching import Places, common, number
+from vafl.data.alignment.matching import common, number
 from vafl.data.alignment.rows import Alignment
 from vafl.errors import InvalidMessage, RemoteFault, Stalled
 from vafl.transport.alignment.compute_pool import ComputePool
@@ -90,7 +91,7 @@ log = logging.getLogger("vafl.server")
 
 _WATCHED_EVERY = 1.0  # seconds between two calls of `watch`
 _POOR = 0.01  # a smaller share of the smaller set in common suggests that ids are written differently
-Matches = dict[str, tuple[Places, Places]]
+Matches = dict[str, tuple[Integers, Integers]]
 
 
 @dataclass(frozen=True)
@@ -312,7 +313,7 @@ class AlignmentServer:
         streams, count = {party: self._clients[party].stream for party in sizes}, len(offer.ids)
         self._progress.begin(sum(sizes.values()) + len(sizes) * count)
 
-        async def exchange_with(party: str) -> tuple[Places, Places]:
+        async def exchange_with(party: str) -> tuple[Integers, Integers]:
             with blaming(party):
                 return await find(streams[party], pool, party, offer, sizes[party], self._progress)
 
@@ -350,7 +351,7 @@ class AlignmentServer:
             _, body = await self._clients[party].stream.hear(Kind.COUNT)
             return unpack_loosened(body, self._clients[party].ids)
 
-    def _number(self, matches: Matches) -> tuple[Alignment, Places]:
+    def _number(self, matches: Matches) -> tuple[Alignment, Integers]:
         """Choose the rows. Return the server's alignment, and each of its ids' row number or -1."""
         count = len(self._ids)
         matched = [places for places, _ in matches.values()]
@@ -371,7 +372,7 @@ class AlignmentServer:
         return Alignment(*facts), numbers
 
     async def _send_rows(
-        self, alignment: Alignment, numbers: Places, party: str, match: tuple[Places, Places]
+        self, alignment: Alignment, numbers: Integers, party: str, match: tuple[Integers, Integers]
     ) -> None:
         """Send a client the row number of each of its matched ids, and wait until it has all of them.
 

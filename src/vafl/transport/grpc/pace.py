@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vafl.protocol.rows import Rows
+from vafl.arrays import RowIds
 
 AT_ONCE = 200  # answers for one record without a wait
 PER_SECOND = 20.0  # answers for one record per second after those
@@ -32,7 +32,7 @@ class Pace:
         self._clock = clock
         self._full_at = np.full(rows, -np.inf)
 
-    def wait(self, rows: Rows) -> float:
+    def wait(self, rows: RowIds) -> float:
         """Return the seconds until these rows may be answered; 0 means now."""
         if not self._are_known(rows):
             return 0.0
@@ -40,11 +40,11 @@ class Pace:
         full_at = max(float(self._full_at[rows].max()), now)
         return max(0.0, full_at + (1 - AT_ONCE) / PER_SECOND - now)
 
-    def count(self, rows: Rows) -> None:
+    def count(self, rows: RowIds) -> None:
         """Record an answer for these rows."""
         if self._are_known(rows):
             self._full_at[rows] = np.maximum(self._full_at[rows], self._clock()) + 1 / PER_SECOND
 
-    def _are_known(self, rows: Rows) -> bool:
+    def _are_known(self, rows: RowIds) -> bool:
         """Return whether the client has all these rows. It refuses a request for others without an answer."""
         return len(rows) > 0 and int(rows.min()) >= 0 and int(rows.max()) < len(self._full_at)

@@ -55,6 +55,7 @@ import grpc
 import grpc.aio
 import numpy as np
 
+from vafl.arrays import Matrix
 from vafl.errors import InvalidMessage, RemoteFault
 from vafl.names import LOCAL_CLIENT
 from vafl.protocol.messages import (
@@ -67,7 +68,6 @@ from vafl.protocol.messages import (
     Stop,
     Upload,
 )
-from vafl.protocol.rows import Matrix
 from vafl.transport.codec import Codec
 from vafl.transport.encodings import Frame
 from vafl.transport.grpc.connection import Allowance, Connection, arrival, identify, listen, next_message
