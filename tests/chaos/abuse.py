@@ -24,7 +24,8 @@ from vafl.run.agreement import STATE, make_terms
 from vafl.run.assembly import build, make_client
 from vafl.run.client import ClientState
 from vafl.run.plan import make_plan
-from vafl.transport.grpc.wire import CLAIM, Agreement
+from vafl.transport.grpc.terms import Agreement
+from vafl.transport.grpc.wire import CLAIM
 from vafl.transport.identity import SERVER, Credentials, issue
 
 NAME, INDEX = "client-4", 3

@@ -29,8 +29,8 @@ from vafl.protocol.messages import Gradient, Join, Refused, Upload, Welcome
 from vafl.run.agreement import STATE, make_terms
 from vafl.run.plan import make_plan
 from vafl.transport.codec import Codec
-from vafl.transport.grpc.connection import identify
-from vafl.transport.grpc.wire import METHOD, PATH, SERVICE
+from vafl.transport.grpc.admission import identify, serve_streams
+from vafl.transport.grpc.wire import METHOD, PATH
 from vafl.transport.identity import SERVER, Credentials
 
 NAME, INDEX = "client-4", 3
@@ -238,13 +238,9 @@ async def _lie(parties: Parties) -> int:
     config, answered, enough = read_config(parties.folder / "run.toml"), 0, asyncio.Event()
     credentials = Credentials.load(parties.folder / "certs" / SERVER, SERVER)
 
-    async def stream(_: object, context: grpc.aio.ServicerContext) -> None:
-        with suppress(asyncio.CancelledError):  # it is stopped in the middle of a stream
-            await answer(context)
-
     async def answer(context: grpc.aio.ServicerContext) -> None:
         nonlocal answered
-        codec, index = Codec(), parties.clients.index(identify(context, credentials))
+        codec, index = Codec(), parties.clients.index(identify(context, credentials, parties.clients))
         await context.read()  # its terms
         join = codec.from_client(next(iter(codec.frames(await context.read()))), index)
         activations = (join.applied,) * len(parties.clients)
@@ -262,17 +258,12 @@ async def _lie(parties: Parties) -> int:
                     if answered >= ANSWERS:
                         enough.set()
 
-    server = grpc.aio.server()
-    handler = grpc.stream_stream_rpc_method_handler(stream)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
-    server.add_secure_port(config.network.address, credentials.server_credentials())
-    await server.start()
-    try:
-        await asyncio.wait_for(enough.wait(), parties.limit)
-    except TimeoutError:
-        raise Failed(f"hang: the clients took {answered} of {ANSWERS} gradients; {parties.state()}") from None
-    finally:
-        await server.stop(0)
+    async with serve_streams(METHOD, answer, config.network, credentials):
+        try:
+            await asyncio.wait_for(enough.wait(), parties.limit)
+        except TimeoutError:
+            words = f"hang: the clients took {answered} of {ANSWERS} gradients; {parties.state()}"
+            raise Failed(words) from None
     return answered
 
 

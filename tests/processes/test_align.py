@@ -1,5 +1,6 @@
 """`vafl align` as its users start it: real processes in folders of their own, over mutual TLS."""
 
+import signal
 import subprocess
 import sys
 
@@ -24,6 +25,7 @@ id = "customer"
 address = "{address}"
 certificates = "."
 patience = 60.0
+heartbeat = {heartbeat}
 """
 
 
@@ -37,9 +39,9 @@ class Companies:
             issue(folder / "authority", party)
             (folder / "authority" / party).rename(folder / party)
 
-    def write(self, party, ids, address="127.0.0.1:0"):
+    def write(self, party, ids, address="127.0.0.1:0", heartbeat=10.0):
         label = 'label = "paid"' if party == "server" else ""
-        config = CONFIG.format(party=party, label=label, address=address)
+        config = CONFIG.format(party=party, label=label, address=address, heartbeat=heartbeat)
         (self.folder / party / "run.toml").write_text(config)
         other = pl.Series("paid", [["no", "yes"][n % 2] for n in range(len(ids))])
         pl.DataFrame({"customer": pl.Series(ids)}).with_columns(other).write_csv(
@@ -99,3 +101,31 @@ def test_companies_that_share_nothing_but_an_address(companies, capsys):
     assert main(["data", str(companies.folder / "bank" / "run.toml")]) == 3
     refusal = " ".join(capsys.readouterr().err.split())
     assert all(part in refusal for part in ("VFL-2003", '"paid"', "tables.bank.ignore"))
+
+
+@pytest.mark.parametrize(
+    ("victim", "codes"),
+    [
+        ("bank", {"server": ("VFL-6054", "bank went away"), "shop": ("VFL-6054", "bank went away")}),
+        ("server", {"bank": ("VFL-6003", "was lost"), "shop": ("VFL-6003", "was lost")}),
+    ],
+)
+def test_a_frozen_party_is_noticed_by_its_heartbeats_long_before_patience_ends(companies, victim, codes):
+    ids = [f"{n:05}" for n in range(8_000)]  # enough for seconds of work
+    companies.write("server", ids, heartbeat=2.0)
+    address = companies.serve()
+    for party in ("bank", "shop"):
+        companies.write(party, ids, address, heartbeat=2.0)
+        companies.start(party)
+    for party in ("bank", "shop"):
+        lines = iter(companies.processes[party].stderr)
+        assert any("the server has" in line for line in lines)  # the exchange has begun
+    companies.processes[victim].send_signal(signal.SIGSTOP)
+    try:
+        ends = {party: companies.end(party) for party in codes}
+    finally:
+        companies.processes[victim].send_signal(signal.SIGCONT)
+    for party, (code, words) in codes.items():
+        assert ends[party][0] == 4, ends
+        assert code in ends[party][1]
+        assert words in ends[party][1]

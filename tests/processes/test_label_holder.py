@@ -30,8 +30,8 @@ from vafl.names import LOCAL_CLIENT
 from vafl.privacy.ledger.ledger import read_ledger
 from vafl.run.model_store import rebuild
 from vafl.run.predict import Deployed
-from vafl.transport.grpc.reconnect import open_channel
-from vafl.transport.grpc.session import status_of
+from vafl.transport.grpc.reconnect import dial
+from vafl.transport.grpc.stream import status_of
 from vafl.transport.grpc.wire import CLAIM, PATH
 
 CLIENTS = ["bank", "shop", LOCAL_CLIENT]
@@ -69,8 +69,7 @@ def machine(tmp_path):
 
 async def refused(config, credentials):
     """Dial as the label holder's client and return the status of the refusal."""
-    async with open_channel(config.network, credentials) as channel:
-        stream = channel.stream_stream(PATH)(metadata=((CLAIM, LOCAL_CLIENT),))
+    async with dial(PATH, ((CLAIM, LOCAL_CLIENT),), config.network, credentials) as stream:
         with suppress(grpc.aio.AioRpcError):
             await stream.read()
         return await status_of(stream)

@@ -26,7 +26,7 @@ from vafl.names import LOCAL_CLIENT
 from vafl.run.assembly import build
 from vafl.run.launch import launch, train_alone
 from vafl.run.local import keeps_pace
-from vafl.transport.grpc.connection import identify
+from vafl.transport.grpc.admission import identify
 from vafl.transport.grpc.wire import CLAIM
 from vafl.transport.traffic import Traffic
 
@@ -177,7 +177,7 @@ def test_no_command_starts_it_as_a_process(folder, tmp_path, command, capsys):
 def test_a_peer_that_claims_its_name_without_certificates_is_refused():
     peer = SimpleNamespace(invocation_metadata=lambda: ((CLAIM, LOCAL_CLIENT),))
     with pytest.raises(Unauthenticated, match="VFL-6102"):
-        identify(peer, None)
+        identify(peer, None, [LOCAL_CLIENT])
 
 
 @given(

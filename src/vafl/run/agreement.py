@@ -11,7 +11,8 @@ from vafl.run.assembly import make_schedule, widths
 from vafl.run.checkpoint import load_facts
 from vafl.run.plan import Plan, sized
 from vafl.transport.codec import Codec
-from vafl.transport.grpc.wire import PROTOCOL, Agreement, differing, schedule_digest, settled
+from vafl.transport.grpc.terms import Agreement, differing, schedule_digest, settled
+from vafl.transport.grpc.wire import PROTOCOL
 
 _RENEGOTIATED = ("protocol", "encoding")  # entries of an agreement that a resumed run may change
 STATE = "state"  # in a run folder: each party's own folder for what it must not forget

@@ -1,9 +1,8 @@
 """Align the parties' records before a run: as one party, or as all parties on one machine."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from rich.console import Console
 
@@ -18,7 +17,7 @@ from vafl.run.credentials import certified, check_certificates, load_credentials
 from vafl.run.processes import Clients
 from vafl.transport.alignment.client import AlignmentClient
 from vafl.transport.alignment.compute_pool import cores
-from vafl.transport.alignment.frames import PROTOCOL, Terms
+from vafl.transport.alignment.frames import PROTOCOL, AlignmentTerms
 from vafl.transport.alignment.server import AlignmentServer
 from vafl.transport.grpc.wire import run
 from vafl.transport.identity import SERVER
@@ -55,10 +54,10 @@ def align_party(
                 label=table.settings.label,
                 with_local=bool(table.features),
             )
-            aligned = _run(server.serve(listening, watch))
+            aligned = run(server.serve(listening, watch))
         else:
             client = AlignmentClient(party, ids, terms, config.network, credentials, workers, progress, keep)
-            aligned = _run(client.run())
+            aligned = run(client.run())
     console.print(f"{len(aligned.ids):,} of {len(ids):,} records are among the {aligned.rows:,} rows: {path}")
     if party == SERVER and aligned.with_local:
         console.print(f"the other columns of this table are features of the run: {len(table.features)}")
@@ -112,15 +111,5 @@ def _table(config: Config, party: str) -> Table:
     return open_table(config.tables, party)
 
 
-def _terms(config: Config) -> Terms:
-    return Terms(PROTOCOL, config.network.run_id, list(config.data.parties), config.data.records)
-
-
-def _run(work: Coroutine[Any, Any, Alignment]) -> Alignment:
-    results: list[Alignment] = []
-
-    async def main() -> None:
-        results.append(await work)
-
-    run(main())
-    return results[0]
+def _terms(config: Config) -> AlignmentTerms:
+    return AlignmentTerms(PROTOCOL, config.network.run_id, list(config.data.parties), config.data.records)

@@ -36,7 +36,8 @@ from vafl.run.model_store import keep_embedding, run_name
 from vafl.run.plan import Plan, make_plan
 from vafl.transport.grpc.client import FederationClient
 from vafl.transport.grpc.local import LocalCall, Metadata
-from vafl.transport.grpc.wire import Agreement, run
+from vafl.transport.grpc.terms import Agreement
+from vafl.transport.grpc.wire import run
 from vafl.transport.identity import SERVER, CertificateWitness, Credentials
 
 log = logging.getLogger("vafl.client")

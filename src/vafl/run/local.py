@@ -18,7 +18,7 @@ from vafl.run.client import ClientRun
 from vafl.run.plan import Plan
 from vafl.transport.grpc.client import FederationClient
 from vafl.transport.grpc.server import FederationServer, Served
-from vafl.transport.grpc.wire import Agreement
+from vafl.transport.grpc.terms import Agreement
 from vafl.transport.identity import Credentials
 
 log = logging.getLogger("vafl.server")

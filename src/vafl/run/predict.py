@@ -42,7 +42,8 @@ from vafl.run.prediction_driver import Batch, Served
 from vafl.run.prediction_records import PredictionRecords, load_subjects
 from vafl.transport.grpc.client import FederationClient
 from vafl.transport.grpc.server import FederationServer
-from vafl.transport.grpc.wire import PROTOCOL, Agreement, run
+from vafl.transport.grpc.terms import Agreement
+from vafl.transport.grpc.wire import PROTOCOL, run
 from vafl.transport.identity import SERVER
 
 AnyScorer = TypeVar("AnyScorer", bound=Scorer)

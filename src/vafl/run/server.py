@@ -66,8 +66,8 @@ from vafl.run.marks import MarkFile, marks_path
 from vafl.run.model_store import keep_head, run_name, stand_ins
 from vafl.run.network_driver import NetworkDriver
 from vafl.run.plan import Plan, make_plan, sized
+from vafl.transport.grpc.admission import require_free
 from vafl.transport.grpc.client import FederationClient
-from vafl.transport.grpc.connection import require_free
 from vafl.transport.grpc.server import FederationServer
 from vafl.transport.grpc.wire import run
 from vafl.transport.identity import SERVER, Credentials

@@ -214,12 +214,14 @@ class Codec:
     def frames(self, content: bytes) -> list[Frame]:
         """Split a content into frames. Their contents are checked later, by `from_client` or `from_server`.
 
+        An empty content is one empty frame, which fails its checks.
+
         Raises:
             InvalidMessage: the content has more than `MOST_FRAMES` frames.
         """
         frames: list[Frame] = []
         begin, length = 0, len(content)
-        while begin < length:
+        while begin < length or not frames:
             # Without a complete header and a known kind there is no length to go by: take all that is left as
             # one frame, which fails its checks later.
             size = length - begin

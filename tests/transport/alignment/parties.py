@@ -3,15 +3,13 @@
 import asyncio
 from contextlib import asynccontextmanager
 
-import grpc
-import grpc.aio
 import polars as pl
 
 from tests.waiting import LIMIT
 from vafl.transport.alignment.client import AlignmentClient
-from vafl.transport.alignment.frames import METHOD, PROTOCOL, Terms
+from vafl.transport.alignment.frames import METHOD, PROTOCOL, AlignmentTerms
 from vafl.transport.alignment.server import AlignmentServer
-from vafl.transport.grpc.wire import SERVICE
+from vafl.transport.grpc.admission import serve_streams
 from vafl.transport.settings import NetworkSettings
 
 
@@ -34,7 +32,7 @@ class Alignments:
     def __init__(self, records="common", classes=("no", "yes"), **ids):
         self.ids = {name: pl.Series("id", own, pl.String) for name, own in ids.items()}
         self.clients = [name for name in ids if name != "server"]
-        self.terms = Terms(PROTOCOL, "run", self.clients, records)
+        self.terms = AlignmentTerms(PROTOCOL, "run", self.clients, records)
         self.kept, self.progress = {}, {name: Quiet() for name in ids}
         self._listening = asyncio.Event()
         self.server = AlignmentServer(
@@ -62,16 +60,9 @@ class Alignments:
     @asynccontextmanager
     async def served_by(self, stream):
         """Serve each client's stream with this function, in place of the server."""
-        server = grpc.aio.server()
-        handler = grpc.stream_stream_rpc_method_handler(stream)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
-        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        await server.start()
-        self._listening.set()
-        try:
+        async with serve_streams(METHOD, stream, self.settings("127.0.0.1:0"), None) as self.address:
+            self._listening.set()
             yield
-        finally:
-            await server.stop(0)
 
     async def serve(self):
         def listens(address):

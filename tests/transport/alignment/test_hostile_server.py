@@ -27,15 +27,14 @@ def rows(places, numbers):
     return pack_rows(np.array(places), np.array(numbers))[0]
 
 
-def told(*script, beats=False, records="common"):
-    """Run a client whose server sends this, then nothing or heartbeats; return the client's error."""
+def told(*script, records="common"):
+    """Run a client whose server sends this, then nothing; return the client's error."""
 
-    async def stream(_, context):
+    async def stream(context):
         for content in script:
             await context.write(content)
         while isinstance(await context.read(), bytes):
-            if beats:
-                await context.write(pack(Kind.BEAT))
+            pass
 
     return served(stream, records)
 
@@ -99,8 +98,8 @@ def test_a_second_exchange_is_in_the_clients_log(caplog):
 
 def test_a_server_that_says_why_it_stops_before_and_after_it_began():
     before = told(pack(Kind.FAILED, b"not\x1b[31m today"))
-    assert isinstance(before, RemoteFault)
-    assert before.message == "the server refused bank: not[31m today"
+    assert isinstance(before, RunError)
+    assert before.message == "the server ended the alignment: not[31m today"
     assert "\x1b" not in str(told(pack(Kind.BEGIN, b'"\\u001b[2J"')))
     after = told(BEGIN, pack(Kind.FAILED, b"later"))
     assert isinstance(after, RunError)
@@ -108,7 +107,7 @@ def test_a_server_that_says_why_it_stops_before_and_after_it_began():
 
 
 def test_a_status_is_shown_without_what_would_steer_a_terminal():
-    async def refuse(_, context):
+    async def refuse(context):
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, "no\x1b[2J")
 
     error = served(refuse)
@@ -116,16 +115,28 @@ def test_a_status_is_shown_without_what_would_steer_a_terminal():
     assert error.message == "the server refused bank: no[2J"
 
 
-def test_a_server_that_never_says_that_everybody_is_done_leaves_no_file():
-    error = told(BEGIN, POINTS, result(), rows([0, 1], [0, 1]))
-    assert isinstance(error, Stalled)
-    assert "silent" in str(error)
-
-
-def test_a_server_that_shows_nothing_but_life_is_not_waited_for(monkeypatch):
+@pytest.mark.parametrize(
+    "script", [(), (BEGIN,), (BEGIN, POINTS), (BEGIN, POINTS, result(), rows([0, 1], [0, 1]))]
+)
+def test_a_server_that_falls_silent_is_not_waited_for_and_leaves_no_file(script, monkeypatch):
     monkeypatch.setattr(Alignments, "patience", 0.5)
     monkeypatch.setattr(Alignments, "heartbeat", 0.2)
-    for script in ((), (BEGIN, POINTS)):
-        error = told(*script, beats=True)
-        assert isinstance(error, Stalled)
-        assert "the server has sent only heartbeats for 1 s" in str(error)
+    error = told(*script)
+    assert isinstance(error, Stalled)
+    assert error.code == "VFL-6062"
+    assert "the server has sent nothing for 1 s" in str(error)
+
+
+def test_a_server_that_hears_from_others_is_waited_for(monkeypatch):
+    monkeypatch.setattr(Alignments, "patience", 0.5)
+    monkeypatch.setattr(Alignments, "heartbeat", 0.2)
+    progress = [pack(Kind.PROGRESS)] * 20
+
+    async def stream(context):
+        for content in progress:
+            await asyncio.sleep(0.1)
+            await context.write(content)
+        await context.write(pack(Kind.FAILED, b"after 2 s"))
+        await context.read()
+
+    assert "after 2 s" in str(served(stream))

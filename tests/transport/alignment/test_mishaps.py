@@ -1,7 +1,7 @@
 """Parties that disagree, break the protocol or leave: every party learns why, and none stores anything."""
 
 import asyncio
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import grpc.aio
@@ -10,7 +10,7 @@ import pytest
 from tests.transport.alignment.parties import LIMIT, Alignments
 from vafl.data.alignment.curve import POINT, blind_ids, new_salt
 from vafl.errors import InvalidMessage, RemoteFault, RunError, Stalled
-from vafl.transport.alignment.frames import CHUNK, PATH, PROTOCOL, Kind, pack, pack_facts, pack_hello
+from vafl.transport.alignment.frames import CHUNK, PATH, PROTOCOL, Kind, pack, pack_facts
 from vafl.transport.grpc.wire import CLAIM
 
 SALT = pack(Kind.SALT, new_salt())
@@ -25,8 +25,14 @@ async def stream(made, party="bank"):
         yield channel.stream_stream(PATH)(metadata=((CLAIM, party),))
 
 
-async def said_by_server(call, unheard=(Kind.BEAT, Kind.BUSY)):
-    """Return the next message that is not a heartbeat, or the reason if the server has ended the stream."""
+async def introduce(call, made, ids=2):
+    """Send what a client sends first."""
+    await call.write(made.terms.to_bytes())
+    await call.write(pack_facts(Kind.COUNT, {"ids": ids}))
+
+
+async def said_by_server(call, unheard=(Kind.PROGRESS,)):
+    """Return the next message but PROGRESS, or the reason if the server has ended the stream."""
     while True:
         try:
             content = await call.read()
@@ -42,13 +48,13 @@ async def said_by_server(call, unheard=(Kind.BEAT, Kind.BUSY)):
 
 
 def story(*said, salt=SALT, **changes):
-    """Send this after a valid HELLO and SALT; return the server's error and what the client receives."""
+    """Send this after a valid beginning and SALT; return the server's error and what the client receives."""
 
     async def play():
         made = Alignments(server=["a", "b"], bank=["b", "c"], **changes)
         serving = asyncio.create_task(made.serve())
         async with stream(made) as call:
-            await call.write(pack_hello(made.terms, 2))
+            await introduce(call, made)
             begin = await said_by_server(call)
             assert begin == pack_facts(Kind.BEGIN, {"ids": 2})
             points = await said_by_server(call)
@@ -74,7 +80,8 @@ def story(*said, salt=SALT, **changes):
         (pack(Kind.TAGS, bytes(17)), "items of 16 bytes"),
         (pack(Kind.POINTS, GOOD[:POINT]), "POINTS of 2 ids. Found 1"),
         (pack(Kind.ROWS, bytes(8)), "POINTS or TAGS. Found ROWS"),
-        (pack(Kind.BUSY), "POINTS or TAGS. Found BUSY"),
+        (pack(Kind.PROGRESS), "POINTS or TAGS. Found PROGRESS"),
+        (pack(Kind.FAILED, b"!"), "POINTS or TAGS. Found FAILED"),
         (b"\xff", "Found ff"),
         (b"", "Found nothing"),
     ],
@@ -131,7 +138,7 @@ def test_a_client_that_goes_away_ends_it_for_all():
         made = Alignments(server=["a", "b"], bank=["b", "c"], shop=["b"])
         work = asyncio.gather(made.serve(), made.join("shop"), return_exceptions=True)
         async with stream(made) as call:
-            await call.write(pack_hello(made.terms, 2))
+            await introduce(call, made)
             assert await said_by_server(call) == pack_facts(Kind.BEGIN, {"ids": 2})
         return await work
 
@@ -142,54 +149,60 @@ def test_a_client_that_goes_away_ends_it_for_all():
         assert "bank went away" in str(error)
 
 
-def test_a_client_that_is_silent_is_not_waited_for():
-    error, heard = story()  # it reads, and says not even that it is alive
-    assert isinstance(error, Stalled)
-    assert "bank has been silent for 3 s" in heard
-
-
-def test_a_client_that_shows_nothing_but_life_is_not_waited_for(monkeypatch):
+def test_a_client_that_is_silent_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(Alignments, "patience", 1.0)
 
     async def play():
         made = Alignments(server=["a", "b"], bank=["b", "c"], shop=["b"])
         work = asyncio.gather(made.serve(), made.join("shop"), return_exceptions=True)
         async with stream(made) as call:
-            await call.write(pack_hello(made.terms, 2))
-            while not work.done():
-                with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # the stream has ended
-                    await call.write(pack(Kind.BEAT))
-                await asyncio.wait([work], timeout=0.1)
-        return await work
+            await introduce(call, made)
+            heard = [await said_by_server(call) for _ in range(3)]  # it reads, and says nothing
+        return await work, heard[-1]
 
-    server, shop = asyncio.run(asyncio.wait_for(play(), LIMIT))
+    (server, shop), heard = asyncio.run(asyncio.wait_for(play(), LIMIT))
     assert isinstance(server, Stalled)
-    for error in (server, shop):
-        assert "bank has sent only heartbeats for 1 s" in str(error)
+    for text in (str(server), str(shop), heard):
+        assert "VFL-6062" in text
+        assert "bank has sent nothing for 1 s" in text
+
+
+def test_a_client_that_says_nothing_at_all_is_not_admitted(monkeypatch):
+    monkeypatch.setattr(Alignments, "heartbeat", 0.2)
+
+    async def play():
+        made = Alignments(server=["a"], bank=["a"])
+        serving = asyncio.create_task(made.serve())
+        async with stream(made) as call:
+            refused = await said_by_server(call)
+        await asyncio.gather(serving, made.join("bank"))
+        return refused
+
+    assert "VFL-6105" in asyncio.run(asyncio.wait_for(play(), LIMIT))
 
 
 def test_a_server_shows_each_client_whether_it_hears_from_others(monkeypatch):
-    monkeypatch.setattr(Alignments, "heartbeat", 0.2)
+    monkeypatch.setattr(Alignments, "heartbeat", 0.1)
+    monkeypatch.setattr(Alignments, "patience", 1.0)
 
     async def play():
         made = Alignments(server=["a", "b"], bank=["b", "c"], shop=["b"])
         serving = asyncio.create_task(made.serve())
         async with stream(made) as bank, stream(made, "shop") as shop:
-
-            async def shop_hears(kind):
-                while (await said_by_server(shop, unheard=()))[0] != kind:
-                    for call in (bank, shop):
-                        await call.write(pack(Kind.BEAT))
-
-            for call, count in ((bank, 2), (shop, 1)):
-                await call.write(pack_hello(made.terms, count))
-            await shop_hears(Kind.BEGIN)
-            await shop_hears(Kind.BEAT)
+            await introduce(bank, made)
+            await introduce(shop, made, ids=1)
+            heard = [await said_by_server(shop)]
             await bank.write(SALT)
-            await shop_hears(Kind.BUSY)
+            while isinstance(heard[-1], bytes):  # until the server gives up: both say nothing more
+                heard.append(await said_by_server(shop, unheard=()))
         await asyncio.gather(serving, return_exceptions=True)
+        return heard
 
-    asyncio.run(asyncio.wait_for(play(), LIMIT))
+    heard = asyncio.run(asyncio.wait_for(play(), LIMIT))
+    assert heard[0] == pack_facts(Kind.BEGIN, {"ids": 2})
+    assert "VFL-6062" in heard[-1]
+    messages = 3  # two COUNT and a SALT, in at least ten heartbeats
+    assert 1 <= heard.count(pack(Kind.PROGRESS)) <= messages
 
 
 def test_a_client_that_does_not_come_is_not_waited_for_for_ever(monkeypatch):
@@ -220,24 +233,29 @@ def test_parties_that_differ_and_strangers_are_refused_and_the_others_go_on():
             )
         ]
         async with stream(made) as call:
-            await call.write(pack(Kind.HELLO, b"{}"))
+            await call.write(b"{}")
             junk = await said_by_server(call)
+        async with stream(made) as call:
+            await call.write(made.terms.to_bytes())
+            await call.write(SALT)
+            skipped = await said_by_server(call)
         gone = asyncio.create_task(made.join("bank"))
         await asyncio.sleep(0)  # it begins to dial
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)
         await asyncio.gather(serving, made.join("bank"))
-        return [error for (error,) in refused], junk, made.kept
+        return [error for (error,) in refused], junk, skipped, made.kept
 
-    (records, parties, old, thief), junk, kept = asyncio.run(asyncio.wait_for(play(), LIMIT))
+    (records, parties, old, thief), junk, skipped, kept = asyncio.run(asyncio.wait_for(play(), LIMIT))
     for error in (records, parties, old, thief):
         assert isinstance(error, RemoteFault)
     assert "records 'common' at the server, 'labelled' at the client" in str(records)
     assert "parties ['bank'] at the server, ['bank', 'shop'] at the client" in str(parties)
     assert f"protocol {PROTOCOL} at the server, 2 at the client" in str(old)
-    assert "VFL-6051" in str(thief)
+    assert "VFL-6104" in str(thief)
     assert '"thief"' in str(thief)
-    assert "VFL-6035" in junk
+    assert "VFL-6132" in junk
+    assert "VFL-6052" in skipped
     assert kept["bank"].ids.to_list() == ["b"]
 
 

@@ -1,98 +1,120 @@
 """A stream never waits forever, whatever the other end does, and logs which party it waits for."""
 
 import asyncio
-import time
+from types import SimpleNamespace
 
+import grpc.aio
 import pytest
 
-from vafl.errors import Stalled
+from vafl.errors import InvalidMessage, Stalled
 from vafl.transport.alignment import stream as module
 from vafl.transport.alignment.frames import Kind, pack
 from vafl.transport.alignment.stream import AlignmentStream
-from vafl.transport.settings import NetworkSettings
 
 PATIENCE = 0.2
-SETTINGS = NetworkSettings(heartbeat=1.0, patience=PATIENCE)
 LIMIT = 10.0
+ROWS = pack(Kind.ROWS, bytes(8 * 2048))
 
 
-def played(story, read, write=None):
-    """Run a story on a stream that uses these two functions; return its result or error."""
+async def never(*_):
+    await asyncio.Event().wait()
 
-    async def take(_):
-        pass
+
+async def take(_):
+    pass
+
+
+def saying(*contents, then=never):
+    """Return a function that reads these messages, then whatever `then` returns."""
+    unread = list(contents)
+
+    async def read():
+        return unread.pop(0) if unread else await then()
+
+    return read
+
+
+def played(story, read, write=take):
+    """Run a story on a stream whose call has these two functions; return its result or error."""
 
     async def play():
-        async with AlignmentStream("shop", read, write or take, SETTINGS) as line:
-            return await story(line)
+        stream = AlignmentStream("shop", SimpleNamespace(read=read, write=write), PATIENCE)
+        async with stream.exchanging():
+            return await story(stream)
 
     return asyncio.run(asyncio.wait_for(play(), LIMIT))
 
 
-async def alive():
-    await asyncio.sleep(PATIENCE / 20)
-    return pack(Kind.BEAT)
+def test_messages_arrive_in_order_and_each_must_be_expected():
+    async def story(stream):
+        first = await stream.hear(Kind.ROWS)
+        second = await stream.hear(Kind.RECEIVED, Kind.DONE)
+        with pytest.raises(InvalidMessage, match=r"VFL-6061.*RECEIVED.*DONE"):
+            await stream.hear(Kind.RECEIVED)
+        return first, second, stream.received
+
+    heard = played(story, saying(ROWS, pack(Kind.DONE), pack(Kind.DONE)))
+    assert heard == ((Kind.ROWS, ROWS[1:]), (Kind.DONE, b""), 3)
 
 
 @pytest.mark.parametrize("unheard", range(4))
-def test_what_lies_unheard_does_not_hide_that_the_other_end_takes_nothing(unheard):
-    sent = iter(range(unheard))
-
-    async def read():
-        return await alive() if next(sent, None) is None else pack(Kind.RECEIVED)
-
-    async def never(_):
-        await asyncio.Event().wait()
-
-    async def tell(line):
-        for _ in range(10):
-            await line.say(pack(Kind.ROWS, bytes(8)))
-        await line.hear(Kind.RECEIVED)
+def test_what_lies_unheard_does_not_hide_that_the_other_end_reads_nothing(unheard):
+    async def tell(stream):
+        for _ in range(100):
+            await stream.say(ROWS)
 
     with pytest.raises(Stalled, match=r"VFL-6065.*shop"):
-        played(tell, read, never)
+        played(tell, saying(*[pack(Kind.RECEIVED)] * unheard), never)
 
 
-def test_whoever_is_speaking_when_the_line_is_closed_does_not_wait_for_ever():
+def test_tasks_that_wait_for_room_are_released_when_the_stream_is_closed():
     """DONE may go to clients that have left: the server's alignment is complete without them."""
 
-    async def never(_):
-        await asyncio.Event().wait()
-
     async def play():
-        async with AlignmentStream("shop", alive, never, SETTINGS) as line:
-            speaking = [asyncio.create_task(line.say(pack(Kind.DONE))) for _ in range(5)]
-            await asyncio.sleep(0)
-            assert not all(word.done() for word in speaking)
-        await asyncio.gather(*speaking, line.say(pack(Kind.DONE)))
+        stream = AlignmentStream("shop", SimpleNamespace(read=never, write=never), LIMIT)
+        async with stream.exchanging():
+            while not stream.is_full:
+                await stream.say(ROWS)
+            waiting = [asyncio.create_task(stream.say(ROWS)) for _ in range(2)]
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not any(task.done() for task in waiting)
+        await asyncio.gather(*waiting, stream.say(ROWS))
 
     asyncio.run(asyncio.wait_for(play(), LIMIT))
 
 
-def test_signs_of_life_are_no_answer(monkeypatch, caplog):
+def test_a_silent_end_is_named_in_the_log_and_given_up(monkeypatch, caplog):
     monkeypatch.setattr(module, "TOLD_EVERY", PATIENCE / 4)
     with caplog.at_level("INFO", "vafl.alignment"), pytest.raises(Stalled, match="VFL-6062"):
-        played(lambda line: line.hear(Kind.RECEIVED), alive)
+        played(lambda stream: stream.hear(Kind.RECEIVED), never)
     assert len(caplog.messages) >= 3
     assert {text.split(",")[0] for text in caplog.messages} == {"waiting for shop"}
 
 
-def test_whoever_gets_on_with_others_is_waited_for():
-    begun = time.monotonic()
+def test_every_call_after_the_end_of_the_stream_raises():
+    async def end():
+        return grpc.aio.EOF
 
-    async def read():
-        return await alive() if time.monotonic() < begun + 3 * PATIENCE else pack(Kind.RECEIVED)
+    async def story(stream):
+        for _ in range(2):
+            with pytest.raises(Stalled, match=r"VFL-6063.*shop"):
+                await stream.hear(Kind.RECEIVED)
 
-    async def story(line):
-        excusing = asyncio.create_task(excuse(line))
-        try:
-            return await line.hear(Kind.RECEIVED)
-        finally:
-            excusing.cancel()
+    played(story, saying(then=end))
 
-    async def excuse(line):
-        while True:
-            line.excuse()
-            await asyncio.sleep(PATIENCE / 10)
 
-    assert played(story, read)[0] is Kind.RECEIVED
+def test_what_is_queued_is_sent_before_a_flush_returns():
+    sent = []
+
+    async def write(content):
+        await asyncio.sleep(0)
+        sent.append(content)
+
+    async def story(stream):
+        for kind in (Kind.RESULT, Kind.DONE):
+            await stream.say(pack(kind))
+        await stream.flush()
+
+    played(story, never, write)
+    assert sent == [pack(Kind.RESULT), pack(Kind.DONE)]

@@ -6,7 +6,8 @@ import pytest
 
 from vafl.cli import main
 from vafl.errors import ConfigError
-from vafl.transport.grpc.connection import Connection, require_free
+from vafl.transport.grpc.admission import require_free
+from vafl.transport.grpc.connection import Connection
 
 TABLES = """
 [data]
@@ -64,16 +65,16 @@ def test_what_is_free_is_let_pass(address):
 def test_silence_counts_from_when_it_was_the_clients_turn(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("vafl.transport.grpc.connection.time.monotonic", lambda: now[0])
-    connection = Connection(0, "bank")
-    connection.note_sent()
+    connection = Connection(None, 0, "bank")
+    connection.say(b"")
     now[0] = 3.0
     assert connection.silence == 3.0
     connection.note_heard()
     now[0] = 20.0
     assert connection.silence == 0.0  # the server is busy
-    connection.unhandled -= 1
-    connection.note_sent()
+    connection.note_handled()
+    connection.say(b"")
     now[0] = 25.0
-    connection.note_sent()  # gives the client no more time
+    connection.say(b"")  # gives the client no more time
     now[0] = 31.0
     assert connection.silence == 11.0

@@ -11,7 +11,7 @@ from vafl.errors import RemoteFault
 from vafl.run.agreement import make_terms
 from vafl.run.assembly import build
 from vafl.run.plan import make_plan
-from vafl.transport.grpc.wire import Agreement
+from vafl.transport.grpc.terms import Agreement
 
 
 @pytest.mark.parametrize("rule", ["async", "t-sync", "sync"])
@@ -200,7 +200,7 @@ def test_a_client_cut_off_comes_back_and_the_run_goes_on():
             before = federation.server.activations[0]
             await until(lambda before=before: federation.server.activations[0] >= before + 10)
             dropped = federation.end.connections[0]
-            dropped.outbox.put(None)  # the server drops the stream
+            dropped.end()  # the server drops the stream
             await until(lambda dropped=dropped: federation.end.connections.get(0, dropped) is not dropped)
         await until(lambda: federation.points and federation.points[-1].metric > 0.7)
         federation.end.finish("enough")

@@ -177,7 +177,7 @@ def test_a_client_that_does_not_read_its_answers_is_not_heard_either():
             await stream.write(codec.encode(federation.client(0).client.join()))
             with pytest.raises(TimeoutError):
                 await write_all(stream, map(codec.encode, uploads))
-            waiting = len(federation.end.connections[0].outbox)
+            waiting = federation.end.connections[0].queued
         federation.end.finish("enough")
         await serving
         return waiting

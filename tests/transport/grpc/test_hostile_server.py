@@ -8,8 +8,6 @@ import logging
 import time
 from contextlib import asynccontextmanager
 
-import grpc
-import grpc.aio
 import numpy as np
 import pytest
 
@@ -28,14 +26,15 @@ from vafl.protocol.messages import (
 )
 from vafl.run.assembly import make_guard
 from vafl.transport.codec import Codec
+from vafl.transport.grpc.admission import serve_streams
 from vafl.transport.grpc.session import Session
-from vafl.transport.grpc.wire import METHOD, SERVICE
+from vafl.transport.grpc.wire import METHOD
 
 
 async def told(*said):
     """Run a client whose server sends this; return its error or result, and the client."""
 
-    async def stream(_, context):
+    async def stream(context):
         for _ in ("terms", "join"):
             await context.read()
         for message in said:
@@ -51,15 +50,11 @@ async def told_by(stream, config=None, folder=None):
 
     The client is private as `config` says if there is a `folder` for its ledger.
     """
-    server, federation = grpc.aio.server(), Federation(config or configuration())
-    handler = grpc.stream_stream_rpc_method_handler(stream)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
-    federation.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    own = make_guard(federation.plan, 0, folder) if folder else None
-    client = federation.client(0, own=own)
-    (error,) = await asyncio.gather(client.run(), return_exceptions=True)
-    await server.stop(0)
+    federation = Federation(config or configuration())
+    async with serve_streams(METHOD, stream, federation.config.network, None) as federation.address:
+        own = make_guard(federation.plan, 0, folder) if folder else None
+        client = federation.client(0, own=own)
+        (error,) = await asyncio.gather(client.run(), return_exceptions=True)
     return error, client.client
 
 
@@ -93,7 +88,7 @@ def test_a_second_welcome_on_a_stream_is_refused_and_changes_nothing():
 def test_one_huge_gradient_neither_destroys_the_model_nor_passes_unnoticed(caplog):
     """The first upload gets a normal gradient, the second one with a norm of about 1e31."""
 
-    async def stream(_, context):
+    async def stream(context):
         for _ in ("terms", "join"):
             await context.read()
         await context.write(Codec().encode(Welcome(0, 0, (0, 0))))
@@ -124,9 +119,6 @@ class Deaf:
     def __init__(self):
         self._said, self._asked, self._never = 0, 0, asyncio.Event()
 
-    def stream_stream(self, path):
-        return lambda metadata: self
-
     async def read(self):
         await asyncio.sleep(0)
         if not self._asked:
@@ -153,10 +145,10 @@ def test_answers_that_the_server_does_not_take_are_not_made(monkeypatch):
         stream, federation = Deaf(), Federation(configuration())
 
         @asynccontextmanager
-        async def channel(*_):
+        async def dial(*_):
             yield stream
 
-        monkeypatch.setattr("vafl.transport.grpc.client.open_channel", channel)
+        monkeypatch.setattr("vafl.transport.grpc.client.dial", dial)
         federation.address, federation.overrides = "127.0.0.1:1", {"largest_message": 10_000}
         client, made = federation.client(0), []
         answer = client.client._answer
@@ -189,7 +181,7 @@ def private(**changes):
 def insisting(answers, times):
     """A server that keeps asking for one record, and answers no upload."""
 
-    async def stream(_, context):
+    async def stream(context):
         for _ in ("terms", "join"):
             await context.read()
         await context.write(Codec().encode(Welcome(0, 0, (0, 0))))
@@ -215,7 +207,11 @@ def test_a_server_that_asks_for_one_record_again_and_again_is_answered_up_to_the
     reason, _ = complete(told_by(insisting(answers, 50), private(mode=mode, **unused), tmp_path))
     assert reason == "all was asked"
     assert [type(answer) for answer in answers] == [Refresh] * 4 + [Decline] * 46
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    warnings = [
+        record.getMessage()
+        for record in caplog.records
+        if (record.name, record.levelname) == ("vafl.client", "WARNING")
+    ]
     assert len(warnings) == 2, "each once a minute"
     assert "(evaluation) although the model has not changed" in warnings[0]
     assert "asked for 2 times; mu 0.7071 is spent on it, the budget is 1" in warnings[0]

@@ -217,11 +217,11 @@ def test_a_client_that_hears_nothing_and_dials_again_leaves_no_stream_behind():
             await other.say(Join(1))
             await first.say(Join(0))
             flooding = asyncio.create_task(flood(first))
-            await until(lambda: 0 in connections and len(connections[0].outbox) > 10)
+            await until(lambda: 0 in connections and connections[0].queued > 10)
             deaf = weakref.ref(connections[0])
             async with dialled(federation, 0):
                 await until(lambda: connections[0] is not deaf())
-                waiting = len(deaf().outbox)
+                waiting = deaf().queued
                 await until(lambda: deaf() is None)
             flooding.cancel()
             return waiting

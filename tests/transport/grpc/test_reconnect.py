@@ -1,7 +1,7 @@
 """Whether and for how long a client dials again when the server is down, slow, silent or refuses it."""
 
 import asyncio
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 
 import grpc
 import grpc.aio
@@ -24,7 +24,7 @@ def test_patience_is_for_a_server_that_is_gone_and_not_for_one_that_has_nothing_
             await until(lambda: federation.server.activations[0] == 1)
             await asyncio.sleep(2.0)
             first = federation.end.connections[0]
-            first.outbox.put(None)  # the server drops the stream
+            first.end()  # the server drops the stream
             await until(lambda: running.done() or federation.end.connections.get(0, first) is not first)
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -76,7 +76,7 @@ def test_after_a_welcome_patience_rules_however_often_connections_are_closed():
             running = asyncio.create_task(client.run())
             await until(lambda: federation.server.activations[0] > 0)
             first = federation.end.connections[0]
-            first.outbox.put(None)  # the server drops the stream
+            first.end()  # the server drops the stream
             await until(lambda: federation.end.connections.get(0, first) is not first)
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -144,18 +144,9 @@ def test_a_long_way_to_the_server_is_no_reason_to_give_up_a_handshake():
 
 
 class Closed:
-    """A channel whose streams the server ends after the first message."""
+    """A stream that the server ends after the first message."""
 
     said = 0
-
-    async def __aenter__(self):
-        return self
-
-    async def __aexit__(self, *raised):
-        pass
-
-    def stream_stream(self, path):
-        return lambda metadata: self
 
     async def write(self, frame):
         self.said += 1
@@ -184,7 +175,7 @@ def test_a_refusal_that_comes_before_the_client_has_said_all_is_heard(monkeypatc
     federation = Federation(configuration())
     federation.address = "127.0.0.1:1"
     client = federation.client(0)
-    monkeypatch.setattr("vafl.transport.grpc.client.open_channel", lambda *_: Closed())
+    monkeypatch.setattr("vafl.transport.grpc.client.dial", lambda *_: nullcontext(Closed()))
     with pytest.raises(RemoteFault, match=r"VFL-6111.*client\-1.*no client of this run"):
         complete(client.run())
 

@@ -6,7 +6,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from vafl.transport.grpc.session import _INBOX, Session
+from vafl.transport.grpc.session import Session
+from vafl.transport.grpc.stream import INBOX
 
 LIMIT = 1000
 
@@ -58,7 +59,7 @@ def flooded(then, answer=b"!" * 300):
             if answer is not None:
                 session.say([answer], handled=True)
 
-        running = asyncio.create_task(session.run(hear))
+        running = asyncio.create_task(session.converse(hear))
         await settled()
         try:
             return await then(stream, session, running)
@@ -77,11 +78,11 @@ async def reading(stream, session, running):
 
 
 def test_no_more_is_read_than_the_worker_can_handle():
-    assert flooded(reading, answer=None) == _INBOX + 1
+    assert flooded(reading, answer=None) == INBOX
 
 
 def test_no_more_is_read_while_answers_lie_unsent():
-    assert flooded(reading) <= LIMIT // 300 + _INBOX + 1
+    assert flooded(reading) <= LIMIT // 300 + INBOX + 1
 
 
 def test_reading_goes_on_when_answers_are_taken():

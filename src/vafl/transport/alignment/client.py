@@ -9,9 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
-import grpc
 import grpc.aio
 import numpy as np
 import polars as pl
@@ -19,27 +17,26 @@ import polars as pl
 from vafl.arrays import Integers
 from vafl.data.alignment.ids import loosened
 from vafl.data.alignment.rows import Alignment
-from vafl.errors import DataError, InvalidMessage, RemoteFault, RunError, Stalled
+from vafl.errors import DataError, InvalidMessage, RunError, Stalled
 from vafl.transport.alignment.compute_pool import ComputePool
 from vafl.transport.alignment.exchange import Progress, answer
 from vafl.transport.alignment.frames import (
     LARGEST_FRAME,
     PATH,
     ROW,
+    AlignmentTerms,
     Kind,
-    Terms,
     pack,
     pack_facts,
-    pack_hello,
     unpack_count,
     unpack_facts,
     unpack_loosened,
     unpack_rows,
 )
 from vafl.transport.alignment.reasons import blaming
-from vafl.transport.alignment.stream import SILENT_BEATS, AlignmentStream
-from vafl.transport.grpc.reconnect import Reconnect, open_channel
-from vafl.transport.grpc.session import status_of
+from vafl.transport.alignment.stream import AlignmentStream
+from vafl.transport.grpc.reconnect import Reconnect, dial
+from vafl.transport.grpc.stream import status_of
 from vafl.transport.grpc.wire import CLAIM, printable
 from vafl.transport.identity import SERVER, Credentials
 from vafl.transport.settings import NetworkSettings
@@ -47,8 +44,25 @@ from vafl.transport.settings import NetworkSettings
 log = logging.getLogger("vafl.client")
 
 
-class Ended(RunError):
-    """The server has ended the alignment and sent the reason."""
+class _ServerStream(AlignmentStream):
+    """The client's end of a stream."""
+
+    def __init__(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]", patience: float) -> None:
+        super().__init__(f"the {SERVER}", call, patience)
+        self._client_call = call
+
+    async def _receive(self) -> tuple[Kind, bytes]:
+        while True:
+            kind, body = await super()._receive()
+            if kind is Kind.FAILED:
+                reason = printable(body.decode("utf-8", "replace"))
+                raise RunError("VFL-6001", f"the server ended the alignment: {reason}")
+            # PROGRESS restarts the patience: the server waits for another client, which makes progress.
+            if kind is not Kind.PROGRESS:
+                return kind, body
+
+    async def _ended(self) -> grpc.aio.AioRpcError:
+        return await status_of(self._client_call)
 
 
 class AlignmentClient:
@@ -69,7 +83,7 @@ class AlignmentClient:
         self,
         party: str,
         ids: pl.Series,
-        terms: Terms,
+        terms: AlignmentTerms,
         settings: NetworkSettings,
         credentials: Credentials | None,
         workers: int,
@@ -77,10 +91,7 @@ class AlignmentClient:
         keep: Callable[[Alignment], None],
     ) -> None:
         self._party, self._ids, self._terms = party, ids, terms
-        # Wait a little longer than the server does: it knows which client is missing, and its reason should
-        # arrive before this client gives up.
-        patience = settings.patience + SILENT_BEATS * settings.heartbeat
-        self._settings = replace(settings, largest_message=LARGEST_FRAME, patience=patience)
+        self._settings = replace(settings, largest_message=LARGEST_FRAME)
         self._credentials, self._workers, self._progress = credentials, workers, progress
         self._keep = keep
         self._reconnect = Reconnect(party, settings)
@@ -91,7 +102,7 @@ class AlignmentClient:
 
         Raises:
             RemoteFault: the server refused this party, or broke the protocol.
-            Stalled: the server could not be reached for `patience` seconds, or fell silent.
+            Stalled: the server could not be reached for `patience` seconds, or sent nothing.
             RunError: the server ended the alignment.
         """
         with ComputePool(self._workers) as pool:
@@ -99,48 +110,34 @@ class AlignmentClient:
             while True:
                 try:
                     return await self._session(pool)
-                except Ended as ended:
-                    if self._begun:
-                        raise RunError("VFL-6001", f"the server ended the alignment: {ended}") from ended
-                    raise RemoteFault("VFL-6002", f"the server refused {self._party}: {ended}") from ended
-                except grpc.aio.AioRpcError as raw:
-                    error = _with_printable_details(raw)
+                except grpc.aio.AioRpcError as error:
+                    self._reconnect.judge(error)
                     if self._begun:
                         raise Stalled(
                             "VFL-6003",
                             "the connection must last for the whole alignment. It was lost: "
                             f"{error.details()}. Start every party again.",
                         ) from error
-                    self._reconnect.judge(error)
                 await self._reconnect.pause()
 
     async def _session(self, pool: ComputePool) -> Alignment:
-        async with open_channel(self._settings, self._credentials) as channel:
-            call = channel.stream_stream(PATH)(metadata=((CLAIM, self._party),))
-
-            async def read() -> Any:
-                content = await call.read()
-                if content is grpc.aio.EOF:
-                    raise await status_of(call)
-                self._reconnect.heard = time.monotonic()
-                # FAILED and BUSY may come instead of or between any other messages, so they are handled here.
-                if content[:1] == pack(Kind.FAILED):
-                    raise Ended("VFL-6004", printable(content[1:].decode("utf-8", "replace")))
-                if content == pack(Kind.BUSY):
-                    stream.excuse()
-                    return pack(Kind.BEAT)
-                return content
-
-            stream = AlignmentStream(f"the {SERVER}", read, call.write, self._settings)
-            try:
-                async with stream:
+        # Wait a little longer than the server does: it knows which client is missing, and its reason should
+        # arrive before this client gives up.
+        patience = self._settings.patience + 3 * self._settings.heartbeat
+        async with dial(PATH, ((CLAIM, self._party),), self._settings, self._credentials) as call:
+            stream = _ServerStream(call, patience)
+            async with stream.exchanging():
+                try:
                     with blaming(stream.other):
                         return await self._align(stream, pool)
-            finally:
-                call.cancel()
+                except grpc.aio.AioRpcError:
+                    if stream.received:  # the connection was alive until now
+                        self._reconnect.heard = time.monotonic()
+                    raise
 
     async def _align(self, stream: AlignmentStream, pool: ComputePool) -> Alignment:
-        await stream.say(pack_hello(self._terms, len(self._ids)))
+        await stream.say(self._terms.to_bytes())
+        await stream.say(pack_facts(Kind.COUNT, {"ids": len(self._ids)}))
         _, body = await stream.hear(Kind.BEGIN)
         self._begun = True
         server_count = unpack_count(body)
@@ -215,9 +212,3 @@ class AlignmentClient:
             return Alignment(facts["token"], rows, names, ids, numbers[by_number], **options)
         except DataError as error:
             raise InvalidMessage("VFL-6008", str(error)) from error
-
-
-def _with_printable_details(error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
-    """Return a copy whose details are safe to show: they may have come from the other end."""
-    metadata = error.initial_metadata(), error.trailing_metadata()
-    return grpc.aio.AioRpcError(error.code(), *metadata, details=printable(error.details() or ""))

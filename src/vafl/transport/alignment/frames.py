@@ -1,8 +1,11 @@
-"""The messages of an alignment: one byte for the kind, then a body. Every message is checked here."""
+"""The messages of an alignment: one byte for the kind, then a body. Every message is checked here.
+
+A client's first message has no kind: its terms, see `AlignmentTerms`.
+"""
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -12,11 +15,12 @@ from vafl.arrays import Integers
 from vafl.data.alignment.curve import POINT, SALT, TAG
 from vafl.errors import InvalidMessage
 from vafl.transport.alignment.reasons import LONGEST_REASON
+from vafl.transport.grpc.terms import Terms
 from vafl.transport.grpc.wire import SERVICE
 
 METHOD = "Align"
 PATH = f"/{SERVICE}/{METHOD}"
-PROTOCOL = 5
+PROTOCOL = 6
 CHUNK = 2048  # points or tags per message, which take less than 0.1 s to compute
 LARGEST_FRAME = 1 << 20  # bytes
 LARGEST_SET = 1 << 27  # ids of one party
@@ -27,26 +31,24 @@ ROW = _PAIR.itemsize
 class Kind(IntEnum):
     """The kind of a message."""
 
-    BEAT = 0  # both: a sign of life
-    HELLO = 1  # client: its terms, and how many ids it has
+    COUNT = 0  # client: how many ids it has, or how many loosened ids
+    PROGRESS = 1  # server: it has received a message of some client within the last heartbeat
     BEGIN = 2  # server: all clients are here, and how many ids the server has
-    POINTS = 3  # both: blinded ids
-    TAGS = 4  # client: tags of the server's points
-    AGAIN = 5  # server: repeat the exchange with loosened ids, since hardly any ids match
-    COUNT = 6  # client: how many loosened ids it has
+    SALT = 3  # client: the salt of the tags of one exchange
+    POINTS = 4  # both: blinded ids
+    TAGS = 5  # client: tags of the server's points
+    AGAIN = 6  # server: repeat the exchange with loosened ids, since hardly any ids match
     RESULT = 7  # server: the facts of the alignment, and how many rows this client has
     ROWS = 8  # server: places of the client's ids, and their row numbers
     RECEIVED = 9  # client: it has all its rows
     DONE = 10  # server: every client has its rows, and the server's alignment is on disk
     FAILED = 11  # server: the alignment has ended, and why
-    BUSY = 12  # server: a sign of life, when it has received a message of any client since the last one
-    SALT = 13  # client: the salt of the tags of one exchange
 
 
 ITEM = {Kind.POINTS: POINT, Kind.TAGS: TAG, Kind.ROWS: ROW, Kind.SALT: SALT}  # bytes per item
 _FACTS = 8192  # bytes
 _LARGEST = {  # bytes of a body that does not hold items; 0 for kinds that are not listed
-    **dict.fromkeys((Kind.HELLO, Kind.BEGIN, Kind.AGAIN, Kind.COUNT), _FACTS),
+    **dict.fromkeys((Kind.COUNT, Kind.BEGIN, Kind.AGAIN), _FACTS),
     Kind.RESULT: LARGEST_FRAME - 1,
     Kind.FAILED: LONGEST_REASON,
 }
@@ -103,16 +105,12 @@ def unpack_facts(body: bytes, **kinds: type) -> dict[str, Any]:
     return facts
 
 
-def checked_count(count: int) -> int:
-    """Return `count`, the number of ids that the other party has announced, if a party may have that many."""
+def unpack_count(body: bytes) -> int:
+    """Return the number of ids that the other party announces."""
+    count: int = unpack_facts(body, ids=int)["ids"]
     if not 0 < count <= LARGEST_SET:
         raise InvalidMessage("VFL-6036", f"a party must have 1 to {LARGEST_SET:,} ids. Found {count:,}.")
     return count
-
-
-def unpack_count(body: bytes) -> int:
-    """Return the number of ids that the other party announces."""
-    return checked_count(unpack_facts(body, ids=int)["ids"])
 
 
 def unpack_loosened(body: bytes, announced: int) -> int:
@@ -146,37 +144,13 @@ def unpack_rows(content: bytes | bytearray) -> tuple[Integers, Integers]:
 
 
 @dataclass(frozen=True)
-class Terms:
-    """The settings that must be equal at every party before anything is computed.
+class AlignmentTerms(Terms):
+    """The terms of an alignment.
 
     Attributes:
-        protocol: version of the alignment protocol.
-        run_id: network.run_id.
         parties: names of the clients.
         records: data.records.
     """
 
-    protocol: int
-    run_id: str
     parties: list[str]
     records: str
-
-    def difference(self, other: "Terms") -> str:
-        """Describe the terms that differ; empty if none do. `self` are the server's, `other` a client's."""
-        ours, theirs = asdict(self), asdict(other)
-        return "; ".join(
-            f"{name} {value!r} at the server, {theirs[name]!r} at the client"
-            for name, value in ours.items()
-            if value != theirs[name]
-        )
-
-
-def pack_hello(terms: Terms, ids: int) -> bytes:
-    """Return a client's first message."""
-    return pack_facts(Kind.HELLO, {**asdict(terms), "ids": ids})
-
-
-def unpack_hello(body: bytes) -> tuple[Terms, int]:
-    """Return a client's terms, and how many ids it has."""
-    facts = unpack_facts(body, protocol=int, run_id=str, parties=list, records=str, ids=int)
-    return Terms(**{name: facts[name] for name in Terms.__annotations__}), checked_count(facts["ids"])

@@ -2,7 +2,7 @@
 
 One `AlignmentServer` goes through these states once:
 
-    WAITING       clients connect and send HELLO; they may leave and come back
+    WAITING       clients connect and announce their ids; they may leave and come back
        │ every client is here: `_begun`
        v
     EXCHANGING    one exchange with each client, all at the same time
@@ -22,11 +22,11 @@ One `AlignmentServer` goes through these states once:
 Every state before DONE goes to FAILED if a client leaves (WAITING excepted), breaks the protocol or stays
 silent for too long, or if the server itself fails. `serve` then sends each client the reason it may read.
 
-Messages of one client's stream, in order. BEAT and BUSY may come at any time, FAILED instead of any message
-of the server:
+Messages of one client's stream, in order. PROGRESS may come at any time after COUNT, and FAILED instead of
+any message of the server. A client that is not admitted gets the reason as the status of its call:
 
     client                                    server
-    HELLO (terms, number of ids)  ────────>
+    terms, COUNT (number of ids)  ────────>
                                   <────────   BEGIN (number of ids)
     SALT, POINTS..., TAGS...      <───────>   POINTS...
                                   <────────   AGAIN (number of loosened ids)  ┐
@@ -57,8 +57,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-import grpc
-import grpc.aio
 import numpy as np
 import polars as pl
 
@@ -72,18 +70,19 @@ from vafl.transport.alignment.exchange import Offer, Progress, find
 from vafl.transport.alignment.frames import (
     LARGEST_FRAME,
     METHOD,
+    AlignmentTerms,
     Kind,
-    Terms,
     pack,
     pack_facts,
     pack_rows,
-    unpack_hello,
+    unpack,
+    unpack_count,
     unpack_loosened,
 )
 from vafl.transport.alignment.reasons import Unlike, advice, blaming, reason_for
 from vafl.transport.alignment.stream import TOLD_EVERY, AlignmentStream, together
-from vafl.transport.grpc.connection import identify, listen
-from vafl.transport.grpc.wire import SERVICE, channel_options
+from vafl.transport.grpc.admission import agree, first_message, identify, refuse, serve_streams
+from vafl.transport.grpc.local import ServerCall
 from vafl.transport.identity import Credentials
 from vafl.transport.settings import NetworkSettings
 
@@ -123,7 +122,7 @@ class AlignmentServer:
         self,
         ids: pl.Series,
         classes: tuple[str, ...] | None,
-        terms: Terms,
+        terms: AlignmentTerms,
         settings: NetworkSettings,
         credentials: Credentials | None,
         workers: int,
@@ -165,47 +164,37 @@ class AlignmentServer:
         # from logging that it was never retrieved.
         self._failure.add_done_callback(asyncio.Future.exception)
         settings = replace(self._settings, largest_message=LARGEST_FRAME)
-        server = grpc.aio.server(options=channel_options(settings))
-        handler = grpc.stream_stream_rpc_method_handler(self._stream)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
-        address = listen(server, settings, self._credentials)
-        await server.start()
-        listening(address)
-        work = asyncio.create_task(self._work(watch))
-        try:
-            await asyncio.wait((work, self._failure), return_when=asyncio.FIRST_COMPLETED)
-            return await (self._failure if self._failure.done() else work)
-        except BaseException as error:
-            self._reasons = {party: reason_for(party, error) for party in self._terms.parties}
-            raise
-        finally:
-            # End the work before the streams: it still uses them. Then let each stream send its last message
-            # and wait for the client to close, within limits.
-            work.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await work
-            self._over.set()
-            if self._streams:
-                await asyncio.wait(self._streams, timeout=self._settings.answer_timeout)
-            await server.stop(grace=1.0)
+        async with serve_streams(METHOD, self._stream, settings, self._credentials) as address:
+            listening(address)
+            reporting = asyncio.create_task(self._report_progress())
+            work = asyncio.create_task(self._work(watch))
+            try:
+                await asyncio.wait((work, self._failure), return_when=asyncio.FIRST_COMPLETED)
+                return await (self._failure if self._failure.done() else work)
+            except BaseException as error:
+                self._reasons = {party: reason_for(party, error) for party in self._terms.parties}
+                raise
+            finally:
+                # End the work before the streams: it still uses them. Then let each stream send its last
+                # message and wait for the client to close, within limits.
+                reporting.cancel()
+                work.cancel()
+                with suppress(asyncio.CancelledError, Exception):
+                    await work
+                self._over.set()
+                if self._streams:
+                    await asyncio.wait(self._streams, timeout=self._settings.answer_timeout)
 
     # --- one client's stream ---
 
-    async def _stream(self, _: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
+    async def _stream(self, context: ServerCall) -> None:
         """Admit a client and keep its stream open until the alignment is over. `_work` uses the stream."""
         if (task := asyncio.current_task()) is not None:
             self._streams.add(task)
             task.add_done_callback(self._streams.discard)
-        async with AlignmentStream(
-            "a client", context.read, context.write, self._settings, self._count_received
-        ) as stream:
-            try:
-                stream.other = party = self._identify(context)
-                count = await self._agree(stream)
-            except (RemoteFault, Stalled) as fault:
-                log.warning("refused %s: %s", stream.other, fault)
-                await stream.refuse(str(fault), self._settings.answer_timeout)
-                return
+        party, count = await self._admit(context)
+        stream = AlignmentStream(party, context, self._settings.patience)
+        async with stream.exchanging():
             client = self._clients[party] = _Client(stream, count)
             self._arrival.set()
             log.info("%s is here, with %s ids", party, f"{count:,}")
@@ -216,38 +205,45 @@ class AlignmentServer:
                 raise
             if self._reasons:
                 await stream.refuse(self._reasons[party], self._settings.answer_timeout)
-            await stream.flush()
+            else:
+                await stream.flush()
 
-    def _count_received(self) -> int:
-        """Return the number of messages from all clients, so that each learns whether there is progress."""
-        return sum(client.stream.heard for client in self._clients.values())
+    async def _admit(self, context: ServerCall) -> tuple[str, int]:
+        """Return the client's name and how many ids it has; abort the call if it may not take part."""
+        party = "a client"
+        try:
+            party = identify(context, self._credentials, self._terms.parties)
+            await agree(context, self._terms, self._settings.heartbeat)
+            kind, body = unpack(await first_message(context, self._settings.heartbeat))
+            if kind is not Kind.COUNT:
+                raise InvalidMessage("VFL-6052", f"the terms must be followed by COUNT. Found {kind.name}.")
+            count = unpack_count(body)
+            if self._begun or self._over.is_set():
+                raise InvalidMessage(
+                    "VFL-6053",
+                    "a client must connect before the alignment begins. Found one that has begun already. "
+                    "Start every party again for a new alignment.",
+                )
+        except (RemoteFault, Stalled) as fault:
+            log.warning("refused %s: %s", party, fault)
+            await refuse(context, fault)
+        return party, count
 
-    def _identify(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> str:
-        party = identify(context, self._credentials)
-        if party not in self._terms.parties:
-            known = ", ".join(self._terms.parties)
-            raise InvalidMessage(
-                "VFL-6051",
-                f'a client must be a party of this run. Found "{party}". The clients of this run: {known}.',
-            )
-        return party
+    async def _report_progress(self) -> None:
+        """Send PROGRESS to all clients after each heartbeat in which a message of some client arrived.
 
-    async def _agree(self, stream: AlignmentStream) -> int:
-        """Check a client's HELLO and return how many ids it has."""
-        terms, count = unpack_hello((await stream.hear(Kind.HELLO))[1])
-        if difference := self._terms.difference(terms):
-            raise InvalidMessage(
-                "VFL-6052",
-                f"the parties must agree on the alignment. Different: {difference}. Use the same "
-                "configuration at every party.",
-            )
-        if self._begun or self._over.is_set():
-            raise InvalidMessage(
-                "VFL-6053",
-                "a client must connect before the alignment begins. Found one that has begun already. Start "
-                "every party again for a new alignment.",
-            )
-        return count
+        So a client that is done with its own exchange goes on waiting while the others are not.
+        """
+        before = 0
+        while True:
+            await asyncio.sleep(self._settings.heartbeat)
+            streams = [client.stream for client in self._clients.values()]
+            # The 1 stands for a client's COUNT, so a client also hears of its own admission.
+            now = sum(1 + stream.received for stream in streams)
+            for stream in streams:
+                if now != before and not stream.is_full:
+                    stream.put(pack(Kind.PROGRESS))
+            before = now
 
     def _lose(self, party: str, client: _Client) -> None:
         """Handle a client that went away. It may come back only before the exchanges have begun."""

@@ -41,7 +41,6 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
@@ -69,11 +68,12 @@ from vafl.protocol.settings import LARGEST_COUNT
 from vafl.transport.codec import Codec
 from vafl.transport.encodings import Frame
 from vafl.transport.grpc.connection import Allowance
-from vafl.transport.grpc.local import ClientStream, LocalCall, Metadata
+from vafl.transport.grpc.local import ClientCall, LocalCall, Metadata
 from vafl.transport.grpc.pace import Pace
-from vafl.transport.grpc.reconnect import FIRST_PAUSE, LONGEST_PAUSE, Reconnect, open_channel
+from vafl.transport.grpc.reconnect import FIRST_PAUSE, LONGEST_PAUSE, Reconnect, dial
 from vafl.transport.grpc.session import Session
-from vafl.transport.grpc.wire import CLAIM, INSTANCE, PATH, TAKES_OVER, Agreement, printable
+from vafl.transport.grpc.terms import Agreement
+from vafl.transport.grpc.wire import CLAIM, INSTANCE, PATH, TAKES_OVER, printable
 from vafl.transport.grpc.worker import HELD_BACK, Worker
 from vafl.transport.identity import Credentials
 from vafl.transport.settings import NetworkSettings
@@ -172,13 +172,13 @@ class FederationClient:
 
     async def _run_session(self) -> str:
         """Open one connection and use it until it is lost or the run ends; return the server's reason."""
-        async with self._dial() as stream:
-            self._current = session = Session(stream, self._settings.largest_message)
+        async with self._dial() as call:
+            self._current = session = Session(call, self._settings.largest_message)
             session.say([self._terms.to_bytes()])
             self._worker.do(partial(self._join, session))
             self.reconnects += 1
             try:
-                return await session.run(partial(self._hear, session))
+                return await session.converse(partial(self._hear, session))
             except grpc.aio.AioRpcError:
                 if session.welcome:
                     self._reconnect.welcomed = True
@@ -195,12 +195,12 @@ class FederationClient:
                     raise self._failure
 
     @asynccontextmanager
-    async def _dial(self) -> AsyncIterator[ClientStream]:
+    async def _dial(self) -> AsyncIterator[ClientCall]:
         if self._connect is not None:
             yield self._connect(self._metadata())
             return
-        async with open_channel(self._settings, self._credentials) as channel:
-            yield channel.stream_stream(PATH)(metadata=self._metadata())
+        async with dial(PATH, self._metadata(), self._settings, self._credentials) as call:
+            yield call
 
     def _metadata(self) -> Metadata:
         """Return the call's metadata: the party, its process, and whether that may take another's place.
@@ -323,10 +323,8 @@ class FederationClient:
         the connection ends first.
         """
         self._act(self._after)
-        room: Future[bool] = Future()
         self._worker.tell(session.say, self._codec.contents(answers))
-        self._worker.tell(session.find_room, room)
-        return room.result()
+        return self._worker.wait_for(session.find_room())
 
     def _wait_for_pace(self, session: Session, seconds: float, answers: list[ClientMessage]) -> bool:
         """Send answers, then wait. Return False if the connection ends first.
@@ -334,10 +332,8 @@ class FederationClient:
         The client reads nothing meanwhile, so flow control makes the server wait as well.
         """
         self._act(self._after)
-        over: Future[bool] = Future()
         self._worker.tell(session.say, self._codec.contents(answers))
-        self._worker.tell(session.pause, seconds, over)
-        return over.result()
+        return self._worker.wait_for(session.pause(seconds))
 
     def _act(self, act: Callable[[], Result]) -> Result:
         """Call `act`, and blame the server for a failure that it has caused.

@@ -43,8 +43,11 @@ class Outbox(_Awaited):
             await self._wait()
         return self._contents.popleft()
 
-    def clear(self) -> None:
+    def clear(self) -> int:
+        """Remove all contents and return their number of bytes."""
+        dropped = sum(len(content) for content in self._contents if content is not None)
         self._contents.clear()
+        return dropped
 
 
 class Credit(_Awaited):

@@ -117,5 +117,5 @@ class LocalCall:
         return grpc.aio.Metadata()
 
 
-ServerStream: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes] | LocalContext"
-ClientStream: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes] | LocalCall"
+ServerCall: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes] | LocalContext"
+ClientCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes] | LocalCall"

@@ -1,15 +1,18 @@
-"""Open a client's channel to the server, and decide after a failure whether and when to dial again."""
+"""Open a client's stream to the server, and decide after a failure whether and when to dial again."""
 
 import asyncio
 import logging
 import random
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import grpc
 import grpc.aio
 
 from vafl.errors import RemoteFault, Stalled
-from vafl.transport.grpc.wire import channel_options, printable
+from vafl.transport.grpc.local import Metadata
+from vafl.transport.grpc.wire import channel_options
 from vafl.transport.identity import LOOPBACK_OPTIONS, Credentials, closed_early, refusal, require_loopback
 from vafl.transport.settings import NetworkSettings
 
@@ -27,8 +30,11 @@ _FATAL = (  # a new attempt would be refused as well
 _CERTAIN = 5
 
 
-def open_channel(settings: NetworkSettings, credentials: Credentials | None) -> grpc.aio.Channel:
-    """Open a channel to `settings.address`: with mutual TLS, or without credentials in plaintext on loopback.
+@asynccontextmanager
+async def dial(
+    path: str, metadata: Metadata, settings: NetworkSettings, credentials: Credentials | None
+) -> AsyncIterator["grpc.aio.StreamStreamCall[bytes, bytes]"]:
+    """Open a stream to `settings.address` for the block: with mutual TLS, or in plaintext on loopback.
 
     Raises:
         ConfigError: the certificate has expired, or plaintext would leave this machine.
@@ -36,10 +42,13 @@ def open_channel(settings: NetworkSettings, credentials: Credentials | None) -> 
     options = channel_options(settings)
     if credentials is None:
         require_loopback(settings.address)
-        return grpc.aio.insecure_channel(settings.address, [*options, *LOOPBACK_OPTIONS])
-    credentials.require_in_date()
-    options += credentials.channel_options()
-    return grpc.aio.secure_channel(settings.address, credentials.channel_credentials(), options)
+        channel = grpc.aio.insecure_channel(settings.address, [*options, *LOOPBACK_OPTIONS])
+    else:
+        credentials.require_in_date()
+        options += credentials.channel_options()
+        channel = grpc.aio.secure_channel(settings.address, credentials.channel_credentials(), options)
+    async with channel:
+        yield channel.stream_stream(path)(metadata=metadata)
 
 
 class Reconnect:
@@ -60,12 +69,15 @@ class Reconnect:
     def judge(self, error: grpc.aio.AioRpcError) -> None:
         """Return if another attempt may succeed; raise otherwise.
 
+        Args:
+            error: the status of the stream, from `status_of`.
+
         Raises:
             RemoteFault: the server refused this party, or a message was too large.
             Unauthenticated: the TLS handshake was refused.
             Stalled: the server could not be reached for `patience` seconds.
         """
-        details = printable(error.details() or "")
+        details = error.details() or ""
         if error.code() in _FATAL:
             raise RemoteFault("VFL-6111", f"the server refused {self._party}: {details}") from error
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:  # the same message would be too large again

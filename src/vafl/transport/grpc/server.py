@@ -51,12 +51,10 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-import grpc
-import grpc.aio
 import numpy as np
 
 from vafl.arrays import Matrix
-from vafl.errors import InvalidMessage, RemoteFault
+from vafl.errors import InvalidMessage, RemoteFault, Stalled
 from vafl.names import LOCAL_CLIENT
 from vafl.protocol.messages import (
     ClientMessage,
@@ -70,9 +68,11 @@ from vafl.protocol.messages import (
 )
 from vafl.transport.codec import Codec
 from vafl.transport.encodings import Frame
-from vafl.transport.grpc.connection import Allowance, Connection, arrival, identify, listen, next_message
-from vafl.transport.grpc.local import LocalCall, Metadata, ServerStream
-from vafl.transport.grpc.wire import MANY_VIOLATIONS, METHOD, SERVICE, Agreement, channel_options
+from vafl.transport.grpc.admission import agree, arrival, identify, refuse, serve_streams
+from vafl.transport.grpc.connection import Allowance, Connection
+from vafl.transport.grpc.local import LocalCall, Metadata, ServerCall
+from vafl.transport.grpc.terms import Agreement
+from vafl.transport.grpc.wire import MANY_VIOLATIONS, METHOD
 from vafl.transport.grpc.worker import HELD_BACK, Worker
 from vafl.transport.identity import Credentials
 from vafl.transport.settings import NetworkSettings
@@ -239,23 +239,18 @@ class FederationServer(Generic[Served]):
             ConfigError: the server cannot listen on network.address.
             Exception: the error that `fail` was called with.
         """
-        server = grpc.aio.server(options=channel_options(self._settings))
-        handler = grpc.stream_stream_rpc_method_handler(self._stream)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
         self._loop = asyncio.get_running_loop()
-        address = listen(server, self._settings, self._credentials)
-        await server.start()
-        self._worker = Worker(self.fail)
-        listening(address)
-        timers = [asyncio.create_task(self._open()), asyncio.create_task(self._tick())]
-        try:
-            await self._over.wait()
-        finally:
-            for task in timers:
-                task.cancel()
-            await self._send_stop()
-            await self._worker.stop()
-            await server.stop(grace=1.0)
+        async with serve_streams(METHOD, self._converse, self._settings, self._credentials) as address:
+            self._worker = Worker(self.fail)
+            listening(address)
+            timers = [asyncio.create_task(self._open()), asyncio.create_task(self._tick())]
+            try:
+                await self._over.wait()
+            finally:
+                for task in timers:
+                    task.cancel()
+                await self._send_stop()
+                await self._worker.stop()
         if self._failure:
             raise self._failure
 
@@ -328,37 +323,26 @@ class FederationServer(Generic[Served]):
     def _dismiss(self, connection: Connection) -> None:
         self._dismissed.add(connection.client)
         stop = Stop(connection.client, self._reason, failed=self._failed)
-        connection.outbox.put(self._codec.encode(stop))
+        connection.put(self._codec.encode(stop))
 
     # --- one client's stream ---
-
-    async def _stream(self, _: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
-        await self._converse(context)
 
     def connect(self, metadata: Metadata) -> LocalCall:
         """Connect the client that runs inside this process; called on the event loop that serves."""
         return LocalCall(self._converse, metadata)
 
-    async def _converse(self, context: ServerStream) -> None:
+    async def _converse(self, context: ServerCall) -> None:
         connection = await self._admit(context)
         client = connection.client
         self._take_place(connection)
         log.info("%s is here", connection.party)
         if self._over.is_set():
             self._dismiss(connection)
-        parts = (
-            self._write(connection, context),
-            self._read(connection, context),
-            connection.expire(self._settings.answer_timeout),
-        )
-        tasks = [asyncio.create_task(part) for part in parts]
         try:
-            # Whichever task ends first closes the stream: the reader when the client closes it, the writer
-            # after the last queued message, the timer when an ending client does not read.
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            # Whatever ends first closes the stream: the reader when the client closes it, the writer after
+            # the last queued message, the timer when an ending client does not read.
+            await connection.run(self._read(connection), connection.expire(self._settings.answer_timeout))
         finally:
-            for task in tasks:
-                task.cancel()
             # A stream that was replaced is no longer its client's: then the newer stream speaks for the
             # client, and the protocol must not hear that it left.
             if self.connections.get(client) is connection:
@@ -378,47 +362,28 @@ class FederationServer(Generic[Served]):
         self._instances[connection.client] = connection.instance
         if older := self.connections.get(connection.client):
             log.warning("%s is here again: closing its older stream", connection.party)
-            older.outbox.clear()  # free the memory: the protocol resends what the client still needs
-            older.outbox.put(self._codec.encode(Refused(connection.client, self._replaced_reason)))
+            older.clear_outbox()  # free the memory: the protocol resends what the client still needs
+            older.put(self._codec.encode(Refused(connection.client, self._replaced_reason)))
             older.end()
         self.connections[connection.client] = connection
 
-    async def _admit(self, context: ServerStream) -> Connection:
+    async def _admit(self, context: ServerCall) -> Connection:
         """Identify the peer and check its terms; abort the call if it may not join this run."""
         # Refusals are counted by party. A name outside the run is counted as a stranger, so that a peer that
         # claims ever new names cannot make `violations` grow.
         party = _STRANGER
         try:
-            identity = identify(context, self._credentials)
-            if identity not in self.parties:
-                raise InvalidMessage(
-                    "VFL-6121",
-                    f'a client must be a party of this run. Found "{identity}". The clients of this run: '
-                    f"{', '.join(self.parties)}.",
-                )
-            party = identity
-            terms = Agreement.from_bytes(
-                await asyncio.wait_for(next_message(context), self._settings.heartbeat)
-            )
-            if difference := self._terms.difference(terms):
-                raise InvalidMessage(
-                    "VFL-6122",
-                    f"the parties must agree on the run's terms. Different: {difference}. Use the same "
-                    "configuration and data at every party.",
-                )
+            party = identify(context, self._credentials, self.parties)
+            await agree(context, self._terms, self._settings.heartbeat)
             instance, takes_over = arrival(context)
             if instance in self._replaced:
                 raise InvalidMessage("VFL-6123", self._replaced_reason)
             if not takes_over and not self._over.is_set():
                 self._require_free_place(party, instance)
-        except RemoteFault as fault:
+        except (RemoteFault, Stalled) as fault:
             self._count(party, fault)
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(fault))
-        except TimeoutError:
-            await context.abort(
-                grpc.StatusCode.DEADLINE_EXCEEDED, "the client did not send its terms in time"
-            )
-        return Connection(self.parties.index(party), party, instance)
+            await refuse(context, fault)
+        return Connection(context, self.parties.index(party), party, instance)
 
     def _require_free_place(self, party: str, instance: str) -> None:
         """Raise InvalidMessage if a new process would evict another process of its party from the run."""
@@ -432,7 +397,7 @@ class FederationServer(Generic[Served]):
             f"a party is one process at a time. Found {found} in the place of {party}. {self._taken_remedy}",
         )
 
-    async def _read(self, connection: Connection, context: ServerStream) -> None:
+    async def _read(self, connection: Connection) -> None:
         """Pass messages to the worker, as many at a time as the client has credit.
 
         Further messages stay unread, so HTTP/2 flow control makes the client wait. The Join must arrive
@@ -443,12 +408,12 @@ class FederationServer(Generic[Served]):
             self._everybody.set()
         await self._everybody.wait()
         try:
-            content = await asyncio.wait_for(next_message(context), self._settings.answer_timeout)
+            async with asyncio.timeout(self._settings.answer_timeout):
+                content = await connection.read()
         except TimeoutError:
             log.warning("%s opened a stream and did not join: closing the stream", connection.party)
             return
-        while content:
-            await connection.credit.take()  # returned when the worker has handled the message
+        while content is not None:
             connection.note_heard()
             # The worker may empty the inbox in its own thread at any time. Its first message schedules a
             # turn; a message behind others is taken in the turn that those have scheduled. So an inbox with
@@ -459,12 +424,7 @@ class FederationServer(Generic[Served]):
             # The client in this process needs no network, so it may well send far more than the others.
             if connection.party != LOCAL_CLIENT and (pause := self.vitals.heard(connection.client)):
                 await asyncio.sleep(pause)
-            content = await next_message(context)
-
-    async def _write(self, connection: Connection, context: ServerStream) -> None:
-        while (content := await connection.outbox.take()) is not None:
-            await context.write(content)
-            connection.give_credit()
+            content = await connection.read()
 
     def _deliver(
         self,
@@ -480,12 +440,9 @@ class FederationServer(Generic[Served]):
             ends: streams to end once their outbox is empty.
         """
         for connection, content in contents:
-            connection.note_sent()
-            connection.outbox.put(content)
+            connection.say(content)
         for connection in handled:
-            connection.handled += 1
-            connection.unhandled -= 1
-            connection.give_credit()
+            connection.note_handled()
         for connection in ends:
             connection.end()
 

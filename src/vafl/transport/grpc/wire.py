@@ -1,18 +1,13 @@
-"""Names, terms and gRPC options that both ends of a stream share, and the set-up of a party's process."""
+"""Names and gRPC options that both ends of a stream share, and the set-up of a party's process."""
 
 import asyncio
 import ctypes
-import hashlib
-import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Coroutine, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, get_origin, get_type_hints
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
-from vafl.errors import InvalidMessage
-from vafl.protocol.schedule import BatchSchedule
 from vafl.transport.settings import NetworkSettings
 
 SERVICE = "vafl.Federation"
@@ -23,119 +18,9 @@ INSTANCE = "vafl-instance"  # metadata: the random id of the client's process
 TAKES_OVER = "vafl-takes-over"  # metadata: "yes" if it may take the place of another process of its party
 PROTOCOL = 6
 LARGEST_TERMS = 16_384  # bytes
-_LONGEST_REASON = 1000  # characters of a peer's text that are shown
-_LONGEST_SETTING = 120  # characters of a setting; longer ones are cut and get a digest
 MANY_VIOLATIONS = 100  # refused messages after which the server closes a stream
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """The terms of a run, which must be equal at every party. A client sends its terms when it joins.
-
-    Attributes:
-        protocol: version of the network protocol.
-        run_id: network.run_id.
-        records: number of records.
-        record_digest: digest of the aligned records.
-        width: values of the embeddings.
-        clients: number of clients.
-        schedule_digest: see `schedule_digest`.
-        encoding: network.encoding.
-        settings: dotted name -> value, as `settled` writes them; empty if `model` determines them.
-        model: the trained model that is used; empty while one is trained.
-    """
-
-    protocol: int
-    run_id: str
-    records: int
-    record_digest: str
-    width: int
-    clients: int
-    schedule_digest: str
-    encoding: str
-    settings: dict[str, str] = field(default_factory=dict)
-    model: str = ""
-
-    def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> "Agreement":
-        """Read terms that another party has sent.
-
-        Raises:
-            InvalidMessage: the content is too long, not JSON, or has other fields or types.
-        """
-        if len(content) > LARGEST_TERMS:
-            raise InvalidMessage(
-                "VFL-6131",
-                f"terms must have at most {LARGEST_TERMS} bytes. Found {len(content):,}. Use the same "
-                "version of vafl at every party.",
-            )
-        try:
-            values = json.loads(content)
-            terms = cls(**values)
-        except (ValueError, TypeError, RecursionError) as error:
-            raise InvalidMessage(
-                "VFL-6132",
-                f"a stream must begin with the run's terms in the form of protocol {PROTOCOL}. Found other "
-                "content. Use the same version of vafl at every party.",
-            ) from error
-        for name, hint in get_type_hints(cls).items():
-            kind = get_origin(hint) or hint
-            value_kind = type(getattr(terms, name))
-            if value_kind is not kind:
-                raise InvalidMessage(
-                    "VFL-6133", f"{name} in the terms must be {kind.__name__}. Found {value_kind.__name__}."
-                )
-        if not all(type(value) is str for value in terms.settings.values()):
-            raise InvalidMessage("VFL-6134", "every setting in the terms must be text. Found another type.")
-        return terms
-
-    def entries(self) -> dict[str, str]:
-        """Return every term and setting by its name, as text for people."""
-        terms = {name: repr(value) for name, value in vars(self).items() if name != "settings"}
-        return terms | self.settings
-
-    def difference(self, other: "Agreement") -> str:
-        """Describe the terms that differ; empty if none do. `self` are the server's, `other` a client's."""
-        entries = differing(self.entries(), other.entries())
-        return printable("; ".join(f"{name} {a} at the server, {b} at the client" for name, a, b in entries))
-
-
-def differing(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Return (name, our value, their value) of all terms that differ.
-
-    Leave out digests if anything else differs: they do not tell people what to change.
-    """
-    names = dict.fromkeys([*ours, *theirs])
-    entries = [(name, ours.get(name, "nothing"), theirs.get(name, "nothing")) for name in names]
-    entries = [entry for entry in entries if entry[1] != entry[2]]
-    return [entry for entry in entries if not entry[0].endswith("_digest")] or entries
-
-
-def settled(sections: Mapping[str, Any]) -> dict[str, str]:
-    """Return settings as text, by dotted name. A long one is cut and followed by a digest of all of it."""
-    flat: dict[str, str] = {}
-    for section, values in sections.items():
-        for name, value in values.items() if isinstance(values, dict) else [("", values)]:
-            text = json.dumps(value, sort_keys=True)
-            if len(text) > _LONGEST_SETTING:
-                text = f"{text[:_LONGEST_SETTING]}... ({hashlib.sha256(text.encode()).hexdigest()[:16]})"
-            flat[f"{section}.{name}".removesuffix(".")] = text
-    return flat
-
-
-def schedule_digest(schedules: list[BatchSchedule]) -> str:
-    """Return a digest of the first two batches of each schedule.
-
-    It changes with the seed, the kind of schedule, the batch size and versions of libraries that deal out
-    other batches.
-    """
-    digest = hashlib.sha256()
-    for schedule in schedules:
-        digest.update(schedule.batch(0).tobytes() + schedule.batch(1).tobytes())
-    return digest.hexdigest()[:16]
+_LONGEST_REASON = 1000  # characters of a peer's text that are shown
+Result = TypeVar("Result")
 
 
 def printable(words: str) -> str:
@@ -171,8 +56,8 @@ def channel_options(settings: NetworkSettings) -> list[tuple[str, Any]]:
     ]
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
-    """Run a party's event loop, with uvloop if it is installed."""
+def run(main: Coroutine[Any, Any, Result]) -> Result:
+    """Run a party's event loop, with uvloop if it is installed, and return the result of `main`."""
     prepare_process()
     try:
         import uvloop  # noqa: PLC0415
@@ -181,7 +66,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
     except ImportError:
         factory = None
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(main)
+        return runner.run(main)
 
 
 def prepare_process() -> None:

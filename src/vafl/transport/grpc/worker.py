@@ -4,8 +4,9 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,6 +18,7 @@ _BEARABLE = 0.02  # seconds per message below which a function on the event loop
 _PROVEN = 16  # brief functions in a row before work moves to the event loop
 _MOST_CREDIT = 64  # limit of the credit that brief functions earn
 
+Answer = TypeVar("Answer")
 # A function returns how many messages it has handled. None counts as one. Return 0 to leave a brief call out
 # of the timing statistics. A future is set once all work before it is done.
 Work = Callable[[], int | None] | asyncio.Future[None]
@@ -99,6 +101,10 @@ class Worker:
         except RuntimeError:
             if not self._loop.is_closed():
                 raise
+
+    def wait_for(self, answer: Coroutine[Any, Any, Answer]) -> Answer:
+        """Run a coroutine on the event loop and wait for its result. Only the thread may call this."""
+        return asyncio.run_coroutine_threadsafe(answer, self._loop).result()
 
     async def settle(self) -> None:
         """Wait until all work given so far is done."""
