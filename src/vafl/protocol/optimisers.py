@@ -1,17 +1,21 @@
-"""Optimisers: SGD and Adam without the overhead of torch.optim, and any other class of torch.optim.
+"""Optimisers: SGD and Adam without the overhead of torch.optim's classes, and any other class of torch.optim.
 
-SGD is a loop of this package. Adam calls torch's fused kernel directly. The wrapper in torch.optim costs more
-than the arithmetic of a small model at every step, and a second and 80 MB at the first step.
+SGD is a line of numpy. Adam uses the functions of torch.optim. Its classes, `torch.optim.Adam(fused=True)`,
+make an update of a linear model 17 % slower, of an MLP 13 % and of a table's model 11 %, and their first step
+takes a second and 80 MB. Calling torch's private kernel would gain another 5 %.
 """
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
 
 from vafl import kernels
 from vafl.arrays import Array
@@ -95,39 +99,39 @@ class Adam:
         self._values = _memory(parameters)
         self._means = [torch.zeros_like(value) for value in self._values]
         self._squares = [torch.zeros_like(value) for value in self._values]
-        self._steps = torch.zeros(())
-        self._kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
-        self._betas, self._eps, self._decay = (first, second), eps, decay
-
-    def step(self, gradients: Sequence[Array], step_size: float) -> None:
-        self._steps += 1
-        self._kernel(
+        self._steps = [torch.zeros(()) for _ in self._values]
+        self._descend = partial(
+            adamw if decoupled else adam,
             self._values,
-            [torch.from_numpy(gradient).contiguous() for gradient in gradients],
-            self._means,
-            self._squares,
-            [],
-            [self._steps] * len(self._values),
-            lr=step_size,
-            beta1=self._betas[0],
-            beta2=self._betas[1],
-            weight_decay=self._decay,
-            eps=self._eps,
+            exp_avgs=self._means,
+            exp_avg_sqs=self._squares,
+            max_exp_avg_sqs=[],
+            state_steps=self._steps,
+            fused=True,
+            beta1=first,
+            beta2=second,
+            weight_decay=decay,
+            eps=eps,
             amsgrad=False,
             maximize=False,
         )
 
+    def step(self, gradients: Sequence[Array], step_size: float) -> None:
+        self._descend(grads=[torch.from_numpy(gradient).contiguous() for gradient in gradients], lr=step_size)
+
     def state(self) -> dict[str, Any]:
         return {
             "state": {
-                place: {"step": self._steps.clone(), "exp_avg": mean, "exp_avg_sq": square}
-                for place, (mean, square) in enumerate(zip(self._means, self._squares, strict=True))
+                place: {"step": step, "exp_avg": mean, "exp_avg_sq": square}
+                for place, (step, mean, square) in enumerate(
+                    zip(self._steps, self._means, self._squares, strict=True)
+                )
             }
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         for place, saved in state["state"].items():
-            self._steps.copy_(saved["step"])
+            self._steps[place].copy_(saved["step"])
             self._means[place].copy_(saved["exp_avg"])
             self._squares[place].copy_(saved["exp_avg_sq"])
 
