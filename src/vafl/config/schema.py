@@ -1,7 +1,7 @@
-"""One TOML describes a run. Every section is a frozen settings object of the room that uses it.
+"""The configuration of a run: one TOML file. Each section is a frozen dataclass in the package that uses it.
 
-Reading is strict: unknown keys fail with "did you mean", wrong types name what was expected, and the
-settings check their own values when they are made.
+Reading is strict. An unknown key is an error with a suggestion, a wrong type is an error that names the
+expected type, and each section checks its values when it is created.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from vafl.scope import Scope, declarations, section, setting
 from vafl.simulation.delays import DelaySettings
 from vafl.transport.settings import NetworkSettings
 
-_LARGEST_SEED = 2**53  # streams count up from it, and what reads JSON knows no larger whole number
+_LARGEST_SEED = 2**53  # random streams count up from it, and JSON readers lose the digits of larger integers
 # The defaults for tables: chosen on six public tables, judged on five others (python -m experiments.tables).
 TABLE_DEFAULTS: dict[str, dict[str, Any]] = {
     "data": {"test_fraction": 0.2, "validation_fraction": 0.1},
@@ -45,12 +45,12 @@ TABLE_DEFAULTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides a run.
+    """All settings of a run.
 
     Attributes:
-        seed: fixes initial models, batches, test rows and delays (never the privacy noise).
-        threads: of the arithmetic, torch's and numpy's; small models are fastest with one.
-        tables: party name -> its own table, for data.name = "tables"; a party's file needs its own only.
+        seed: determines initial models, batches, test rows and delays, but never the privacy noise.
+        threads: the number of threads that torch and numpy use. Small models are fastest with one.
+        tables: party name -> its table, for data.name = "tables". A party's file needs only its own table.
     """
 
     seed: int = setting(0, scope=Scope.MODEL)
@@ -79,14 +79,14 @@ class Config:
         if self.stop.patience and not self.data.validation_fraction:
             raise ConfigError(
                 "VFL-1013",
-                "stop.patience needs data.validation_fraction above 0: a run that ends when the test rows "
-                "like it best says nothing about other rows. Found 0.",
+                "stop.patience needs data.validation_fraction above 0: if the test rows decide when the run "
+                "ends, they no longer measure how it does on new rows. Found 0.",
             )
         if self.rule.name == "sync" and self.schedule.seed == "private":
             raise ConfigError(
                 "VFL-1014",
-                'schedule.seed = "private" keeps a client\'s batches to itself, and rule.name = "sync" gives '
-                'all clients the same. Set schedule.seed = "shared", or another rule.',
+                'schedule.seed = "private" hides a client\'s batches from the others, but rule.name = "sync" '
+                'needs the same batches at all clients. Set schedule.seed = "shared", or another rule.',
             )
         if self.tables:
             self._check_tables()
@@ -100,49 +100,49 @@ class Config:
             if not (table.path and table.id):
                 raise ConfigError(
                     "VFL-1015",
-                    f"[tables.{name}] needs path (the file) and id (the column that says whose line it is). "
+                    f"[tables.{name}] needs path (the file) and id (the column that identifies the record). "
                     f'Found path "{table.path}", id "{table.id}".',
                 )
             if name not in known:
                 raise ConfigError(
                     "VFL-1016",
                     f'[tables.{name}] is no party of this run. Its parties: {", ".join(known)}. Add "{name}" '
-                    "to data.parties, or take the section out.",
+                    "to data.parties, or remove the section.",
                 )
             if table.label and name != LABEL_HOLDER:
                 raise ConfigError(
                     "VFL-1017",
-                    f"the labels are the server's: [tables.{LABEL_HOLDER}] names their column, and no other "
-                    f'section does. Found label = "{table.label}" in [tables.{name}].',
+                    f"only the server has labels: [tables.{LABEL_HOLDER}] names their column. "
+                    f'Found label = "{table.label}" in [tables.{name}]. Remove it there.',
                 )
             if table.weight and name != LABEL_HOLDER:
                 raise ConfigError(
                     "VFL-1018",
-                    f"the weights of records are the server's: [tables.{LABEL_HOLDER}] names their column. "
-                    f'Found weight = "{table.weight}" in [tables.{name}]. Name it there, or leave it out.',
+                    f"only the server has weights of records: [tables.{LABEL_HOLDER}] names their column. "
+                    f'Found weight = "{table.weight}" in [tables.{name}]. Remove it there.',
                 )
 
     def _check_weights(self) -> None:
-        """Refuse weights of records beside labels that are protected.
+        """Refuse record weights if labels are protected.
 
-        A weight scales the gradient of its record, and it may depend on the record's true label, which
-        randomised response would then not hide.
+        A weight scales the gradient of its record. If it depends on the record's true label, it reveals what
+        randomised response hides.
         """
         column = self.tables[LABEL_HOLDER].weight if LABEL_HOLDER in self.tables else self.data.weight
         if column and self.labels.epsilon:
             raise ConfigError(
                 "VFL-1019",
-                "labels.epsilon guarantees that gradients say little about a record's label, but a weight "
-                f'scales them by a value that may depend on it. Found the weight column "{column}". Leave it '
-                "out, or use model.class_weight, which follows from the labels that were drawn.",
+                "labels.epsilon limits what gradients reveal about a record's label, but a weight scales "
+                f'them by a value that may depend on the label. Found the weight column "{column}". Leave it '
+                "out, or use model.class_weight, which is computed from the randomised labels.",
             )
 
     def _check_secure_sum(self) -> None:
-        """Masks cancel in the sum over all clients of one round, and in nothing else."""
+        """Refuse settings under which masks would not cancel, or a sum would reveal one client's scores."""
         model, rule, network = self.model, self.rule, self.network
         asynchronous = "asynchronous release would reveal differences between a client's embeddings"
-        fresh = "every round sums its rows anew"
-        alone = "where all clients but one lack a record, the sum is that client's score and constants"
+        fresh = "every round sums the current scores of its rows"
+        alone = "if only one client has a record, the sum is that client's score plus constants"
         needs = (
             ("data.records", self.data.records, "common", alone),
             ("rule.name", rule.name, "sync", asynchronous),
@@ -150,10 +150,10 @@ class Config:
             ("rule.start", rule.start, "zeros", fresh),
             ("rule.delay_bound", rule.delay_bound, 0, fresh),
             ("schedule.refresh", self.schedule.refresh, "none", fresh),
-            ("model.embedding", model.embedding, "linear", "scores of other models are not what is summed"),
-            ("model.head", model.head, "bias", "other heads see more of the embeddings than scores"),
+            ("model.embedding", model.embedding, "linear", "only scores of linear models can be summed"),
+            ("model.head", model.head, "bias", "other heads need more than the sum of the scores"),
             ("network.encoding", network.encoding, "float32", "masked scores cannot be rounded"),
-            ("network.largest_norm", network.largest_norm, 0.0, "the server sees no embedding to measure"),
+            ("network.largest_norm", network.largest_norm, 0.0, "the server cannot measure masked scores"),
         )
         for name, found, needed, why in needs:
             if found != needed:
@@ -165,22 +165,22 @@ class Config:
                 )
 
     def to_toml(self) -> str:
-        """The whole configuration, defaults included, as a file that reads back to the same."""
+        """Return the whole configuration with all defaults as TOML. Reading it returns an equal Config."""
         return tomli_w.dumps(self.document())
 
     def document(self) -> dict[str, Any]:
-        """The same as nested dictionaries."""
+        """Return the whole configuration as nested dictionaries."""
         document: dict[str, Any] = _plain(self)
         return document
 
 
 def read_config(path: Path, overrides: list[str] | None = None) -> Config:
-    """Reads a TOML file; `overrides` are `section.key=value` and win over the file."""
+    """Read a TOML file. `overrides` are texts `section.key=value` that take precedence over the file."""
     return from_document(read_document(path, overrides))
 
 
 def read_document(path: Path, overrides: list[str] | None = None) -> dict[str, Any]:
-    """The same as nested dictionaries, before any setting is checked."""
+    """Read a TOML file as nested dictionaries, without checking any setting."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -194,15 +194,15 @@ def read_document(path: Path, overrides: list[str] | None = None) -> dict[str, A
 
 
 def from_document(document: dict[str, Any]) -> Config:
-    """Make a Config from nested dictionaries, as tomllib gives them."""
+    """Make a Config from nested dictionaries, as tomllib returns them."""
     return make(Config, _with_table_defaults(document) if _takes_table_defaults(document) else document)
 
 
 def _takes_table_defaults(document: dict[str, Any]) -> bool:
-    """Whether the run is on one table or several, and leaves the model open.
+    """Return whether the run uses tables and its configuration does not choose another model.
 
-    Private modes and secure sums are for models whose features depend on no other record. They keep the
-    general defaults.
+    Runs with private modes or secure sums keep the general defaults, because they need features that do not
+    depend on other records.
     """
     sections = {name: document.get(name, {}) for name in ("data", "model", "privacy")}
     if not all(isinstance(section, dict) for section in sections.values()):
@@ -213,7 +213,7 @@ def _takes_table_defaults(document: dict[str, Any]) -> bool:
 
 
 def _with_table_defaults(document: dict[str, Any]) -> dict[str, Any]:
-    """The document with the defaults for tables in place of the general ones. What it gives stays."""
+    """Return the document with the defaults for tables filled in. Its own values take precedence."""
     whole = dict(document)
     for name, defaults in TABLE_DEFAULTS.items():
         values = document.get(name, {})
@@ -234,11 +234,11 @@ def _override(document: dict[str, Any], text: str) -> None:
     try:
         document[last] = tomllib.loads(f"value = {value.strip()}")["value"]
     except tomllib.TOMLDecodeError:
-        document[last] = value.strip()  # a bare word is a string: --set rule.name=sync
+        document[last] = value.strip()  # a word without quotes is a string: --set rule.name=sync
 
 
 def _anchor_paths(document: dict[str, Any], folder: Path) -> None:
-    """Relative files in a config are meant from where the config lies."""
+    """Make relative paths absolute. They start at the configuration file's folder."""
     for name, key, declared in declarations(Config):
         table = document.get(name)
         if declared.is_path and isinstance(table, dict) and isinstance(table.get(key), str) and table[key]:

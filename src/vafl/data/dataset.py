@@ -47,7 +47,7 @@ class Dataset:
 
     @property
     def is_table(self) -> bool:
-        """Whether columns have different scales, as in tables and series, but not in images."""
+        """Return whether columns have different scales, as in tables and series, but not in images."""
         return self.features.ndim < 4
 
     def _check_finite(self) -> None:

@@ -132,12 +132,12 @@ class Profile:
 
     @property
     def is_numeric(self) -> bool:
-        """Whether the column holds numbers: by its type, or as text."""
+        """Return whether the column holds numbers: by its type, or as text."""
         return not is_text(self.type) or self.numbers >= _ARE_NUMBERS * self.present
 
     @property
     def is_dated(self) -> bool:
-        """Whether the column holds dates: by its type, or as text in ISO 8601 with or without a time."""
+        """Return whether the column holds dates: by its type, or as text in ISO 8601."""
         return is_date(self.type) or (self.present > 0 and self.dates >= _ARE_DATES * self.present)
 
     @property

@@ -115,7 +115,7 @@ class DataSettings:
 
     @property
     def is_tabular(self) -> bool:
-        """Whether parties read and encode tables: one file each, or columns of one file."""
+        """Return whether parties read and encode tables: one file each, or columns of one file."""
         return self.name in ("csv", "tables")
 
     @property

@@ -128,7 +128,7 @@ class ModelSettings:
 
     @property
     def has_factory(self) -> bool:
-        """Whether `embedding` names the user's code instead of a built-in model."""
+        """Return whether `embedding` names the user's code instead of a built-in model."""
         return self.embedding not in _BUILT_IN
 
     def loss_for(self, classes: int) -> str:

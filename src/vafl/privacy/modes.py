@@ -58,7 +58,7 @@ class Protection:
 
     @property
     def exposes_model(self) -> bool:
-        """Whether uploads show weights that were trained on records.
+        """Return whether uploads show weights that were trained on records.
 
         An audit must then look for a record in the uploads of other records too.
         """
@@ -66,7 +66,7 @@ class Protection:
 
     @property
     def carries_records(self) -> bool:
-        """Whether the trained weights carry records past the noise, into the uploads of other records.
+        """Return whether the trained weights carry records past the noise, into the uploads of other records.
 
         An upload then costs privacy for every record that the model was trained on, not only for the
         uploaded one.

@@ -39,7 +39,7 @@ class Poll:
 
     @property
     def is_open(self) -> bool:
-        """Whether an answer may still come in time."""
+        """Return whether an answer may still come in time."""
         return bool(self.waiting)
 
 

@@ -180,7 +180,7 @@ class NetworkDriver:
         return []
 
     def _must_wait_for_joins(self, federation: FederationServer[Server]) -> bool:
-        """Whether a client is connected and about to join: asked a moment later, it can answer too."""
+        """Return whether a client is connected and about to join: asked a moment later, it can answer too."""
         if not federation.connections.keys() & federation.server.absent:
             self._joining_since = None
             return False

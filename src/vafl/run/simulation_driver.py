@@ -29,7 +29,7 @@ class Runtime(Clock, Protocol):
 
     @property
     def over(self) -> bool:
-        """Whether no step can be made any more, because clients have spent their privacy budgets."""
+        """Return whether no step can be made any more, because clients have spent their privacy budgets."""
 
     @property
     def stalled(self) -> str:

@@ -39,7 +39,9 @@ def _beside_actual(held: Scores) -> Markup:
         )
     chart.diagonal()
     left_out = f" {share(1 - inside)} of the rows lie outside the drawing." if inside < 1 else ""
-    says = f"The darker, the more rows. On the dashed line, the prediction is the actual value.{left_out}"
+    says = (
+        f"Darker cells hold more rows. On the dashed line, prediction and actual value are equal.{left_out}"
+    )
 
     errors = held.scores - held.labels
     reach = max(abs(end) for end in usual_range(errors, share=0.98))
@@ -49,11 +51,11 @@ def _beside_actual(held: Scores) -> Markup:
         right.bar(start, end, number, says=f"{plain(start)} to {plain(end)}: {count(number)} rows")
     near, far = np.quantile(np.abs(errors), (0.5, 0.9))
     spread = (
-        f"Half of the predictions are within {rounded(near)} of the actual value, nine in ten within "
-        f"{rounded(far)}. The middle of the errors is at {rounded(np.median(errors), 2)}."
+        f"Half of the predictions are within {rounded(near)} of the actual value, 90% are within "
+        f"{rounded(far)}. The median error is {rounded(np.median(errors), 2)}."
     )
     return blocks.section(
-        "How near its predictions are",
+        "Predictions and errors",
         blocks.figures(
             blocks.figure(
                 "Predicted and actual", chart.svg("density", "Predicted and actual values", says), says
@@ -97,7 +99,7 @@ def _by_size(held: Scores) -> Markup:
         for number, tenth in enumerate(tenths, 1)
     ]
     return blocks.section(
-        "Whether large and small values are predicted equally well",
+        "Errors by size of the prediction",
         blocks.figures(
             blocks.figure("Means by tenth", left.svg("means", "Mean prediction and actual mean", says), says),
             blocks.figure("Error by tenth", right.svg("error-tenths", "Error by tenth", sizes), sizes),

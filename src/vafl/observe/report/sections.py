@@ -69,9 +69,8 @@ def header(inputs: Inputs) -> Markup:
     columns = f"{count(sum(known))} columns of " if len(known) == len(parties) else "columns of "
     lead = (
         f"The model predicts {quoted(target(inputs))} from {columns}{listed(parties)}"
-        f"{where}. It was trained on "
-        f"{count(rows['train'])} rows and is judged here by {count(rows[inputs.part])} others that it was "
-        "not trained on."
+        f"{where}. It was trained on {count(rows['train'])} rows. "
+        f"The figures on this page are from {count(rows[inputs.part])} other rows."
     )
     return element(
         "header",
@@ -89,15 +88,15 @@ def _warnings(inputs: Inputs) -> list[Markup]:
             blocks.notice(
                 "Measured on validation rows.",
                 "The model was selected on the same rows, so its figures are somewhat too good. Hold out "
-                "test rows (`data.test_fraction`) for figures to rely on.",
+                "test rows (`data.test_fraction`) for reliable figures.",
             )
         )
     elif inputs.run.watched == "test":
         found.append(
             blocks.notice(
-                "Test rows were watched during training.",
-                "Without validation rows, training may have stopped by them. Set `data.validation_fraction` "
-                "for an independent test.",
+                "Test rows were used during training.",
+                "There were no validation rows, so the test rows may have decided when training stopped. Set "
+                "`data.validation_fraction` for an independent test.",
                 kind="plain",
             )
         )
@@ -120,7 +119,7 @@ def _absences(inputs: Inputs) -> list[Markup]:
         found.append(
             blocks.notice(
                 f"Never uploaded: {listed(list(map(party_name, never)))}.",
-                "The model has learnt nothing from the data of these parties, though they belong to the run.",
+                "These parties belong to the run, but the model has learnt nothing from their data.",
                 kind="bad",
             )
         )
@@ -157,7 +156,7 @@ def result(inputs: Inputs) -> Markup:
         says = f"{metric_name(metric)} on the {part} rows; {better} is better. The bar is the 95% interval."
         content.append(
             blocks.figures(
-                blocks.figure("Beside the baselines", drawing, says),
+                blocks.figure("Compared with the baselines", drawing, says),
                 element("div", _added(inputs, metric, value), class_="beside"),
             )
         )
@@ -172,7 +171,7 @@ def result(inputs: Inputs) -> Markup:
         for name in ordered
     ]
     caption = f"Every metric on the {part} rows"
-    return blocks.section("How good it is", *content, blocks.table(headings, table, caption))
+    return blocks.section("How good the model is", *content, blocks.table(headings, table, caption))
 
 
 def _between(metric: str, interval: Interval | None) -> str:
@@ -233,12 +232,12 @@ def _added(inputs: Inputs, metric: str, value: float) -> Markup:
         against = f"than {quoted(baseline_name(name))}"
         if name == "trivial":
             against = (
-                "than a model that knows how often each class occurs and nothing about the rows"
+                "than a model that knows only how often each class occurs"
                 if run.summary["classes"]
                 else "than predicting the mean for every row"
             )
         elif name == ALONE:
-            against = "than the label holder's own columns alone: this is what the other parties' data add"
+            against = "than the label holder's columns alone: this is what the other parties' data add"
         certain = _certainty(inputs, metric) if name == ALONE else ""
         said.append(
             blocks.text(
@@ -247,8 +246,8 @@ def _added(inputs: Inputs, metric: str, value: float) -> Markup:
         )
     if ALONE not in run.summary["baselines"] and LOCAL_CLIENT not in inputs.columns:
         none = (
-            "The label holder has no columns in this run, so there is no model of its own data to "
-            "compare with."
+            "The label holder has no columns in this run, so there is no model of its data alone to compare "
+            "with."
         )
         said.append(blocks.note(none))
     return element("div", said)
@@ -267,7 +266,7 @@ def _certainty(inputs: Inputs, metric: str) -> str:
     low, high = (signed(_difference(metric, end)) for end in ends)
     said = f" The 95% interval of this gain is {low} to {high}; both models were measured on the same rows."
     if ends[0] <= 0 <= ends[1]:
-        said += " It includes 0, so the difference may be chance."
+        said += " It includes 0, so the difference may be due to chance."
     return said
 
 
@@ -304,8 +303,8 @@ def parties(inputs: Inputs) -> Markup:
     sizes = [
         f"{count(number)} {words}"
         for part, words in (
-            ("train", "to train on"),
-            ("validation", "to choose the model by"),
+            ("train", "to train the model"),
+            ("validation", "to select the model"),
             ("test", "to test it"),
         )
         if (number := rows[part])
@@ -333,7 +332,7 @@ def parties(inputs: Inputs) -> Markup:
         took += ", in one place."
     elif summary["simulated"]:
         took += (
-            f" and {duration(summary['seconds'])} on the simulator's clock, a forecast for a real network."
+            f" and {duration(summary['seconds'])} on the simulator's clock, an estimate for a real network."
         )
     else:
         took += f" and {duration(summary['seconds'])}."
@@ -345,7 +344,7 @@ def parties(inputs: Inputs) -> Markup:
                 + (_NO_NETWORK if LOCAL_CLIENT in inputs.columns else "")
             )
         )
-    return blocks.section("Whose data, and what moved", *content)
+    return blocks.section("Parties and traffic", *content)
 
 
 def importance(inputs: Inputs) -> Markup:
@@ -388,7 +387,7 @@ def _importance(inputs: Inputs, found: Importance) -> list[Content]:
         heading = "By column" if len(columns) <= _MOST_COLUMNS else f"The {_MOST_COLUMNS} strongest columns"
         content.append(blocks.figure(heading, drawing, "The same for one column at a time."))
     else:
-        note = "The parties have not named single columns; each may allow it in its own configuration."
+        note = "No party allowed the measurement of single columns (`prediction.importance`)."
         content.append(element("div", blocks.note(note)))
     lines = [
         [
@@ -402,7 +401,7 @@ def _importance(inputs: Inputs, found: Importance) -> list[Content]:
     lead = f"The model relies most on {quoted(party_name(most))}."
     if largest.drop is not None:
         lead += (
-            f" Without the information in its rows, {metric_name(metric)} would be "
+            f" If its data are shuffled, {metric_name(metric)} is "
             f"{_difference(metric, abs(largest.drop))} {'worse' if largest.drop >= 0 else 'better'}."
         )
     headings = ["Party", f"{metric_name(metric)} lost", "Loss added", "Standard deviation"]
@@ -413,8 +412,8 @@ def _importance(inputs: Inputs, found: Importance) -> list[Content]:
         blocks.figures(*content),
         blocks.table(headings, lines, "What shuffling each party's data does to the model"),
         blocks.note(
-            "Parties that know the same thing can replace each other: each then looks less important than "
-            "both together are."
+            "If two parties have similar data, each can replace the other. Each then looks less important "
+            "than both are together."
         ),
     ]
 
@@ -487,7 +486,7 @@ def _records(inputs: Inputs) -> list[Markup]:
     delta = inputs.accounts[0]["delta"]
     headings = ["Party", "Records", "mu spent", f"epsilon at delta {delta:g}", "mu allowed"]
     spent = blocks.table(headings, lines, "Privacy spent on any one record")
-    simulated = " In a simulation nothing is sent; a federation that runs alike would spend this."
+    simulated = " A simulation sends nothing. The same run over a network would spend this."
     says = "The most that was spent on any one record, over all runs in the ledger. Smaller is more private."
     return [*found, spent, blocks.note(says + (simulated if inputs.run.summary["simulated"] else ""))]
 

@@ -49,14 +49,14 @@ def _each(held: Scores, counts: Integers, shown: Integers, areas: dict[int, floa
     chart = Chart((0, 1), (0, 1)).axes("false alarms", "found", percent, percent).diagonal()
     for number, place in enumerate(drawn):
         chart.line(thinned(roc(held.scores[:, place], held.labels == place), 100), f"s{number}")
-    says = "Each class against all others. The nearer a curve is to the upper left corner, the better."
+    says = "Each class against all others. The closer a curve is to the upper left corner, the better."
     keys = [(f"s{number}", held.classes[place]) for number, place in enumerate(drawn)]
     left_out = len(held.classes) - len(shown)
     more = blocks.note(f"{count(left_out)} smaller classes are left out.") if left_out else ""
     explained = (
         "Precision: of the rows predicted as the class, the share that is right. Recall: of the rows of the "
-        "class, the share that is found. AUC: how often a row of the class is ranked above another; 0.5 is "
-        "guessing."
+        "class, the share that is found. AUC: how often a row of the class scores higher than a row of "
+        "another class; 0.5 is guessing."
     )
     curves = (
         blocks.figure(
@@ -88,13 +88,13 @@ def _ratio(part: int, whole: int) -> str:
 def _matrix(held: Scores, counts: Integers, largest: Integers) -> Markup:
     right = np.diag(counts).sum() / held.rows
     rows = f"{count(held.rows)} {held.part} rows"
-    says = f"For {share(right)} of the {rows}, the likeliest class is the right one."
+    says = f"For {share(right)} of the {rows}, the most probable class is right."
     wrong = counts - np.diag(np.diag(counts))
     actual, taken = divmod(int(wrong.argmax()), len(held.classes))
     if wrong.any():
         says += (
             f" The most frequent mistake: {count(wrong[actual, taken])} rows of "
-            f"{quoted(held.classes[actual])} are taken for {quoted(held.classes[taken])}."
+            f"{quoted(held.classes[actual])} are predicted as {quoted(held.classes[taken])}."
         )
     names, counts = _merged(held.classes, counts, largest)
     lines = [
@@ -107,9 +107,9 @@ def _matrix(held: Scores, counts: Integers, largest: Integers) -> Markup:
         ]
         for name, own in zip(names, counts, strict=True)
     ]
-    caption = "Confusion matrix: actual classes in lines, predicted in columns"
+    caption = "Confusion matrix: actual classes in rows, predicted classes in columns"
     return blocks.section(
-        "Which classes are taken for which",
+        "Confusion between classes",
         blocks.text(says),
         blocks.table(["", *names], lines, caption, kind="compact"),
     )

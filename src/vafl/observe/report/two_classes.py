@@ -71,14 +71,14 @@ def _ranking(held: Scores, positive: Flags) -> Markup:
     right.level(base).line(thinned(start), "s0")
     roc_says = (
         f"If 10% of the other cases may be flagged by mistake, the model finds {share(at_tenth, 0)} of all "
-        f"{name} cases. Guessing is the dashed line."
+        f"{name} cases. The dashed line is guessing."
     )
     precision_says = (
-        f"To find half of the {name} cases, {share(at_half, 0)} of those flagged are right. Without a model, "
-        f"{share(base)} would be (dashed line)."
+        f"If half of the {name} cases are to be found, {share(at_half, 0)} of the flagged cases are right. "
+        f"Without a model, {share(base)} would be right (dashed line)."
     )
     return blocks.section(
-        "How well it ranks",
+        "Ranking",
         blocks.figures(
             blocks.figure(f"ROC curve, area {area:.3f}", left.svg("roc", "ROC curve", roc_says), roc_says),
             blocks.figure(
@@ -113,7 +113,7 @@ def _tenths(held: Scores, positive: Flags) -> Markup:
     first, third = tenths[0], tenths[2]
     gains_say = (
         f"The tenth with the highest scores holds {share(first.found, 0)} of all {name} cases, the first "
-        f"three tenths {share(third.found, 0)}. A random order is the dashed line."
+        f"three tenths {share(third.found, 0)}. The dashed line is a random order."
     )
     lift_says = (
         f"In the first tenth {share(first.share)} are {name}: {first.lift:.1f} times as many as in all rows "
@@ -132,7 +132,7 @@ def _tenths(held: Scores, positive: Flags) -> Markup:
     ]
     headings = ["Tenth", "Rows", held.classes[1], "Rate", "Lift", "Found so far"]
     return blocks.section(
-        "What acting on the highest scores brings",
+        "Acting on the highest scores",
         blocks.figures(
             blocks.figure("Gains", left.svg("gains", "Cumulative gains", gains_say), gains_say),
             blocks.figure("Lift by tenth", right.svg("lift", "Lift by tenth", lift_says), lift_says),
@@ -161,10 +161,10 @@ def _probabilities(held: Scores, positive: Flags, calibration: Mapping[str, Any]
     off = sum(own.rows * abs(own.score - own.share) for own in bins) / held.rows
     says = (
         "Each dot is a group of rows with similar probabilities, with a 95% interval. On the dashed line, "
-        "predictions come true as often as they say. On average they are "
-        f"{100 * off:.1f} percentage points off."
+        "predicted and actual shares are equal. On average they differ by "
+        f"{100 * off:.1f} percentage points."
     )
-    spread = f"How many of the {count(held.rows)} rows have which probability."
+    spread = f"The probabilities of the {count(held.rows)} rows."
     headings = ["Group", "Rows", "Predicted", "Happened", "95% interval"]
     lines = [
         [
@@ -177,7 +177,7 @@ def _probabilities(held: Scores, positive: Flags, calibration: Mapping[str, Any]
         for number, own in enumerate(bins, 1)
     ]
     return blocks.section(
-        "Whether its probabilities can be trusted",
+        "Probabilities",
         _calibrated(calibration),
         blocks.figures(
             blocks.figure("Calibration", left.svg("calibration", "Calibration plot", says), says),
@@ -213,20 +213,23 @@ def _decisions(held: Scores, positive: Flags, decision: Mapping[str, Any]) -> Ma
     precision = true_positive / max(1, true_positive + false_positive)
     recall = true_positive / max(1, true_positive + false_negative)
     says = (
-        f"A row is flagged as {quoted(yes)} from probability {threshold:.3g} on{chosen}. That flags "
-        f"{share(float(flagged.mean()))} of the {held.part} rows. Of those flagged, {share(precision)} are "
-        f"right (precision); of all {quoted(yes)} cases, {share(recall)} are flagged (recall)."
+        f"A row is flagged as {quoted(yes)} if its probability is at least {threshold:.3g}{chosen}. "
+        f"That flags {share(float(flagged.mean()))} of the {held.part} rows. "
+        f"Of those flagged, {share(precision)} are right (precision). "
+        f"Of all {quoted(yes)} cases, {share(recall)} are flagged (recall)."
     )
     lines = [
         [f"actually {no}", _cell(true_negative, held.rows, True), _cell(false_positive, held.rows, False)],
         [f"actually {yes}", _cell(false_negative, held.rows, False), _cell(true_positive, held.rows, True)],
     ]
     return blocks.section(
-        "What it decides",
+        "Decisions",
         blocks.text(says),
         ""
         if decision.get("reached", True)
-        else blocks.notice("The goal was not reached", "on the validation rows; this is the nearest to it."),
+        else blocks.notice(
+            "The goal was not reached", "on the validation rows; this threshold is the nearest to it."
+        ),
         blocks.table(["", f"predicted {no}", f"predicted {yes}"], lines, "Confusion matrix", kind="compact"),
     )
 

@@ -18,19 +18,19 @@ NAMES = {
     "mae": "Mean absolute error",
 }
 MEANINGS = {
-    "auc": "how often a random positive case is ranked above a random negative one; 0.5 is guessing",
-    "log_loss": "how far the probabilities are from what happened; lower is better",
-    "accuracy": "share of rows whose likeliest class is the right one",
-    "average_precision": "precision averaged over all thresholds; guessing reaches the share of positives",
+    "auc": "how often a random positive case scores higher than a random negative one; 0.5 is guessing",
+    "log_loss": "penalty for improbable outcomes, averaged over the rows; lower is better",
+    "accuracy": "share of rows whose most probable class is right",
+    "average_precision": "precision averaged over all recalls; guessing reaches the share of positives",
     "brier": "mean squared error of the probabilities; lower is better",
     "f1": "balance of precision and recall at probability 0.5",
     "macro_f1": "balance of precision and recall, averaged over the classes",
     "r2": "share of the differences between the values that the model explains; 0 is predicting the mean",
-    "rmse": "typical error, in which large errors weigh more; in the label's unit",
+    "rmse": "typical error, in which large errors count more; in the label's unit",
     "mae": "average size of the error; in the label's unit",
 }
 BASELINES = {
-    "trivial": "No data at all",
+    "trivial": "Trivial baseline",
     "label holder alone": "Label holder alone",
 }
 

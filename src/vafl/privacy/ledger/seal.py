@@ -140,7 +140,7 @@ class Head:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no entry was ever sealed, so that a missing ledger file has lost nothing."""
+        """Return whether no entry was ever sealed, so that a missing ledger file has lost nothing."""
         return not any(seal.entries for seal in self.slots if seal is not None)
 
     def use(self, seal: Seal) -> None:
