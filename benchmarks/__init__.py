@@ -1,1 +1,1 @@
-"""What vafl costs, measured: every figure beside its target. `python -m benchmarks` runs them all."""
+"""Measure what vafl costs, and compare each figure with its target: `python -m benchmarks`."""

@@ -1,6 +1,6 @@
-"""python -m benchmarks [--only NAME] [--out FILE]: measure, show, keep.
+"""python -m benchmarks [--only NAME] [--out FILE]: run benchmarks, show and save their figures.
 
-Exit codes: 0 every target measured was met; 1 one was missed; 2 the command line was wrong.
+Exit codes: 0 if all targets were met, 1 if one was missed, 2 for a wrong command line.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from benchmarks.harness import Benchmark, discover, is_met, read_entries, select
 
 
 def main(arguments: Sequence[str], benchmarks: Mapping[str, Benchmark], console: Console) -> int:
-    """Measures what the command line asks for; each figure is on disk as soon as it is known."""
+    """Run the benchmarks that the command line names. Save each figure as soon as it is known."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Figures and targets.")
     parser.add_argument("--only", default="", metavar="NAME", help="a benchmark, or a prefix of some")
     parser.add_argument("--out", type=Path, default=Path("build/bench.json"), metavar="FILE")

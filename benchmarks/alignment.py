@@ -1,6 +1,6 @@
-"""`vafl align` as a user starts it: two processes over mutual TLS on loopback, and beside NVFlare's DH-PSI.
+"""Measure `vafl align` as two processes over mutual TLS on loopback, and compare it with NVFlare's DH-PSI.
 
-All processes share this machine's cores: what is measured is both parties' arithmetic, not one's.
+All processes share this machine's cores, so the figures contain the arithmetic of both parties.
 """
 
 import functools
@@ -42,13 +42,13 @@ certificates = "certs"
 
 @dataclass(frozen=True)
 class Alignment:
-    """What an alignment of two parties with equally many ids took.
+    """The time and memory of an alignment of two parties with equally many ids.
 
     Attributes:
         seconds: from the first process's start to the last one's end.
-        exchange_seconds: from when both were there to when both files were written.
-        cpu_seconds: of all processes together; two cores need half of it if nothing else runs.
-        memory: the most that each party and its workers held, bytes.
+        exchange_seconds: from when both parties are connected to when both files are written.
+        cpu_seconds: of all processes together. Two idle cores take half as long.
+        memory: the peak of each party and its workers, in bytes.
     """
 
     seconds: float
@@ -59,7 +59,7 @@ class Alignment:
 
 @benchmark(target=200.0, unit="s")
 def psi_million_seconds() -> Figure:
-    """1,000,000 ids with each of two parties, half of them common, from start to both files."""
+    """Time of 1,000,000 ids at each of two parties, half of them common, from the start to both files."""
     measured = _million()
     detail = {"exchange_seconds": measured.exchange_seconds, "cpu_seconds": measured.cpu_seconds}
     return Figure([measured.seconds], detail)
@@ -67,17 +67,17 @@ def psi_million_seconds() -> Figure:
 
 @benchmark(target=1000.0, unit="MB")
 def psi_million_memory() -> Figure:
-    """The same alignment: the most a party and its workers held, by the kernel's count of each process."""
+    """Peak memory of the same alignment: a party's process and its workers, as the kernel counts them."""
     memory = {party: round(held / 1e6) for party, held in _million().memory.items()}
     return Figure([max(memory.values())], {"megabytes": memory})
 
 
 @benchmark(target=10.0, better="higher")
 def psi_ratio_nvflare() -> Figure:
-    """NVFlare's DH-PSI over vafl align, both with 50,000 ids at each of two parties, on the same cores.
+    """Time of NVFlare's DH-PSI over that of vafl align, with 50,000 ids at each of two parties.
 
-    Each from when all parties are there to when all results are written; vafl's before and after NVFlare's,
-    since a machine's speed drifts.
+    Both times are from when all parties are connected to when all results are written. vafl is measured
+    before and after NVFlare, because a machine's speed drifts.
     """
     before = [align(PEER_IDS) for _ in range(2)]
     theirs = measure_psi(PEER_IDS)
@@ -98,12 +98,12 @@ def psi_ratio_nvflare() -> Figure:
 
 @functools.cache
 def _million() -> Alignment:
-    """Measured once for both figures."""
+    """Measure once, for both figures."""
     return align(MILLION)
 
 
 def align(ids: int) -> Alignment:
-    """Has two parties align so many ids each; checks that half of them turn out to be common."""
+    """Align two parties with this many ids each, and check that half of them are common."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _prepare(folder, ids)
@@ -114,7 +114,7 @@ def align(ids: int) -> Alignment:
                 _party(folder, CLIENT, "--set", f"network.address={address}") as client,
                 _watched({SERVER: server.pid, CLIENT: client.pid}, peaks),
             ):
-                hear(server)  # both are there
+                hear(server)  # both are connected
                 begin = time.perf_counter()
                 _drain(server)
                 _drain(client)
@@ -128,7 +128,7 @@ def align(ids: int) -> Alignment:
 
 
 def _children() -> float:
-    """CPU seconds of the processes that have ended so far."""
+    """Return the CPU seconds of the child processes that have ended."""
     spent = os.times()
     return spent.children_user + spent.children_system
 
@@ -150,7 +150,7 @@ def _party(folder: Path, name: str, *options: str) -> AbstractContextManager[Pro
 
 
 def _drain(process: Process) -> None:
-    """Waits for the process to end well."""
+    """Wait for the process, and raise if it failed."""
     assert process.stdout is not None
     process.stdout.read()
     if process.wait():
@@ -159,7 +159,7 @@ def _drain(process: Process) -> None:
 
 @contextmanager
 def _watched(parties: dict[str, int], peaks: dict[str, int]) -> Iterator[None]:
-    """Keeps, for each party's process and its children together, the sum of the most each ever held."""
+    """Record each party's peak memory: the sum of the peaks of its process and its children."""
     over = threading.Event()
 
     def watch() -> None:

@@ -1,7 +1,7 @@
-"""A federation of real processes over mutual TLS, for the benchmarks: works while asked for its rate.
+"""A federation of real processes over mutual TLS, for benchmarks. It works only while it is measured.
 
 `python -m benchmarks.federation server|client ...` is one party. Its data is random: only its shape matters.
-Between two measurements the server's worker stands still, and the clients wait for their answers.
+Between two measurements the server's worker is blocked, and the clients wait for their answers.
 """
 
 import contextlib
@@ -35,12 +35,12 @@ from vafl.transport.identity import SERVER, Credentials, issue, make_authority
 MODULE = "benchmarks.federation"
 ROWS, CLASSES = 12_000, 10
 WARM_UP_SECONDS = 1.0
-PATIENCE_SECONDS = 120  # for start-up; a process older than this plus its measurement is killed
+PATIENCE_SECONDS = 120  # for start-up; a process that lives longer than this and its measurements is killed
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What the federation trains.
+    """The data and the configuration of the federation.
 
     Attributes:
         features: columns of each client.
@@ -52,7 +52,7 @@ class Workload:
     document: dict[str, Any]
 
     def plan(self, address: str = "127.0.0.1:0") -> Plan:
-        """The run as every party works it out for itself."""
+        """Return the plan of the run, which every party makes separately."""
         config = over_network(from_document({**self.document, "stop": {"updates": 10**9}}))
         generator = torch.Generator().manual_seed(0)
         parties = [
@@ -67,7 +67,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a federation did while it was asked for its rate."""
+    """What a federation did during one measurement."""
 
     seconds: float
     updates: int
@@ -82,10 +82,10 @@ class Measured:
 
 @contextlib.contextmanager
 def federation(workload: Workload, limit: int) -> Iterator[Callable[[float], Measured]]:
-    """A federation that is up and warm, and idle except while it is asked for its rate.
+    """Start a federation and warm it up; yield a function that measures it for a number of seconds.
 
     Args:
-        limit: seconds it may take, beside its start.
+        limit: seconds that all measurements may take together.
     """
     shape = json.dumps(asdict(workload))
     lifetime = str(limit + PATIENCE_SECONDS)
@@ -108,7 +108,7 @@ def federation(workload: Workload, limit: int) -> Iterator[Callable[[float], Mea
 
 
 class Gate:
-    """Lets the server's worker thread through while a measurement is under way."""
+    """Blocks the server's worker except during a measurement."""
 
     def __init__(self) -> None:
         self._open = threading.Event()
@@ -118,10 +118,10 @@ class Gate:
         return []
 
     def measure(self, server: FederationServer[Server], seconds: float) -> Measured:
-        """Opens it for so long."""
+        """Let the worker run for this many seconds."""
         begin, before = time.perf_counter(), _counters(server)
         self._open.set()
-        while server.updates == before[0]:  # the first time, the clients have yet to come
+        while server.updates == before[0]:  # the first time, clients are still connecting
             time.sleep(0.001)
             begin = time.perf_counter()
         time.sleep(seconds)
@@ -150,7 +150,7 @@ def _serve(plan: Plan, credentials: Credentials) -> None:
 
 
 def _answer(server: FederationServer[Server], gate: Gate) -> None:
-    """Each line asks for a measurement of so many seconds."""
+    """Measure for the number of seconds on each line of standard input."""
     for line in sys.stdin:
         print(json.dumps(asdict(gate.measure(server, float(line)))), flush=True)
 
@@ -166,7 +166,7 @@ async def _until_the_end(end: FederationClient) -> None:
 
 
 def main(party: str, folder: str, limit: str, workload: str, *address: str) -> None:
-    """Be one party."""
+    """Run one party."""
     signal.alarm(int(limit))
     credentials = Credentials.load(Path(folder) / party, party)
     plan = Workload(**json.loads(workload)).plan(*address)

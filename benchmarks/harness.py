@@ -1,7 +1,7 @@
-"""The harness of every benchmark: what one is, how times are taken, how figures are kept and shown.
+"""The harness of all benchmarks: define, time, save and show them.
 
-A benchmark is a function that gives a `Figure`, decorated with its target, in any module of this
-package; nothing else has to be told of it.
+A benchmark is a function that returns a `Figure`, decorated with its target, in any module of this
+package. It needs no other registration.
 """
 
 import gc
@@ -24,7 +24,7 @@ REPEATS = 25
 
 @dataclass(frozen=True)
 class Figure:
-    """What a benchmark measured: the median of its samples, one sample a repeat."""
+    """The result of a benchmark: the median of its samples, one per repeat."""
 
     samples: Sequence[float]
     detail: Mapping[str, Any] = field(default_factory=dict)
@@ -37,14 +37,14 @@ class Figure:
         return lower, median, upper
 
     def summary(self) -> dict[str, Any]:
-        """The figure as the detail of another."""
+        """Return the figure as plain values, for the detail of another figure."""
         lower, median, upper = self.quartiles
         return {"value": median, "quartiles": [lower, upper], **self.detail}
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A figure that is measured, and how good it has to be."""
+    """A benchmark and its target."""
 
     name: str
     measure: Callable[[], Figure]
@@ -53,7 +53,7 @@ class Benchmark:
     better: Literal["higher", "lower"]
 
     def entry(self) -> dict[str, Any]:
-        """Measures; gives the benchmark's line of bench.json."""
+        """Run the benchmark and return its entry of bench.json."""
         figure = self.measure()
         lower, median, upper = figure.quartiles
         return {
@@ -69,12 +69,12 @@ class Benchmark:
 def benchmark(
     *, target: float, unit: str = "ratio", better: Literal["higher", "lower"] = "lower"
 ) -> Callable[[Callable[[], Figure]], Benchmark]:
-    """Makes a function a benchmark of the same name."""
+    """Turn a function into a benchmark of the same name."""
     return lambda measure: Benchmark(measure.__name__, measure, target, unit, better)
 
 
 def discover(package: str) -> dict[str, Benchmark]:
-    """Every benchmark in the modules of a package, by name."""
+    """Return all benchmarks in the modules of a package, by name."""
     paths = import_module(package).__path__
     names = [f"{package}.{module.name}" for module in iter_modules(paths) if module.name != "__main__"]
     found = [value for name in names for value in vars(import_module(name)).values()]
@@ -82,10 +82,10 @@ def discover(package: str) -> dict[str, Benchmark]:
 
 
 def select(benchmarks: Mapping[str, Benchmark], only: str) -> list[Benchmark]:
-    """The benchmark of that name, or else all whose names begin so; "" begins all.
+    """Return the benchmark of this name, or all benchmarks whose names begin with it.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such benchmark.
     """
     if only in benchmarks:
         return [benchmarks[only]]
@@ -99,10 +99,10 @@ def select(benchmarks: Mapping[str, Benchmark], only: str) -> list[Benchmark]:
 def interleave(
     *actions: Callable[[], object], repeats: int = REPEATS, clock: Callable[[], float] = perf_counter
 ) -> list[list[float]]:
-    """Seconds of each action, run in turn (A, B, A, B, ...) after one round that is not counted.
+    """Return the seconds of each action. They run in turns (A, B, A, B, ...); the first round is not counted.
 
     Args:
-        clock: `process_time` for what one thread computes: then the machine's other work does not count.
+        clock: use `process_time` for work in one thread, so that other processes do not count.
     """
     seconds: list[list[float]] = [[] for _ in actions]
     gc.collect()
@@ -115,21 +115,21 @@ def interleave(
 
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
-    """One ratio a round: both its times were taken side by side."""
+    """Return one ratio per round, whose two times were measured next to each other."""
     return [first / second for first, second in zip(above, below, strict=True)]
 
 
 def is_met(entry: Mapping[str, Any]) -> bool:
-    """Whether the value is as good as its target."""
+    """Return whether the value meets its target."""
     value, target = entry["value"], entry["target"]
     return bool(value >= target if entry["better"] == "higher" else value <= target)
 
 
 def read_entries(path: Path) -> Entries:
-    """The figures a file holds; none if there is no file.
+    """Return the figures in a file; none if it does not exist.
 
     Raises:
-        ValueError: it holds something else.
+        ValueError: the file has other content.
     """
     try:
         entries: Entries = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -139,7 +139,7 @@ def read_entries(path: Path) -> Entries:
 
 
 def write_entries(path: Path, entries: Entries) -> None:
-    """Replaces the file at once: whoever reads it finds the old figures or the new ones."""
+    """Replace the file atomically, so that a reader finds either the old figures or the new ones."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".new")
     draft.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
@@ -147,7 +147,7 @@ def write_entries(path: Path, entries: Entries) -> None:
 
 
 def table(entries: Iterable[tuple[str, Mapping[str, Any]]]) -> Table:
-    """The figures beside their targets, for a terminal."""
+    """Return a table of the figures and their targets, for a terminal."""
     shown = Table("benchmark", "value", "quartiles", "target", "met?")
     for name, entry in entries:
         lower, upper = entry["detail"]["quartiles"]

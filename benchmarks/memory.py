@@ -1,4 +1,4 @@
-"""What a run holds in memory beyond its data and its table."""
+"""Measure the memory of a run beyond its data and its table."""
 
 import re
 import subprocess
@@ -18,7 +18,7 @@ REPEATS = 5
 
 @benchmark(target=1.2)
 def sim_memory() -> Figure:
-    """Peak resident memory above that of the imports, over table and data; MNIST's shape, look-ahead."""
+    """Peak resident memory above that of the imports, over table and data: MNIST's shape, look-ahead."""
     command = [sys.executable, "-m", "benchmarks.memory"]
     printed = [
         subprocess.run(command, check=True, capture_output=True, text=True).stdout for _ in range(REPEATS)
@@ -29,7 +29,7 @@ def sim_memory() -> Figure:
 
 
 def main() -> None:
-    """Prints the peak above the imports, and the bytes of table and data, for one run of its own process."""
+    """Run once in this process. Print the peak memory above the imports, and the bytes of table and data."""
     imported = _resident("VmRSS")
     data = random_data(60_000, [(112,)] * 7, test_rows=10_000)
     config = Config(schedule=ScheduleSettings(batch_size=600), stop=StopSettings(updates=300))
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def _resident(field: str) -> int:
-    """Bytes of this process by the kernel's count: VmRSS is now, VmHWM the most there ever was."""
+    """Return this process's memory in bytes: VmRSS is the current value, VmHWM the peak."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     found = re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
     if found is None:

@@ -1,8 +1,8 @@
-"""Updates per second between real processes over mutual TLS, beside a bare echo and beside NVFlare.
+"""Updates per second between real processes over mutual TLS, compared with a bare echo and with NVFlare.
 
-The echo moves the same bytes between as many processes over the same transport and computes nothing. Both
-are up all the time and work in turns, so that whatever else the machine does slows both. All processes share
-its cores: the clients' arithmetic counts too.
+The echo moves the same bytes between equally many processes over the same transport and computes nothing.
+Both run all the time and work in turns, so other load on the machine slows both. All processes share the
+machine's cores, so the clients' arithmetic counts too.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from benchmarks.peers.nvflare_splitnn.measure import measure_splitnn
 
 ROUNDS, SLICE_SECONDS = 9, 1.5
 NVFLARE_ROUNDS, NVFLARE_SECONDS = 5, 4.0
-WINDOW = 2  # vafl's own default over a network, and the echo's
+WINDOW = 2  # vafl's default over a network; the echo uses the same
 
 
 def _document(batch: int, **sections: Any) -> dict[str, Any]:
@@ -37,7 +37,7 @@ SPLITNN = _document(
 def echo_ratio_lr() -> Figure:
     """Logistic regression, uploads of 600 x 10, 4 clients with 16 columns each as in `make demo`.
 
-    In the detail: the same with MNIST's 196 columns a client, whose arithmetic is most of the work.
+    The detail has the same with MNIST's 196 columns per client, where arithmetic is most of the work.
     """
     few = beside_echo(LOGISTIC)
     return Figure(few.samples, {**few.detail, "mnist_columns": beside_echo(MNIST).summary()})
@@ -54,8 +54,8 @@ def nvflare_ratio() -> Figure:
     """An MLP 784-64 | 128-10, batch 64, float16 on the wire, 4 clients: NVFlare's SplitNN, whose columns lie
     with one client.
 
-    NVFlare passes arrays as its own example does. In the detail: packed into bytes by hand, and vafl with
-    one client as well.
+    NVFlare passes arrays as its own example does. The detail has NVFlare with arrays packed into bytes by
+    hand, and vafl with one client.
     """
     limit = int(NVFLARE_ROUNDS * 300)
     ours, one, documented, packed = [], [], [], []
@@ -82,7 +82,7 @@ def nvflare_ratio() -> Figure:
 
 
 def beside_echo(workload: Workload) -> Figure:
-    """Updates per second over the echoes per second of as many bytes, slice by slice."""
+    """Return the updates per second over the echoes per second of the same bytes, slice by slice."""
     limit = int(3 * ROUNDS * SLICE_SECONDS)
     with federation(workload, limit) as work:
         first = work(SLICE_SECONDS)

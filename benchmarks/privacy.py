@@ -1,7 +1,7 @@
-"""What privacy costs a client: its whole step under dp_train over the same step without privacy.
+"""Measure what privacy costs a client: its whole step under dp_train over the same step without privacy.
 
-A step is all that a client does for one activation: pick, charge, embed, clip, noise, upload, take the
-answer back to its parameters, move them. One thread, CPU time.
+A step is everything that a client does for one activation: choose rows, charge, embed, clip, add noise,
+upload, map the answer back to the parameters, and update them. CPU time of one thread.
 """
 
 import tempfile
@@ -36,7 +36,7 @@ def dp_train_cost_linear() -> Figure:
 
 @benchmark(target=4.0)
 def dp_train_cost_mlp() -> Figure:
-    """The same with a hidden layer of 64 units."""
+    """The same as `dp_train_cost_linear`, with a hidden layer of 64 units."""
     return _cost(ModelSettings(embedding="mlp", hidden=(64,)))
 
 
@@ -58,14 +58,14 @@ def _cost(model: ModelSettings) -> Figure:
 
 
 def _steps(config: Config, data: VerticalData, ledgers: Path | None = None) -> Callable[[], None]:
-    """Some activations of one client, answered at once."""
+    """Return a function that makes some activations of one client, answered immediately."""
     plan = make_plan(config, data)
     client = make_client(plan, 0, own=make_guard(plan, 0, ledgers))
     answer = torch.randn(config.schedule.batch_size, 10).div(config.schedule.batch_size).numpy()
 
     def step() -> None:
         for _ in range(_STEPS):
-            upload, *_ = client.wake()  # now and then a mark of the ledger follows
+            upload, *_ = client.wake()  # sometimes a mark of the ledger follows
             if not isinstance(upload, Upload):
                 raise TypeError(f"the client must upload. Found {upload}.")
             client.receive(Gradient(0, upload.activation, upload.activation, answer, (client.activation,)))

@@ -1,6 +1,7 @@
-"""What masks cost a client: its whole step in a secure sum over the same step in plain sync.
+"""Measure what masks cost a client: its whole step in a secure sum over the same step in plain sync.
 
-A step is pick, embed, mask, upload, take the answer back to the parameters, move them. One thread, CPU time.
+A step: choose rows, embed, mask, upload, map the answer back to the parameters, and update them. CPU time of
+one thread.
 """
 
 from collections.abc import Callable
@@ -24,13 +25,13 @@ _STEPS, _BATCH = 40, 600
 
 @benchmark(target=3.0)
 def secure_sum_cost_3() -> Figure:
-    """One of 3 linear clients with 112 features, 10 outputs, batches of 600."""
+    """A step of one of 3 linear clients with 112 features, 10 outputs, batches of 600."""
     return _cost(3)
 
 
 @benchmark(target=5.0)
 def secure_sum_cost_8() -> Figure:
-    """One of 8."""
+    """A step of one of 8 such clients."""
     return _cost(8)
 
 
@@ -48,7 +49,10 @@ def _cost(clients: int) -> Figure:
 
 
 def _steps(config: Config, clients: int) -> Callable[[], None]:
-    """Some activations of the first client, answered at once; the others only give their keys."""
+    """Return a function that makes some activations of the first client, answered immediately.
+
+    The other clients only contribute their keys.
+    """
     plan = make_plan(config, random_data(6_000, [(112,)] * clients))
     parties = [make_client(plan, index) for index in range(clients)]
     own = parties[0]

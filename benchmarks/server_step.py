@@ -1,9 +1,8 @@
-"""How the time of a server's step grows with the rows of its table, and with the clients.
+"""Measure how the time of a server's step grows with the rows of its table and with the clients.
 
-A step is one `Server.receive` of an upload that was made beforehand: check, store, evaluate, answer. None of
-its work grows with either; but of a large table, what a step touches has to come from memory instead of the
-processor's caches, three lines for each of its rows. Flat therefore is: at most twice. Work that grew with
-the rows, or with the clients, would be far beyond that.
+A step is one `Server.receive` of a prepared upload: check, store, evaluate, answer. None of its work grows
+with rows or clients. But the cells of a large table come from memory instead of the processor's caches. So
+the target is at most twice the time. Work that grew with the rows or the clients would exceed it by far.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,8 +33,8 @@ FLAT = 2.0
 def server_step_growth_rows() -> Figure:
     """4 clients: a table of 10^7 rows over one of 10^4.
 
-    Beside it: what a bare read of as many rows takes, which nothing of a step is part of. Of rows far apart
-    that is the time in which the processor finds their pages and fetches their lines.
+    The detail has the time of a bare read of the same number of rows. For rows far apart, it is the time that
+    the processor needs to find their pages and fetch their cache lines.
     """
     sizes = [10**7, 10**4, 10**5, 10**6]
     servers = [_server(rows, clients=4) for rows in sizes]
@@ -49,7 +48,7 @@ def server_step_growth_rows() -> Figure:
 @benchmark(target=FLAT)
 @limited_threads(1)
 def server_step_growth_clients() -> Figure:
-    """60,000 rows: 40 clients over 4."""
+    """60,000 rows: the time with 40 clients over that with 4."""
     servers = [_server(60_000, clients) for clients in (40, 4)]
     many, few = interleave(*map(_steps, servers), clock=process_time)
     return Figure(
@@ -62,7 +61,7 @@ def _microseconds(seconds: list[float]) -> float:
 
 
 def _steps(server: Server) -> Callable[[], None]:
-    """STEPS steps of a server whose table is full, on uploads not seen before."""
+    """Return a function that makes STEPS steps of a server with a full table, each with a new upload."""
     rows, clients = server.table.rows, server.table.clients
     schedules = [BatchSchedule("iid", rows, BATCH, seed=0, stream=client) for client in range(clients)]
     uploads = iter([_upload(schedules, number) for number in range(STEPS * (REPEATS + 1))])
@@ -75,7 +74,7 @@ def _steps(server: Server) -> Callable[[], None]:
 
 
 def _reads(server: Server) -> Callable[[], None]:
-    """As many batches of the same table, read and no more."""
+    """Return a function that reads STEPS batches of the same table and does nothing else."""
     schedule = BatchSchedule("iid", server.table.rows, BATCH, seed=1, stream=0)
     batches = iter([schedule.batch(number) for number in range(STEPS * (REPEATS + 1))])
 
@@ -92,12 +91,12 @@ def _server(rows: int, clients: int) -> Server:
         for part in in_parts(np.arange(rows), FILL_ROWS):
             table.store(client, part, generator.random((len(part), WIDTH), np.float32), 0)
     head = Bias(WIDTH)
-    labels = generator.integers(WIDTH, size=rows)  # as real labels are
+    labels = generator.integers(WIDTH, size=rows)  # like real labels
     return Server(table, labels, head, softmax, Descent(head.parameters(), constant(0.1)), Rule(1))
 
 
 def _upload(schedules: Sequence[BatchSchedule], number: int) -> Upload:
-    """Upload `number` of all, the clients taking turns."""
+    """Return the upload with this number. Clients take turns."""
     activation, client = divmod(number, len(schedules))
     embeddings = np.random.default_rng(number).random((BATCH, WIDTH), np.float32)
     return Upload(client, activation, activation, schedules[client].batch(activation), embeddings)

@@ -1,4 +1,4 @@
-"""A served model under load: 100 callers over loopback, each answered by asking the clients live."""
+"""Measure a served model under load: 100 callers over loopback, with clients that embed for every answer."""
 
 import asyncio
 import contextlib
@@ -32,10 +32,10 @@ CLIENTS = ("client-1", "client-2")
 
 @benchmark(target=0.1, unit="s")
 def serve_p99() -> Figure:
-    """99th percentile of a request's time: 100 callers for 60 s, one id each, two clients asked each time.
+    """99th percentile of a request's time: 100 callers for 60 s, one id per request, two clients.
 
-    An error, or an answer that is not complete, fails the benchmark. In the detail: the same where the
-    server keeps embeddings and need not ask.
+    An error or an incomplete answer fails the benchmark. The detail has the same with a cache, where the
+    server does not ask the clients.
     """
     with served(cache=False) as port:
         asyncio.run(load(port, WARM_UP_SECONDS))
@@ -59,7 +59,7 @@ def percentiles(times: list[float], seconds: float) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def served(*, cache: bool) -> Iterator[int]:
-    """A model trained for a moment, its server and two clients as processes; gives the port for HTTP."""
+    """Train a model briefly and serve it with two clients as processes; yield the HTTP port."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as processes:
         folder = Path(name)
         make_authority(folder)
@@ -83,7 +83,7 @@ def served(*, cache: bool) -> Iterator[int]:
 
 
 async def load(port: int, seconds: float) -> list[float]:
-    """Seconds of every request that so many callers make, each its next when it has its answer."""
+    """Return the seconds of all requests. Each caller sends its next request when it has its answer."""
     end = time.perf_counter() + seconds
     times = await asyncio.gather(*(_call(port, end, random.Random(caller)) for caller in range(CALLERS)))
     return [each for own in times for each in own]
@@ -116,7 +116,7 @@ async def _post(
 
 
 async def _ready(port: int) -> None:
-    """Until the server has its clients."""
+    """Wait until the server has its clients."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

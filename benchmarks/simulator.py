@@ -1,9 +1,8 @@
-"""What the simulator costs beyond the arithmetic of the updates it makes.
+"""Measure what the simulator costs beyond the arithmetic of its updates.
 
-The same history is run twice: by the simulator, and by a bare loop that is handed every update's rows
-and the sum of what the table held for the other clients, so that nothing is left to do but the
-mathematics. Both must end in the same parameters. One thread, so CPU time: the machine's other work
-does not count.
+The same history runs twice: in the simulator, and in a bare loop. The loop gets the rows of every update and
+the sum of the other clients' embeddings, so only the arithmetic is left. Both must end with the same
+parameters. The figures are CPU time of one thread, so other work on the machine does not count.
 """
 
 from collections.abc import Iterable, Sequence
@@ -49,7 +48,7 @@ def sim_overhead_cnn() -> Figure:
 
 
 def random_data(rows: int, shapes: Sequence[tuple[int, ...]], test_rows: int = 100) -> VerticalData:
-    """Noise with labels, one shape of features a client; drawn by numpy, which also holds real data."""
+    """Return random features and labels; `shapes` has the shape of each client's features."""
     random = np.random.default_rng(0)
 
     parts = Parts(rows, test=test_rows)
@@ -64,7 +63,7 @@ def random_data(rows: int, shapes: Sequence[tuple[int, ...]], test_rows: int = 1
 
 @limited_threads(1)
 def _overhead(data: VerticalData, model: ModelSettings, schedule: ScheduleSettings, updates: int) -> Figure:
-    """Time of `updates` updates by the simulator over their time in the bare loop, again and again."""
+    """Return the time of `updates` updates in the simulator over their time in the bare loop."""
     optimiser = OptimiserSettings(step_size=STEP_SIZE, l2=L2)
     endless = StopSettings(updates=10**9)
     config = Config(model=model, schedule=schedule, optimiser=optimiser, stop=endless)
@@ -89,7 +88,7 @@ def _microseconds(seconds: Sequence[float], updates: int) -> float:
 
 @dataclass(frozen=True)
 class Move:
-    """One message as arithmetic: a step on these rows, or only their embedding (others is None).
+    """The arithmetic of one message: a step on these rows, or only their embedding (`others` is None).
 
     Attributes:
         others: [batch, width], the sum of the other clients' embeddings in the table.
@@ -101,7 +100,7 @@ class Move:
 
 
 def _record(run: Run, updates: int) -> list[Move]:
-    """The history of a run, move by move."""
+    """Return the moves of a run."""
     server = _simulator(run).server
     receive, moves = server.receive, list[Move]()
 
@@ -126,7 +125,7 @@ def _advance(run: Run, updates: int) -> None:
 
 
 class BareLoop:
-    """The updates of a run with nothing around them: no table, messages, checks, events or records."""
+    """The bare updates of a run: no table, messages, checks, events or records."""
 
     def __init__(self, run: Run, moves: Iterable[Move]) -> None:
         self.models, self.head = run.models, run.head
@@ -136,7 +135,7 @@ class BareLoop:
         self._labels, self._moves = run.data.labels[run.data.train], iter(moves)
 
     def replay(self, updates: int) -> None:
-        """The next moves, up to and with so many steps."""
+        """Make the next moves, up to and including this many steps."""
         while updates:
             move = next(self._moves)
             if move.others is None:
@@ -169,7 +168,7 @@ class BareLoop:
 
 
 class LoopWithTable(BareLoop):
-    """The same, handed only the rows: it keeps what the clients uploaded by itself, in float32."""
+    """A bare loop that gets only the rows, and keeps the clients' embeddings itself, in float32."""
 
     def __init__(self, run: Run, moves: Iterable[Move]) -> None:
         super().__init__(run, moves)
@@ -185,7 +184,7 @@ class LoopWithTable(BareLoop):
         self._step(move, embeddings, self._store(move, embeddings.detach()))
 
     def _store(self, move: Move, embeddings: Tensor) -> Tensor:
-        """Gives what the others have there."""
+        """Store a client's embeddings and return the sum of the other clients'."""
         cells = self._cells[move.client]
         others = self._sums.index_select(0, move.rows).sub_(cells.index_select(0, move.rows))
         cells.index_copy_(0, move.rows, embeddings)
@@ -194,7 +193,7 @@ class LoopWithTable(BareLoop):
 
 
 def _require_same_parameters(run: Run, loop: BareLoop) -> None:
-    """All but the models still waiting for an answer, which the loop has given already."""
+    """Check that both have the same parameters, except clients whose answer is still under way."""
     pairs = [(run.head, loop.head)]
     clients = _simulator(run).clients
     pairs += [(client.model, loop.models[client.index]) for client in clients if not client.waiting]

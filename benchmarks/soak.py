@@ -1,7 +1,7 @@
-"""python -m benchmarks.soak [--updates N] [--out FILE]: does a long run stay as small and quick as it began?
+"""python -m benchmarks.soak [--updates N] [--out FILE]: does a long run keep its memory and speed?
 
-`vafl up` trains on iris with one column a client: tiny messages, so a million updates take minutes.
-Meanwhile the memory of every process is looked at. Exit code 1: something grew.
+`vafl up` trains on iris with one column per client. Messages are tiny, so a million updates take minutes. The
+script samples the memory of every process. Exit code 1 means that memory or time per update grew.
 """
 
 import argparse
@@ -19,8 +19,8 @@ from benchmarks.harness import write_entries
 
 PROCESSES = Path("/proc")
 EVERY_SECONDS = 2.0
-GROWTH_ALLOWED = 0.02  # of a process's memory, from the second tenth of the run to the last
-SLOWING_ALLOWED = 1.25  # seconds an update takes, last tenth of the run over first
+GROWTH_ALLOWED = 0.02  # growth of a process's memory, from the second tenth of the run to the last
+SLOWING_ALLOWED = 1.25  # seconds per update, the last tenth of the run over the first
 CONFIG = """
 [data]
 name = "iris"
@@ -40,7 +40,7 @@ Sample = tuple[float, dict[str, int]]
 
 
 def soak(updates: int, folder: Path) -> dict[str, Any]:
-    """Runs, and gives what was seen and the verdict."""
+    """Run, and return the samples and the verdict."""
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "soak.toml"
     config.write_text(CONFIG.format(updates=updates, every=max(1, updates // 100)), encoding="utf-8")
@@ -68,7 +68,7 @@ def soak(updates: int, folder: Path) -> dict[str, Any]:
 
 
 def memory_verdict(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Resident bytes over the run, and whether any process grew once it was warm."""
+    """Return the resident bytes over the run, and whether any process grew after its first tenth."""
     tenth = max(1, len(samples) // 10)
     found = {}
     for name in samples[len(samples) // 2][1]:
@@ -89,7 +89,7 @@ def memory_verdict(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def time_verdict(points: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Seconds that 1,000 updates took from one evaluation to the next, and whether it became more."""
+    """Return the seconds per 1,000 updates between evaluations, and whether they grew."""
     taken = [
         1000 * (late["seconds"] - early["seconds"]) / (late["updates"] - early["updates"])
         for early, late in pairwise(points)
@@ -108,7 +108,7 @@ def time_verdict(points: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
 
 def _watch(server: "subprocess.Popen[bytes]", history: Path, updates: int) -> list[Sample]:
-    """Samples of every process's memory from the first evaluation until the run is over."""
+    """Return samples of every process's memory, from the first evaluation to the end of the run."""
     samples: list[Sample] = []
     begin = time.monotonic()
     while server.poll() is None:
@@ -130,7 +130,7 @@ def _history(path: Path) -> list[dict[str, Any]]:
 
 
 def _sizes(server: int) -> dict[str, int]:
-    """Resident bytes of the server and its clients, by party."""
+    """Return the resident bytes of the server and its clients, by party."""
     sizes = {}
     for process in PROCESSES.glob("[0-9]*"):
         try:
@@ -140,7 +140,7 @@ def _sizes(server: int) -> dict[str, int]:
             elif int((process / "stat").read_text().rpartition(")")[2].split()[1]) == server:
                 sizes[words[words.index("--party") + 1]] = _resident(process)
         except (OSError, ValueError, KeyError):
-            continue  # gone meanwhile, or no client yet
+            continue  # it has just ended, or is not a client yet
     return sizes
 
 
@@ -150,7 +150,7 @@ def _resident(process: Path) -> int:
 
 
 def _slope(series: Sequence[tuple[float, int]]) -> float:
-    """Of the line nearest to the points, by least squares."""
+    """Return the slope of the least-squares line through the points."""
     at, size = fmean(at for at, _ in series), fmean(size for _, size in series)
     spread = sum((one - at) ** 2 for one, _ in series)
     return sum((one - at) * (other - size) for one, other in series) / spread if spread else 0.0

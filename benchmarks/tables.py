@@ -20,7 +20,7 @@ from vafl.run.model_store import open_model
 ROWS = 1_000_000
 COLUMNS = {"server": 40, "bank": 80, "shop": 80}
 _CHUNK = 100_000
-_RUNTIME = 400_000_000  # bytes that Python, torch and the buffers of a process may take
+_RUNTIME = 400_000_000  # bytes allowed for Python, torch and the buffers of a process
 _LIMIT = 7200.0  # seconds before a hanging run is killed
 _PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 
@@ -82,7 +82,7 @@ def _up(folder: Path) -> dict[str, int]:
 
 
 def _peaks_below(parent: int) -> list[tuple[str, int]]:
-    """The party and the peak memory of `vafl up`, which is the server, and of each process it has started."""
+    """Return the peak memory of `vafl up`, which is the server, and of each process it started, by party."""
     found = []
     for pid in [parent, *_children(parent)]:
         try:
@@ -134,7 +134,7 @@ def write_tables(folder: Path, rows: int) -> None:
 def _columns(
     chance: np.random.Generator, rows: int, columns: int
 ) -> tuple[pl.DataFrame, np.ndarray[tuple[int], np.dtype[np.float64]]]:
-    """A party's columns, and what they add to the label's score."""
+    """Return a party's columns, and what they add to the label's score."""
     found: dict[str, pl.Series] = {}
     score = np.zeros(rows)
     for place in range(columns):

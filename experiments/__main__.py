@@ -1,10 +1,10 @@
-"""Every experiment of the paper and some beyond it, and one report of them all.
+"""All experiments of the paper and some more, with one report.
 
     python -m experiments [STUDY ...] --data DIR [--out DIR] [--quick] [--seeds N] [--workers N] [--report]
 
-Studies are the TOML files in experiments/studies; without names, all are made. Each run is kept as a folder
-under DIR/runs and never made twice: what was interrupted goes on where it stopped, and more seeds or studies
-can be added later. The report is DIR/index.html, with figures/ and results.json.
+Studies are the TOML files in experiments/studies; without names, all are run. Each run is saved as a folder
+under DIR/runs and never repeated: an interrupted study continues where it stopped, and you can add seeds or
+studies later. The report is DIR/index.html, with figures/ and results.json.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def _study(name: str, options: argparse.Namespace) -> Study:
 
 
 def _outcome(study: Study, place: Place, out: Path) -> Outcome | None:
-    """The study, run, measured and drawn; None if none of its runs is there and none is to be made."""
+    """Run, measure and draw a study. Return None if it has no runs and none may be made."""
     found = run_study(study, place)
     if not found:
         return None

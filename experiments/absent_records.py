@@ -1,8 +1,8 @@
-"""What if the others know half of the label holder's people each? Three companies' tables.
+"""Three companies' tables, where the others know half of the label holder's people each.
 
-python -m experiments.absent_records --data FOLDER [--out DIR] [--quick]. The label holder has columns of its
-own, on all its people. On the same test people: the label holder alone, the federation on the people that
-all have, the federation on all of the label holder's, and the same model trained on the pooled tables.
+python -m experiments.absent_records --data FOLDER [--out DIR] [--quick]. The label holder has features of all
+its people. Compared on the same test people: the label holder alone, the federation on the common people, the
+federation on all of the label holder's people, and the same model trained on the pooled tables.
 """
 
 import sys
@@ -27,14 +27,14 @@ from vafl.run.assembly import Run, build
 from vafl.run.plan import make_plan
 
 TOML = Path(__file__).with_suffix(".toml")
-KNOWN = 0.5  # the share of people that each other company knows
+KNOWN = 0.5  # share of people that each other company knows
 CLOSE = 0.01  # of the area under the ROC curve
 ALONE, COMMON, LABELLED, POOLED = "label holder alone", "federated, common people", "federated", "pooled"
 WAYS = (ALONE, COMMON, LABELLED, POOLED)
 
 
 def write_tables(people: People, seed: int, out: Path) -> dict[str, Any]:
-    """Each company's CSV, its people in an order of its own; gives their [tables.NAME] sections."""
+    """Write each company's CSV in its own random order; return the [tables.NAME] sections."""
     generator, whole = np.random.default_rng(seed), pl.concat([people.known, people.new])
     whole = whole.with_columns(person=pl.Series(f"P{n:07d}" for n in generator.permutation(whole.height)))
     out.mkdir(parents=True, exist_ok=True)
@@ -63,12 +63,12 @@ class Trial:
 
 
 def attempt(trial: Trial) -> dict[str, float]:
-    """Trains on the public table as the companies would have it."""
+    """Train on the public table as the companies would hold it."""
     return measure(trial, SOURCES[trial.source](trial.folder))
 
 
 def measure(trial: Trial, people: People) -> dict[str, float]:
-    """Trains, and measures on the test people: all of them, and those that every company knows."""
+    """Train, and measure on all test people, and on those that every company knows."""
     files = trial.out / f"{trial.source}-{trial.seed}-{trial.way.replace(' ', '-')}"
     config = _config(trial, write_tables(people, trial.seed, files))
     with one_thread():
@@ -104,18 +104,18 @@ def _tests(data: VerticalData) -> int:
 
 
 def _known_to_all(data: VerticalData) -> Tensor:
-    """[rows], training rows first: whether no company lacks the person."""
+    """Return for each row, training rows first, whether every company knows the person: [rows]."""
     return torch.stack([own.features[:, -1] == 0 for own in data.parties]).all(0)
 
 
 def _without_flags(data: VerticalData) -> VerticalData:
-    """As without "labelled": nothing says who is lacking, and zeros (the means) stand in for them."""
+    """Return the data as without "labelled": absent people have zeros (the means) and no indicator."""
     parties = [Party(own.name, own.features[:, :-1]) for own in data.parties]
     return replace(data, parties=tuple(parties))
 
 
 def _only(data: VerticalData, rows: Tensor) -> VerticalData:
-    """The training and validation rows among these; the test rows stay."""
+    """Return the data with only these training and validation rows, and all test rows."""
     kept = rows.clone()
     kept[data.test] = True
     parties = [Party(own.name, own.features[kept]) for own in data.parties]
@@ -129,7 +129,7 @@ def _only(data: VerticalData, rows: Tensor) -> VerticalData:
 
 
 def _measure(run: Run, chosen: Tensor) -> float:
-    """The metric on those of the test rows that are chosen."""
+    """Return the metric on the chosen test rows."""
     tests = run.data.test
     features = [own.features[tests][chosen] for own in run.data.parties]
     outputs, labels = run.evaluator.outputs(features), run.data.labels[tests][chosen]
@@ -160,7 +160,7 @@ def main(options: Sequence[str]) -> int:
 
 
 def _means(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of each figure over the seeds."""
+    """Return the mean of each figure over the seeds."""
     return {key: mean(each[key] for each in results) for key in results[0]}
 
 

@@ -1,9 +1,9 @@
-"""The theory holds in what is measured: theorems 1 and 2 (bounded delay) on scikit-learn's digits.
+"""Check theorems 1 and 2 (bounded delay) by measurements on scikit-learn's digits.
 
     python -m experiments.convergence [--out DIR] [--quick] [--workers N]
 
-Writes convergence.png, convergence.svg and results.json. About ten minutes on two cores; --quick takes
-some seconds, on smaller problems with weaker targets. No data folder is needed.
+Writes convergence.png, convergence.svg and results.json. Takes about ten minutes on two cores. --quick takes
+seconds, on smaller problems with weaker targets. It needs no data folder.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""What the convergence experiment found: verdicts, the figure, and all figures for results.json."""
+"""The results of the convergence experiment: verdicts, the plot, and all figures for results.json."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,10 +16,10 @@ from vafl.arrays import Doubles
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is run, and what is asked of it.
+    """The size of the experiment, and its targets.
 
     Attributes:
-        changes: of both problems.
+        changes: changes to the configuration of both problems.
         convexity: mu, the strongly convex problem's regulariser.
         updates, practical_updates: K with theorem 2's step size, and with practical constants.
         lengths: the K of theorem 1's runs; the slope is fitted over `fit_from` and longer.
@@ -49,7 +49,7 @@ class Convex:
 
     @property
     def bound(self) -> Doubles:
-        """Theorem 2's promise for these runs, with the noise they met."""
+        """Return theorem 2's bound for these runs, with the noise that they met."""
         start = float(np.mean([run.gaps[0] for run in self.runs]))
         variances = np.max([run.variances for run in self.runs], axis=0)
         shares = np.mean([run.shares for run in self.runs], axis=0)
@@ -89,7 +89,7 @@ def judge_convex(convex: Convex, scale: Scale) -> list[Verdict]:
     ):
         found = slope(iterations(runs), mean_gaps(runs), runs[0].iterations[-1] / 10)
         verdicts.append(Verdict(f"slope of F - F*, {name}", f"{found:.3f}", target, low <= found <= high))
-    # The promise is about the mean; over the first few steps three seeds are no mean, so from K0 on.
+    # The bound is about the mean. Three seeds estimate it badly over the first steps, so compare from K0 on.
     late = iterations(convex.runs) >= problem.K0
     tightest = float(np.max((mean_gaps(convex.runs) / convex.bound)[late]))
     longest = max(run.longest_delay for run in (*convex.runs, *convex.practical))
@@ -156,7 +156,7 @@ def draw_nonconvex(axes: Axes, found: Nonconvex) -> None:
 
 
 def summary(convex: Convex, found: Nonconvex, scale: Scale) -> dict[str, Any]:
-    """All that was measured, for results.json."""
+    """Return all measured figures, for results.json."""
     problem = convex.problem
     tail = problem.K0 + iterations(convex.runs)
     return {

@@ -1,4 +1,4 @@
-"""One figure a study: a race against the clock, against bytes, a sweep, or bars."""
+"""The figure of a study: curves against time, against bytes, a sweep, or bars."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,11 +15,11 @@ from experiments.study import CENTRALISED
 from experiments.timed_runs import GRID, Timed, crossing, read_at
 from vafl.arrays import Doubles
 
-_SMOOTHED = 20  # the loss of one minibatch jumps: drawn is the mean of at least so many
+_SMOOTHED = 20  # the loss of single minibatches is noisy, so draw the mean of at least this many
 
 
 def draw(outcome: Outcome, path: Path) -> None:
-    """Draws the study's figure to path.png and path.svg."""
+    """Draw the study's figure as path.png and path.svg."""
     kind = outcome.study.figure
     if kind == "bars":
         with figures.drawing(path, panels=1, height=0.9 + 0.3 * len(outcome.rows)) as (axes,):
@@ -36,7 +36,7 @@ def draw(outcome: Outcome, path: Path) -> None:
 
 
 def _timed(outcome: Outcome) -> list[Found]:
-    """Those with a clock, and without a failure that would leave holes in the mean."""
+    """Return the rows with a clock and without failed runs, which would leave gaps in the mean."""
     return [
         each for each in outcome.found if all(run.seconds[-1] > 0 and not run.diverged for run in each.final)
     ]
@@ -114,13 +114,13 @@ def _band(
 
 
 def _calmed(run: Timed, seconds: float) -> Doubles:
-    """The metric, or its mean over the evaluations of so many seconds."""
+    """Return the metric, or its mean over the evaluations of this many seconds."""
     each = float(run.seconds[-1]) / (len(run.seconds) - 1)
     return _moving_mean(run.metric, max(1, round(seconds / each)))
 
 
 def _moving_mean(values: Doubles, width: int) -> Doubles:
-    """The mean of the last `width` values, or of all there are at the beginning."""
+    """Return the mean of the last `width` values, or of all values at the beginning."""
     sums = np.cumsum(np.concatenate([[0.0], values]))
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(ends - width, 0)
@@ -128,7 +128,7 @@ def _moving_mean(values: Doubles, width: int) -> Doubles:
 
 
 def _smooth(run: Timed) -> Doubles:
-    """The loss at each evaluation but the first, as the mean of enough minibatches."""
+    """Return the loss at each evaluation except the first, as the mean of enough minibatches."""
     losses = np.array([point.train_loss for point in run.run.points[1:] if point.train_loss is not None])
     each = run.run.points[-1].updates / len(losses)
     return _moving_mean(losses, math.ceil(_SMOOTHED / each))
@@ -209,7 +209,7 @@ def _bars(axes: Axes, outcome: Outcome) -> None:
 
 
 def _no_magnifying(axes: Axes) -> None:
-    """Values that are nearly the same look so: the axis spans a factor of two at least."""
+    """Make the axis span at least a factor of two, so that nearly equal values look nearly equal."""
     low, high = axes.get_ylim()
     if 0 < low < high < 2 * low:
         centre = math.sqrt(low * high)
@@ -217,7 +217,7 @@ def _no_magnifying(axes: Axes) -> None:
 
 
 def _plain(axes: Axes, which: str) -> None:
-    """Numbers as people write them, on an axis of powers."""
+    """Write plain numbers on a logarithmic axis."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axis.set_minor_formatter(FuncFormatter(lambda value, _: ""))

@@ -1,4 +1,4 @@
-"""How the experiments' figures look, and how they are saved. No figure is drawn here."""
+"""The style of the experiments' figures, and how they are saved."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -39,7 +39,7 @@ _STYLE: dict[Any, Any] = {
 
 @contextmanager
 def drawing(path: Path, panels: int, height: float = 2.9) -> Iterator[list[Axes]]:
-    """Panels side by side, as wide as a page of text, to draw on; saved as PNG and SVG at the end.
+    """Yield panels side by side, as wide as a page of text; save them as PNG and SVG at the end.
 
     The same drawing gives the same bytes.
     """
@@ -51,7 +51,7 @@ def drawing(path: Path, panels: int, height: float = 2.9) -> Iterator[list[Axes]
 
 
 def band(axes: Axes, x: Doubles, runs: Sequence[Doubles], colour: str, label: str, **line: Any) -> None:
-    """The mean of several runs, and the range from the lowest to the highest of them."""
+    """Draw the mean of several runs, and the range from the lowest to the highest."""
     stacked = np.stack(runs)
     axes.fill_between(x, stacked.min(axis=0), stacked.max(axis=0), color=colour, alpha=0.2, linewidth=0)
     axes.plot(x, stacked.mean(axis=0), color=colour, label=label, **line)

@@ -1,6 +1,6 @@
-"""Makes the runs of a study: first the step sizes are chosen, then the best of each is run with every seed.
+"""Make the runs of a study: choose the step sizes first, then run the best of each variant with every seed.
 
-Step sizes are chosen on rows held out of the training rows. Only the final runs see the test rows.
+Step sizes are chosen on held-out training rows. Only the final runs use the test rows.
 """
 
 import math
@@ -16,7 +16,7 @@ from experiments.timed_runs import Job, Timed, crossing, train, was_made
 
 @dataclass(frozen=True)
 class Found:
-    """A variant's tuning runs and, with the best step size, its final ones."""
+    """A variant's tuning runs, and its final runs with the best step size."""
 
     variant: Variant
     tuning: list[Timed]
@@ -25,12 +25,12 @@ class Found:
 
 @dataclass(frozen=True)
 class Place:
-    """Where things are.
+    """The folders of a study.
 
     Attributes:
         data: the folder of the data sets ("": VAFL_DATA).
         out: where run folders are kept.
-        made_only: makes no run; those that are not there are left out.
+        made_only: use only existing runs, and make none.
     """
 
     data: str
@@ -40,7 +40,7 @@ class Place:
 
 
 def run_study(study: Study, place: Place) -> list[Found]:
-    """Everything a study needs, from the folders of runs made before or anew."""
+    """Return all runs of a study: existing ones from their folders, and the rest newly made."""
     tuning = _tune(study, place)
     level = level_of(study, tuning.get(SYNC, []))
     chosen = {
@@ -62,7 +62,7 @@ def run_study(study: Study, place: Place) -> list[Found]:
 
 
 def _tune(study: Study, place: Place) -> dict[str, list[Timed]]:
-    """The runs of each variant that has to find its step size, with every one of the grid."""
+    """Return the tuning runs of each variant that must find its step size: one per step size of the grid."""
     if len(study.step_sizes) == 1:
         return {}
     jobs = [
@@ -76,7 +76,7 @@ def _tune(study: Study, place: Place) -> dict[str, list[Timed]]:
 
 
 def _run(label: str, jobs: Sequence[tuple[str, Job]], place: Place) -> dict[str, list[Timed]]:
-    """The runs of each variant."""
+    """Make the final runs of each variant."""
     wanted = [(name, job) for name, job in jobs if not place.made_only or was_made(job)]
     tell = None if place.made_only else _tell
     runs = run_all(label, train, [job for _, job in wanted], workers=place.workers, tell=tell)
@@ -87,9 +87,9 @@ def _run(label: str, jobs: Sequence[tuple[str, Job]], place: Place) -> dict[str,
 
 
 def level_of(study: Study, sync: Sequence[Timed]) -> float:
-    """The metric whose time is measured: the study's own, or a little below what sync ends at.
+    """Return the metric whose time is measured: the study's own, or a little below sync's final metric.
 
-    Sync's end is the mean over its seeds; of several step sizes, that of the best.
+    Sync's final metric is the mean over its seeds, with its best step size.
     """
     if study.level:
         return study.level
@@ -108,7 +108,10 @@ def mean_end(runs: Sequence[Timed]) -> float:
 
 
 def best_step_size(runs: Sequence[Timed], level: float, as_good: float) -> float:
-    """The fastest to the level of those that end at most `as_good` below the best; else the highest."""
+    """Return the fastest step size to the level, of those that end at most `as_good` below the best.
+
+    If none reaches the level, return the best.
+    """
     ends = {step_size: mean_end(own) for step_size, own in by_step_size(runs).items()}
     best = max(ends.values())
     good = [step_size for step_size, end in ends.items() if end >= best - as_good]
@@ -130,7 +133,7 @@ def _job(
 
 
 def slug(name: str) -> str:
-    """A name as part of a path."""
+    """Return a name in a form that is safe in a path."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 

@@ -1,7 +1,7 @@
 """Federated permutation importance against the same measure of the pooled table.
 
-python -m experiments.importance --data FOLDER [--out DIR] [--updates N]: Adult, dealt to three parties. The
-model is trained with the defaults for tables. Importance is measured once by requests to the clients, as
+python -m experiments.importance --data FOLDER [--out DIR] [--updates N]: Adult, split between three parties.
+The model is trained with the defaults for tables. Importance is measured once by requests to the clients, as
 `vafl importance` does, and once by scikit-learn, which permutes the columns of one pooled table for the same
 model. The ranks must agree: a Spearman correlation of 0.9 or more, or exit code 1.
 """
@@ -76,7 +76,7 @@ class Pooled(BaseEstimator):  # type: ignore[misc]
 
     @torch.no_grad()
     def chance(self, table: pd.DataFrame) -> Doubles:
-        """[rows]: the probability of the second class."""
+        """Return the probability of the second class, [rows]."""
         batch, parts = pl.DataFrame(table.to_dict("list")), []
         for own, encoder, model in zip(self.tables, self.encoders, self.models, strict=True):
             assert encoder is not None
@@ -110,7 +110,7 @@ def pooled_importance(path: Path, run: Path, people: People, rows: int) -> dict[
 
 
 def compare(federated: Importance, pooled: dict[str, float], out: Path, console: Console) -> float:
-    """Show and write both; return the Spearman correlation of the columns' ranks."""
+    """Print and write both measures; return the Spearman correlation of the columns' ranks."""
     own = {name: measured for columns in federated.features.values() for name, measured in columns.items()}
     names = sorted(own, key=lambda name: -pooled[name])
     table = Table("column", "federated", "sd", "pooled", box=None)

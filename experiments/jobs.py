@@ -1,4 +1,4 @@
-"""Many independent runs of one experiment, spread over processes, with a progress bar."""
+"""Run many independent jobs of an experiment in several processes, with a progress bar."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -30,14 +30,14 @@ def run_all(
     workers: int = 1,
     tell: Callable[[Job, Result], str] | None = None,
 ) -> list[Result]:
-    """The result of every job, in order.
+    """Return the results of all jobs, in order.
 
-    `cost` weighs a job in the progress bar; `tell` says in a line what came of one.
+    `cost` is a job's weight in the progress bar. `tell` describes a job's result in one line.
     """
     found: dict[int, Result] = {}
     with _progress() as progress:
         task = progress.add_task(label, total=sum(map(cost, jobs)))
-        # The dearest first, so that no worker is left alone with a long job at the end.
+        # The most expensive first, so that no long job runs alone at the end.
         order = sorted(range(len(jobs)), key=lambda index: -cost(jobs[index]))
         for index, result in _one_by_one(work, jobs, order, workers):
             found[index] = result
@@ -50,11 +50,11 @@ def run_all(
 def _one_by_one(
     work: Callable[[Job], Result], jobs: Sequence[Job], order: Sequence[int], workers: int
 ) -> Iterator[tuple[int, Result]]:
-    """Each job's number and result, as they are done; the first error ends it all."""
+    """Yield each job's number and result when it is done. The first error ends all jobs."""
     if workers == 1:
         yield from ((index, work(jobs[index])) for index in order)
         return
-    # Started afresh, not forked: a fork of a process in which torch has threads may hang.
+    # Spawned, not forked: a fork of a process in which torch has threads may hang.
     with ProcessPoolExecutor(workers, get_context("spawn"), _begin_worker) as pool:
         futures = {pool.submit(work, jobs[index]): index for index in order}
         try:
@@ -64,8 +64,8 @@ def _one_by_one(
 
 
 def _begin_worker() -> None:
-    """One thread for arithmetic; and one that ends the process, in the middle of a run too, if whoever
-    started it is killed."""
+    """Use one thread for arithmetic, and start another one that ends this process, even during a run, if the
+    parent process is killed."""
     torch.set_num_threads(1)
 
     def outlive_nobody() -> None:
@@ -77,7 +77,7 @@ def _begin_worker() -> None:
 
 
 def in_groups(results: Sequence[Result], size: int) -> list[list[Result]]:
-    """Neighbours together, `size` of them at a time."""
+    """Return the jobs in groups of `size` neighbours."""
     return [list(results[start : start + size]) for start in range(0, len(results), size)]
 
 
@@ -93,7 +93,7 @@ def _progress() -> Progress:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Small models are fastest with one thread, and the more so where several processes work."""
+    """Use one thread for arithmetic: small models are fastest so, even more beside other processes."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""What a study's runs come to: figures of each variant over its seeds, and whether what was asked holds."""
+"""The results of a study: figures of each variant over its seeds, and whether the targets are met."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ class Row:
     """One variant's figures.
 
     Attributes:
-        tuned: whether every step size of the grid was tried for it, where the grid decides.
-        metric, low, high: at the end: the mean over the seeds, the lowest and the highest.
-        seconds, megabytes: until the mean over the seeds is at the level; None if it never is.
+        tuned: whether every step size of the grid was tried, if the grid decides.
+        metric, low, high: the final metric: the mean over the seeds, the lowest and the highest.
+        seconds, megabytes: until the mean over the seeds reaches the level; None if it never does.
     """
 
     variant: str
@@ -40,11 +40,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A study, measured.
+    """The measured results of a study.
 
     Attributes:
-        level: the metric whose time was taken.
-        horizon: sync's seconds; the longest run's where there is no sync.
+        level: the metric whose time was measured.
+        horizon: sync's seconds, or the longest run's if the study has no sync.
     """
 
     study: Study
@@ -55,12 +55,12 @@ class Outcome:
     verdicts: Sequence[Verdict]
 
     def row(self, name: str) -> Row | None:
-        """That variant's figures, if it was run."""
+        """Return a variant's figures, or None if it was not run."""
         return next((row for row in self.rows if row.variant == name), None)
 
 
 def measure(study: Study, found: Sequence[Found]) -> Outcome:
-    """All figures and verdicts of a study."""
+    """Return all figures and verdicts of a study."""
     sync = next((each.final for each in found if each.variant.name == SYNC), [])
     level = level_of(study, sync)
     rows = [_row(study, found, each, level) for each in found]
@@ -117,7 +117,7 @@ def _judge(study: Study, rows: dict[str, Row], level: float, horizon: float) -> 
         )
     if study.share is not None and {ASYNC, SYNC} <= rows.keys():
         fast, slow = rows[ASYNC].seconds, rows[SYNC].seconds
-        # A sync that never got there took longer than its whole run.
+        # If sync never reached the level, it would have taken longer than its whole run.
         ratio = None if fast is None else fast / (horizon if slow is None else slow)
         verdicts.append(
             Verdict(
@@ -132,13 +132,13 @@ def _judge(study: Study, rows: dict[str, Row], level: float, horizon: float) -> 
 
 
 def _seeds(one: Row, other: Row) -> str:
-    """What a comparison rests on: one seed is a first look."""
+    """Describe the number of seeds; one seed gives only a first impression."""
     fewest = min(one.seeds, other.seeds)
     return f" ({fewest} seed{'s' if fewest > 1 else ''})"
 
 
 def as_document(outcome: Outcome) -> dict[str, Any]:
-    """For results.json; nothing in it is infinite or NaN."""
+    """Return the results for results.json, without infinite values and NaN."""
     study, top = outcome.study, outcome.row(CENTRALISED)
     return {
         "title": study.title,

@@ -1,4 +1,4 @@
-"""Embedding models that the studies use beside the package's own."""
+"""Embedding models that the studies use in addition to the package's."""
 
 from collections.abc import Sequence
 
@@ -11,19 +11,20 @@ CHANNELS = (8, 8, 16, 16, 32, 32)
 
 
 class ChannelsLast(nn.Module):
-    """Lays pictures out as small convolutions on a CPU like them: they take two thirds of the time."""
+    """Converts images to channels last: small convolutions then take two thirds of the time on a CPU."""
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """[batch, channels, height, width] -> the same."""
+        """Return the same images, [batch, channels, height, width], in another memory layout."""
         return pictures.contiguous(memory_format=torch.channels_last)
 
 
 def small_views(shape: Sequence[int], width: int) -> nn.Module:
-    """The paper's 7-layer CNN with an eighth of its channels, on views of half their height and width."""
+    """Return the paper's 7-layer CNN with an eighth of the channels, for views of half the size."""
     channels, height, across = shape
     layers = cnn((channels, height // 2, across // 2), width, CHANNELS)
     for layer in layers.modules():
-        if isinstance(layer, nn.Conv2d):  # torch's own start lets seven layers of ReLU fade to nothing
+        if isinstance(layer, nn.Conv2d):
+            # With torch's initialisation, the signal fades over seven ReLU layers.
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     model = nn.Sequential(nn.AvgPool2d(2), ChannelsLast(), *layers.children())
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]

@@ -1,5 +1,5 @@
 """Theorem 1: F not convex, delays bounded, eta = min{1 / (4(1+D)L), c / sqrt(K)} for K steps gives a mean
-squared gradient of O(1 / sqrt(K)). The step size depends on K, so each K is a run of its own.
+squared gradient of O(1 / sqrt(K)). The step size depends on K, so each K needs a separate run.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from experiments.runs import make_run, visit
 from vafl.config import read_config
 
 TOML = Path(__file__).with_suffix(".toml")
-LOOKS = 200  # iterates, evenly spread, that the mean over a run is taken from
+LOOKS = 200  # evenly spread iterates over which the mean of a run is taken
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Descended:
-    """What one run showed.
+    """The results of one run.
 
     Attributes:
         mean_square: of the gradient of F, over the iterates.
-        steepest: the largest secant of the gradient between two iterates looked at: at most L, if the
-            estimate of L holds where the run went.
+        steepest: the largest secant of the gradient between two of these iterates. It is at most L if the
+            estimate of L holds along the run.
         last: F at the end.
-        longest_delay: of the embeddings used; D is the bound it must keep.
+        longest_delay: of the used embeddings; must be at most D.
     """
 
     step_size: float
@@ -47,7 +47,7 @@ class Descended:
 
 
 def estimate_smoothness(changes: tuple[str, ...], updates: int) -> float:
-    """L, as the largest secant near the path of a pilot run of another seed."""
+    """Return L, estimated as the largest secant near the path of a pilot run with another seed."""
     run = make_run(TOML, [*changes, "optimiser.step_size=0.05"], seed=1000)
     objective = Objective(run)
     looks = np.linspace(0, updates, 11).astype(int).tolist()
@@ -55,7 +55,7 @@ def estimate_smoothness(changes: tuple[str, ...], updates: int) -> float:
 
 
 def descend(job: Job) -> Descended:
-    """K steps of the algorithm, and the full gradient now and then."""
+    """Make K steps of the algorithm, and compute the full gradient at regular intervals."""
     delay_bound = read_config(TOML, list(job.changes)).rule.delay_bound
     constants = f"{{L={job.L!r}, D={delay_bound}, K={job.K}, c_eta={job.c_eta!r}}}"
     step_size = ("optimiser.schedule=nonconvex-bounded", f"optimiser.constants={constants}")

@@ -1,4 +1,4 @@
-"""The objective F of a run (equation 1), in float64 on all training rows: what the theorems speak about."""
+"""The objective F of a run (equation 1), in float64 on all training rows, as the theorems define it."""
 
 from copy import deepcopy
 
@@ -36,19 +36,19 @@ class Objective:
         ]
 
     def __call__(self, point: Tensor) -> tuple[float, Tensor]:
-        """F and its gradient there."""
+        """Return F and its gradient at a vector of parameters."""
         vector_to_parameters(point, self._parameters)
         value, gradients = self._value()
         return value, parameters_to_vector(gradients)
 
     def outputs(self, point: Tensor) -> Tensor:
-        """What the head gives for every training row, [rows, outputs]."""
+        """Return the head's outputs for all training rows, [rows, outputs]."""
         vector_to_parameters(point, self._parameters)
         with torch.no_grad():
             return self._forward()
 
     def minimise(self, start: Tensor) -> Tensor:
-        """The minimiser of a convex F, by L-BFGS to a gradient of about 1e-9."""
+        """Return the minimiser of a convex F, by L-BFGS, to a gradient of about 1e-9."""
         vector_to_parameters(start, self._parameters)
         solver = torch.optim.LBFGS(
             self._parameters,
@@ -68,7 +68,7 @@ class Objective:
         return parameters_to_vector(self._parameters).detach().clone()
 
     def curvature(self, point: Tensor, rounds: int = 10, reach: float = 1e-3) -> float:
-        """The largest secant |grad F(x') - grad F(x)| / |x' - x| that a power iteration finds near x."""
+        """Return the largest secant |grad F(x') - grad F(x)| / |x' - x| that power iteration finds near x."""
         _, here = self(point)
         direction, largest = here / here.norm(), 0.0
         for _ in range(rounds):
@@ -84,7 +84,7 @@ class Objective:
         return outputs
 
     def _value(self) -> tuple[float, list[Tensor]]:
-        """F and its gradient w.r.t. each parameter, where the parameters are now."""
+        """Return F and its gradient w.r.t. each parameter, at the current parameters."""
         outputs = self._forward()
         value, slopes = self._loss(outputs.detach().numpy(), self._labels.numpy(), self._weights)
         gradients = torch.autograd.grad(outputs, self._parameters, torch.from_numpy(slopes))

@@ -1,4 +1,4 @@
-"""The report: one page with every study's figure and table, and the same as results.json."""
+"""The report: one page with the figure and table of every study, and results.json with the same content."""
 
 import base64
 import json
@@ -51,7 +51,7 @@ as old as they are."""
 
 
 def write_report(out: Path, outcomes: Sequence[Outcome], *, quick: bool) -> int:
-    """Writes index.html and results.json, prints the verdicts; 0 if all hold, else 1."""
+    """Write index.html and results.json, and print the verdicts. Return 0 if all hold, otherwise 1."""
     document = {
         "quick": quick,
         "versions": versions(),
@@ -74,7 +74,7 @@ def write_report(out: Path, outcomes: Sequence[Outcome], *, quick: bool) -> int:
     console.print(table)
     console.print(f"written: {out / 'index.html'}", highlight=False, soft_wrap=True)
     held = all(verdict.holds for outcome in outcomes for verdict in outcome.verdicts)
-    return 0 if held or quick else 1  # short runs decide nothing
+    return 0 if held or quick else 1  # short runs prove nothing
 
 
 def _page(out: Path, outcomes: Sequence[Outcome], quick: bool) -> str:
@@ -181,7 +181,7 @@ def _number(value: float | None) -> str:
 
 
 def _table(headings: Sequence[str], lines: Sequence[Sequence[Any]], words: int) -> str:
-    """`words` columns of text, then columns of numbers."""
+    """Return a table with `words` columns of text, then columns of numbers."""
 
     def cells(kind: str, line: Sequence[Any]) -> str:
         marks = ["" if column < words else ' class="n"' for column in range(len(line))]

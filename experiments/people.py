@@ -1,4 +1,4 @@
-"""Adult and credit default as tables of people whom several companies know, each with columns of its own."""
+"""Adult and credit default as tables of people, whose columns several companies hold."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from vafl.data.split import Split
 
 @dataclass(frozen=True)
 class People:
-    """A public table, and who would know which of its columns.
+    """A public table, and which company holds which columns.
 
     Attributes:
-        known, new: people to train on, and others: the companies' columns and `label`, 0 or 1.
+        known, new: people to train on, and new people: the companies' columns and `label`, 0 or 1.
         columns: company -> its columns.
-        categories: columns of numbers that are names.
+        categories: columns of numbers that stand for categories.
     """
 
     known: pl.DataFrame
@@ -29,7 +29,7 @@ class People:
 
 
 def adult(folder: Path, rows: Mapping[str, int] = ROWS) -> People:
-    """Who earns more than 50,000? `rows` is what the two files must hold."""
+    """Load Adult: who earns more than 50,000? `rows` are the numbers of rows of the two files."""
     label = pl.col("income").str.starts_with(">").cast(pl.Int64)
     known, new = (part.with_columns(label=label) for part in read_adult(folder, rows))
     columns = {
@@ -41,7 +41,7 @@ def adult(folder: Path, rows: Mapping[str, int] = ROWS) -> People:
 
 
 def credit_default(folder: Path) -> People:
-    """Who fails to pay next month? A quarter of them, drawn at random, are the new ones."""
+    """Load credit default: who fails to pay next month? A random quarter are the new people."""
     data = load_credit_default(folder)
     split = Split.of(len(data.labels), DataSettings(test_fraction=0.25), seed=0)
     people = pl.DataFrame(data.features, schema=list(data.columns)).with_columns(label=pl.Series(data.labels))

@@ -1,9 +1,9 @@
-"""What accuracy does a budget buy? Each mode of a private client, each at its calibrated noise.
+"""The accuracy of each privacy mode at several budgets, with calibrated noise.
 
-A point is a whole federated run whose most used record costs exactly mu, by the accountant and by the
-run's own ledger, for `privacy.neighbours = "zero_out"`. For `replace` the same run costs 2 mu. The evaluation
-sees embeddings as noised as a server would. Where a table has to be scaled, its scales count as public.
-`embed_only` is drawn by the claim it cannot keep.
+A point is a whole federated run whose most used record costs exactly mu, according to the accountant and the
+run's ledger, for `privacy.neighbours = "zero_out"`. For `replace` the same run costs 2 mu. Evaluations use
+noised embeddings, as a server would. If a table is scaled, its scales count as public. `embed_only` is drawn
+at the mu that it claims, which it does not guarantee.
 """
 
 import math
@@ -34,7 +34,7 @@ WIDTH = 32  # of the embedding that is not trained
 
 @dataclass(frozen=True)
 class Task:
-    """One data set, split over its clients, and the training that suits it."""
+    """One data set, split over its clients, and suitable training settings."""
 
     title: str
     data: str
@@ -53,7 +53,7 @@ DIGITS = Task("digits, 4 clients", "digits", 4, 5, 64, 0.3)
 
 @dataclass(frozen=True)
 class Trial:
-    """One run; no mode is the run without privacy."""
+    """One run. An empty mode is the run without privacy."""
 
     task: Task
     mode: str
@@ -84,7 +84,7 @@ def main(options: Sequence[str]) -> int:
 
 
 def attempt(trial: Trial) -> tuple[float, float]:
-    """(accuracy at the end, the largest mu in the ledgers)."""
+    """Return the final accuracy, and the largest mu in the ledgers."""
     with one_thread():
         config, data = _configure(trial)
         run = build(config, data)
@@ -111,7 +111,7 @@ def _configure(trial: Trial) -> tuple[Config, VerticalData]:
 
 
 def _privacy(trial: Trial) -> PrivacySettings:
-    """Noise such that a record that is uploaded once an epoch costs mu in all."""
+    """Return noise settings with which a record that is uploaded once per epoch costs mu in total."""
     if not trial.mode:
         return PrivacySettings()
     clip, uses = CLIPS[trial.mode], math.sqrt(trial.task.epochs)
@@ -122,7 +122,7 @@ def _privacy(trial: Trial) -> PrivacySettings:
         "neighbours": "zero_out",
     }
     if trial.mode != "embed_only":
-        settings["mu_max"] = trial.mu * (1 + 1e-9)  # more than rounding
+        settings["mu_max"] = trial.mu * (1 + 1e-9)  # more than a rounding error
     if trial.mode == "release_once":
         settings["noise"] = clip / trial.mu
     if trial.mode == "dp_train":  # half of mu^2 for uploads, half for updates
@@ -132,7 +132,7 @@ def _privacy(trial: Trial) -> PrivacySettings:
 
 
 def _curves(task: Task, found: dict[Trial, tuple[float, float]]) -> dict[str, Any]:
-    """mode -> budgets and accuracies, [budgets, seeds]."""
+    """Return mode -> budgets and accuracies, [budgets, seeds]."""
     curves: dict[str, Any] = {}
     for mode in ("", *MODES):
         mine = [trial for trial in found if trial.task == task and trial.mode == mode]
@@ -143,7 +143,7 @@ def _curves(task: Task, found: dict[Trial, tuple[float, float]]) -> dict[str, An
 
 
 def draw(path: Path, tasks: Sequence[Task], measured: dict[str, Any]) -> None:
-    """One panel a data set."""
+    """Draw one panel per data set."""
     with drawing(path, len(tasks)) as panels:
         for axes, task in zip(panels, tasks, strict=True):
             curves = measured[task.data]

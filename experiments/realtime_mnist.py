@@ -1,11 +1,11 @@
-"""Is async training faster than sync by the clock on the wall, between real processes?
+"""Compare the wall-clock time of async and sync training between real processes.
 
     python -m experiments.realtime_mnist --data DIR [--out DIR] [--quick] [--seeds N]
 
 DIR holds mnist/ with the four original files. `vafl up` starts a server and seven clients that talk over
 mutual TLS on loopback and sleep between their activations as in the paper: Poisson(2m)/14 seconds for
-client m. Each rule has a step size that is about best for it in the simulator, and stops when it has reached
-the target accuracy on the test rows. The clock begins when everyone has joined.
+client m. Each rule uses about its best step size in the simulator, and stops when it has reached the target
+accuracy on the test rows. The clock starts when all clients have joined.
 """
 
 import sys
@@ -24,7 +24,7 @@ from vafl.errors import VaflError
 from vafl.observe.record import RecordedRun
 from vafl.run.up import up
 
-SHARE = 0.5  # of sync's time that async may take
+SHARE = 0.5  # share of sync's time that async may take
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ ASYNC, SYNC = Rule("async", 2.0, figures.BLUE), Rule("sync", 0.6, figures.BLACK)
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is done.
+    """The size of the experiment.
 
     Attributes:
-        changes: of the config, as `--set` takes them.
+        changes: changes to the configuration, as `--set` takes them.
     """
 
     seeds: int
@@ -65,7 +65,7 @@ QUICK = Scale(
 
 
 def race(rule: Rule, seed: int, scale: Scale, folder: str, out: Path) -> RecordedRun:
-    """One federation of real processes, until it has reached the target."""
+    """Run a federation of real processes until it has reached the target."""
     config = read_config(
         Path(__file__).with_suffix(".toml"),
         [
@@ -81,7 +81,7 @@ def race(rule: Rule, seed: int, scale: Scale, folder: str, out: Path) -> Recorde
 
 
 def seconds_to(run: RecordedRun, target: float) -> float:
-    """Until the target was reached; for a run that never did, all it took, which flatters it."""
+    """Return the seconds to the target, or those of the whole run if it never reached the target."""
     reached = run.first_reaching(target)
     return (reached or run.points[-1]).seconds
 

@@ -1,4 +1,4 @@
-"""What an experiment hands over: a folder with results.json, and a table of verdicts."""
+"""The output of an experiment: a folder with results.json, and a table of verdicts."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Verdict:
-    """One claim, what was measured, what was asked, and whether it holds."""
+    """One claim: the measured value, the target, and whether it holds."""
 
     claim: str
     measured: str
@@ -22,7 +22,7 @@ class Verdict:
 
 
 def arguments(name: str, about: str, *, workers: bool = True) -> argparse.ArgumentParser:
-    """The options every experiment has; `workers` if it can use several processes."""
+    """Return the parser of the common options; with `workers`, the experiment can use several processes."""
     parser = argparse.ArgumentParser(prog=f"python -m experiments.{name}", description=about)
     parser.add_argument("--out", type=Path, default=Path("build/experiments") / name, metavar="DIR")
     parser.add_argument("--quick", action="store_true", help="small, for a first look and for the tests")
@@ -35,7 +35,7 @@ def arguments(name: str, about: str, *, workers: bool = True) -> argparse.Argume
 
 
 def publish(folder: Path, quick: bool, measured: dict[str, Any], verdicts: Sequence[Verdict]) -> int:
-    """Writes results.json, prints the verdicts; the exit code is 0 if every one holds, else 1."""
+    """Write results.json and print the verdicts. Return exit code 0 if all hold, otherwise 1."""
     document = {"quick": quick, "verdicts": [asdict(verdict) for verdict in verdicts], "measured": measured}
     path = folder / "results.json"
     path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Runs of an experiment's TOML, and looking at their parameters on the way."""
+"""Make runs of an experiment's TOML, and read their parameters along the way."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from vafl.run.assembly import Run, build
 
 
 def make_run(path: Path, changes: Sequence[str], seed: int) -> Run:
-    """The run of the TOML at `path` with these changes; every seed has the same training rows."""
+    """Return the run of the TOML at `path` with these changes. All seeds have the same training rows."""
     config = read_config(path, [*changes, f"seed={seed}"])
     dataset = load(config.data)
     split = Split.of_dataset(dataset, config.data, seed=0)
@@ -24,19 +24,19 @@ def make_run(path: Path, changes: Sequence[str], seed: int) -> Run:
 
 
 def parameters_of(run: Run) -> list[Parameter]:
-    """The parameters of the clients' models in order, then of the head."""
+    """Return the parameters of the clients' models in order, then those of the head."""
     return [parameter for module in (*run.models, run.head) for parameter in module.parameters()]
 
 
 def point_of(run: Run) -> Tensor:
-    """All parameters as one vector."""
+    """Return all parameters as one vector."""
     return parameters_to_vector(parameters_of(run)).detach().double()
 
 
 def visit(run: Run, iterations: Sequence[int]) -> Iterator[Tensor]:
-    """Moves the run on and gives the parameters at each of these global iterations.
+    """Advance the run, and yield the parameters at each of these global iterations.
 
-    The last answer may still be on its way to its client, so one client's step can be missing.
+    The last answer may still be under way to its client, so one client's step can be missing.
     """
     for iteration in iterations:
         while run.runtime.updates < iteration:

@@ -28,9 +28,9 @@ class Problem:
     """Theorem 2's constants, named as in the paper, and the solution.
 
     Attributes:
-        changes: of strongly_convex.toml, as `section.key=value`.
-        L_record: a bound on every single record's smoothness, which the proof needs where it bounds
-            the effect of stale embeddings, though assumption 2 only asks for that of F.
+        changes: changes to strongly_convex.toml, as `section.key=value`. L_record: a bound on the smoothness
+        of every single record. The proof needs it to bound the effect of stale
+            embeddings, although assumption 2 requires only the smoothness of F.
         accuracy: on the test rows, at the minimum.
         slack: the solver's error: F(found) - F* <= |grad F|^2 / (2 mu).
     """
@@ -47,7 +47,7 @@ class Problem:
 
     @property
     def K0(self) -> float:  # noqa: N802
-        """The offset of theorem 2's step size."""
+        """Return the offset of theorem 2's step size."""
         return self._inverse_first_step * 4 / (self.mu * self.q_min)
 
     @property
@@ -55,20 +55,20 @@ class Problem:
         return 4 * (self.D + 1) * self.L + 2 * self.mu * self.q_min * self.D
 
     def step_size(self) -> tuple[str, ...]:
-        """Theorem 2's, as changes of the config."""
+        """Return theorem 2's step size, as changes to the configuration."""
         constants = f"{{L={self.L!r}, mu={self.mu!r}, D={self.D}, q_min={self.q_min!r}}}"
         return ("optimiser.schedule=strongly-convex-bounded", f"optimiser.constants={constants}")
 
     def practical_step_size(self, first: float) -> tuple[str, ...]:
-        """The same form a / (k + K0), beginning at `first`, with a as small as the rate allows for sure."""
+        """Return a step size a / (k + K0) that starts at `first`, with the smallest a that keeps the rate."""
         numerator = 1 / (self.mu * self.q_min)
         constants = f"{{numerator={numerator!r}, offset={numerator / first!r}}}"
         return ("optimiser.schedule=harmonic", f"optimiser.constants={constants}")
 
     def bound(self, iterations: Doubles, start: float, variances: Doubles, shares: Doubles) -> Doubles:
-        """The proof's last line: what theorem 2 promises at each K for F(start) - F* = `start`.
+        """Return theorem 2's bound at each K for F(start) - F* = `start`: the last line of the proof.
 
-        Its second term has q_min^2, not q_min: the square of the step size brings one more.
+        Its second term has q_min^2 instead of q_min, because the square of the step size adds one more.
 
         Args:
             variances: sigma_0^2, then sigma_m^2 of each client.
@@ -84,7 +84,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Job:
-    """One run: which step size, how long, which seed."""
+    """One run: its step size, length and seed."""
 
     problem: Problem
     step_size: tuple[str, ...]
@@ -94,13 +94,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Descended:
-    """What one run showed.
+    """The results of one run.
 
     Attributes:
         gaps: F - F* at each of `iterations`.
-        variances: the largest sigma_0^2, ..., sigma_M^2 met on the way (single records).
-        shares: of the activations, by client.
-        requests: fresh embeddings the server had to ask for, per step.
+        variances: the largest sigma_0^2, ..., sigma_M^2 along the run, for single records.
+        shares: each client's share of the activations.
+        requests: fresh embeddings that the server had to request, per step.
     """
 
     iterations: list[int]
@@ -112,7 +112,7 @@ class Descended:
 
 
 def pose(changes: tuple[str, ...] = ()) -> Problem:
-    """The problem's constants, and its solution."""
+    """Return the problem's constants and its solution."""
     run = make_run(TOML, changes, seed=0)
     objective = Objective(run)
     solution = objective.minimise(point_of(run))
@@ -137,7 +137,7 @@ def pose(changes: tuple[str, ...] = ()) -> Problem:
 
 
 def descend(job: Job) -> Descended:
-    """Runs the algorithm and measures F - F* at iteration 0 and at about 30 a decade."""
+    """Run the algorithm, and measure F - F* at iteration 0 and about 30 times per decade."""
     run = make_run(TOML, [*job.problem.changes, *job.step_size], job.seed)
     objective = Objective(run)
     spread = np.geomspace(1, job.updates, 30 * len(str(job.updates)))
@@ -159,14 +159,14 @@ def descend(job: Job) -> Descended:
 
 
 def _inputs(run: Run) -> Tensor:
-    """What each output is linear in: every feature, a 1 for each client's bias, a 1 for the head's."""
+    """Return the inputs of the outputs: all features, a 1 for each client's bias, a 1 for the head's."""
     features = [party.features[run.data.train].double() for party in run.data.parties]
     ones = torch.ones(run.data.rows, len(features) + 1, dtype=torch.float64)
     return torch.cat([*features, ones], dim=1)
 
 
 def _variances(run: Run, outputs: Tensor) -> list[float]:
-    """E|g - grad F|^2 of one record's gradient: of the head's, then of each client's."""
+    """Return E|g - grad F|^2 of one record's gradient: for the head, then for each client."""
     labels = run.data.labels[run.data.train]
     residuals = torch.softmax(outputs, 1) - F.one_hot(labels, outputs.shape[1])
     ones = torch.ones(len(labels), 1, dtype=torch.float64)

@@ -1,7 +1,7 @@
-"""A study: one experiment, a TOML file in experiments/studies. What is compared, on what, and what is asked.
+"""A study: one experiment, described by a TOML file in experiments/studies.
 
-Beside `[config]`, which is a vafl configuration, a study names its variants, each a list of changes to that
-configuration, the grid of step sizes that every variant gets, and what the figures must show.
+`[config]` is a vafl configuration. A study also has variants, each a list of changes to that configuration, a
+grid of step sizes for all variants, and the targets of its figures.
 """
 
 import tomllib
@@ -16,15 +16,15 @@ ASYNC, SYNC, CENTRALISED = "async", "sync", "centralised"
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the things compared.
+    """One of the compared variants.
 
     Attributes:
-        set: changes of the configuration, as `--set` takes them.
-        like: takes the step size found for that variant; empty: the grid decides.
-        step_size: fixed beforehand; 0: the grid decides.
-        seeds: how many, if fewer than the study's others.
-        series, x, tick: its line and its place on the axis, in a sweep, and what is written there if not x.
-        colour, line: of its curve.
+        set: changes to the configuration, as `--set` takes them.
+        like: name of another variant whose step size is used; empty: the grid decides.
+        step_size: a fixed step size; 0: the grid decides.
+        seeds: number of seeds, if fewer than for the other variants.
+        series, x, tick: in a sweep, its line, its place on the axis, and its label there if not x.
+        colour, line: the style of its curve.
     """
 
     name: str
@@ -41,30 +41,26 @@ class Variant:
 
 @dataclass(frozen=True)
 class Study:
-    """An experiment.
+    """A study.
 
     Attributes:
-        licensed: its data are not free to get, so it is made only if it is named.
-        paper: what the paper claims; empty for what goes beyond it.
-        note: how it was set up where the paper leaves it open, and what to make of the result.
-        before: set-ups tried earlier and what they gave on the test rows: a result after several tries is
-            worth less than a first one, and the report says so.
-        why: what keeps it from what is asked, for the report if something does.
+        licensed: its data need a licence, so it runs only if it is named.
+        paper: what the paper claims; empty for studies beyond the paper.
+        note: how it was set up where the paper leaves this open, and how to read the result.
+        before: earlier set-ups and their results on the test rows. A result after several attempts is worth
+            less than a first one, so the report shows them.
+        why: for the report: why a target is not met.
         figure: `race` draws the metric against seconds and the loss against passes over the data; `bytes`
-            the metric against seconds and megabytes; `sweep` what each x took; `bars` the final metrics.
-        config: a vafl configuration.
-        step_sizes: the grid, the same for every variant.
-        tuning_seconds: of the runs that choose the step size, if they are shorter; on `tuning_seeds` seeds.
-        held_out: share of the training rows to choose step sizes on.
-        as_good: of 1; a step size that ends no further below the best there is as good, and may be faster.
-        level: the metric that is timed; 0 means sync's final one, less `drop`.
-        within: what async may end below centralised (of 1), or None if nothing is asked.
-        share: of sync's time to the level that async may take, or None.
-        axis: what the x of a sweep is.
-        smooth: curves are drawn as the mean over so many seconds, where test rows are too few for less.
-        windows: [start, end] to shade, in seconds.
-        floor: where the metric's axis begins.
-        quick: changes of the configuration for a first look.
+            the metric against seconds and megabytes; `sweep` the time of each x; `bars` the final metrics.
+        config: a vafl configuration. step_sizes: the grid of step sizes, the same for every variant.
+        tuning_seconds: length of the runs that choose the step size, if they are shorter. They use
+        `tuning_seeds` seeds. held_out: share of the training rows to choose step sizes on. as_good: a step
+        size whose final metric is at most this much below the best counts as equally good. level: the metric
+        whose time is measured; 0 means sync's final metric minus `drop`. within: how far async may end below
+        centralised, or None for no target. share: share of sync's time to the level that async may take, or
+        None for no target. axis: what the x of a sweep is. smooth: curves show the mean over this many
+        seconds, if there are few test rows. windows: [start, end] to shade, in seconds. floor: where the
+        metric's axis begins. quick: changes to the configuration for --quick.
     """
 
     name: str
@@ -102,17 +98,17 @@ class Study:
         return any(variant.name == name for variant in self.variants)
 
     def with_seeds(self, most: int) -> "Study":
-        """The same with at most so many seeds."""
+        """Return the study with at most this many seeds."""
         return replace(self, seeds=min(self.seeds, most))
 
     def scaled_down(self) -> "Study":
-        """For a first look: one seed, and no grid but its middle."""
+        """Return the study for --quick: one seed, and only the middle of the grid."""
         middle = self.step_sizes[len(self.step_sizes) // 2]
         return replace(self, seeds=1, step_sizes=(middle,), tuning_seconds=0.0, tuning_seeds=1, is_quick=True)
 
 
 def read_study(name: str) -> Study:
-    """The study of that name."""
+    """Return the study with this name."""
     document = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
     variants = tuple(
         Variant(**{key: _frozen(value) for key, value in each.items()}) for each in document.pop("variants")
@@ -123,7 +119,7 @@ def read_study(name: str) -> Study:
 
 
 def names() -> list[str]:
-    """Every study there is, those of the paper first."""
+    """Return the names of all studies, those of the paper first."""
     return sorted((path.stem for path in FOLDER.glob("*.toml")), key=_order)
 
 

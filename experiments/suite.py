@@ -1,4 +1,4 @@
-"""The public tables that the defaults for tables are chosen and judged on, each split over three parties.
+"""The public tables on which the defaults for tables are chosen and judged, each split over three parties.
 
 `tables/tables.json` in the data folder describes nine of them; Adult and credit default have files elsewhere.
 Every fifth row of a table, counted from 0, is a test row. Adult has its own test file, and credit default a
@@ -29,13 +29,13 @@ HOLDER = "A"  # the party with the labels
 
 @dataclass(frozen=True)
 class SuiteTable:
-    """One table, with the rows that models are trained on and those they are measured on.
+    """One table, with its training rows and its test rows.
 
     Attributes:
         known, new: training and test rows. All columns are text, and `label` is beside them.
         columns: party -> its columns.
         numeric: the columns that are quantities; all others are categories.
-        missing: what stands for a missing value, beside an empty field.
+        missing: texts that mean a missing value, in addition to an empty field.
     """
 
     name: str

@@ -48,11 +48,11 @@ from vafl.run.predict import Deployed
 
 OURS = ("federated", "pooled", "alone")
 BOOSTED = ("hist_boosting", "lightgbm")
-# The suite has test rows of its own. A run cannot do without, so it keeps a few.
+# The suite has its own test rows. A run needs some too, so it keeps a few.
 TEST_FRACTION = 0.01
 ID = "record"
 TOLERANCES = {"mean gap to boosting": 0.005, "gap to boosting": 0.015, "gap to pooled": 0.003}
-SMALL = ("polish_bankruptcy",)  # 54 positive test rows: its gap is reported, and not held against a target
+SMALL = ("polish_bankruptcy",)  # 54 positive test rows: its gap is reported, but has no target
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def show(results: dict[str, dict[str, list[float]]], metrics: dict[str, str]) ->
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """All tables; exit code 1 if a target is missed."""
+    """Run all tables; return exit code 1 if a target is missed."""
     parser = argparse.ArgumentParser(
         prog="python -m experiments.tables", description=(__doc__ or "").splitlines()[0]
     )

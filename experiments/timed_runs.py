@@ -1,6 +1,6 @@
-"""One training run on the virtual clock, on held-out or on test rows, kept as a run folder.
+"""One training run on the virtual clock, measured on held-out or on test rows, and saved as a run folder.
 
-A run that has ended is never made again: its folder is read instead, if its configuration is the same.
+A run that has ended is never repeated. If its configuration is the same, its folder is read instead.
 """
 
 import shutil
@@ -27,7 +27,7 @@ from vafl.run.conclusion import conclude
 from vafl.run.launch import summarise
 from vafl.simulation.simulator import Simulator
 
-GRID = 600  # places at which the runs' curves are read
+GRID = 600  # number of places at which the runs' curves are read
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Job:
         toml: the study's file and `changes` of its [config].
         data: the folder of its data ("": VAFL_DATA).
         out: the run's folder.
-        held_out: train without this share of the training rows and measure on those; 0: train on all and
-            measure on the test rows.
+        held_out: train without this share of the training rows and measure on them. 0 trains on all and
+            measures on the test rows.
     """
 
     toml: Path
@@ -51,7 +51,7 @@ class Job:
     seed: int
 
     def config(self) -> Config:
-        """The whole configuration, without the folder of the data: that is no part of what was done."""
+        """Return the whole configuration without the data folder, which does not affect the result."""
         prefixed = [f"config.{change}" for change in self.changes]
         own = (f"config.optimiser.step_size={self.step_size!r}", f"config.seed={self.seed}")
         return from_document(read_document(self.toml, [*prefixed, *own])["config"])
@@ -59,7 +59,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Timed:
-    """What one run showed.
+    """The results of one run.
 
     Attributes:
         passes: how often each client has gone through all rows, on average, at each evaluation.
@@ -82,7 +82,7 @@ class Timed:
 
     @property
     def megabytes(self) -> Doubles:
-        """Both ways, of all clients."""
+        """Return the traffic of all clients, in both directions."""
         return np.array([(point.bytes_up + point.bytes_down) / 1e6 for point in self.run.points])
 
     @property
@@ -91,18 +91,18 @@ class Timed:
 
     @property
     def final(self) -> float:
-        """The metric over the last tenth of the evaluations: one alone is luck at a large step."""
+        """Return the mean metric of the last tenth of the evaluations, because a single one is noisy."""
         last = self.metric[-max(1, len(self.metric) // 10) :]
         return 0.0 if self.diverged else float(last.mean())
 
 
 def read_at(at: Doubles, along: Sequence[Doubles], values: Sequence[Doubles]) -> Doubles:
-    """[runs, places]: each run's values, read at the same places along it."""
+    """Return each run's values at the same places along it, [runs, places]."""
     return np.stack([np.interp(at, x, y) for x, y in zip(along, values, strict=True)])
 
 
 def crossing(runs: Sequence[Timed], along: Literal["seconds", "megabytes"], level: float) -> float | None:
-    """Where the mean over the runs first is at the level."""
+    """Return where the mean over the runs first reaches the level."""
     places = [getattr(run, along) for run in runs]
     at = np.linspace(0, min(float(x[-1]) for x in places), GRID)
     mean = read_at(at, places, [run.metric for run in runs]).mean(axis=0)
@@ -111,7 +111,7 @@ def crossing(runs: Sequence[Timed], along: Literal["seconds", "megabytes"], leve
 
 
 def train(job: Job) -> Timed:
-    """Makes the run, unless it was made before."""
+    """Make the run, unless it exists."""
     config = job.config()
     known = _known(job, config)
     if known is not None:
@@ -120,7 +120,7 @@ def train(job: Job) -> Timed:
     job.out.parent.mkdir(parents=True, exist_ok=True)
     sections = Config(data=config.data, partition=config.partition).to_toml()
     data = _data(sections, job.data, job.held_out)
-    # A set much smaller than the real one, as the tests have, cannot give minibatches as large.
+    # A data set that is much smaller than the real one, as in tests, has no minibatches of this size.
     size = min(config.schedule.batch_size, data.rows // 20)
     run = build(replace(config, schedule=replace(config.schedule, batch_size=size)), data)
     points: list[Evaluation] = []
@@ -143,14 +143,14 @@ def train(job: Job) -> Timed:
 
 
 def was_made(job: Job) -> bool:
-    """Whether the run's folder is there, and whole."""
+    """Return whether the run's folder exists and is complete."""
     return _known(job, job.config()) is not None
 
 
 def _known(job: Job, config: Config) -> RecordedRun | None:
-    """The run in the job's folder, if it has ended and was this one.
+    """Return the run in the job's folder, if it has ended and has the same configuration.
 
-    Settings that came into being since then had their defaults.
+    Settings that were added since then count as their defaults.
     """
     try:
         same = read_config(job.out / "config.toml") == config
@@ -197,7 +197,7 @@ def _timed(run: RecordedRun, config: Config, job: Job) -> Timed:
 
 @lru_cache(maxsize=1)  # a process makes many runs on the same rows
 def _data(sections: str, folder: str, held_out: float) -> VerticalData:
-    """The data of a configuration's `sections`, in TOML."""
+    """Return the data that the `sections` of a configuration, as TOML, describe."""
     config = from_document(tomllib.loads(sections))
     dataset = load(replace(config.data, folder=folder))
     split = Split.of_dataset(dataset, config.data, seed=0)

@@ -1,7 +1,7 @@
-"""Two companies' files, by the command line alone: aligned, trained on, and used for people not seen before.
+"""From two companies' files to predictions for new people, with the command line only.
 
 python -m experiments.two_companies --data FOLDER [--out DIR]: Adult and credit default. Every party is a
-process with a folder of its own; ids are shuffled, and each company lacks some people and has others. The
+process with its own folder. Ids are shuffled, and each company lacks some people and has others. The
 predictions are compared with those of a model trained on the pooled table: AUC within 0.01, or exit code 1.
 """
 
@@ -37,14 +37,14 @@ from vafl.transport.identity import SERVER
 
 COMPANIES = ("bank", "shop")
 EVERYONE = (SERVER, *COMPANIES)
-SHARE = 0.9  # of the people that each company knows
-LIMIT = 300.0  # seconds any command may take
+SHARE = 0.9  # share of the people that each company knows
+LIMIT = 300.0  # seconds for any command
 CLOSE = 0.01
 HELD_OUT = {"validation_fraction": 0.1, "test_fraction": 0.1}
 
 
 def two_companies(people: People) -> People:
-    """With names for the people, and the columns of all companies but the first in the shop's hands."""
+    """Return the table with names for people; the shop holds the columns of all other companies."""
     bank, *others = people.columns.values()
     known, new = _named(people.known, 0), _named(people.new, people.known.height)
     columns = {"bank": bank, "shop": [name for other in others for name in other]}
@@ -57,7 +57,7 @@ def _named(table: pl.DataFrame, first: int) -> pl.DataFrame:
 
 
 def write_files(people: People, folder: Path) -> None:
-    """Each party's folder: its own files, shuffled, and its own configurations."""
+    """Write each party's folder: its files, shuffled, and its configurations."""
     generator = np.random.default_rng(1)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -100,7 +100,7 @@ def _document(people: People, party: str, stage: str, address: str) -> dict[str,
 def together(
     folder: Path, *command: str, stage: str, own: Sequence[str] = (), server: Sequence[str] = ()
 ) -> None:
-    """One command at every party at once, each in its own folder, as separate hosts would run it."""
+    """Run one command at all parties at the same time, each in its own folder, as separate hosts would."""
     processes = {}
     try:
         for party in EVERYONE:
@@ -124,7 +124,7 @@ def together(
 
 
 def through_the_command_line(people: People, folder: Path) -> pl.DataFrame:
-    """Certificates, alignment, training, alignment of the new people, predictions: the scores."""
+    """Run all steps from certificates to predictions, and return the scores."""
     write_files(people, folder)
     parties = [word for party in EVERYONE for word in ("--party", party)]
     subprocess.run([sys.executable, "-m", "vafl.cli", "certs", str(folder / "certs"), *parties], check=True)
@@ -142,7 +142,7 @@ def through_the_command_line(people: People, folder: Path) -> pl.DataFrame:
 
 
 def pooled(people: People, folder: Path) -> np.ndarray[Any, Any]:
-    """The same model trained on the pooled table of the same records: scores of the new people."""
+    """Return the new people's scores by the same model, trained on the pooled table of the same records."""
     sections: dict[str, Any] = {}
     for party in EVERYONE:
         document = _document(people, party, "known", "127.0.0.1:1")
@@ -169,13 +169,13 @@ def pooled(people: People, folder: Path) -> np.ndarray[Any, Any]:
 
 
 def _labelled(people: People, ids: pl.Series, scores: Any) -> np.ndarray[Any, Any]:
-    """[people, 2]: scores beside the truth."""
+    """Return scores and labels, [people, 2]."""
     found = pl.DataFrame({"person": ids, "score": scores}).join(people.new, on="person")
     return found.select("score", "label").to_numpy()
 
 
 def logistic_regression(people: People, folder: Path) -> float:
-    """scikit-learn on the pooled table of the same records, for a yardstick that is not ours."""
+    """Return the AUC of scikit-learn on the pooled table of the same records, an independent reference."""
     common = pl.read_parquet(folder / SERVER / "known.alignment.parquet")["id"]
     known = _frame(people.known.filter(pl.col("person").is_in(common.implode())))
     new, schema = _frame(people.new), people.known.schema
@@ -194,7 +194,7 @@ def _frame(people: pl.DataFrame) -> pd.DataFrame:
 
 
 def compare(people: People, folder: Path) -> dict[str, float]:
-    """AUC on people that no model has seen."""
+    """Compare the AUC on people that no model has seen."""
     scores = through_the_command_line(people, folder)
     ours = _labelled(people, scores["id"], scores["p(1)"])
     theirs = pooled(people, folder)
@@ -207,7 +207,7 @@ def compare(people: People, folder: Path) -> dict[str, float]:
 
 
 def main() -> int:
-    """Both tables; exit code 1 if a federation falls short of its pooled model."""
+    """Run both tables; return exit code 1 if a federation falls short of its pooled model."""
     parser = argparse.ArgumentParser(
         prog="python -m experiments.two_companies", description=(__doc__ or "").splitlines()[0]
     )

@@ -1,1 +1,1 @@
-"""The peers that vafl is measured beside: what they need, how they are run, nothing of vafl itself."""
+"""The systems that vafl is compared with. This package imports nothing of vafl."""

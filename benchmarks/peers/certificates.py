@@ -1,4 +1,4 @@
-"""Certificates for one measurement: a CA and a leaf for each side, on P-256, gone with their folder."""
+"""Temporary certificates for one measurement: an authority and a leaf for each side, on P-256."""
 
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address

@@ -1,7 +1,7 @@
-"""A peer's own virtual environment under build/peers, installed once from its pinned requirements.
+"""A virtual environment for each peer under build/peers, installed once from pinned requirements.
 
-Peers pin what vafl must not (other versions, a gigabyte of dependencies), so none is installed beside it.
-Progress goes to standard error: standard output belongs to the measurements.
+Peers need other versions than vafl, and a gigabyte of dependencies, so they have separate environments.
+Progress goes to standard error, because standard output is for measurements.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ Installer = Callable[[Path, Path], None]
 
 
 def pip_install(folder: Path, requirements: Path) -> None:
-    """Make a virtual environment and install the requirements; pip's log stays in the folder."""
+    """Create a virtual environment and install the requirements. pip's log is in the folder."""
     venv.create(folder, with_pip=True)
     log = folder / "install.log"
     pip = [str(_interpreter(folder)), "-m", "pip", "--disable-pip-version-check"]
@@ -50,13 +50,13 @@ def pip_install(folder: Path, requirements: Path) -> None:
 def environment(
     name: str, requirements: Path, root: Path = ENVIRONMENTS, install: Installer = pip_install
 ) -> Path:
-    """The interpreter of a peer's environment, made now if it is missing, unfinished or out of date.
+    """Return the interpreter of a peer's environment. Create it if it is missing, unfinished or out of date.
 
     Args:
         name: The environment's folder under `root`.
-        requirements: A pip requirements file, everything in it pinned.
-        root: Where environments live.
-        install: Fills the folder of a new environment; replaced in tests.
+        requirements: A pip requirements file with pinned versions.
+        root: The folder of all environments.
+        install: Fills the folder of a new environment.
     """
     folder = root / name
     stamp = folder / "installed"
@@ -67,7 +67,7 @@ def environment(
     begin = time.monotonic()
     shutil.rmtree(folder, ignore_errors=True)
     install(folder, requirements)
-    stamp.write_text(wanted)  # last, so that an interrupted installation is begun anew
+    stamp.write_text(wanted)  # last, so that an interrupted installation starts over
     _tell(f"installed {name} in {time.monotonic() - begin:.0f} s")
     return _interpreter(folder)
 

@@ -1,8 +1,8 @@
-"""The yardstick: a bare grpc.aio echo over mTLS on loopback, one server process and some client processes.
+"""The reference: a bare grpc.aio echo over mTLS on loopback, between a server process and client processes.
 
 Each client keeps `window` messages of `up` bytes in flight on one bidirectional stream and gets `down` bytes
-for each. The bytes go through no serialiser and nothing is computed, so that no runtime built on the same
-transport can be faster. Nothing of vafl is imported here.
+for each. There is no serialiser and no computation, so no runtime on the same transport can be faster. This
+module imports nothing of vafl.
 """
 
 import argparse
@@ -27,7 +27,9 @@ from benchmarks.peers.processes import hear, started, tell
 METHOD = "Exchange"
 SERVICE = "benchmark.Echo"
 WARM_UP_SECONDS = 0.5
-PATIENCE_SECONDS = 60  # for start-up and goodbye; a process older than this plus its measurement is killed
+PATIENCE_SECONDS = (
+    60  # for start and end; a process that lives longer than this and its measurements is killed
+)
 OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 MODULE = "benchmarks.peers.grpc_echo"
 
@@ -35,12 +37,12 @@ MODULE = "benchmarks.peers.grpc_echo"
 def measure_echo(
     up_bytes: int, down_bytes: int, clients: int = 4, window: int = 1, seconds: float = 5.0
 ) -> float:
-    """Round trips per second, summed over the clients."""
+    """Return the round trips per second of all clients together."""
     return sum(echo_rates(up_bytes, down_bytes, clients, window, seconds))
 
 
 def echo_rates(up_bytes: int, down_bytes: int, clients: int, window: int, seconds: float) -> list[float]:
-    """Round trips per second of each client, all measured over the same stretch of time."""
+    """Return the round trips per second of each client, all measured at the same time."""
     with echo(up_bytes, down_bytes, clients, window, int(seconds)) as rates:
         return rates(seconds)
 
@@ -49,10 +51,10 @@ def echo_rates(up_bytes: int, down_bytes: int, clients: int, window: int, second
 def echo(
     up_bytes: int, down_bytes: int, clients: int, window: int, limit: int
 ) -> Iterator[Callable[[float], list[float]]]:
-    """An echo that is up and warm, and idle except while it is asked for its clients' rates.
+    """Start an echo and warm it up; yield a function that measures its clients' rates.
 
     Args:
-        limit: seconds it may take, beside its start and its end.
+        limit: seconds that all measurements may take together.
     """
     lifetime = str(limit + PATIENCE_SECONDS)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as processes:
@@ -110,7 +112,7 @@ async def _send(folder: Path, port: int, up_bytes: int, window: int) -> None:
 
 
 async def _rate(stream: Any, message: bytes, seconds: float) -> float:
-    """Take a reply and send the next message, for so long; round trips per second."""
+    """Exchange messages for this many seconds; return the round trips per second."""
     read, write, clock = stream.read, stream.write, time.perf_counter
     begin = now = clock()
     count = 0
@@ -124,7 +126,7 @@ async def _rate(stream: Any, message: bytes, seconds: float) -> float:
 
 
 def _settle(limit: int) -> None:
-    """Make this process die by itself at its limit, and keep large messages out of mmap."""
+    """Make this process end at its limit, and keep freed memory, as vafl does."""
     signal.alarm(limit)
     if platform.libc_ver()[0] == "glibc":
         library = ctypes.CDLL(None)
@@ -141,7 +143,7 @@ def _runner() -> Callable[[Coroutine[Any, Any, None]], None]:
 
 
 def _end(arguments: list[str]) -> None:
-    """Be one end of the echo: `serve FOLDER LIMIT DOWN` or `send FOLDER LIMIT PORT UP WINDOW`."""
+    """Run one end of the echo: `serve FOLDER LIMIT DOWN` or `send FOLDER LIMIT PORT UP WINDOW`."""
     side, folder, limit, *rest = arguments
     _settle(int(limit))
     if side == "serve":

@@ -1,4 +1,4 @@
-"""Processes of a measurement, spoken to line by line; none outlives the block that started it."""
+"""Processes of a measurement, controlled by lines of text. None outlives the block that started it."""
 
 import contextlib
 import subprocess
@@ -12,7 +12,7 @@ Process = subprocess.Popen[str]
 
 @contextlib.contextmanager
 def started(module: str, *arguments: str) -> Iterator[Process]:
-    """A fresh interpreter running a module of ours, until the block ends."""
+    """Run a module of this repository in a new interpreter until the block ends."""
     command = [sys.executable, "-m", module, *arguments]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -23,7 +23,7 @@ def started(module: str, *arguments: str) -> Iterator[Process]:
 
 
 def hear(process: Process) -> str:
-    """Its next line; raises RuntimeError if it has died instead."""
+    """Return the process's next line. Raise RuntimeError if it has ended."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:

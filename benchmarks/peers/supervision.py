@@ -1,7 +1,7 @@
-"""Runs a peer within a time limit and leaves none of its processes behind, wherever they moved to.
+"""Run a peer with a time limit, and leave none of its processes behind.
 
-Peers start daemons in sessions of their own, out of reach of a process group. Each run therefore carries a
-mark in its environment, which every descendant inherits; at the end whatever still carries it is killed.
+Peers start daemons in other sessions, where a process group does not reach them. So each run has a mark in
+its environment, which every descendant inherits. At the end, all processes with that mark are killed.
 """
 
 import os
@@ -18,7 +18,7 @@ DEATH_SECONDS = 10.0
 
 
 def run_bounded(command: Sequence[str | Path], folder: Path, log: Path, limit: float) -> int | None:
-    """Run a command in a folder that is also its home and temporary folder.
+    """Run a command in a folder that is also its home and its temporary folder.
 
     Args:
         command: The program and its arguments.
@@ -31,7 +31,7 @@ def run_bounded(command: Sequence[str | Path], folder: Path, log: Path, limit: f
     """
     mark = uuid.uuid4().hex
     surroundings = {**os.environ, "HOME": str(folder), "TMPDIR": str(folder), MARK: mark}
-    surroundings.pop("PYTHONPATH", None)  # the peer has packages of its own
+    surroundings.pop("PYTHONPATH", None)  # the peer has other packages
     try:
         with log.open("w") as output:
             ended = subprocess.run(
@@ -59,12 +59,12 @@ def _kill_marked(mark: bytes) -> None:
             try:
                 os.kill(int(process.name), signal.SIGKILL)
             except ProcessLookupError:
-                continue  # it was quicker
+                continue  # it has ended already
         time.sleep(0.02)
 
 
 def _carries(process: Path, mark: bytes) -> bool:
     try:
         return mark in (process / "environ").read_bytes().split(b"\0")
-    except OSError:  # gone meanwhile, or another user's
+    except OSError:  # it has ended, or belongs to another user
         return False

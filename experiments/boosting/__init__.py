@@ -1,4 +1,4 @@
-"""Gradient boosting on the pooled table: the yardstick of experiments.tables."""
+"""Gradient boosting on the pooled table: the reference of experiments.tables."""
 
 import subprocess
 from pathlib import Path
@@ -42,7 +42,7 @@ def pooled_columns(table: SuiteTable, parties: str = "ABC") -> tuple[Doubles, Do
 
 
 def _read(table: SuiteTable, rows: pl.DataFrame) -> pl.DataFrame:
-    """Text with gaps as nulls, numbers as numbers."""
+    """Read the columns: text with nulls for gaps, and numbers."""
     text = pl.all().str.strip_chars()
     there = rows.select(pl.when(~text.is_in(["", table.missing])).then(text).name.keep())
     return (
@@ -51,7 +51,7 @@ def _read(table: SuiteTable, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def labels(table: SuiteTable) -> Array:
-    """The training labels: numbers, or class numbers."""
+    """Return the training labels: numbers, or class numbers."""
     known = table.known["label"]
     if table.metric == "r2":
         return known.cast(pl.Float64).to_numpy()
@@ -70,7 +70,7 @@ def hist_gradient_boosting(table: SuiteTable, parties: str = "ABC") -> float:
 
 
 def lightgbm(table: SuiteTable, folder: Path) -> float:
-    """Return the test metric of LightGBM with default settings, which runs in an environment of its own."""
+    """Return the test metric of LightGBM with default settings, run in a separate environment."""
     python = environment("lightgbm", _HERE / "requirements.txt")
     train, test, is_category = pooled_columns(table)
     folder.mkdir(parents=True, exist_ok=True)

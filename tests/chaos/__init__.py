@@ -1,1 +1,1 @@
-"""Real federations, mistreated: `make chaos` runs them all, and writes what was done and what came of it."""
+"""Real federations under faults and attacks. `make chaos` runs all scenarios and writes their results."""

@@ -1,7 +1,7 @@
-"""`python -m tests.chaos`: mistreats real federations, and writes what was done and what came of it.
+"""`python -m tests.chaos`: run real federations under faults and attacks, and write the results.
 
-A scenario that does not go as it must fails the command; one that this machine cannot run is skipped, which
-fails it, too, unless --allow-skips says otherwise.
+The command fails if a scenario fails. It also fails if this machine cannot run a scenario, unless
+--allow-skips is given.
 """
 
 import argparse
@@ -26,13 +26,13 @@ from tests.chaos.peers import PEERS, Mistreatment, roll_back, running, survive
 from tests.chaos.wires import Unable
 from vafl.transport.identity import SERVER
 
-WITHIN = 0.01  # of the undisturbed run's metric
-LIMIT = 300.0  # seconds any single wait may take; a longer one is a hang
+WITHIN = 0.01  # allowed difference to the undisturbed run's metric
+LIMIT = 300.0  # seconds for any single wait; a longer one counts as a hang
 
 
 @dataclass(eq=False)
 class Scenarios:
-    """Every scenario; each gives what was done, what came of it, and what is wrong with that."""
+    """All scenarios. Each returns what was done, the outcome, and what is wrong with it."""
 
     folder: Path
     plan: Plan = field(default_factory=Plan)
@@ -81,7 +81,7 @@ class Scenarios:
 
     @cache  # noqa: B019 - there is one object, which lives as long as the process
     def _calm(self, document: str) -> float:
-        """The metric of this run when nobody mistreats it."""
+        """Return the metric of this run without any fault."""
         folder = Path(tempfile.mkdtemp(dir=self.folder)) / "undisturbed"
         return undisturbed(folder, json.loads(document), Place.here(), LIMIT)
 
@@ -96,7 +96,7 @@ class Scenarios:
 
 
 def _compare(found: dict, expected: float, wrong: list[str]) -> dict:
-    """Against the undisturbed run, and against what must never happen."""
+    """Compare an outcome with the undisturbed run, and with what must never happen."""
     gap = found["metric"] - expected
     wrong = [*wrong, *[f"{gap:+.4f} to the undisturbed run"] * (abs(gap) > found.get("tolerated", WITHIN))]
     for name in ("durable_uploads_lost", "uploads_applied_twice"):
@@ -105,7 +105,7 @@ def _compare(found: dict, expected: float, wrong: list[str]) -> dict:
 
 
 def run(name: str, scenario: Callable[[], dict]) -> dict:
-    """Runs a scenario; whatever happens, there is a verdict."""
+    """Run a scenario and return its verdict, even if it raises."""
     began = time.monotonic()
     try:
         found = scenario()
@@ -118,7 +118,7 @@ def run(name: str, scenario: Callable[[], dict]) -> dict:
 
 
 def table(results: list[dict]) -> Table:
-    """What was done to each federation, and what came of it."""
+    """Return a table of what was done to each federation, and the outcome."""
     shown = Table("scenario", "verdict", "done", "lost", "twice", "gap", "seconds", title="chaos")
     colours = {"passed": "green", "skipped": "yellow", "failed": "red"}
     for found in results:
@@ -152,7 +152,7 @@ def _done(found: dict) -> str:
 
 
 def main() -> int:
-    """Runs what is asked for; 0 only if nothing failed."""
+    """Run the chosen scenarios; return 0 only if none failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/chaos.json"))
     names = list(Scenarios(Path()).named())

@@ -1,8 +1,8 @@
-"""One party of a live federation turns hostile: whatever it says, nothing comes of it, and the run goes on.
+"""One party of a live federation turns hostile. None of its messages has an effect, and the run continues.
 
-The rule is `sync`, so while the hostile party makes no valid upload the others wait and the server's state
-stands still: every change of it during the attack would be the attack's. Afterwards the party comes back to
-reason, and the run must end in the very parameters of a run in which nothing of this happened.
+The rule is `sync`, so the others wait while the hostile party makes no valid upload, and the server's state
+does not change. Any change during the attack would be the attack's effect. Then the party behaves again, and
+the run must end with exactly the parameters of an undisturbed run.
 """
 
 import json
@@ -29,14 +29,14 @@ from vafl.transport.grpc.wire import CLAIM
 from vafl.transport.identity import SERVER, Credentials, issue
 
 NAME, INDEX = "client-4", 3
-ROUNDS = 20  # that it behaves for
+ROUNDS = 20  # rounds in which it behaves
 LARGEST, NORM = 1 << 20, 1e4
-FLAT = 32 << 20  # bytes the server's memory may grow by during the attack
-QUIET = 2.0  # seconds without a change: whatever was under way is over
+FLAT = 32 << 20  # bytes by which the server's memory may grow during the attack
+QUIET = 2.0  # seconds without a change after which nothing is under way any more
 
 
 def waiting_run(updates: int) -> dict:
-    """A run in which nothing happens unless everybody takes part."""
+    """Return the configuration of a run in which a step needs all parties."""
     return {
         "data": {"name": "digits"},
         "partition": {"clients": INDEX + 1},
@@ -49,7 +49,7 @@ def waiting_run(updates: int) -> dict:
 
 
 def abuse(folder: Path, messages: int, limit: float, seed: int = 0) -> dict:
-    """Attacks a live server with so many messages; gives what was done and what came of it."""
+    """Attack a live server with this many messages; return what was done and the outcome."""
     with Parties(folder, waiting_run(2 * ROUNDS), Place.here(), limit, states=True) as parties:
         config, turncoat = _begin(parties)
         weapons = Armoury(make_plan(config), turncoat.client, turncoat.said, NORM, seed).weapons()
@@ -57,7 +57,7 @@ def abuse(folder: Path, messages: int, limit: float, seed: int = 0) -> dict:
         memory, states, began = [], len(_changes(parties)), time.monotonic()
         while turncoat.tried.total() < 0.97 * messages:
             turncoat.attack(list(islice(weapons, messages // 30)))
-            memory.append(_memory(parties))  # the first time, it has what it allocates once
+            memory.append(_memory(parties))  # the first round includes what the server allocates once
             parties.check_alive()
         _knock_on_every_door(parties, turncoat, messages // 100)
         memory.append(_memory(parties))
@@ -83,7 +83,7 @@ def abuse(folder: Path, messages: int, limit: float, seed: int = 0) -> dict:
 
 
 def _begin(parties: Parties) -> tuple[Config, Turncoat]:
-    """A run in the middle of a round, in which everybody waits for the party that turns hostile."""
+    """Start a run and stop in the middle of a round, where all wait for the party that turns hostile."""
     for party in (SERVER, *parties.clients):
         if party != NAME:
             parties.start(party)
@@ -98,7 +98,7 @@ def _begin(parties: Parties) -> tuple[Config, Turncoat]:
 
 
 def _knock_on_every_door(parties: Parties, turncoat: Turncoat, times: int) -> None:
-    """Messages that end the stream, if they are let in at all."""
+    """Send messages that end the stream, or that the server does not even admit."""
     turncoat.knock("oversized", times // 2, [*turncoat.beginning, bytes(LARGEST + 1)])
     turncoat.knock("without terms", times, [b"{}" * 100])
     turncoat.knock("wrong party", times, turncoat.beginning, metadata=((CLAIM, "client-1"),))
@@ -113,7 +113,7 @@ def _knock_on_every_door(parties: Parties, turncoat: Turncoat, times: int) -> No
 
 
 def _come_to_reason(parties: Parties, turncoat: Turncoat) -> None:
-    """The hostile party's own client takes its place again, and the run ends."""
+    """Start the hostile party's regular client, and wait for the end of the run."""
     terms = Agreement.from_bytes(turncoat.terms)
     ClientState(turncoat.client, parties.folder / NAME / STATE / NAME, 1, terms, resume=False)
     parties.start(NAME, resume=True)
@@ -121,7 +121,7 @@ def _come_to_reason(parties: Parties, turncoat: Turncoat) -> None:
 
 
 def _same_parameters(parties: Parties, config: Config) -> bool:
-    """Whether everybody's model is that of a run in which nobody turned hostile."""
+    """Return whether all models equal those of an undisturbed run."""
     expected = build(config)
     expected.train()
     models = dict(zip(parties.clients, expected.models, strict=True)) | {SERVER: expected.head}
@@ -144,6 +144,6 @@ def _quiet_for(parties: Parties) -> float:
 
 
 def _memory(parties: Parties) -> int:
-    """Bytes of the server process that are in memory."""
+    """Return the resident bytes of the server process."""
     status = Path(f"/proc/{parties.processes[SERVER].pid}/status").read_text()
     return 1024 * int(status.split("VmRSS:")[1].split()[0])

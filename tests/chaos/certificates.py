@@ -1,4 +1,4 @@
-"""Clients that must be refused by a live server, and what both sides say about it."""
+"""Clients that a live server must refuse, and what both sides report."""
 
 import asyncio
 from dataclasses import dataclass, replace
@@ -17,14 +17,14 @@ from vafl.transport.identity import SERVER, Credentials, issue, make_authority
 
 
 class Unproven(Credentials):
-    """Trusts the server, and shows it nothing."""
+    """Trusts the server and shows no certificate."""
 
     def channel_credentials(self):
         return grpc.ssl_channel_credentials(self.authority)
 
 
 class Careless(Credentials):
-    """Does not look at its own dates before it dials."""
+    """Does not check the dates of its certificate before it dials."""
 
     def require_in_date(self, **_):
         pass
@@ -32,7 +32,7 @@ class Careless(Credentials):
 
 @dataclass(frozen=True)
 class Impostor:
-    """Somebody who shows the wrong certificate, and what is to be read on either side."""
+    """A peer with a wrong certificate, and what both sides must report."""
 
     case: str
     credentials: Credentials
@@ -41,7 +41,7 @@ class Impostor:
 
 
 def impostors(parties: Parties) -> list[Impostor]:
-    """Everyone a server must not let in."""
+    """Return all peers that a server must not admit."""
     certs, others = parties.folder / "certs", parties.folder / "other-authority"
     make_authority(others)
     other = Credentials.load(issue(others, "client-1"), "client-1")
@@ -62,7 +62,7 @@ def impostors(parties: Parties) -> list[Impostor]:
 
 
 def refused(parties: Parties, impostor: Impostor) -> dict:
-    """Dials as client-1 with the wrong certificate; gives what either side says."""
+    """Dial as client-1 with a wrong certificate; return what both sides report."""
     config = read_config(parties.folder / "run.toml")
     plan, before = make_plan(config), len(parties.log(SERVER))
     client = FederationClient(

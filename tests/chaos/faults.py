@@ -1,4 +1,4 @@
-"""A federation whose network is slow, loses packets, or falls apart for a while."""
+"""A federation whose network is slow, loses packets, or is partitioned for a while."""
 
 import json
 import time
@@ -15,7 +15,7 @@ CLIENTS = 4
 
 
 def wide_area(updates: int) -> dict:
-    """Training as between distant hosts: some uploads in flight, and nobody waits for a delay bound."""
+    """Return a configuration for distant hosts: async, with some uploads in flight."""
     return training(
         updates,
         CLIENTS,
@@ -27,11 +27,11 @@ def wide_area(updates: int) -> dict:
 
 @dataclass(frozen=True)
 class Fault:
-    """What befalls the network.
+    """A fault of the network.
 
     Attributes:
-        delay: seconds every packet takes, all the time.
-        loss: share of packets that never arrive, all the time.
+        delay: seconds that every packet takes, during the whole run.
+        loss: share of packets that never arrive, during the whole run.
         cut: the party that is cut off for `seconds`, once the run is under way.
     """
 
@@ -42,7 +42,7 @@ class Fault:
 
 
 def endure(folder: Path, document: dict, fault: Fault, limit: float) -> dict:
-    """Runs the federation under the fault; gives what was done and what came of it."""
+    """Run the federation under the fault; return what was done and the outcome."""
     names = [SERVER, *(f"client-{number}" for number in range(1, CLIENTS + 1))]
     with Wires(names) as wires, Parties(folder, document, wires.place(), limit) as parties:
         if fault.delay or fault.loss:
@@ -61,7 +61,7 @@ def endure(folder: Path, document: dict, fault: Fault, limit: float) -> dict:
 
 
 def _cut_off(parties: Parties, wires: Wires, fault: Fault) -> dict:
-    """Cuts a party off for a while, and looks at who goes on meanwhile and afterwards."""
+    """Cut a party off for a while; return who makes updates during and after that time."""
     before = time.time()
     wires.cut(fault.cut)
     parties.rest(fault.seconds)
@@ -84,7 +84,7 @@ def _cut_off(parties: Parties, wires: Wires, fault: Fault) -> dict:
 
 
 def _uploads(parties: Parties, begin: float, end: float) -> list[int]:
-    """Whose uploads the steps of that time were made on."""
+    """Return the clients whose uploads the steps of that time used."""
     lines = map(json.loads, parties.trace.read_text().splitlines())
     steps = [line for line in lines if line["what"] == "step" and begin <= line["at"] <= end]
     return [client for step in steps for client, _ in step["uploads"]]

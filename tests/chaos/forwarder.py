@@ -1,4 +1,4 @@
-"""A switch whose packets take their time and sometimes get lost: netem, where the kernel has none.
+"""A switch that delays and loses packets, for kernels without netem.
 
 python -m tests.chaos.forwarder SECONDS SHARE INTERFACE INTERFACE ...
 """
@@ -18,7 +18,7 @@ _LONGEST = 1 << 17
 
 
 def wire(interface: str) -> socket.socket:
-    """Every packet that comes in at this interface, and a way out of it."""
+    """Return a socket that receives every packet of this interface and can send on it."""
     opened = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ANY))
     opened.setsockopt(_PACKET, _OFFLOADS, 1)
     opened.setsockopt(_PACKET, _IGNORE_OUTGOING, 1)
@@ -28,7 +28,7 @@ def wire(interface: str) -> socket.socket:
 
 
 def forward(delay: float, loss: float, wires: list[socket.socket], chance: random.Random) -> None:
-    """Moves packets for ever: to the wire where the address was seen last, or to all others."""
+    """Forward packets forever: to the interface where the address was seen last, or to all others."""
     seen: dict[bytes, socket.socket] = {}
     under_way: deque[tuple[float, bytes, socket.socket]] = deque()
     while True:

@@ -1,4 +1,4 @@
-"""What a server must refuse: valid messages mutated, cut, said again, said for others, not finite."""
+"""Messages that a server must refuse: mutated, truncated, repeated, sent for others, or not finite."""
 
 import random
 import struct
@@ -28,16 +28,16 @@ from vafl.transport.codec import Codec
 from vafl.transport.encodings import Frame
 
 KINDS = ("malformed", "truncated", "replayed", "wrong party", "not finite", "against the rules", "together")
-_SIZES_AT = 32  # where the header says how many rows, columns, counters and bytes of text follow
-_ODD = 0x5A5A5A5A  # a number that is nobody's turn
+_SIZES_AT = 32  # where the header has the numbers of rows, columns, counters and bytes of text
+_ODD = 0x5A5A5A5A  # a number that no client may use now
 
 
 @dataclass(frozen=True)
 class Weapon:
-    """Bytes that must not be taken.
+    """Bytes that the server must refuse.
 
     Attributes:
-        refusals: how many frames the server finds in them, each to be refused.
+        refusals: the number of frames that the server finds in them and refuses.
     """
 
     kind: str
@@ -46,13 +46,13 @@ class Weapon:
 
 
 class Armoury:
-    """Makes weapons of every kind for one client, for ever; the seed fixes which.
+    """Generates hostile messages of all kinds for one client, without end. The seed determines them.
 
-    A server of its own, at the same point of the run, says of each whether it is hostile indeed: a mutation
-    may by chance be a message that this client is allowed to say, and those are put aside.
+    A separate server at the same point of the run decides whether each message is really hostile. A mutation
+    may happen to be a message that this client may send; such messages are dropped.
 
     Args:
-        said: frames this client has said before, and the server has taken.
+        said: frames that this client has sent before, and the server has accepted.
     """
 
     def __init__(self, plan: Plan, client: Client, said: Sequence[bytes], largest_norm: float, seed: int):
@@ -85,14 +85,14 @@ class Armoury:
         rows = self._plan.data.parts.total
         server = make_server(self._plan, EmbeddingTable(rows, widths(self._plan), summed=True))
         join = self._client.join()
-        # As a server that was restored from a checkpoint at the start of the run: it believes this join.
+        # Like a server that was restored from a checkpoint at the start of the run: it accepts this join.
         nothing = [0] * len(self._plan.data.parties)
         server.restore(0, nothing, server.descent.state(), forgettable=join.applied)
         server.receive(join)
         return server
 
     def _refusals(self, content: bytes) -> int:
-        """How often this is refused; 0 if there is anything in it that is not."""
+        """Return how many frames of this content are refused; 0 if any frame is accepted."""
         try:
             frames = self._codec.frames(content)
         except InvalidMessage:
@@ -112,7 +112,7 @@ class Armoury:
         return True
 
     def _upload(self, **changes) -> Upload:
-        """What this client would have to say next, but for the changes."""
+        """Return this client's next upload, with these changes."""
         rows = self._client._schedule.batch(self._client.activation)
         shape = len(changes.get("rows", rows)), self._width
         fields = {
@@ -126,7 +126,7 @@ class Armoury:
         return Upload(**fields)
 
     def _some(self) -> bytes:
-        """A frame of the right form, of any kind a client says."""
+        """Return a well-formed frame of any kind that clients send."""
         rows = np.arange(self._chance.randrange(1, 64))
         messages = (
             self._upload(),
@@ -137,7 +137,7 @@ class Armoury:
         return self._codec.encode(self._chance.choice(messages))
 
     def _malformed(self) -> bytes:
-        """Bytes flipped, lengths that lie, a header alone that promises nothing, or nothing but noise."""
+        """Return flipped bytes, false lengths, a header without content, or random bytes."""
         frame = bytearray(self._some())
         way = self._chance.randrange(4)
         if way == 0:
@@ -154,14 +154,14 @@ class Armoury:
         return bytes(frame)
 
     def _truncated(self) -> bytes:
-        """Cut short anywhere, or with something left over."""
+        """Return a frame that is truncated anywhere, or has extra bytes."""
         frame = self._some()
         if self._chance.random() < 0.2:
             return frame + self._chance.randbytes(self._chance.randrange(1, 64))
         return frame[: self._chance.randrange(1, len(frame))]
 
     def _wrong_party(self) -> bytes:
-        """What another client would say at its own turn, or what only a server says."""
+        """Return a message that another client could send, or one that only a server sends."""
         if self._chance.random() < 0.5:
             return self._codec.encode(self._chance.choice(self._chance.choice(self._others)))
         mine, counts = self._client.index, (1,) * len(self._plan.data.parties)
@@ -173,7 +173,7 @@ class Armoury:
         return self._codec.encode(self._chance.choice(messages))
 
     def _not_finite(self) -> bytes:
-        """The upload that is due, with a number in it that must not be there."""
+        """Return the due upload with a value that is not finite."""
         frame = bytearray(self._codec.encode(self._upload()))
         bad = self._chance.choice((float("nan"), float("inf"), float("-inf"), 2 * self._norm))
         columns = len(frame) // 4 - 1
@@ -181,12 +181,12 @@ class Armoury:
         return bytes(frame)
 
     def _against_the_rules(self) -> bytes:
-        """Well-formed and finite, and still not to be said now."""
+        """Return a message that is well-formed and finite, but not allowed now."""
         mine, rows, number = self._client.index, self._plan.data.rows, self._chance.randrange(1, 1 << 40)
         some = np.array(sorted(self._chance.sample(range(rows), 8)))
         messages = (
             lambda: self._upload(rows=np.concatenate([some, some[:1]])),  # a row twice
-            lambda: self._upload(rows=some + rows),  # rows that are held out
+            lambda: self._upload(rows=some + rows),  # held-out rows
             lambda: self._upload(rows=some + (1 << 30)),
             lambda: self._upload(activation=self._client.activation + number),
             lambda: self._upload(rows=some, embeddings=np.zeros((8, self._width + 1), np.float32)),
@@ -198,7 +198,7 @@ class Armoury:
         return self._codec.encode(self._chance.choice(messages)())
 
     def _together(self) -> bytes:
-        """Several frames at once; now and then more than may travel together."""
+        """Return several frames at once; sometimes more than one message may hold."""
         count = 200 if self._chance.random() < 0.05 else self._chance.randrange(2, 6)
         makers = (self._not_finite, self._against_the_rules, self._wrong_party)
         return b"".join(self._chance.choice(makers)() for _ in range(count))

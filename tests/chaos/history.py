@@ -1,7 +1,7 @@
-"""What a server's trace proves: every upload at most once, none that was told durable lost, no bound broken.
+"""Check a server's trace: every upload used at most once, no durable upload lost, no delay bound broken.
 
-A life that resumes goes back to a checkpoint: the steps of earlier lives from its iteration on are undone.
-What is left is the history that the final model rests on.
+A server that resumes goes back to a checkpoint: later steps of earlier processes are undone. The remaining
+steps are the history of the final model.
 """
 
 import json
@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 
 @dataclass
 class History:
-    """The trace of one run, read.
+    """The history that a run's trace shows.
 
     Attributes:
-        steps: what the final model rests on: iteration, uploads, delay and time of each step.
-        twice: uploads a step was made on although one had been made before, and not undone.
-        lost: uploads told durable that no step of the history is made on.
-        undone: steps that crashes made the server forget.
-        given_up: uploads that were never stepped on, by agreement when a party came back.
-        longest_delay: of the cells that steps used, those of undone steps included.
-        unknown_cells: used without ever having been uploaded, or lost in a crash.
+        steps: the steps of the final model: iteration, uploads, delay and time of each.
+        twice: uploads that a step used although an earlier step that was not undone had used them.
+        lost: uploads that were reported as durable and that no step of the history uses.
+        undone: steps that the server lost in crashes.
+        given_up: uploads that no step used, by agreement when a party came back.
+        longest_delay: the longest delay of the cells that steps used, including undone steps.
+        unknown_cells: cells that were used without an upload, or after they were lost in a crash.
     """
 
     steps: list[dict] = field(default_factory=list)
@@ -38,7 +38,7 @@ class History:
         getattr(self, f"_{line['what']}", lambda line: None)(line)
 
     def _life(self, line):
-        """The rest was undone; what was told durable must still be there, and what is there is told."""
+        """Add one process's part of the trace: undo later steps, and check what was reported as durable."""
         self.lives += 1
         kept = [step for step in self.steps if step["iteration"] < line["iteration"]]
         self.undone += len(self.steps) - len(kept)

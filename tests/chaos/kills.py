@@ -1,4 +1,4 @@
-"""kill -9 of clients and of the server, at any moment, each restarted at once with --resume."""
+"""Kill clients and the server with SIGKILL at any moment, and restart each immediately with --resume."""
 
 import random
 import time
@@ -15,7 +15,7 @@ BOUND = 30
 
 
 def training(updates: int, clients: int = 4, pause: float = 0.05, **sections) -> dict:
-    """Logistic regression on the digits, slowed down so that there is time to be mistreated."""
+    """Return a configuration: logistic regression on digits, slow enough that there is time for kills."""
     document = {
         "data": {"name": "digits"},
         "partition": {"clients": clients},
@@ -32,10 +32,10 @@ def training(updates: int, clients: int = 4, pause: float = 0.05, **sections) ->
 
 @dataclass(frozen=True)
 class Plan:
-    """How many kills of whom.
+    """How often each party is killed.
 
-    Every other kill, about, hits a run that is well again; the rest follow each other so fast that parties
-    die while they start, join or wait for somebody who does.
+    About every other kill hits a run that has recovered. The others follow each other so fast that parties
+    die while they start, join, or wait for a party that does.
     """
 
     clients: int = 50
@@ -45,7 +45,7 @@ class Plan:
     seed: int = 0
 
     def carry_out(self, parties: Parties) -> dict:
-        """Kills and restarts; gives what was done."""
+        """Kill and restart parties; return what was done."""
         chance, kills, hits = random.Random(self.seed), Counter(), 0
         victims = [chance.choice(parties.clients) for _ in range(self.clients)] + [SERVER] * self.server
         chance.shuffle(victims)
@@ -69,7 +69,7 @@ def _reached(parties: Parties, updates: int) -> bool:
 
 
 def undisturbed(folder: Path, document: dict, place: Place, limit: float) -> float:
-    """The metric of the same run when nobody mistreats it."""
+    """Return the metric of the same run without kills."""
     with Parties(folder, document, place, limit) as parties:
         parties.start_all()
         parties.until_over()
@@ -77,7 +77,7 @@ def undisturbed(folder: Path, document: dict, place: Place, limit: float) -> flo
 
 
 def kill_and_resume(folder: Path, document: dict, plan: Plan, limit: float) -> dict:
-    """Runs the federation, kills by plan, and gives what was done and what came of it."""
+    """Run the federation, kill by plan, and return what was done and the outcome."""
     with Parties(folder, document, Place.here(), limit) as parties:
         parties.start_all()
         parties.until(lambda: parties.updates() > 0, "the first update")
@@ -94,7 +94,7 @@ def kill_and_resume(folder: Path, document: dict, plan: Plan, limit: float) -> d
 
 
 def outcome(history: History) -> dict:
-    """What the server's trace proves."""
+    """Return what the server's trace shows."""
     return {
         "updates": len(history.steps),
         "updates_undone_by_crashes": history.undone,

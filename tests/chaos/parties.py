@@ -1,4 +1,4 @@
-"""A federation of real processes over mutual TLS, started as a user would, and mistreated by a scenario."""
+"""A federation of real processes over mutual TLS, started as a user would, for the scenarios."""
 
 import json
 import os
@@ -17,12 +17,12 @@ ROOT = Path(__file__).parents[2]
 
 
 class Failed(Exception):
-    """A scenario did not go as it must, and what was seen instead."""
+    """A scenario failed; the text says how."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where parties run: what is put before their commands, and the address the server listens on."""
+    """Where parties run: a prefix of their commands, and the address that the server listens on."""
 
     address: str
     prefixes: dict[str, list[str]]
@@ -40,9 +40,9 @@ class Parties:
     Use as a context manager: no process outlives it.
 
     Args:
-        document: the configuration, all but the network's address and certificates.
-        limit: seconds any wait may take; a longer one is a hang.
-        states: whether the server's trace tells every change of its state.
+        document: the configuration, without the network's address and certificates.
+        limit: seconds for any wait; a longer one counts as a hang.
+        states: whether the server's trace records every change of its state.
     """
 
     def __init__(self, folder: Path, document: dict, place: Place, limit: float, *, states: bool = False):
@@ -80,7 +80,7 @@ class Parties:
             )
 
     def command(self, party: str, out: Path) -> list[str]:
-        """What starts a party, with `out` as its run folder."""
+        """Return the command that starts a party with the run folder `out`."""
         if party == SERVER:
             command = ["tests.chaos.traced", "server", str(self.folder / "run.toml")]
         else:
@@ -93,18 +93,18 @@ class Parties:
             self.start(party)
 
     def kill(self, party: str) -> None:
-        """kill -9, and nothing else is told of it."""
+        """Kill a party with SIGKILL, without telling any other party."""
         self.processes[party].kill()
         self.processes[party].wait()
 
     def check_alive(self) -> None:
-        """Nobody may end with an error by itself."""
+        """Raise Failed if a process has ended with an error by itself."""
         for party, process in self.processes.items():
             if process.poll():
                 raise Failed(f"{party} ended with exit code {process.returncode}: {self.log(party)[-1500:]}")
 
     def until(self, condition, what: str) -> None:
-        """Waits for a condition while everybody is well."""
+        """Wait for a condition; raise Failed if a process fails meanwhile."""
         deadline = time.monotonic() + self.limit
         while not condition():
             self.check_alive()
@@ -113,12 +113,12 @@ class Parties:
             time.sleep(0.05)
 
     def rest(self, seconds: float) -> None:
-        """Lets some time pass while everybody is well."""
+        """Wait for some time; raise Failed if a process fails meanwhile."""
         end = time.monotonic() + seconds
         self.until(lambda: time.monotonic() >= end, "time to pass")
 
     def until_over(self) -> None:
-        """Waits until every party has ended by itself."""
+        """Wait until every party has ended by itself."""
         self.until(
             lambda: all(process.poll() == 0 for process in self.processes.values()), "the run's own end"
         )
@@ -133,7 +133,7 @@ class Parties:
         return self.folder / f"{party}.log"
 
     def updates(self) -> int:
-        """The server's iteration, by its trace so far."""
+        """Return the server's iteration, according to its trace."""
         if self.trace.exists():
             with self.trace.open("rb") as file:
                 file.seek(self._read)
@@ -146,7 +146,7 @@ class Parties:
         return self._updates
 
     def state(self) -> str:
-        """Who is alive, how far the run is, and what the server says last."""
+        """Return which parties are alive, how far the run is, and the end of the server's log."""
         running = [party for party, process in self.processes.items() if process.poll() is None]
         return (
             f"running: {', '.join(running)}; {self.updates()} updates; the server's log ends: "

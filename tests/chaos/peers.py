@@ -1,4 +1,4 @@
-"""Peers that lie, freeze, fall silent or double themselves, in a federation of real processes.
+"""Peers that send false messages, freeze, fall silent or run twice, in a federation of real processes.
 
 Every scenario ends in the same way: the honest processes must reach the end of the run by themselves, with a
 model, and the server's trace must show that no durable upload was lost and none applied twice.
@@ -43,8 +43,8 @@ Mistreatment = Callable[[Parties], dict]
 
 
 def running(updates: int, *, private: bool = False) -> dict:
-    """A run of four clients that is long enough to be mistreated in."""
-    document = training(updates, pause=0.02, rule={"name": "async", "window": 2})  # nobody waits for a peer
+    """Return the configuration of a run of four clients that is long enough for a scenario."""
+    document = training(updates, pause=0.02, rule={"name": "async", "window": 2})  # no party waits for a peer
     document["network"] |= {"join_timeout": 10.0, "answer_timeout": 3.0}
     if private:
         document |= {"privacy": PRIVACY}
@@ -53,14 +53,14 @@ def running(updates: int, *, private: bool = False) -> dict:
 
 
 def survive(folder: Path, document: dict, mistreat: Mistreatment, limit: float) -> dict:
-    """Run a federation, mistreat it, and return what was done and how the run ended."""
+    """Run a federation under a scenario; return what was done and how the run ended."""
     with Parties(folder, document, Place.here(), limit) as parties:
         done = mistreat(parties)
         parties.until_over()
         return {**done, "metric": parties.metric(), **outcome(read_history(parties.trace))}
 
 
-# --- a client that lies or says nothing ---
+# --- a client that sends false messages, or none ---
 
 
 def claim_too_much(parties: Parties) -> dict:
@@ -90,7 +90,7 @@ def say_nothing(parties: Parties) -> dict:
     return {"done": done, "wrong": wrong, "tolerated": 0.05}  # a quarter of the features is missing
 
 
-# --- a server that lies ---
+# --- a server that sends false gradients ---
 
 
 def exaggerate(parties: Parties) -> dict:
@@ -137,7 +137,7 @@ def freeze(victim: str) -> Mistreatment:
 
 
 def double(parties: Parties) -> dict:
-    """Start client-4 a second time, elsewhere and without --replace, while the first one works."""
+    """Start client-4 a second time in another folder, without --replace, while the first one works."""
     parties.start_all()
     parties.until(lambda: parties.updates() > 200, "200 updates")
     other = Path(f"{parties.folder}-double")
@@ -151,8 +151,8 @@ def double(parties: Parties) -> dict:
 
 
 def roll_back(parties: Parties) -> dict:
-    """Restore the ledger of client-4 and its head from a backup, as one who wants to answer more often would.
-    Then put the true ones back."""
+    """Restore the ledger of client-4 and its head from a backup, as an attacker would who wants more answers.
+    Then put the current files back."""
     parties.start_all()
     own, kept = parties.folder / NAME / "privacy", parties.folder / "kept"
     marks = parties.folder / SERVER / STATE / "server.marks"
@@ -196,7 +196,7 @@ PEERS: dict[str, Mistreatment] = {
 }
 
 
-# --- streams spoken by hand ---
+# --- streams whose messages the scenario sends ---
 
 
 def _start_without(parties: Parties, absent: str) -> None:
@@ -234,7 +234,7 @@ async def _say(parties: Parties, frames: list[bytes], until: Callable[[], bool] 
 
 
 async def _lie(parties: Parties) -> int:
-    """Serve at the server's address, with its certificate, until so many uploads got a huge gradient."""
+    """Serve at the server's address, with its certificate, until ANSWERS uploads have got a huge gradient."""
     config, answered, enough = read_config(parties.folder / "run.toml"), 0, asyncio.Event()
     credentials = Credentials.load(parties.folder / "certs" / SERVER, SERVER)
 
@@ -268,6 +268,6 @@ async def _lie(parties: Parties) -> int:
 
 
 def _finite(parties: Parties, name: str) -> bool:
-    """Whether the last checkpoint of a client holds only finite parameters."""
+    """Return whether the last checkpoint of a client has only finite parameters."""
     (path,) = (parties.folder / name / STATE / name).glob("*.safetensors")
     return all(np.isfinite(tensor).all() for tensor in load_file(path).values() if tensor.dtype.kind == "f")

@@ -1,4 +1,4 @@
-"""The chaos suites themselves, on a small scale; `make chaos` runs them in full."""
+"""The chaos scenarios on a small scale; `make chaos` runs them in full."""
 
 import json
 
@@ -15,7 +15,7 @@ from vafl.transport.identity import SERVER
 
 @pytest.mark.slow
 def test_a_federation_outlives_a_few_kills(tmp_path):
-    """Of a client amid the run, and of the server while that client starts again."""
+    """Kills of a client in the middle of the run, and of the server while that client starts again."""
     plan = Plan(clients=1, server=1, pause=(0.0, 0.1), progress=(50, 100), seed=10)
     document = training(300, clients=2, pause=0.01, evaluation={"every": 1000})
     document["network"]["checkpoint_every"] = 20
@@ -43,7 +43,7 @@ def test_a_machine_without_namespaces_says_so(monkeypatch):
         pass
 
 
-# --- what a trace proves: a suite that finds nothing must be one that could have ---
+# --- the checks of a trace must find errors that are there ---
 
 
 def life(iteration=0, activations=(0, 0)):
@@ -88,10 +88,10 @@ def test_what_a_crash_undid_may_be_done_again(tmp_path):
     [
         ([*BEGINNING, life(1, (1, 1))], {(1, 0)}),  # the step is undone
         ([*BEGINNING, life(2, (1, 0))], {(1, 0)}),  # the count is
-        ([*BEGINNING, told(3, 1)], {(0, 2)}),  # told, and no step was made
+        ([*BEGINNING, told(3, 1)], {(0, 2)}),  # reported as durable, and no step was made
         ([*BEGINNING, life(3, (3, 1))], {(0, 2)}),  # in the checkpoint, and no step was made
-        ([*CRASHED, joined(1, 0)], {(1, 0)}),  # told, and given up
-        ([*CRASHED, joined(0, 1), told(2, 1)], set()),  # given up before it was told
+        ([*CRASHED, joined(1, 0)], {(1, 0)}),  # reported as durable, and given up
+        ([*CRASHED, joined(0, 1), told(2, 1)], set()),  # given up before it was reported
         ([*BEGINNING, skipped(1, 1), told(2, 2)], set()),
         ([*BEGINNING, skipped(1, 0)], set()),  # the step was made, its answer was lost
     ],

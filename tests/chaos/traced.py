@@ -1,7 +1,8 @@
-"""`vafl`, with a server that writes down what it does: `python -m tests.chaos.traced server CONFIG ...`.
+"""`vafl` with a server that records what it does: `python -m tests.chaos.traced server CONFIG ...`.
 
-The trace is a file of JSON lines, appended to by every life of the server (VAFL_TRACE names it). A line is
-written before anybody hears of what it says, so a killed server has told nobody more than its trace tells.
+The trace is a file of JSON lines that every process of the server appends to (VAFL_TRACE names it). A line is
+written before any message about its content is sent, so a killed server has sent nothing that is not in its
+trace.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ from vafl.transport.grpc.server import FederationServer
 
 
 class Trace:
-    """Appends lines; one write each, so that a kill leaves whole lines only."""
+    """Appends lines with one write each, so that a kill leaves only whole lines."""
 
     def __init__(self, path):
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -31,7 +32,7 @@ class Trace:
 
 
 def digest_of(server: Server) -> str:
-    """Of all that training rests on. Who is connected, and what was asked of whom, is not part of it."""
+    """Return a digest of the state that training depends on, without connections and requests."""
     table = server.table
     digest = hashlib.blake2b(digest_size=16)
     for array in (table.cells, table.stored_at):
@@ -47,7 +48,7 @@ def digest_of(server: Server) -> str:
 
 
 def trace_server(trace: Trace) -> None:
-    """Wraps the places where a server's history is made."""
+    """Wrap the methods that change the server's history."""
     began, step, made_durable = ServerState.__init__, Server._step, Server.made_durable
     take_join, skipped = Server._take_join, Server._skipped
 
@@ -70,7 +71,7 @@ def trace_server(trace: Trace) -> None:
         return made_durable(server, activations)
 
     def traced_join(server, join):
-        """What a join gives up for good: uploads the server never stepped on and will not be sent again."""
+        """Record the uploads that a join gives up: no step used them, and they are not sent again."""
         client = join.client
         known, waiting = server.activations[client], _waiting(server, client)
         replies = take_join(server, join)
@@ -91,7 +92,7 @@ def _waiting(server, client):
 
 
 def trace_digests(trace: Trace) -> None:
-    """A line whenever the state that training rests on has changed, looked at a few times a second."""
+    """Write a line whenever the state that training depends on has changed; check a few times a second."""
     attend, last = FederationServer._attend, [""]
 
     def traced_attend(federation):

@@ -1,4 +1,4 @@
-"""A party with a valid certificate that behaves for some rounds, and then tries everything else."""
+"""A party with a valid certificate that behaves for some rounds, and then attacks."""
 
 import asyncio
 from collections import Counter
@@ -17,17 +17,17 @@ from vafl.transport.codec import Codec
 from vafl.transport.grpc.wire import MANY_VIOLATIONS, PATH
 from vafl.transport.identity import Credentials
 
-_PATIENCE = 60.0  # seconds the server may take to answer anything
+_PATIENCE = 60.0  # seconds for the server to answer any message
 
 
 @dataclass
 class Turncoat:
-    """Speaks to a server by hand.
+    """Sends a server messages that a test makes.
 
     Attributes:
-        said: the frames it said while it behaved.
+        said: the frames that it sent while it behaved.
         tried: hostile messages, by kind.
-        answers: what the server did about them.
+        answers: how the server reacted to them.
     """
 
     address: str
@@ -40,15 +40,15 @@ class Turncoat:
     _codec: Codec = field(default_factory=Codec)
 
     def behave(self, rounds: int) -> None:
-        """Takes part as it should; ends with nothing in flight."""
+        """Take part like a regular client; return with nothing in flight."""
         asyncio.run(self._behave(rounds))
 
     def attack(self, weapons: Sequence[Weapon]) -> None:
-        """Says all this, on as many streams as it takes; each frame must be refused."""
+        """Send all these messages, on as many streams as necessary. The server must refuse each frame."""
         asyncio.run(self._attack(weapons))
 
     def knock(self, kind: str, times: int, frames: Sequence[bytes], **changes) -> None:
-        """Opens so many streams that begin with these frames; each must end in an error.
+        """Open `times` streams that begin with these frames; each must end with an error.
 
         Args:
             changes: other credentials, or metadata.
@@ -57,7 +57,7 @@ class Turncoat:
 
     @property
     def beginning(self) -> list[bytes]:
-        """How a stream begins properly."""
+        """Return the first messages of a valid stream."""
         return [self.terms, self._codec.encode(self.client.join())]
 
     def _channel(self, credentials: Credentials) -> grpc.aio.Channel:
@@ -91,7 +91,7 @@ class Turncoat:
             await asyncio.wait_for(self._fire(channel, volley), _PATIENCE)
 
     async def _fire(self, channel: grpc.aio.Channel, volley: Sequence[Weapon]) -> None:
-        """As much as the server puts up with on one stream."""
+        """Send as many hostile messages as the server tolerates on one stream."""
         stream, expected = channel.stream_stream(PATH)(), sum(weapon.refusals for weapon in volley)
         contents = [*self.beginning, *(weapon.content for weapon in volley)]
         writing = asyncio.create_task(_write(stream, contents))
@@ -124,7 +124,7 @@ async def _write(stream, frames: Sequence[bytes]) -> None:
 
 
 async def _ending(stream, frames: Sequence[bytes]) -> grpc.StatusCode:
-    """How a stream ends that begins with these frames."""
+    """Return the status of a stream that begins with these frames."""
     with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         await _write(stream, frames)
         while await stream.read() is not grpc.aio.EOF:

@@ -1,8 +1,8 @@
-"""Parties in network namespaces of their own, and what befalls the wires between them.
+"""Parties in separate network namespaces, with faults on the links between them.
 
-Every party's namespace has one wire to a hub, which is a namespace, too: nothing of the machine's own network
-is touched. In the hub a bridge joins the wires; `tc netem` delays and loses packets. A kernel without netem
-(`shape` then says so) has its packets delayed and lost by tests/chaos/forwarder.py in the bridge's place.
+Each party's namespace has one link to a hub, which is also a namespace, so the machine's own network is not
+changed. A bridge in the hub joins the links, and `tc netem` delays and drops packets. If the kernel has no
+netem, tests/chaos/forwarder.py replaces the bridge and does the same.
 """
 
 import os
@@ -17,11 +17,11 @@ _BRIDGE = "hub"
 
 
 class Unable(Exception):
-    """This machine cannot make network namespaces, and why."""
+    """This machine cannot create network namespaces; the text says why."""
 
 
 class Wires:
-    """The network of some parties, by name. Use as a context manager: nothing of it is left."""
+    """The network of some parties, by name. Use as a context manager, which removes it."""
 
     def __init__(self, parties: list[str]):
         self._parties = list(parties)
@@ -51,19 +51,19 @@ class Wires:
                 _run("ip", "netns", "delete", space)
 
     def place(self) -> Place:
-        """For `Parties`; the first party is the server."""
+        """Return the place of each party, for `Parties`. The first party is the server."""
         prefixes = {party: ["ip", "netns", "exec", self._space(party)] for party in self._parties}
         return Place(f"10.77.0.1:{PORT}", prefixes)
 
     def cut(self, party: str) -> None:
-        """A partition: packets to and from the party are lost from now on, and nobody is told."""
+        """Cut a party off: packets to and from it are lost from now on, without any notification."""
         _run("ip", "-n", self._hub, "link", "set", self._port(party), "nomaster")
 
     def mend(self, party: str) -> None:
         _run("ip", "-n", self._hub, "link", "set", self._port(party), "master", _BRIDGE)
 
     def shape(self, delay: float, loss: float) -> None:
-        """Every packet takes `delay` seconds from one party to another, and a share `loss` never arrives."""
+        """Delay every packet between two parties by `delay` seconds, and drop a share `loss` of them."""
         netem = ["netem", "delay", f"{1000 * delay:g}ms", "loss", f"{100 * loss:g}%", "limit", "100000"]
         try:
             for party in self._parties:
@@ -86,7 +86,7 @@ class Wires:
         _run(
             "ip", "-n", self._hub, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", space
         )
-        # One packet at a time, as on a real wire: else many would be delayed or lost as one.
+        # One packet at a time, as on a real wire. Otherwise many would be delayed or lost together.
         _run("ip", "-n", space, "link", "set", "eth0", "gso_max_segs", "1")
         _run("ip", "-n", space, "address", "add", f"10.77.0.{number}/24", "dev", "eth0")
         _run("ip", "-n", space, "link", "set", "eth0", "up")

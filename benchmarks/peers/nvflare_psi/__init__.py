@@ -1,1 +1,1 @@
-"""NVFlare's private set intersection, in an environment of its own."""
+"""NVFlare's private set intersection, in a separate environment."""

@@ -1,4 +1,4 @@
-"""Runs in NVFlare's environment: its DH-PSI recipe with two sites in its simulator."""
+"""Run NVFlare's DH-PSI recipe with two sites in its simulator. This runs in NVFlare's environment."""
 
 import argparse
 import signal

@@ -1,4 +1,4 @@
-"""Runs NVFlare's DH-PSI in its own environment and reads when its sites began and ended."""
+"""Run NVFlare's DH-PSI in its environment, and read when its sites began and ended."""
 
 import tempfile
 import time
@@ -11,12 +11,12 @@ from benchmarks.peers.supervision import run_bounded
 
 HERE = Path(__file__).resolve().parent
 START_SECONDS = 120.0
-SECONDS_PER_ID = 0.01  # five times what it took when this was written
+SECONDS_PER_ID = 0.01  # five times the measured time
 
 
 @dataclass(frozen=True)
 class PSITime:
-    """What was measured.
+    """The time of an intersection.
 
     Attributes:
         seconds: from when the first site was asked for its ids to when the last one had saved the result.
@@ -30,7 +30,7 @@ class PSITime:
 
 
 def measure_psi(ids: int) -> PSITime:
-    """Two sites with so many ids each, half of them common; installs NVFlare first if need be."""
+    """Intersect the ids of two sites, half of them common. Install NVFlare first if it is missing."""
     python = environment("nvflare-psi", HERE / "requirements.txt")
     limit = int(START_SECONDS + ids * SECONDS_PER_ID)
     with tempfile.TemporaryDirectory(prefix="nvflare-") as name:

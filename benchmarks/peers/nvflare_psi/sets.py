@@ -1,4 +1,4 @@
-"""Shipped by NVFlare to its sites: each site's ids, half of them common, and when they were used."""
+"""The ids of each site, half of them common. NVFlare sends this file to its sites."""
 
 import time
 from pathlib import Path
@@ -7,7 +7,7 @@ from nvflare.app_common.psi.psi_spec import PSI
 
 
 class Ids(PSI):  # type: ignore[misc]  # only NVFlare's own environment has it
-    """So many ids; notes when they are first asked for and when an intersection is saved."""
+    """Provides `count` ids, and records when they are first read and when the intersection is saved."""
 
     def __init__(self, count: int, marks: str) -> None:
         super().__init__("psi_writer")

@@ -1,4 +1,4 @@
-"""NVFlare's SplitNN as a peer: networked split training of exactly two parties.
+"""NVFlare's SplitNN: networked split training of exactly two parties.
 
-`measure` runs it from here; `job` and `parties` run inside NVFlare's own environment.
+`measure` starts it; `job` and `parties` run in NVFlare's environment.
 """

@@ -1,4 +1,4 @@
-"""Runs in NVFlare's environment: the job, two sites in its simulator, as its SplitNN example is run."""
+"""Run the job with two sites in NVFlare's simulator and environment, as its SplitNN example does."""
 
 import argparse
 import signal

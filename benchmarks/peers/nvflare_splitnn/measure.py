@@ -1,4 +1,4 @@
-"""Runs NVFlare's SplitNN in its own environment and reads what its parties measured."""
+"""Run NVFlare's SplitNN in its environment, and read what its parties measured."""
 
 import json
 import tempfile
@@ -16,7 +16,7 @@ START_SECONDS = 120.0  # NVFlare takes 20 to 40 s to start and stop; this allows
 
 @dataclass(frozen=True)
 class SplitNNRate:
-    """What was measured, the arrays passed as NVFlare's own SplitNN example passes them.
+    """The rates with arrays passed as in NVFlare's SplitNN example.
 
     Attributes:
         steps_per_second: Training steps per second after warm-up.
@@ -30,7 +30,7 @@ class SplitNNRate:
 
 
 def measure_splitnn(seconds: float = 10.0) -> SplitNNRate:
-    """Train for so many seconds in either way of passing arrays; installs NVFlare first if need be."""
+    """Train for this many seconds with each way of passing arrays. Install NVFlare first if it is missing."""
     python = environment("nvflare", HERE / "requirements.txt")
     limit = int(START_SECONDS + 2 * seconds)
     with tempfile.TemporaryDirectory(prefix="nvflare-") as name:

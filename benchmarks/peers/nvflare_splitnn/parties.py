@@ -1,9 +1,9 @@
-"""SplitNN on NVFlare's Collab API: the data side calls the label side once for every training step.
+"""SplitNN on NVFlare's Collab API: the data side calls the label side once per training step.
 
-NVFlare ships this file to its sites, so it imports nothing of ours. The task: an MLP 784-64 | 128-10, batch
-64, on random data of MNIST's shape; float16 on the wire, as in NVFlare's own SplitNN example. Two ways of
-handing the arrays over are timed: `documented` passes tensors and index arrays as arguments, as that example
-does; `packed` passes bytes and a list, which spares NVFlare a separate download of every array.
+NVFlare sends this file to its sites, so it imports nothing of this repository. The task: an MLP 784-64 |
+128-10, batch 64, on random data of MNIST's shape; float16 on the wire, as in NVFlare's own SplitNN example.
+Two ways of passing the arrays are timed: `documented` passes tensors and index arrays as arguments, as that
+example does; `packed` passes bytes and a list, which spares NVFlare a separate download of every array.
 """
 
 import json
@@ -28,7 +28,7 @@ Exchange = Callable[[list[int], Tensor], Tensor]
 
 
 class Coordinator:
-    """NVFlare's server: starts the data side and writes down what it measured."""
+    """NVFlare's server: starts the data side and saves what it measured."""
 
     @collab.main
     def run(self) -> None:
@@ -45,11 +45,11 @@ class Coordinator:
 
 
 class Party:
-    """Either side: site-1 holds the features and the lower layers, site-2 the labels and the upper ones."""
+    """One side: site-1 holds the features and the lower layers, site-2 the labels and the upper layers."""
 
     @collab.init
     def prepare(self) -> None:
-        signal.alarm(collab.get_app_prop("limit"))  # whatever becomes of the benchmark, this process ends
+        signal.alarm(collab.get_app_prop("limit"))  # this process ends, whatever happens to the benchmark
         torch.set_num_threads(1)
         torch.manual_seed(0)
         if collab.site_name == "site-1":
@@ -62,7 +62,7 @@ class Party:
 
     @collab.publish
     def train(self, seconds: float) -> dict[str, float]:
-        """On the data side: train in each of the two ways; steps per second."""
+        """Train in each of the two ways, on the data side; return the steps per second."""
         (label_side,) = collab.get_clients(["site-2"])
 
         def documented(rows: list[int], activations: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class Party:
 
     @collab.publish
     def step(self, rows: Any, activations: Tensor) -> Tensor:
-        """On the label side: one step of the upper layers; the gradient [batch, width] of its input."""
+        """Make one step of the upper layers, on the label side; return the gradient [batch, width]."""
         entered = activations.float().requires_grad_()
         self.optimiser.zero_grad()
         loss = nn.functional.cross_entropy(self.model(entered), self.labels[torch.as_tensor(rows)])
@@ -106,7 +106,7 @@ class Party:
 
     @collab.publish
     def packed_step(self, rows: list[int], activations: bytes) -> bytes:
-        """The same step, arrays as bytes."""
+        """Make the same step with arrays as bytes."""
         return pack(self.step(rows, unpacked(activations)))
 
 
