@@ -1,4 +1,4 @@
-"""Two companies and a label holder, with files that overlap in part: for tests of everything about tables."""
+"""Two companies and a label holder, with partly overlapping files, for tests about tables."""
 
 import numpy as np
 import polars as pl
@@ -7,7 +7,7 @@ from vafl.config import from_document
 
 
 def write_companies(folder, people=400, share=0.8, seed=0):
-    """labels.csv, bank.csv and shop.parquet of people whose label follows from both companies' columns."""
+    """Write labels.csv, bank.csv and shop.parquet. The label depends on both companies' columns."""
     generator = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
     income, age = generator.normal(size=people), generator.integers(18, 90, people)
@@ -30,7 +30,7 @@ def write_companies(folder, people=400, share=0.8, seed=0):
 
 
 def add_own_columns(folder, seed=5):
-    """Add two columns to the label holder's table: `rating`, which tells of the label, and `branch`."""
+    """Add two columns to the label holder's table: `rating`, which predicts the label, and `branch`."""
     generator = np.random.default_rng(seed)
     labels = pl.read_csv(folder / "labels.csv")
     rating = (labels["repaid"] == "yes").cast(pl.Float64) + pl.Series(generator.normal(size=len(labels)))
@@ -39,7 +39,7 @@ def add_own_columns(folder, seed=5):
 
 
 def document(folder, *parties, **sections):
-    """A configuration with the tables of these parties (none: of all)."""
+    """Return a configuration document with the tables of these parties; of all if none is given."""
     tables = {
         "server": {"path": str(folder / "labels.csv"), "id": "person", "label": "repaid"},
         "bank": {"path": str(folder / "bank.csv"), "id": "person"},
@@ -62,5 +62,5 @@ def document(folder, *parties, **sections):
 
 
 def configuration(folder, *parties, **sections):
-    """The same, checked."""
+    """Return the same as a Config."""
     return from_document(document(folder, *parties, **sections))

@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the settings' own docstrings: `python -m tests.configuration_page`."""
+"""Write docs/configuration.md from the docstrings of the settings: `python -m tests.configuration_page`."""
 
 import dataclasses
 import inspect
@@ -24,7 +24,7 @@ This page is made from the code
 
 
 def configuration_page():
-    """The page as text."""
+    """Return the page."""
     sections = []
     for field in dataclasses.fields(Config):
         if dataclasses.is_dataclass(field.type):
@@ -59,7 +59,7 @@ def _default(field):
 
 
 def _notes(docstring):
-    """Attribute name -> its description, from a Google docstring."""
+    """Return attribute name -> description, from a Google docstring."""
     body = docstring.partition("Attributes:\n")[2]
     entries = re.split(r"^    (\w+): ", body, flags=re.MULTILINE)[1:]
     return {name: " ".join(text.split()) for name, text in zip(entries[::2], entries[1::2], strict=True)}

@@ -1,4 +1,4 @@
-"""What every test relies on: one thread, and property tests that draw the same examples every time."""
+"""Settings of all tests: one thread, and property tests that draw the same examples every time."""
 
 import os
 
@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 
 from vafl.run.assembly import limited_threads
 
-SLOW_START = [HealthCheck.too_slow]  # the first example pays for torch's own start
+SLOW_START = [HealthCheck.too_slow]  # the first example includes torch's start-up
 
 settings.register_profile(
     "ci", derandomize=True, database=None, deadline=None, max_examples=60, suppress_health_check=SLOW_START
@@ -19,7 +19,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_collection_modifyitems(items):
-    """Properties run often what examples run once: tracing them takes a minute and finds no other line."""
+    """Property tests run the same lines many times: tracing them takes a minute and covers no other lines."""
     for item in items:
         if item.get_closest_marker("hypothesis"):
             item.add_marker("no_cover")
@@ -33,5 +33,5 @@ def one_thread():
 
 @pytest.fixture(autouse=True)
 def no_data_folder(monkeypatch):
-    """The tester's own VAFL_DATA must not decide what a test sees."""
+    """Remove VAFL_DATA, so that it does not influence a test."""
     monkeypatch.delenv("VAFL_DATA", raising=False)

@@ -36,7 +36,7 @@ This page is made from the code (`python -m tests.errors_page`), and a test keep
 
 @dataclass(frozen=True)
 class Raised:
-    """One place that makes an error."""
+    """One place that raises an error."""
 
     code: str
     kind: str
@@ -44,7 +44,7 @@ class Raised:
 
 
 def raised():
-    """All places that make an error with a code, in the order of the codes."""
+    """Return all places that raise an error with a code, in the order of the codes."""
     found = []
     for path in (ROOT / "src" / "vafl").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -58,7 +58,7 @@ def raised():
 
 
 def errors_page():
-    """The page as text."""
+    """Return the page."""
     parts = [_INTRO]
     for digit, title in PACKAGES.items():
         rows = [
@@ -76,7 +76,7 @@ def _exit_code(kind):
 
 
 def _text(node):
-    """A message as it is written, with {name} for each value."""
+    """Return a message as it is in the source, with {name} for each value."""
     if isinstance(node, ast.Constant):
         text = str(node.value)
     elif isinstance(node, ast.JoinedStr):

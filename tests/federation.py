@@ -1,4 +1,4 @@
-"""Small federations for tests: synthetic data, whole runs, and messages in any order a test likes."""
+"""Small federations for tests: synthetic data, whole runs, and messages in an order that a test chooses."""
 
 from collections import deque
 from copy import deepcopy
@@ -16,7 +16,7 @@ from vafl.run.assembly import Run, build
 
 
 def vertical_data(rows=20, clients=2, shape=(3,), classes=3, seed=0) -> VerticalData:
-    """Random features of that shape for every party; classes = 0 gives a regression."""
+    """Return random features of this shape for every party. With classes = 0, the task is a regression."""
     generator = torch.Generator().manual_seed(seed)
     features = [_with_tests(torch.randn(rows, *shape, generator=generator)) for _ in range(clients)]
     parties = [Party(f"client-{i}", own) for i, own in enumerate(features, 1)]
@@ -29,12 +29,12 @@ def vertical_data(rows=20, clients=2, shape=(3,), classes=3, seed=0) -> Vertical
 
 
 def _with_tests(values: torch.Tensor) -> torch.Tensor:
-    """The first half of the rows are test rows too."""
+    """Return the data with the first half of the rows as test rows, too."""
     return torch.cat([values, values[: len(values) // 2]])
 
 
 def run_of(data: VerticalData | None = None, **sections) -> Run:
-    """A run on (synthetic) data, with small defaults that any section may replace."""
+    """Return a run on synthetic or given data, with small defaults that `sections` may replace."""
     document = {
         "seed": sections.pop("seed", 1),
         "schedule": {"batch_size": 4, "refresh": "none"},
@@ -49,12 +49,12 @@ def run_of(data: VerticalData | None = None, **sections) -> Run:
 
 
 def parameters(run: Run) -> list[torch.Tensor]:
-    """Copies of the parameters of every party's model, then of the head."""
+    """Return copies of the parameters of all parties' models, then of the head."""
     return [p.detach().clone() for module in (*run.models, run.head) for p in module.parameters()]
 
 
 def snapshot(server) -> dict:
-    """All that a message could change in a server, copied deeply."""
+    """Return a deep copy of all server state that a message could change."""
     table, bound = server.table, server.bound
     state = {
         "cells": table.cells.copy(),
@@ -83,7 +83,7 @@ def snapshot(server) -> dict:
 
 
 def same(one, other) -> bool:
-    """Whether two (nested) snapshots are equal, tensors bit by bit."""
+    """Return whether two (nested) snapshots are equal, and tensors equal bit for bit."""
     if isinstance(one, torch.Tensor):
         return isinstance(other, torch.Tensor) and torch.equal(one, other)
     if isinstance(one, np.ndarray):
@@ -96,7 +96,7 @@ def same(one, other) -> bool:
 
 
 class SeenDelays(DelayLog):
-    """A delay log that also keeps every delay a step used, the active client's own included."""
+    """A delay log that also keeps every delay that a step used, including the active client's own."""
 
     def __init__(self, clients, bound=None):
         super().__init__(clients, bound)
@@ -113,9 +113,9 @@ class SeenDelays(DelayLog):
 class Exchange:
     """Carries messages between a run's server and clients, in order per client and direction only.
 
-    `moves()` lists what could happen next, `play(move)` lets it happen; when and in which order is for
-    the test to say. The simulator's clock is not used, and the server does not stop at a last iteration.
-    A client that leaves loses what is under way to and from it; whoever joins says where it stands.
+    `moves()` lists what could happen next, and `play(move)` makes it happen. The test decides the order. The
+    simulator's clock is not used, and the server does not stop at a last iteration. A client that leaves
+    loses the messages under way to and from it. A client that joins reports its position.
     """
 
     def __init__(self, run: Run):
@@ -164,11 +164,11 @@ class Exchange:
                 self.down[reply.client].append(reply)
 
     def turn(self, i: int) -> None:
-        """One client's whole activation: it wakes, and all that is under way to and from it arrives."""
+        """Play one client's whole activation: it wakes, and all messages to and from it arrive."""
         self.play(("wake", i))
         self.deliver()
 
     def deliver(self) -> None:
-        """Lets every message under way arrive, until only wakes are left."""
+        """Deliver all messages under way, until only wakes are left."""
         while moves := [move for move in self.moves() if move[0] != "wake"]:
             self.play(moves[0])

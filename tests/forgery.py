@@ -13,7 +13,7 @@ DIALLING, SERVING = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_
 
 
 def forge(folder, party="client-1", *, names=None, usage=(DIALLING,), begin=-2.0, end=2.0):
-    """A certificate of the authority in `folder` that holds from `begin` to `end`, in hours from now."""
+    """Write a certificate of the authority in `folder`, valid from `begin` to `end` in hours from now."""
     authority, authority_key = pem.read_certificate(folder / "ca.pem"), pem.read_key(folder / "ca.key")
     now, key = datetime.now(UTC), ec.generate_private_key(ec.SECP256R1())
     if names is None:

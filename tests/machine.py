@@ -1,4 +1,4 @@
-"""A server and its clients as real processes over mutual TLS, in one folder, for tests that mistreat them."""
+"""A server and its clients as real processes over mutual TLS, for tests that kill or freeze them."""
 
 import json
 import socket
@@ -91,7 +91,7 @@ class Machine:
         return self.history()[-1]["updates"] if self.history() else 0
 
     def progress(self, updates):
-        """Waits until so many updates more are recorded."""
+        """Wait until this many more updates are recorded."""
         enough = self.updates() + updates
         self.until(lambda: self.updates() >= enough, f"{updates} updates more")
 

@@ -1,4 +1,4 @@
-"""Files that hold what only their owner may know, and are whole or not there."""
+"""Private files, and files that are complete or absent."""
 
 import os
 import stat
@@ -21,7 +21,7 @@ def mode(path):
 
 
 def test_a_private_file_is_private_from_its_first_moment(tmp_path, monkeypatch):
-    """Whoever opened it before a later chmod could read all that is written to it."""
+    """A process that opened it before a later chmod could read everything that is written to it."""
     born, made = [], os.open
 
     def opened(path, flags, *others, **more):

@@ -1,4 +1,4 @@
-"""The audit itself: honest clients pass with a bound close to the claim, others are found out."""
+"""The audit: honest clients pass with a bound close to the claim, others are detected."""
 
 from dataclasses import replace
 from statistics import median
@@ -28,7 +28,7 @@ EMBED_ONLY = PrivacySettings(mode="embed_only", clip=1.0, noise=2.0, neighbours=
 
 
 def replaced(settings: PrivacySettings) -> PrivacySettings:
-    """The other kind of neighbours, at the same mu."""
+    """Return the settings with the other kind of neighbours, at the same mu."""
     return replace(
         settings,
         neighbours="replace",
@@ -53,7 +53,7 @@ def bounds(claimed, used, times=5):
 
 @pytest.mark.parametrize("settings", [FROZEN, TRAINED, ONCE, replaced(FROZEN), replaced(TRAINED)])
 def test_an_honest_client_passes_and_the_bound_is_close(settings):
-    assert 0.75 < bounds(settings, settings) < 1.05  # a single bound is beyond 1 one time in twenty
+    assert 0.75 < bounds(settings, settings) < 1.05  # a single bound exceeds 1 in one of twenty audits
 
 
 @pytest.mark.parametrize("settings", [FROZEN, TRAINED, ONCE])
@@ -101,12 +101,12 @@ def test_too_little_noise_on_updates_opens_the_model_channel():
 
 
 def scaled_in_float32(rows, factors):
-    """The clip as it was: its factor a float32."""
+    """Clip as an earlier version did, with a float32 factor."""
     return (rows * factors.astype(np.float32)[:, None]).astype(np.float64)
 
 
 def extreme(settings, used=None):
-    """The finding in the middle of three: an honest client fails one in a hundred."""
+    """Return the median of three findings: an honest client fails one audit in a hundred."""
     findings = [audit_extreme_slopes(claiming(settings), used or settings) for _ in range(3)]
     assert findings[0].claimed == pytest.approx(1.0), "by the updates alone"
     return sorted(findings, key=lambda finding: finding.found)[1]
@@ -127,7 +127,7 @@ def test_a_small_clip_is_tried_with_huge_features():
 
 
 def test_an_audit_that_could_not_fail_cannot_tell():
-    """All of 1000 guessed right prove a mu of 5.5, so a claim of 6 cannot be broken by them."""
+    """Even 1000 correct guesses of 1000 prove only a mu of 5.5, so they cannot refute a claim of 6."""
     claimed = PrivacySettings(mode="release_once", clip=6.0, noise=1.0, **ZEROED)
     used = replace(claimed, noise=0.1)
     finding = audit_mechanism(claiming(claimed), used)

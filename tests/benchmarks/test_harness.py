@@ -1,4 +1,4 @@
-"""The harness with made-up benchmarks: what it keeps, what it merges, how it ends. Nothing is timed."""
+"""The harness with fake benchmarks: saved files, merged figures, exit codes. Nothing is timed."""
 
 import io
 import json

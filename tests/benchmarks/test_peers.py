@@ -1,4 +1,4 @@
-"""The peers' side of the benchmarks, without network and without any peer installed."""
+"""The peers of the benchmarks, without a network and without an installed peer."""
 
 import sys
 import time
@@ -11,7 +11,7 @@ from benchmarks.peers.supervision import PROCESSES, run_bounded
 
 
 class Installer:
-    """Stands in for pip: counts its calls, and fails while told to."""
+    """A fake of pip that counts its calls, and fails on demand."""
 
     def __init__(self):
         self.calls = 0
@@ -88,13 +88,13 @@ if sys.argv[2] == "wait":
 def test_a_bounded_run_leaves_no_process_behind(tmp_path, behaviour, status):
     command = [sys.executable, "-c", PARENT, DAEMON, behaviour]
     assert run_bounded(command, tmp_path, tmp_path / "log", limit=12.0) == status
-    deadline = time.monotonic() + 10.0  # a killed process takes a moment to be gone
+    deadline = time.monotonic() + 10.0  # a killed process needs a moment to disappear
     while alive((tmp_path / "pid").read_text()):
         assert time.monotonic() < deadline
 
 
 def alive(process):
-    """Whether it still runs; one that only waits for its parent to notice (Z) does not."""
+    """Return whether a process still runs. A zombie (Z) does not."""
     try:
         return Path("/proc", process, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The soak's verdicts on made-up runs, and a real run in small."""
+"""The soak's verdicts on made-up samples, and a short real run."""
 
 import json
 

@@ -1,1 +1,1 @@
-"""Pages in a real browser. Where there is none, these are skipped."""
+"""Pages in a real browser. Without a browser, these tests are skipped."""

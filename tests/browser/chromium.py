@@ -1,4 +1,4 @@
-"""A page as Chromium has it once its scripts have run."""
+"""Load a page in Chromium and return the document after its scripts have run."""
 
 import shutil
 import subprocess
@@ -14,7 +14,7 @@ needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this
 
 
 def rendered(url: str, profile: Path, *flags: str) -> str:
-    """Return the document after a few seconds of its own time; `flags` are Chromium's."""
+    """Return the document after a few seconds of virtual time. `flags` are passed to Chromium."""
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
     asked = [str(CHROMIUM), *options, *flags, "--virtual-time-budget=3000", "--dump-dom", url]
     return subprocess.run(asked, capture_output=True, text=True, timeout=LIMIT, check=True).stdout

@@ -12,7 +12,7 @@ from vafl.observe.status import ClientStatus
 
 
 def page_of(runs, profile):
-    """`vafl watch` of a folder, as the browser has it."""
+    """Return the page of `vafl watch` for a folder, as the browser renders it."""
     command = [sys.executable, "-m", "vafl.cli", "watch", str(runs), "--http", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         found = re.search(r"2 runs: (\S+);", process.stdout.readline())
@@ -36,11 +36,11 @@ def test_a_run_is_drawn_and_what_it_says_is_text(tmp_path):
     }
     written(runs / "done", summary=done, share=1.0)
     page = page_of(runs, tmp_path / "profile")
-    assert page.count('class="run"') == 2  # a line in the picture for each
+    assert page.count('class="run"') == 2  # a line in the chart for each run
     assert re.search(r'id="reading">validation (accuracy|log_loss)<', page)  # one metric for both runs
     for words in ("1 going on, 1 over", "80 updates were made", "0.8750", "trivial baseline, test", "0.1250"):
         assert words in page
-    assert "trivial baseline, validation" in page  # of the run that goes on
+    assert "trivial baseline, validation" in page  # of the active run
     assert "waiting for &lt;b&gt;bank&lt;/b&gt;" in page
     assert "&lt;img src=x onerror=alert(1)&gt; (not here)" in page
     assert "<img" not in page

@@ -1,4 +1,4 @@
-"""What `vafl align` refuses before it says a word to anybody, and everybody on one machine."""
+"""`vafl align`: what it refuses before it opens a connection, and all parties on one machine."""
 
 import polars as pl
 import pytest
@@ -31,7 +31,7 @@ def folder(tmp_path):
 
 
 def refused(capsys, folder, *options):
-    """The exit code and the words of an alignment that cannot begin."""
+    """Return the exit code and the error of an alignment that cannot begin."""
     code = main(["align", str(folder / "run.toml"), *options])
     assert not list(folder.glob("*.alignment.parquet"))
     return code, capsys.readouterr().err
@@ -82,7 +82,7 @@ def test_ids_that_cannot_be_used(capsys, folder, content, message):
 
 
 def test_everybody_on_one_machine(capsys, folder):
-    """A file that is not there is noticed before anything is started; so is a client that cannot begin."""
+    """A missing file, or a client that cannot begin, is reported before any process starts."""
     whole = (folder / "bank.csv").read_text()
     (folder / "bank.csv").unlink()
     code, words = refused(capsys, folder, "--all")
@@ -103,7 +103,7 @@ def test_everybody_on_one_machine(capsys, folder):
 
 
 def test_a_folder_that_is_not_there_is_named_before_anything_is_computed(capsys, folder):
-    """In the end, the server's alignment would be a new one, and the client's missing."""
+    """Otherwise the server would have a new alignment and the client none."""
     code, words = refused(capsys, folder, "--all", "--set", "tables.bank.alignment=nowhere/bank.parquet")
     assert code == 3
     assert "VFL-2060" in words

@@ -38,7 +38,7 @@ def calibrated(capsys, *arguments):
 
 
 def test_noise_for_a_budget_by_hand(config, capsys):
-    """Neighbours replace a record, by default: what it uploads moves by two clips."""
+    """By default, neighbours replace a record, so its upload changes by up to two clips."""
     report = calibrated(capsys, config, "--mu", "0.5", "--set", "evaluation.every=100")
     assert report["clients"]["client-1"]["uploads"] == 20  # 140 batches, 7 an epoch
     assert report["to_set"]["release_once"]["noise"] == pytest.approx(4.0)
@@ -61,7 +61,7 @@ def test_a_person_at_all_clients_spends_more_than_at_one(config, capsys):
 
 @pytest.mark.parametrize("mode", ["release_once", "frozen", "dp_train"])
 def test_the_section_it_prints_runs_within_its_budget(config, capsys, tmp_path, mode):
-    """Pasted as it is printed; every record spends what is planned, and nobody is refused."""
+    """The printed section is used unchanged. Every record spends what is planned; no upload is refused."""
     sections = ["data.scale=none", "model.head=linear", "evaluation.every=100"]
     chosen = [word for setting in sections for word in ("--set", setting)]
     assert main(["calibrate", config, "--epsilon", "4", *chosen, "--set", f"privacy.mode={mode}"]) == 0
@@ -121,7 +121,7 @@ def test_what_to_set_is_worth_the_budget(config, capsys):
     ],
 )
 def test_a_run_with_calibrated_noise_spends_at_most_the_budget(config, capsys, mode, settings, slack):
-    """The plan against the ledger, which counts what the simulated run really uploads."""
+    """Compare the plan with the ledger, which counts the real uploads of the simulated run."""
     settings = [*settings, "data.scale=none", "model.head=linear", "delays.kind=fixed", "privacy.clip=2.0"]
     chosen = [word for setting in settings for word in ("--set", setting)]
     found = calibrated(capsys, config, *chosen, "--mu", "0.8")["to_set"][mode]
@@ -149,7 +149,7 @@ EXPECTED = "based on expected activations; only mu_max is a limit"
     ],
 )
 def test_expected_counts_are_not_shown_as_bounds(config, capsys, arguments, expected):
-    """Of six async runs one used a record 3 times where 2 were planned."""
+    """One of six async runs used a record 3 times instead of the planned 2."""
     assert (EXPECTED in calibrated(capsys, config, "--mu", "1", *arguments)["notes"]) == expected
 
 

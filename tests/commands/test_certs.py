@@ -8,7 +8,7 @@ from vafl.transport.identity import Credentials
 
 @pytest.fixture
 def certs(tmp_path, capsys):
-    """Runs the command on one folder; gives the exit code and what was printed, in one line."""
+    """Run the command on one folder; return the exit code and its output in one line."""
 
     def run(*arguments):
         code = main(["certs", str(tmp_path / "certs"), *arguments])

@@ -1,4 +1,4 @@
-"""The command as a user starts it: real processes, real files, and what they see when they err."""
+"""The command as a user starts it: real processes, real files, and error messages."""
 
 import errno
 import json
@@ -90,7 +90,7 @@ def test_run_writes_the_whole_folder_and_says_what_protects_the_labels(config, t
 
 
 def results(folder):
-    """The bytes that a run's seed decides."""
+    """Return the files of a run that depend on its seed only."""
     files = ("history.jsonl", "models/client-1/model.safetensors", "models/server/model.safetensors")
     return [(folder / file).read_bytes() for file in files]
 
@@ -325,7 +325,7 @@ def test_compare_shows_table_json_and_plots(config, tmp_path, capsys):
 
 
 def test_runs_with_different_headlines_are_compared_by_a_metric_that_both_have(config, tmp_path, capsys):
-    """Two metrics on one axis would say nothing."""
+    """Two different metrics on one axis would be meaningless."""
     runs = [str(tmp_path / name) for name in ("accuracy", "loss")]
     for run, metric in zip(runs, ("accuracy", "loss"), strict=True):
         assert main(["run", str(config), "--out", run, "--set", f"model.metric={metric}"]) == 0
@@ -473,8 +473,8 @@ print(*sys.modules.keys() & {"torch._dynamo", *drawing})
 
 
 def test_a_process_loads_what_it_needs_and_no_more():
-    """A federation on one machine starts one for each party. Who aligns or watches needs no torch; plots
-    come last."""
+    """A federation on one machine starts a process for each party. `align` and `watch` need no torch, and
+    plotting libraries load last."""
     found = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
     assert found.stdout.split() == []
 

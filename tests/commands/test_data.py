@@ -1,4 +1,4 @@
-"""`vafl init --table` and `vafl data`: from a party's file to a configuration, and what it will mean."""
+"""`vafl init --table` and `vafl data`: from a party's file to a configuration and its features."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The demonstration ends with what the README promises; its federations are runs like any other."""
+"""The demo shows what the README promises, and its federations are ordinary runs."""
 
 import json
 
@@ -15,12 +15,12 @@ def shown(folder):
 
 
 def check(folder, clients):
-    """Every run and the page, by that many clients a rule."""
+    """Check every run with this many clients per rule, and the page."""
     names = [f"client-{number}" for number in range(1, clients + 1)]
     for rule in ("async", "t-sync", "sync", "centralised"):
         summary = json.loads((folder / rule / "summary.json").read_text())
         assert summary["rule"] == rule
-        assert summary["metric"]["value"] > (0.92 if rule == "centralised" else 0.75)  # by the wall's clock
+        assert summary["metric"]["value"] > (0.92 if rule == "centralised" else 0.75)  # wall-clock seconds
     for rule in ("async", "t-sync", "sync"):
         assert {path.name for path in (folder / rule / "logs").iterdir()} == {f"{name}.log" for name in names}
         assert {path.name for path in (folder / rule / "models").iterdir()} == {"server", *names}
@@ -33,7 +33,7 @@ def check(folder, clients):
 
 
 def test_in_small_it_writes_every_run_and_the_page(tmp_path, monkeypatch):
-    """Two clients instead of four, three seconds a rule instead of six."""
+    """Two clients instead of four, and three seconds per rule instead of six."""
     monkeypatch.setitem(demonstration._BASE, "partition", {"clients": 2})
     monkeypatch.setattr(demonstration, "_SECONDS", 3.0)
     check(shown(tmp_path), clients=2)

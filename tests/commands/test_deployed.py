@@ -1,4 +1,4 @@
-"""`vafl predict` and `vafl serve`: what only the server can be told is not silently lost on a client."""
+"""`vafl predict` and `vafl serve`: a client refuses options that only the server can use."""
 
 import pytest
 

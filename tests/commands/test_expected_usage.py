@@ -1,4 +1,4 @@
-"""What a configuration lets expect against what its simulation does."""
+"""The expected usage of a configuration against its simulation."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`vafl inspect` and `vafl export`: every kind of model, from its folder alone."""
+"""`vafl inspect` and `vafl export`: every kind of model, from nothing but its folder."""
 
 import json
 

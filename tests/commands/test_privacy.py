@@ -115,7 +115,7 @@ def test_embed_only_is_charged_for_what_others_carry():
 
 
 def test_what_mu_means_is_said_by_the_neighbours(tmp_path, capsys):
-    """Where mu tells a record from nothing, two values of it are told apart by twice that."""
+    """If mu bounds a record against zeros, two values of the record are up to 2 mu apart."""
     for neighbours, mu in (("zero_out", 0.5), ("replace", 1.0)):
         settings = PrivacySettings(mode="frozen", clip=1.0, noise=2.0, neighbours=neighbours, mu_max=2.0)
         ledger, _ = opened(tmp_path / f"{neighbours}.ledger", settings=settings)
@@ -133,7 +133,7 @@ def test_what_mu_means_is_said_by_the_neighbours(tmp_path, capsys):
 
 
 def entered(folder, party, people, costs):
-    """A ledger of one of three clients, in which each person has spent so much mu^2."""
+    """Write the ledger of one of three clients, in which each person has spent this much mu^2."""
     settings = PrivacySettings(mode="frozen", clip=1.0, noise=2.0, mu_max=9.0)
     ledger = Ledger(folder / f"{party}.ledger", "people")
     spender = Spender("run", "training", ("bank", "shop", "clinic"), settings)
@@ -146,7 +146,7 @@ def entered(folder, party, people, costs):
 
 
 def test_mu_of_a_person_adds_up_over_the_ledgers_that_know_the_id(tmp_path):
-    """In whatever order people are, and whether all ledgers have them or not."""
+    """The order of people does not matter, nor whether all ledgers have them."""
     _, bank = entered(tmp_path, "bank", ["ann", "bob", "cleo"], [1.0, 2.0, 4.0])
     _, shop = entered(tmp_path, "shop", ["dan", "bob", "ann"], [4.5, 3.0, 0.5])
     found = person([bank, shop])
@@ -172,7 +172,7 @@ def test_of_one_ledger_alone_the_other_clients_are_an_estimate(tmp_path, capsys)
 
 
 def test_records_of_one_batch_share_the_noise_on_their_gradients_so_all_together_cost_more():
-    """Three moves of a sum of two clipped gradients by 2 clips each, and six uploads, by any neighbours."""
+    """Three sums of two clipped gradients, each of which moves by up to 2 clips, and six uploads."""
     noised = {"clip": 1.0, "noise": 2.0, "gradient_clip": 3.0, "gradient_noise": 4.0}
     settings = PrivacySettings(**noised, neighbours="zero_out", mu_max="unlimited")
     ledger = Ledger(None, "set")
@@ -226,7 +226,7 @@ def test_an_audit_passes_fails_and_writes_json(run, tmp_path, capsys):
 
 
 def test_torn_entries_and_accepted_marks_are_shown(tmp_path, capsys):
-    """Both say that the sums are not what was uploaded: more than that, or perhaps less."""
+    """Both mean that the sums are not exactly what was uploaded: they may be too high or too low."""
     settings = PrivacySettings(mode="frozen", clip=1.0, noise=2.0, neighbours="zero_out", mu_max="unlimited")
     ledger, _ = opened(tmp_path / "own.ledger", settings=settings)
     ledger.close()

@@ -1,4 +1,4 @@
-"""Reports of runs that really ran, from made-up tables."""
+"""Reports of real runs on made-up tables."""
 
 import json
 import re
@@ -29,7 +29,7 @@ updates = 60
 
 
 def make_table(folder, kind, rows=400):
-    """people.csv, with labels that follow from both parties' columns."""
+    """Write people.csv, whose labels depend on both parties' columns."""
     generator = np.random.default_rng(0)
     columns = {f"{party}_{n}": generator.normal(size=rows) for party in ("bank", "shop") for n in range(2)}
     score = columns["bank_0"] - columns["shop_0"]

@@ -1,4 +1,4 @@
-"""Every embedding, head, combination and loss learns, federated, what it can."""
+"""Every embedding, head, combination and loss learns in a federation."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def data(name, layout="columns"):
 
 
 def scaled_labels(source):
-    """Labels of diabetes are in the hundreds; one step size is to fit all."""
+    """Return diabetes with scaled labels, which are in the hundreds, so that one step size fits all."""
     return replace(source, labels=(source.labels - 150) / 80)
 
 

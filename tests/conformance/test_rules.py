@@ -1,4 +1,4 @@
-"""Every update rule, order, delay bound and refresh policy trains a model, and keeps its promises."""
+"""Every update rule, order, delay bound and refresh policy trains a model and keeps its guarantees."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tables as one vertical data set: who reads what, which rows are which, and what does not fit together."""
+"""Tables as one vertical data set: what each party reads, how rows match, and what is refused."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -193,7 +193,7 @@ def test_regression_labels_are_numbers(folder):
 
 
 def weighted(folder, weights, **sections):
-    """A configuration whose labels have a column of weights, by person."""
+    """Return a configuration whose label table has a column of weights."""
     labels = pl.read_csv(folder / "labels.csv").select("person", "repaid")
     labels.with_columns(pl.Series("weight", weights)).write_csv(folder / "labels.csv")
     tables = {name: vars(own) for name, own in configuration(folder).tables.items()}

@@ -21,7 +21,7 @@ def test_two_columns_of_one_name_are_refused_since_one_may_be_the_label(tmp_path
     ):
         with pytest.raises(DataError, match=r"VFL-2093.*y"):
             opened()
-    path.write_text("y,y_duplicated_0\n1,2\n")  # as polars may have written it
+    path.write_text("y,y_duplicated_0\n1,2\n")  # as polars may write it
     assert header_of(path) == (",", ["y", "y_duplicated_0"])
 
 

@@ -53,7 +53,7 @@ def test_columns_get_zero_mean_and_unit_deviation_by_the_training_rows_alone():
 @pytest.mark.parametrize("value", [0.1, 1e-3, 123456.7, -3.3])
 @pytest.mark.parametrize("count", [3, 997])
 def test_a_constant_column_becomes_zero_and_a_test_row_keeps_its_distance(value, count):
-    """Rounding must not pass for a deviation: dividing by it would blow a test row up."""
+    """Rounding errors must not count as a deviation: division by it would make test rows huge."""
     train = np.full((count, 1), value, dtype=np.float32)
     scale = Standard.fit(train)
     assert (scale(train) == 0).all()

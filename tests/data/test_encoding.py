@@ -1,4 +1,4 @@
-"""Columns become features by what the training rows showed, and the same again from what was saved."""
+"""Columns become features by statistics of the training rows, and identically after a reload."""
 
 import json
 import math
@@ -230,7 +230,7 @@ def test_a_public_encoder_depends_on_no_record(tmp_path):
 
 
 def test_numbers_far_from_zero_are_scaled_as_any(tmp_path):
-    """Contract numbers, say: nine digits of their mean were a hundred deviations away from it."""
+    """For example contract numbers: rounding their mean to nine digits moved it by a hundred deviations."""
     content = "id,x\n" + "".join(f"{n},{4930123450000 + n % 50}\n" for n in range(100))
     own = table(tmp_path, content)
     features = fit(own, lines(*range(100)))[0].read(own, lines(*range(100)), 100)

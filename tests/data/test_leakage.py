@@ -14,7 +14,7 @@ from vafl.data.tables import POSITION, Table
 
 
 def data_of(tmp_path, columns, labels, classes):
-    """A party's table as codes, beside the labels."""
+    """Return a party's table as codes, and the labels."""
     rows = len(labels)
     pl.DataFrame({"id": [f"r{row}" for row in range(rows)], **columns}).write_csv(tmp_path / "own.csv")
     table = Table("bank", TableSettings(str(tmp_path / "own.csv"), "id"))

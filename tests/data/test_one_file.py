@@ -14,7 +14,7 @@ ROWS = 240
 
 
 def table():
-    """Text, gaps, dates, an id and a constant; the label depends on two of them."""
+    """Return a table with text, gaps, dates, an id and a constant. The label depends on two columns."""
     random = np.random.default_rng(0)
     numbers, colours = random.normal(size=ROWS), random.integers(0, 3, ROWS)
     return pl.DataFrame(
@@ -113,7 +113,7 @@ def test_a_regression_with_columns_to_ignore(people):
 
 
 def test_numbers_are_rounded_to_float32_after_scaling_only(tmp_path):
-    """Seconds since 1970 differ by less than float32 can show."""
+    """Seconds since 1970 differ by less than float32 can represent."""
     seconds = 1_700_000_000 + (np.arange(40) * 7) % 41 / 2
     pl.DataFrame({"y": np.arange(40) % 2, "seconds": seconds}).write_csv(tmp_path / "a.csv")
     document = {"partition": {"clients": 1}, "model": {"embedding": "linear"}}

@@ -9,7 +9,7 @@ from vafl.data.settings import DataSettings
 from vafl.data.sources import load, read_idx
 from vafl.errors import ConfigError, DataError
 
-# --- sets that scikit-learn carries ---
+# --- data sets of scikit-learn ---
 
 
 @pytest.mark.parametrize(

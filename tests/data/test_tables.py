@@ -1,4 +1,4 @@
-"""Files as parties have them, good and bad: whatever is in one, there is an error that names it."""
+"""Good and bad files of parties: every problem gives an error that names the file."""
 
 import gzip
 import subprocess
@@ -120,7 +120,7 @@ print(lines, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
 
 
 def test_a_file_is_streamed_and_never_held_whole(tmp_path):
-    """Its 30 million fields would take 16 bytes each."""
+    """Its 30 million fields would take 16 bytes each in memory."""
     header, rest = ",".join(f"x{number}" for number in range(300)), ",7" * 300
     lines = "".join(f"{number}{rest}\n" for number in range(100_000))
     (tmp_path / "a.csv").write_text(f"id,{header}\n{lines}")

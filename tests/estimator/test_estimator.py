@@ -1,4 +1,4 @@
-"""The estimators as scikit-learn's users know estimators."""
+"""The estimators, used as scikit-learn estimators are used."""
 
 import copy
 import pickle
@@ -39,7 +39,7 @@ def test_scikit_learn_accepts_the_estimators(estimator, check):
 @pytest.mark.parametrize(("embedding", "margin"), [("linear", 0.03), ("tabular", 0.06)])
 @pytest.mark.parametrize("load", [load_breast_cancer, load_wine])
 def test_a_classifier_is_about_as_good_as_logistic_regression(load, embedding, margin):
-    """With few rows, a linear model is hard to beat; the default must come close to it."""
+    """With few rows, a linear model is hard to beat. The default must come close."""
     train, test, y_train, y_test = train_test_split(*load(return_X_y=True), random_state=0)
     ceiling = make_pipeline(StandardScaler(), LogisticRegression()).fit(train, y_train).score(test, y_test)
     model = VerticalClassifier(random_state=0, embedding=embedding).fit(train, y_train)
@@ -237,7 +237,7 @@ def test_verbose_prints_the_history(capsys):
 
 
 def rare(rows=2000, seed=0):
-    """Rows of which 5 % are of class 7, the others of class 3; half of the rows are for testing."""
+    """Return rows of which 5 % are of class 7 and the others of class 3. Half of the rows are for testing."""
     generator = np.random.default_rng(seed)
     X = generator.normal(size=(rows, 4))
     chances = 1 / (1 + np.exp(4.2 - X @ [1.5, 1.0, -1.0, 0.5]))

@@ -1,4 +1,4 @@
-"""The default estimator on a mixed table, beside `vafl run` on the same table as a CSV."""
+"""The default estimator on a mixed table, compared with `vafl run` on the same table as a CSV."""
 
 import numpy as np
 import polars as pl
@@ -16,7 +16,7 @@ PARTIES = {"bank": ["income", "city", "opened"], "shop": ["spent", "kind", "memb
 
 @pytest.fixture(scope="module")
 def people():
-    """Heavy tails, text, dates and gaps; both targets depend on columns of both parties."""
+    """Return a table with heavy tails, text, dates and gaps. Both targets depend on both parties' columns."""
     random = np.random.default_rng(0)
     income = np.exp(random.normal(size=ROWS))
     spent = np.where(random.random(ROWS) < 0.6, 0, np.exp(2 * random.normal(size=ROWS)))
@@ -39,7 +39,7 @@ def people():
 
 
 def csv_run(people, folder, label, task):
-    """`vafl run` on the table, its test figure, the rows it knew and its test rows."""
+    """Run `vafl run` on the table; return its test metric, its training rows and its test rows."""
     other = {"bought": "worth", "worth": "bought"}[label]
     people.drop(other).write_csv(folder / "people.csv")
     data = {"name": "csv", "path": str(folder / "people.csv"), "label": label, "task": task}

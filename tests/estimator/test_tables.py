@@ -1,4 +1,4 @@
-"""X in all its forms: who gets which columns, and what is refused."""
+"""All forms of X: which party gets which columns, and what is refused."""
 
 from datetime import UTC, datetime
 
@@ -213,7 +213,7 @@ def test_y_with_gaps_is_refused_with_a_remedy():
 
 
 def mixed(library, rows=ROWS):
-    """Text, categories, truth values, dates and gaps."""
+    """Return a table with text, categories, truth values, dates and gaps."""
     columns = {
         "colour": [["red", "green", None][row % 3] for row in range(rows)],
         "since": [datetime(2026, 1, 1 + row % 28, tzinfo=UTC) for row in range(rows)],

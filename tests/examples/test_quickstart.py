@@ -1,4 +1,4 @@
-"""The example the README shows runs as it stands."""
+"""The README's example runs unchanged."""
 
 import re
 import runpy

@@ -11,7 +11,7 @@ def write_idx(path, values):
 
 @pytest.fixture(scope="module")
 def mnist(tmp_path_factory):
-    """A folder with files like MNIST's: ten sparse patterns, with noise."""
+    """Write files like MNIST's: ten sparse patterns with noise."""
     folder = tmp_path_factory.mktemp("data")
     (folder / "mnist").mkdir()
     generator = np.random.default_rng(0)

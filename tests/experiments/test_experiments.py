@@ -1,4 +1,4 @@
-"""The experiments run, small, and say what they found in the form others read."""
+"""Small versions of the experiments run, and write results in the common form."""
 
 import gzip
 import json
@@ -23,7 +23,7 @@ from experiments.strongly_convex import TOML as CONVEX
 
 from tests.waiting import LIMIT
 
-pytestmark = pytest.mark.no_cover  # what they use of vafl has tests of its own
+pytestmark = pytest.mark.no_cover  # the parts of vafl that they use have other tests
 
 
 def read(folder):
@@ -43,7 +43,7 @@ def test_privacy_curves_quick(tmp_path):
 
 @pytest.mark.slow
 def test_realtime_mnist_quick(tmp_path, mnist):
-    """Real processes: whether async wins on a busy machine is not for a test to say."""
+    """Real processes: on a busy machine, a test cannot decide whether async wins."""
     assert realtime_mnist.main(["--quick", "--data", str(mnist), "--out", str(tmp_path)]) in (0, 1)
     assert_drawn(tmp_path, "realtime_mnist")
     measured = read(tmp_path)["measured"]
@@ -94,7 +94,7 @@ def test_objective_is_what_the_run_descends_on():
 
 
 def test_constants_of_the_convex_problem_bound_its_curvature():
-    """Between any two points the gradient changes by at least mu and at most L."""
+    """Between any two points, the gradient changes by a factor from mu to L."""
     problem = strongly_convex.pose()
     run = make_run(CONVEX, [], seed=1)
     objective = Objective(run)
@@ -167,4 +167,4 @@ def test_workers_end_when_whoever_started_them_is_killed(tmp_path):
         begun = (line for line in whole.stdout if "begun" in line)
         assert [next(begun), next(begun)]
         whole.kill()
-        whole.communicate(timeout=LIMIT)  # ends when nobody holds the pipe any more
+        whole.communicate(timeout=LIMIT)  # ends when no process holds the pipe any more

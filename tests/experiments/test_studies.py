@@ -1,4 +1,4 @@
-"""The harness: step sizes chosen on held-out rows, runs kept and not made again, one report."""
+"""The harness: step sizes chosen on held-out rows, runs saved and not repeated, one report."""
 
 import json
 
@@ -15,7 +15,7 @@ from vafl.data.split import Parts, Split
 from vafl.observe.evaluation import Evaluation
 from vafl.observe.record import RecordedRun
 
-pytestmark = pytest.mark.no_cover  # what they use of vafl has tests of its own
+pytestmark = pytest.mark.no_cover  # the parts of vafl that they use have other tests
 
 
 def run(step_size, metrics, seed=0, diverged=False):
@@ -26,7 +26,7 @@ def run(step_size, metrics, seed=0, diverged=False):
 
 def test_a_study_makes_its_runs_once_and_reports_them(tmp_path, mnist):
     arguments = ["mnist", "--quick", "--data", str(mnist), "--out", str(tmp_path)]
-    assert main(arguments) == 0  # whether the targets hold on so little says nothing
+    assert main(arguments) == 0  # on so few rows, targets mean nothing
     study = read_study("mnist")
     found = json.loads((tmp_path / "results.json").read_text())["experiments"]["mnist"]
     assert list(found["variants"]) == [variant.name for variant in study.variants]

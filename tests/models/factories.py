@@ -9,7 +9,7 @@ def scaled(shape, width):
 
 
 def on_frozen(shape, width):
-    """A public encoder, as from a pretrained model, and a layer to train on it."""
+    """Return a frozen public encoder, like a pretrained model, and a layer to train on it."""
     encoder = nn.Linear(int(torch.Size(shape).numel()), 2)
     nn.init.constant_(encoder.weight, 0.5)
     nn.init.zeros_(encoder.bias)

@@ -1,4 +1,4 @@
-"""Model folders whose manifest was edited by hand, with digests that fit again."""
+"""Model folders with an edited manifest and matching digests."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ def read_document(folder):
 
 
 def write_document(folder, document):
-    """Writes the manifest with the digest that belongs to it, as an attacker would."""
+    """Write the manifest with a matching digest, as an attacker would."""
     entries = {key: value for key, value in document.items() if key != "digest"}
     digest = hashlib.sha256(json.dumps(entries, sort_keys=True, default=str).encode()).hexdigest()
     (folder / MANIFEST).write_text(tomli_w.dumps({"digest": digest, **entries}))

@@ -1,4 +1,4 @@
-"""Thresholds, against every possible one and against scikit-learn."""
+"""Thresholds, compared with all possible ones and with scikit-learn."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from vafl.models.probabilities import Calibration
 
 @st.composite
 def scored(draw):
-    """Probabilities, some of them equal or next to each other, and labels of both classes."""
+    """Draw probabilities, some of them equal or adjacent, and labels of both classes."""
     rows = draw(st.integers(2, 40))
     chances = st.one_of(
         st.floats(0, 1), st.sampled_from([0.0, 0.5, np.nextafter(0.5, 1), np.nextafter(0.5, 0), 1.0])
@@ -29,7 +29,7 @@ def scored(draw):
 
 
 def every(settings, shares, labels):
-    """The figures of every threshold that makes a difference."""
+    """Return the figures of every threshold that gives different decisions."""
     thresholds = [*np.unique(shares), 2.0]
     return [decision_figures(settings, threshold, shares, labels) for threshold in thresholds]
 

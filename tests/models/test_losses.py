@@ -9,7 +9,7 @@ from vafl.models.losses import FAR, LOSSES, squared_in_unit
 
 
 def loss_of_each(name, outputs, labels):
-    """Row by row, and the slopes of their sum."""
+    """Return the loss of each row, and the slopes of their sum."""
     outputs, one = np.array(outputs, np.float32), np.ones(1, np.float32)
     rows = [LOSSES[name](outputs[i : i + 1], labels[i : i + 1], one) for i in range(len(labels))]
     return [loss for loss, _ in rows], np.concatenate([slopes for _, slopes in rows])

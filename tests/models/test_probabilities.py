@@ -16,7 +16,7 @@ EVEN = (1.0, 1.0)
 
 @st.composite
 def two_classes(draw):
-    """Log-odds of any size, with ties, and labels of both classes."""
+    """Draw log-odds of any size, with ties, and labels of both classes."""
     rows = draw(st.integers(2, 60))
     numbers = st.one_of(st.floats(-40, 40), st.sampled_from([-1.0, 0.0, 1.0]))
     scores = np.array(draw(st.lists(numbers, min_size=rows, max_size=rows)))
@@ -25,7 +25,7 @@ def two_classes(draw):
 
 
 def made_up(rows=3000, seed=0, sharpness=2.5, shift=3.0):
-    """Scores that are too sharp and too high, as balanced weights make them, and labels."""
+    """Return scores that are too extreme and too high, as with balanced weights, and labels."""
     generator = np.random.default_rng(seed)
     true = generator.normal(-2, 1.5, rows)
     labels = (generator.random(rows) < 1 / (1 + np.exp(-true))).astype(int)
@@ -92,7 +92,7 @@ def test_platt_fits_at_least_as_well_as_a_constant(rows):
 
 
 def several(rows=2000, seed=0, weights=(1.0, 1.0, 1.0), temperature=3.0):
-    """Outputs that are too sharp, and favour the classes by their weights."""
+    """Return outputs that are too extreme, and favour the classes by their weights."""
     generator = np.random.default_rng(seed)
     true = generator.normal(size=(rows, 3)) * 1.5 + [1.0, 0, -1.0]
     shares = probabilities(true)

@@ -100,7 +100,7 @@ def head_of(labels):
 
 @pytest.mark.parametrize("rows", [3, 20, 1000])
 def test_one_extreme_label_does_not_set_the_unit_of_all_others(rows):
-    """By mean and deviation the unit would be 10^7 or more, and all other labels the same."""
+    """With mean and deviation, the unit would be 10^7 or more, and all other labels would look equal."""
     labels = torch.linspace(1, 2, rows).tolist()
     head = head_of([*labels, 1e9])
     assert 0.05 < float(head.unit) < 0.5

@@ -84,7 +84,7 @@ def test_the_folder_tells_how_the_run_stood_last(tmp_path):
 
 
 def test_the_display_s_thread_and_the_run_s_may_look_at_the_same_time(tmp_path):
-    """The run's, which has an evaluation to tell of, would fail the run."""
+    """An error in the run's thread, which reports an evaluation, would end the run."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:

@@ -1,4 +1,4 @@
-"""`vafl align` as its users start it: real processes in folders of their own, over mutual TLS."""
+"""`vafl align` as its users start it: real processes in separate folders, over mutual TLS."""
 
 import signal
 import subprocess
@@ -61,7 +61,7 @@ class Companies:
         return line.split()[-1]
 
     def end(self, party):
-        """Exit code and last words."""
+        """Return the exit code and the output."""
         said = self.processes[party].communicate(timeout=LIMIT)
         return self.processes[party].returncode, "".join(said)
 

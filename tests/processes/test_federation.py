@@ -1,4 +1,4 @@
-"""Private clients and their server as real processes over mutual TLS: killed, resumed, spent."""
+"""Private clients and their server as real processes over mutual TLS: kills, resumption, spent budgets."""
 
 import subprocess
 import sys

@@ -28,14 +28,14 @@ def test_either_side_notices_a_frozen_peer_within_the_documented_time_and_goes_o
     machine.progress(50)
 
     def freeze(party, watcher, words):
-        """Freezes a party; returns the seconds until the watcher's log says these words once more."""
+        """Freeze a party; return the seconds until the watcher's log has these words once more."""
         before, began = machine.log(watcher).count(words), time.monotonic()
         machine.processes[party].send_signal(signal.SIGSTOP)
         machine.until(lambda: machine.log(watcher).count(words) > before, f"{words!r} in {watcher}'s log")
         return time.monotonic() - began
 
     assert freeze("client-1", "server", "client-1 is gone") < SOON
-    machine.progress(50)  # the others go on meanwhile
+    machine.progress(50)  # the others continue
     machine.processes["client-1"].send_signal(signal.SIGCONT)
     machine.until(lambda: machine.log("server").count("client-1 is here") == 2, "the client back")
     assert freeze("server", "client-2", "out of reach") < SOON

@@ -1,4 +1,4 @@
-"""Companies as real processes over mutual TLS: trained with --set, then used without it, and measured."""
+"""Companies as real processes: models trained with --set are used without it; importance is measured."""
 
 import json
 import subprocess

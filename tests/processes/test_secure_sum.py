@@ -31,7 +31,7 @@ def machine(tmp_path):
 
 
 def test_up_ends_in_the_parameters_of_plain_sync(tmp_path, monkeypatch):
-    """And its certificates are found where --out is relative."""
+    """This also checks that certificates are found if --out is relative."""
     monkeypatch.chdir(tmp_path)
     config = '[schedule]\nrefresh = "none"\n[stop]\nupdates = 100\n[network]\naddress = "127.0.0.1:0"\n'
     (tmp_path / "run.toml").write_text(config + SECURE)

@@ -1,4 +1,4 @@
-"""A served model as real processes over mutual TLS: asked by many at once, and a client killed meanwhile."""
+"""A served model as real processes over mutual TLS: many callers at once, and a client that is killed."""
 
 import http.client
 import json
@@ -68,10 +68,10 @@ class Serving(Machine):
         return host, int(port)
 
     def is_closed(self):
-        """Whether nobody new is heard."""
+        """Return whether the server accepts no new connections."""
         try:
             socket.create_connection(self.door(), timeout=LIMIT).close()
-        except ConnectionError:  # refused; reset, if it closed this very moment
+        except ConnectionError:  # refused, or reset if it is just closing
             return True
         return False
 
@@ -133,7 +133,7 @@ def test_a_client_killed_in_the_middle_is_flagged_and_the_answers_go_on(serving,
 
 
 def _check_errors(serving):
-    """Whatever is asked wrongly is told so, in JSON."""
+    """Every wrong request gets an error response in JSON."""
     wrong = [
         (b"{", 400, "bad_json"),
         (b"[" * 100_000, 400, "bad_json"),
@@ -151,7 +151,7 @@ def _check_errors(serving):
 
 
 def _check_addresses(serving, capsys):
-    """Where nobody can listen."""
+    """Check the errors for addresses that cannot be used."""
     command = ["serve", str(serving.folder / "run.toml"), "--model", str(serving.folder / "model"), "--http"]
     assert main([*command, "8080"]) == 2
     with socket.create_server(("127.0.0.1", 0)) as taken:

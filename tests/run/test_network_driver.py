@@ -1,4 +1,4 @@
-"""When a networked run is looked at, and when it ends, without a network."""
+"""When a networked run is evaluated and when it ends, tested without a network."""
 
 import time
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from vafl.run.network_driver import NetworkDriver
 
 
 class Federation:
-    """A server with two clients that answer at once; what the head sees is the next of `values`.
+    """A server with two clients that answer immediately; the head's input is the next of `values`.
 
     Attributes:
         asked: the rows, best count and restore flag of each evaluation asked for.
@@ -108,7 +108,7 @@ def test_without_new_updates_evaluations_keep_their_distance():
 
 
 def test_a_client_that_does_not_answer_holds_up_no_evaluation(caplog):
-    """Its request expires; what it sent last stands in, or its default, and the evaluation says so."""
+    """Its request expires. Its last embeddings or its default are used, and the evaluation records this."""
     caplog.set_level("INFO")
     points, federation = [], Federation([1.0] * 10)
     drive = driver(points, StopSettings(updates=100), EvaluationSettings(every=10))
@@ -144,7 +144,7 @@ def test_evaluations_measure_the_loss_with_and_without_each_client():
         drive(federation)
     ((loss, without),) = federation.judged
     assert without.keys() == {0, 1}
-    assert without[0] == loss < without[1]  # the fake's client 1 adds 1 to what the head sees
+    assert without[0] == loss < without[1]  # client 1 of the fake adds 1 to the head's input
 
 
 def test_a_client_that_is_gone_holds_up_no_evaluation():
@@ -204,7 +204,7 @@ def test_a_run_that_a_silent_client_has_stopped_ends_and_names_it():
 
 
 def test_uploads_that_make_no_step_call_for_a_checkpoint_too():
-    """A crash may lose no more of a client's uploads than a restored server takes its word for."""
+    """A crash must not lose more uploads of a client than a restored server accepts in its join."""
     federation, saved = Federation([1.0] * 10), []
     drive = driver([], StopSettings(updates=30), EvaluationSettings(every=10))
     drive.checkpoint = lambda: saved.append(True) or [0, 1100]
@@ -256,7 +256,7 @@ def test_a_stream_on_which_nobody_joins_holds_up_no_evaluation():
 
 
 class Kept:
-    """Takes note of what is kept, and of what was measured when it was taken up again."""
+    """Records what is kept, and the evaluation when it was restored."""
 
     def __init__(self):
         self.point, self.count, self.restored = None, 0, 0

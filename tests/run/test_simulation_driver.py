@@ -1,4 +1,4 @@
-"""When a run in one process is evaluated, and what it ends with."""
+"""When a run in one process is evaluated, and its final models."""
 
 import math
 from dataclasses import replace
@@ -21,7 +21,7 @@ from vafl.transport.traffic import Traffic
 
 
 class Script:
-    """A runtime that does what it is told: a list of (seconds, updates) to arrive at."""
+    """A runtime that follows a script: a list of (seconds, updates) to reach."""
 
     def __init__(self, *moments):
         self.now, self.updates, self.losses = 0.0, 0, LossLog()
@@ -40,7 +40,7 @@ class Script:
 
 
 def history(runtime, stop, evaluation, values=None, name="accuracy"):
-    """The (seconds, updates) at which a run was evaluated; `values` are what it measures there."""
+    """Return the (seconds, updates) at which a run was evaluated; `values` are the metrics it measures."""
     values = iter(values) if values else iter(lambda: 0.5, None)
     seen, metrics = [], Metrics.of("softmax", 3, name, name)
     driver = SimulationDriver(
@@ -53,7 +53,7 @@ def history(runtime, stop, evaluation, values=None, name="accuracy"):
 
 
 def driven(runtime, evaluate, observe=lambda evaluation: None, best=None):
-    """A driver of 6 updates that are evaluated every 3."""
+    """Return a driver for 6 updates with an evaluation every 3."""
     stop, metrics = StopSettings(updates=6), Metrics.of("softmax", 3)
     return SimulationDriver(runtime, evaluate, metrics, stop, EvaluationSettings(every=3), observe, best)
 
@@ -116,7 +116,7 @@ def test_a_run_stops_when_it_is_good_enough(name, values, target):
 
 
 def test_what_was_good_enough_is_what_the_run_ends_with():
-    """Answers are under way then, which would move the models once more."""
+    """At that time, answers are under way that would change the models once more."""
     seen: list[list[torch.Tensor]] = []
     delays = {"kind": "fixed", "seconds": [1.0, 1.0], "latency": 0.3}
     run = run_of(delays=delays, evaluation={"every": 1}, stop={"updates": 50, "metric": 0.5})

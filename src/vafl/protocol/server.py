@@ -195,7 +195,7 @@ class Server:
         return self._take(message) + self._advance()
 
     may_stand_in = True
-    """Return whether the server can evaluate with default embeddings for a client that does not answer."""
+    """Whether the server can evaluate with default embeddings for a client that does not answer."""
 
     @property
     def may_poll(self) -> bool:

@@ -11,7 +11,7 @@ ONE = (1).to_bytes(32, "big")
 
 
 def hashed(text):
-    """The id's point itself."""
+    """Return the point of an id, without blinding."""
     return PublicKey(b"\x04" + blind_ids(ONE, [text]))
 
 
@@ -44,7 +44,7 @@ def test_tags_of_other_clients_cannot_be_compared():
 
 
 def test_nothing_that_is_sent_is_the_same_twice():
-    """Neither ids nor their hashes travel: fresh secrets give other bytes for the same ids."""
+    """Neither ids nor their hashes are sent: new secrets give other bytes for the same ids."""
     ids = ["customer-1", "customer-2"]
     sent = [point for _ in range(3) for point in split(blind_ids(new_secret(), ids), POINT)]
     assert len(set(sent)) == 6
@@ -59,7 +59,7 @@ def test_a_point_is_its_hash_times_the_secret():
 
 
 def swift(content):
-    """SwiftEC's map for y^2 = x^3 + 7, from 64 bytes to a point, as its paper has it; y is as odd as t."""
+    """Return SwiftEC's map for y^2 = x^3 + 7, from 64 bytes to a point, as in its paper; y has t's parity."""
     u, t = (int.from_bytes(half, "big") % FIELD for half in (content[:32], content[32:]))
     over = (u**3 + 7 - t * t) * pow(2 * t, -1, FIELD)
     other = (over + t) * pow(pow(-3, (FIELD + 1) // 4, FIELD) * u, -1, FIELD)
@@ -86,7 +86,7 @@ def test_the_hash_is_swiftecs_map_of_the_ids_digest():
     ],
 )
 def test_the_hash_is_the_same_for_every_version(text, point):
-    """Parties may have different versions: a hash that changes needs another frames.PROTOCOL."""
+    """Parties may have different versions: if the hash changes, frames.PROTOCOL must change too."""
     assert hashed(text).format().hex() == point
 
 

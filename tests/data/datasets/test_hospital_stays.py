@@ -1,4 +1,4 @@
-"""PhysioNet 2012 and MIMIC-III: files of measurements -> hourly series."""
+"""PhysioNet 2012 and MIMIC-III: from files of measurements to hourly series."""
 
 import lzma
 
@@ -22,7 +22,7 @@ RECORDS = {"a": (101, 102, 103), "b": (201, 202)}
 
 
 def lines(record):
-    """A record's measurements: a known pulse, an unknown height, one value after the last hour's end."""
+    """Return a record's measurements: a known pulse, an unknown height, one value after the last hour."""
     yield from (
         ("00:00", "Age", 50 + record % 10),
         ("00:00", "Height", -1),
@@ -80,7 +80,7 @@ def test_physionet_by_the_hour(tmp_path, form):
     assert data.labels[:3].tolist() == [1, 0, 0]
     column = {name: number for number, name in enumerate(data.columns)}
     pulse, seen = (data.features[0, :, column[name]] for name in ("HR", "HR:seen"))
-    assert pulse[[0, 1, 4, 5, 46]].tolist() == [85, 85, 85, 100, 100]  # carried on until there is a new one
+    assert pulse[[0, 1, 4, 5, 46]].tolist() == [85, 85, 85, 100, 100]  # carried forward until the next value
     assert pulse[47] == 61
     assert np.flatnonzero(seen).tolist() == [0, 5, 47]
     assert data.features[0, 30, column["ICUType=2"]] == 1

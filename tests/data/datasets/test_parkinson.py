@@ -13,7 +13,7 @@ NAMES = ["id", "gender", *(f"f{n}" for n in range(752)), "class"]
 
 @pytest.fixture(scope="module")
 def lines():
-    """The lines of a file of the original's shape: 252 people with three recordings each."""
+    """Return the lines of a file like the original: 252 people with three recordings each."""
     features = (np.random.default_rng(0).integers(0, 1000, (756, 753)) / 1000).tolist()
     return [f"{n // 3},{','.join(map(str, row))},{n // 3 % 2}" for n, row in enumerate(features)]
 

@@ -14,7 +14,7 @@ ROWS, BATCH, CLIENTS = 200, 20, 3
 
 
 def counted(refresh="none", kind="epochs", delays=None, rule=None, updates=150):
-    """A run's uploads of every record, [client, kind, row]: batches, refreshes, requests."""
+    """Return a run's uploads of every record, [client, kind, row]: batches, refreshes, requests."""
     run = run_of(
         vertical_data(ROWS, CLIENTS, (2,)),
         schedule={"batch_size": BATCH, "refresh": refresh, "kind": kind},

@@ -1,4 +1,4 @@
-"""Every state that a crash can leave a folder in, by what was synced when."""
+"""All states in which a crash can leave a folder, given what was synced when."""
 
 import os
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Left:
-    """What a crash has left.
+    """The state after a crash.
 
     Attributes:
         files: name -> content.
@@ -23,10 +23,10 @@ class Left:
 
 
 class Recorder:
-    """Takes a picture of a folder at every sync. Disks may write in any order, but not across a sync.
+    """Records a folder at every sync. Disks may write in any order between two syncs.
 
     Args:
-        note: called with every picture; what it returns is kept with it.
+        note: called at every sync; its result is kept with the record.
     """
 
     def __init__(self, folder, monkeypatch, note):
@@ -47,7 +47,7 @@ class Recorder:
         self._pictures.append((files, self._note()))
 
     def crashes(self):
-        """Yields each state that a crash between two syncs can leave."""
+        """Yield each state that a crash between two syncs can leave."""
         for (before, _), (after, noted) in zip(self._pictures, self._pictures[1:], strict=False):
             changed = [name for name in after if name in before and _is_written(before[name], after[name])]
             assert len(changed) <= 1, f"{changed} are written without a sync between them"
@@ -59,12 +59,12 @@ class Recorder:
 
 
 def _is_written(before, after):
-    """A file that is renamed to this name has another inode: a crash leaves one of the two, whole."""
+    """Return whether a file was written in place. After a rename, a crash leaves the old or the new file."""
     return before[0] == after[0] and before[1] != after[1]
 
 
 def _torn(before, after):
-    """Part of the new bytes, followed by the old ones, by nothing, or by zeros (blocks never written)."""
+    """Yield part of the new bytes, followed by the old ones, by nothing, or by zeros (unwritten blocks)."""
     first = next((at for at, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(before))
     last = len(after) if len(after) > len(before) else len(after.rstrip(b"\0"))
     for cut in sorted({first, *range(first, last, max(1, (last - first) // 12)), last - 1}):

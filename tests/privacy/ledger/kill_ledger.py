@@ -1,8 +1,8 @@
-"""Kills a process that charges a ledger and sends, again and again.
+"""Repeatedly kill a process that charges a ledger and sends.
 
 python -m tests.privacy.ledger.kill_ledger FILE KILLS prints how often the ledger showed less than was sent.
-Every process has the people in another order, as after another alignment, and replaces charges by sums
-now and then. This one touches no ledger: the threads of polars do not survive a fork.
+Every process has the people in another order, as after a new alignment, and sometimes replaces charges by
+sums. The parent does not use a ledger, because the threads of polars do not survive a fork.
 """
 
 import os
@@ -25,7 +25,7 @@ RECORDS, BATCH = 1_000, 64
 
 
 def upload_for_ever(path: Path, pipe: int, sent: Integers) -> None:
-    """Says first whether the ledger shows less than all processes before have sent."""
+    """Report first whether the ledger shows less than earlier processes have sent. Then upload forever."""
     vafl.privacy.ledger.ledger._LONGEST = 5_000
     ledger, generator = Ledger(path, "test"), np.random.default_rng()
     people = generator.permutation(RECORDS)
@@ -35,13 +35,13 @@ def upload_for_ever(path: Path, pipe: int, sent: Integers) -> None:
     short = (counted < sent[people]).any() or (spent < 0.25 * sent[people]).any()
     os.write(pipe, b"\1" if short else b"\0")
     while True:
-        rows = generator.choice(RECORDS, BATCH, replace=False)
-        ledger.charge(accounts[rows], "batch", 0.25)
-        os.write(pipe, people[rows].astype("<i8").tobytes())  # below PIPE_BUF: whole or not at all
+        rows = generator.choice(RECORDS, BATCH, replace=False) ledger.charge(accounts[rows], "batch", 0.25)
+        os.write(pipe, people[rows].astype("<i8").tobytes())  # below PIPE_BUF: written completely or not at
+        all
 
 
 def one_life(path: Path, sent: Integers) -> bool:
-    """Adds what a process sends until it is killed; gives whether it found the ledger short."""
+    """Add what a process sends until it is killed; return whether it found the ledger short."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -10,7 +10,7 @@ FIVE = ("ann", "bob", "cleo", "dan", "eve")
 
 
 def opened(path, people=FIVE, run="run", identity="set", settings=None):
-    """A ledger in which a run has begun, and the accounts of its rows."""
+    """Return a ledger in which a run has begun, and the accounts of its rows."""
     ledger = Ledger(path, identity)
     spender = Spender(run, "training", ("own", "other"), settings or PrivacySettings(neighbours="zero_out"))
     return ledger, ledger.begin(spender, pl.Series("id", people, pl.String))

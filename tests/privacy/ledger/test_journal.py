@@ -1,4 +1,4 @@
-"""A ledger on disk that was cut, edited, rolled back, torn by a crash or read while it is written."""
+"""A ledger on disk that was truncated, edited, rolled back, torn by a crash, or read while it is written."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ TORN = KINDS.index("torn")
 
 
 def charge(path, times, **how):
-    """A run that charges bob and dan; gives what the ledger shows then."""
+    """Charge bob and dan in a run; return what the ledger shows then."""
     ledger, _ = opened(path, settings=FROZEN, **how)
     for _ in range(times):
         ledger.charge(np.array([BOB, DAN]), "batch", 0.25)
@@ -39,7 +39,7 @@ def uses(path):
 
 
 def assert_refused(path, error=LedgerError):
-    """By every use, and without a change."""
+    """Check that every use refuses the ledger and leaves the files unchanged."""
     before = {entry: entry.read_bytes() for entry in path.parent.iterdir()}
     for use in uses(path):
         with pytest.raises(error):
@@ -115,7 +115,7 @@ def test_an_older_copy_of_a_ledger_is_refused(path, tmp_path, monkeypatch, squee
 
 
 def test_an_older_copy_of_a_head_hides_no_charge(path, tmp_path):
-    """It knows of fewer entries, but those that follow continue its chain."""
+    """It seals fewer entries, but the later ones continue its chain."""
     charge(path, 3)
     shutil.copy(head_of(path), tmp_path / "older")
     charge(path, 3)
@@ -124,7 +124,7 @@ def test_an_older_copy_of_a_head_hides_no_charge(path, tmp_path):
 
 
 def test_entries_of_another_ledger_are_refused(path):
-    """Somebody without the key has nothing else to forge entries with."""
+    """Without the key, entries of other ledgers are the only material for a forgery."""
     charge(path, 3)
     other = path.with_name("other.ledger")
     charge(other, 3)
@@ -153,7 +153,7 @@ def test_both_are_for_their_owner_only(path):
 
 
 def next_entry(path):
-    """The bytes that one more charge appends."""
+    """Return the bytes that one more charge appends."""
     size, head = path.stat().st_size, head_of(path).read_bytes()
     charge(path, 1)
     entry = path.read_bytes()[size:]
@@ -199,7 +199,7 @@ def test_an_entry_that_was_torn_is_charged_to_everyone(path, caplog, how):
 
 
 def test_a_torn_entry_costs_what_the_dearest_upload_of_the_run_would(path):
-    """Of embed_only: everyone may have been trained on, and is carried by all uploads from there on."""
+    """For embed_only, every record may have been trained on, and all later uploads carry it."""
     cases = {
         "dp_train": {
             "clip": 1.0,
@@ -238,7 +238,7 @@ def test_before_the_first_run_a_torn_entry_can_have_cost_nothing(path):
 
 @pytest.mark.parametrize("longest", [1 << 30, 100], ids=["appended", "squeezed"])
 def test_a_crash_at_any_instant_leaves_a_ledger_that_shows_what_was_sent(tmp_path, monkeypatch, longest):
-    """A power cut too: bytes that were not synced are there, are missing, or are there in part."""
+    """This includes a power cut: bytes that were not synced are present, missing, or partly present."""
     monkeypatch.setattr("vafl.privacy.ledger.ledger._LONGEST", longest)
     folder, sent = tmp_path / "own", [0.0]
     folder.mkdir()
@@ -249,7 +249,7 @@ def test_a_crash_at_any_instant_leaves_a_ledger_that_shows_what_was_sent(tmp_pat
             ledger.charge(np.array([BOB, DAN]), "batch", 0.25)
             sent[0] += 0.25
         ledger.close()
-    monkeypatch.setattr("os.fsync", lambda file: None)  # about order, not about disks
+    monkeypatch.setattr("os.fsync", lambda file: None)  # this test is about order, not about disks
     monkeypatch.setattr("os.fdatasync", lambda file: None)
     crashes = list(recorder.crashes())
     assert len(crashes) > 100
@@ -319,7 +319,7 @@ def test_a_reader_sees_all_that_was_charged_while_charges_are_appended_and_repla
 
 
 def test_an_entry_that_fits_on_the_disk_in_part_is_taken_back(path, monkeypatch):
-    """Or the next process would charge everyone for it."""
+    """Otherwise the next process would charge everyone for it."""
     ledger, _ = opened(path, settings=FROZEN)
     monkeypatch.setattr("os.pwritev", lambda file, parts, place: 3)
     with pytest.raises(RunFolderError, match="VFL-5034"):

@@ -20,7 +20,7 @@ def rows(*numbers):
 
 
 def of_person(ledger):
-    """Whatever order the accounts are in."""
+    """Return the figures by person, independent of the order of the accounts."""
     return dict(zip(ledger.ids.to_list(), ledger.spent.tolist(), strict=True))
 
 
@@ -47,7 +47,7 @@ def test_the_account_follows_the_person_into_the_next_alignment(tmp_path):
 
 @pytest.mark.parametrize("longest", [0, 1 << 30])
 def test_runs_that_differ_in_their_neighbours_add_up_to_what_each_would_count(tmp_path, monkeypatch, longest):
-    """By `replace` everything is twice as far apart: four times the mu^2, whichever run has spent it."""
+    """With `replace`, distances are twice as large, so mu^2 is four times as large for every run."""
     monkeypatch.setattr("vafl.privacy.ledger.ledger._LONGEST", longest)
     path, replaced = tmp_path / "own.ledger", PrivacySettings(neighbours="replace")
     ledger, _ = opened(path)
@@ -91,12 +91,12 @@ def test_rows_of_nobody_cost_nothing_and_are_never_refused():
     )
 )
 def test_through_any_alignments_everyone_has_spent_what_was_charged(tmp_path_factory, longest, runs):
-    """Whether charges are kept one by one (a large _LONGEST) or as sums; and each run's share is known."""
+    """Charges may be kept singly (a large _LONGEST) or as sums. Each run's share is known."""
     path = tmp_path_factory.mktemp("people") / "own.ledger"
     spent, shares = dict.fromkeys(FIVE, 0.0), {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vafl.privacy.ledger.ledger._LONGEST", longest)
-        patch.setattr("os.fsync", lambda file: None)  # about sums, not about disks
+        patch.setattr("os.fsync", lambda file: None)  # this test is about sums, not about disks
         patch.setattr("os.fdatasync", lambda file: None)
         for people, uploads, run in runs:
             ledger, accounts = opened(path, people, run)
@@ -156,7 +156,7 @@ def test_what_cannot_be_afforded_whole_is_refused_and_not_charged():
 
 
 def test_what_others_uploads_carry_is_counted_from_the_first_use_at_the_price_of_each(tmp_path):
-    """mu^2 1 for each vector of the first run that came after a record was trained on; then 4."""
+    """After a record was trained on, mu^2 is 1 for each vector of the first run, and 4 for each later one."""
     path = tmp_path / "own.ledger"
     ledger, accounts = opened(path)
     ledger.charge(accounts[rows(0, 1)], "refresh", 0.0, carried=1.0)
@@ -184,7 +184,7 @@ def test_a_limit_counts_what_an_earlier_unbounded_run_has_spent(tmp_path):
 
 @pytest.mark.parametrize("longest", [0, 1 << 30])
 def test_an_unbounded_run_hides_nothing_of_what_later_ones_spend(tmp_path, monkeypatch, longest):
-    """Ann's and Bob's, without a clip; then one that bounds all but carries Cleo in three vectors of Dan."""
+    """First a run without a clip on Ann and Bob, then a bounded run that carries Cleo in Dan's vectors."""
     monkeypatch.setattr("vafl.privacy.ledger.ledger._LONGEST", longest)
     path = tmp_path / "own.ledger"
     for run, people, cost in (("first", ("ann", "bob"), np.inf), ("second", ("cleo", "dan"), 1.0)):
@@ -308,7 +308,7 @@ def test_a_mark_that_was_accepted_is_known_and_shown(tmp_path):
 
 
 def test_the_last_marks_of_every_run_survive_when_charges_are_replaced_by_their_sums(tmp_path, monkeypatch):
-    """A server that is met again after many runs with others shows the last mark it got."""
+    """A server that the client meets again after many runs with others shows the last mark it received."""
     path = tmp_path / "own.ledger"
     monkeypatch.setattr("os.fsync", lambda file: None)
     monkeypatch.setattr("os.fdatasync", lambda file: None)

@@ -1,4 +1,4 @@
-"""A client whose ledger and head were both rolled back: its server remembers a mark that the ledger lacks."""
+"""A client whose ledger and head were rolled back: its server remembers a mark that the ledger lacks."""
 
 import shutil
 
@@ -35,7 +35,7 @@ def parties(request, tmp_path, purpose):
 
 
 class Parties:
-    """A client with a ledger on disk, and a server that is started with it each time and keeps its marks."""
+    """A client with a ledger on disk, and a server that starts with it each time and keeps its marks."""
 
     def __init__(self, run, purpose, *, masked):
         self.run, self.purpose, self.masked, self.marks = run, purpose, masked, Marks()
@@ -53,7 +53,7 @@ class Parties:
         self.ledger = None
 
     def start(self, **options):
-        """New processes; the client joins. Gives what it says then."""
+        """Start new processes and let the client join; return the messages that it sends."""
         self.stop()
         self.own = make_guard(self.plan, 0, self.run, **options)
         self.ledger = self.own.budget.ledger
@@ -74,7 +74,7 @@ class Parties:
         return said
 
     def spend(self, uploads):
-        """Charges so many uploads; gives the marks that are sent."""
+        """Charge this many uploads; return the marks that are sent."""
         for _ in range(uploads):
             self.own.budget.spend(np.array([0]), "request")
         said = self.client._with_mark([])

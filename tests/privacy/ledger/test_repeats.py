@@ -1,4 +1,4 @@
-"""What a private client's log says of a server that asks again for records."""
+"""The log of a private client whose server asks for the same records again."""
 
 import logging
 
@@ -10,7 +10,7 @@ from vafl.privacy.ledger.repeats import Repeats
 from vafl.privacy.mechanism.client_privacy import Budget
 from vafl.privacy.settings import PrivacySettings
 
-SETTINGS = PrivacySettings(mode="frozen", clip=1.0, noise=4.0, mu_max=1.0)  # mu^2 1/4 an upload
+SETTINGS = PrivacySettings(mode="frozen", clip=1.0, noise=4.0, mu_max=1.0)  # mu^2 = 1/4 per upload
 ONE = np.array([1])
 
 

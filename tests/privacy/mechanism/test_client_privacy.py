@@ -1,4 +1,4 @@
-"""Whole private clients: what leaves them, what it costs, and what they do when nothing is left."""
+"""Whole private clients: what they send, what it costs, and what they do when the budget is spent."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def test_of_a_client_that_may_not_answer_an_evaluation_the_last_answer_counts():
 
 
 def test_what_the_papers_noise_lets_through_is_charged_to_all_who_were_trained_on():
-    """mu^2 1/4 for an upload, and 1 for every later vector of a model that has learnt from the record."""
+    """mu^2 is 1/4 for an upload, and 1 for every later vector of a model that was trained on the record."""
     run = private_run({"mode": "embed_only", "clip": 1.0, "noise": 2.0, "neighbours": "zero_out"})
     client, ledger = run.runtime.clients[0], run.ledgers[0]
     for activation in range(2):
@@ -171,7 +171,7 @@ def test_two_runs_of_one_seed_upload_different_noise():
 
 
 def test_released_gradients_leave_other_records_embeddings_within_the_declared_noise():
-    """dp_train: one record's features move the model by no more than G, under noise of deviation s."""
+    """In dp_train, one record's features move the model by at most G, under noise of deviation s."""
     shift = []
     for value in (0.0, 1e6):
         features = torch.zeros(8, 3)

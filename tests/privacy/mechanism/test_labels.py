@@ -15,7 +15,7 @@ ROWS = 200_000
 
 
 def counts(epsilon, classes):
-    """How often class i was drawn for a true class j, [j, i]."""
+    """Return how often class i was drawn for true class j, [j, i]."""
     true = torch.arange(ROWS) % classes
     drawn = randomise(true, classes, epsilon)
     table = np.zeros((classes, classes), dtype=int)
@@ -24,7 +24,7 @@ def counts(epsilon, classes):
 
 
 def interval(hits, trials):
-    """Clopper and Pearson's, at 1 - 1e-6: a test of OS entropy must fail next to never."""
+    """Return Clopper and Pearson's interval at 1 - 1e-6: with real entropy, the tests almost never fail."""
     return beta.ppf(5e-7, hits, trials - hits + 1), beta.ppf(1 - 5e-7, hits + 1, trials - hits)
 
 
@@ -84,7 +84,7 @@ def test_no_row_of_a_returned_gradient_is_longer_than_the_clip(rule, model):
 
 
 class Seen(Exchange):
-    """Keeps every gradient that the server says."""
+    """Keeps every gradient that the server sends."""
 
     def __init__(self, run):
         super().__init__(run)
@@ -96,7 +96,7 @@ class Seen(Exchange):
 
 
 def gradients(run):
-    """All that the server returns while every client is active twenty times."""
+    """Return all gradients that the server sends while every client is active twenty times."""
     exchange = Seen(run)
     for _ in range(20):
         for client in exchange.clients:

@@ -95,7 +95,7 @@ def test_dropout_mixes_no_records_and_goes_on_dropping():
 
 
 def test_what_large_weights_round_is_no_mixing():
-    """Sums that cancel, beside one that does not: rounding depends on how many rows are multiplied."""
+    """Some sums cancel and one does not. Rounding depends on how many rows are multiplied together."""
     model = nn.Linear(1000, 2, bias=False)
     with torch.no_grad():
         model.weight[:] = torch.tensor([1e4, -1e4]).repeat(500)

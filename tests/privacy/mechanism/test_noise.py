@@ -46,7 +46,7 @@ def test_one_generator_never_repeats_itself():
 
 @pytest.mark.parametrize("deviation", [0.3, 2.0, 10.0, 4096.0])
 def test_the_last_bits_of_a_noised_value_tell_nothing_of_it(deviation):
-    """Every sum is a multiple of one step, and small enough for float32 to hold it: the same sums for all."""
+    """Every sum is a multiple of one step, and exact in float32, so all values give the same set of sums."""
     step = 2.0 ** math.floor(math.log2(deviation)) / 4096
     for value in (0.1, -0.7234, 1 / 3):
         found = Noise().added_to(np.full(10_000, value, np.float32), deviation).astype(np.float64) / step
@@ -65,7 +65,7 @@ def test_noise_added_has_its_deviation_and_values_lose_little_and_never_grow(mon
 
 
 def test_normal_noise_after_uniform_noise_is_normal():
-    """Both are made of the same memory."""
+    """Both use the same buffer."""
     noise = Noise()
     noise.gaussian((10,), 1.0)
     noise.uniform((10,), 1.0)

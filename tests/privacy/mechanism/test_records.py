@@ -1,4 +1,4 @@
-"""Per-record gradients: against one backward pass a record, which nobody could afford in a run."""
+"""Per-record gradients, compared with one backward pass per record, which is too slow for a run."""
 
 import math
 
@@ -18,7 +18,7 @@ from vafl.privacy.settings import PrivacySettings
 
 
 class Skips(nn.Module):
-    """Linear layers only, but one of them used twice: no closed form."""
+    """Only linear layers, but one of them is used twice, so there is no closed form."""
 
     def __init__(self):
         super().__init__()
@@ -29,7 +29,7 @@ class Skips(nn.Module):
 
 
 class Backwards(nn.Module):
-    """Uses its layers in another order than it names them."""
+    """Uses its layers in another order than their attributes."""
 
     def __init__(self):
         super().__init__()
@@ -40,14 +40,14 @@ class Backwards(nn.Module):
 
 
 class Squashed(nn.Linear):
-    """More than an affine map, whatever it is derived from."""
+    """More than an affine map, although it is derived from nn.Linear."""
 
     def forward(self, values):
         return super().forward(values).tanh()
 
 
 class Tied(nn.Module):
-    """One weight in two layers."""
+    """Two layers share one weight."""
 
     def __init__(self):
         super().__init__()
@@ -59,7 +59,7 @@ class Tied(nn.Module):
 
 
 class EachStep(nn.Module):
-    """The same layers for every step of a record, all steps of all records in one matrix."""
+    """Applies the same layers to every step of a record, with all steps of all records in one matrix."""
 
     def __init__(self):
         super().__init__()
@@ -140,8 +140,9 @@ magnitudes = st.one_of(
 
 @st.composite
 def extremes(draw):
-    """A clip, a batch size, and the magnitudes of one record's slope and features; often such that the clip
-    factor, or what is left of the slope, is a float32 of few bits."""
+    """Draw a clip, a batch size, and the magnitudes of one record's slope and features.
+
+    The clip factor, or the clipped slope, often is a denormal float32 with few bits."""
     clip = 10.0 ** draw(st.floats(-8, 4))
     batch = draw(st.sampled_from([1, 2, 64, 65, 600]))
     slope, feature = draw(magnitudes), draw(magnitudes)
@@ -161,7 +162,7 @@ def extremes(draw):
 @pytest.mark.parametrize("name", ["linear", "mlp", "cnn", "lstm"])
 @given(extremes=extremes(), weight=st.sampled_from([1.0, 1e-6, 1e6]), seed=st.integers(0, 999))
 def test_no_finite_slope_or_feature_gets_a_record_past_the_clip(name, extremes, weight, seed):
-    """One record of the batch has a slope, all others have none: the sum is what that record adds to it."""
+    """Only one record of the batch has a slope, so the sum is that record's contribution."""
     clip, batch, slope, feature = extremes
     torch.manual_seed(seed)
     make, shape, _ = MODELS[name]
@@ -180,7 +181,7 @@ def test_no_finite_slope_or_feature_gets_a_record_past_the_clip(name, extremes, 
 
 
 def test_no_record_moves_the_sum_by_more_through_the_rounding_of_others():
-    """A record takes a sum in float32 across a power of two, behind which all that follows is rounded up."""
+    """A record moves a float32 sum across a power of two, above which all later terms are rounded up."""
     model = nn.Linear(8, 8, bias=False)
     updates = NoisyUpdates(model, [model.weight], 1.0, 0.0, Noise())
     inputs, slopes, sums = torch.zeros(600, 8), torch.zeros(600, 8), []
@@ -205,7 +206,7 @@ def test_a_record_beyond_all_numbers_is_clipped_to_nothing():
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", MODELS)
 def test_slopes_that_overflow_stop_nobody_and_pass_no_clip(name):
-    """A server that could make a client fail or not, by one record, would learn of it without noise."""
+    """A client that failed because of one record would tell the server about it without noise."""
     torch.manual_seed(0)
     make, shape, _ = MODELS[name]
     model = make()
@@ -268,7 +269,7 @@ def test_frozen_parameters_are_left_out():
 
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
 def test_gradients_are_those_of_the_noised_function(name):
-    """The hidden noise of the upload, not another draw, is in the gradient."""
+    """The gradient contains the hidden noise of the upload, not a new draw."""
     torch.manual_seed(0)
     make, shape, _ = MODELS[name]
     model, noise = make(), Noise()

@@ -25,7 +25,7 @@ def test_long_rows_are_clipped_to_the_norm_and_short_ones_left():
     st.floats(-3, 12).map(lambda exponent: 10.0**exponent),
 )
 def test_no_value_however_large_is_longer_than_the_clip(values, norm, noise_over_clip):
-    """Neither by itself nor in an upload, whatever the noise is, which is left out here."""
+    """Neither alone nor in an upload. The noise is left out here."""
     noise = Noise()
     noise.normals = lambda count, deviation: np.zeros(count)
     release = Release(norm, noise_over_clip * norm, nn.Identity(), noise)
@@ -52,7 +52,7 @@ def test_a_row_that_is_not_finite_becomes_zero_and_spoils_no_other():
 
 
 def test_the_clip_holds_for_a_million_numbers():
-    values = torch.full((1, 1_000_000), 4e-3)  # whose squares, summed in float32, are too few
+    values = torch.full((1, 1_000_000), 4e-3)  # whose squares underflow when summed in float32
     assert clip_rows(values, 1.0).double().norm() <= 1
 
 
@@ -96,7 +96,7 @@ def test_clipping_comes_before_the_noise_and_the_activation_after_it():
 
 
 class Residual(nn.Sequential):
-    """A chain by its base class only."""
+    """Looks like a chain only by its base class."""
 
     def forward(self, values):
         return values + super().forward(values)

@@ -17,7 +17,7 @@ PLAIN = nn.Identity()
 
 
 def release(path, features, people=FIVE, settings=ONCE, encoder=PLAIN):
-    """What one run releases, and mu^2 of its people then."""
+    """Return what one run releases, and the mu^2 of its people then."""
     ledger, accounts = opened(path, people, settings=settings)
     try:
         released = release_once(settings, features, ledger, accounts, Noise(), encoder)
@@ -76,7 +76,7 @@ def test_a_release_beyond_the_budget_is_refused_before_anything_is_written(tmp_p
 
 
 def test_a_release_counts_for_later_runs_by_their_own_neighbours(tmp_path):
-    """What tells a record from nothing by mu 1/2 tells two values of it apart by mu 1."""
+    """A mu of 1/2 against zeros is a mu of 1 between two values."""
     features, path = torch.randn(5, 3), tmp_path / "own.ledger"
     first, _ = release(path, features)
     with pytest.raises(BudgetExhausted, match=r"VFL-5052.*1"):

@@ -1,4 +1,4 @@
-"""The corrected constants bound what is measured; the paper's do not."""
+"""The corrected constants bound the measured values. The paper's do not."""
 
 import math
 from itertools import pairwise
@@ -15,7 +15,7 @@ DRAWS = 200_000
 
 
 class Absolute(nn.Module):
-    """|x|: a 1-Lipschitz activation with the sharpest kink there is."""
+    """|x|: a 1-Lipschitz activation with the sharpest possible kink."""
 
     def forward(self, values):
         return values.abs()
@@ -30,7 +30,7 @@ def linear(weight, bias=None):
 
 
 def gradient_maker(layers, inputs, direction, generator):
-    """theta -> the gradient of E <direction, h(theta)>, under common noise."""
+    """Return theta -> the gradient of E <direction, h(theta)>, with common noise."""
     count = len(inputs)
     noises = []
     for layer in layers:
@@ -62,7 +62,7 @@ def flat(layers):
 
 
 def test_the_papers_weight_constant_is_violated_and_the_corrected_one_is_met():
-    """u = 10, |x| behind two Gaussian neurons, c = 1: true 79.8, the paper says 20."""
+    """u = 10, |x| after two Gaussian neurons, c = 1: the true constant is 79.8, the paper's is 20."""
     layer = Layer(linear([[0.0], [0.0]]), Absolute(), 1.0, 1.0, "gaussian")
     found = smoothness([layer], torch.tensor([[10.0]]), slope=1.0, curvature=0.0).layers[0]
     generator = torch.Generator().manual_seed(1)

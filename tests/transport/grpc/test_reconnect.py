@@ -1,4 +1,4 @@
-"""Whether and for how long a client dials again when the server is down, slow, silent or refuses it."""
+"""A client dials again, or gives up, when the server is down, slow or silent, or refuses it."""
 
 import asyncio
 from contextlib import asynccontextmanager, nullcontext, suppress

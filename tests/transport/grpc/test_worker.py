@@ -118,7 +118,7 @@ def test_what_the_thread_has_to_say_is_said_before_what_the_loop_does_next():
         await worker.settle()
         worker.hand_over(lambda: go.wait() and worker.tell(said.append, "first"))
         go.set()
-        worker._thread.join(0.2)  # it is done meanwhile, but the loop has not heard of it
+        worker._thread.join(0.2)  # it has ended, but the event loop does not know that yet
         worker.do(lambda: worker.tell(said.append, "second"))
         await worker.settle()
         worker.do(lambda: worker.tell(said.append, "third"))
