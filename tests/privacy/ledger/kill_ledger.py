@@ -35,9 +35,9 @@ def upload_for_ever(path: Path, pipe: int, sent: Integers) -> None:
     short = (counted < sent[people]).any() or (spent < 0.25 * sent[people]).any()
     os.write(pipe, b"\1" if short else b"\0")
     while True:
-        rows = generator.choice(RECORDS, BATCH, replace=False) ledger.charge(accounts[rows], "batch", 0.25)
-        os.write(pipe, people[rows].astype("<i8").tobytes())  # below PIPE_BUF: written completely or not at
-        all
+        rows = generator.choice(RECORDS, BATCH, replace=False)
+        ledger.charge(accounts[rows], "batch", 0.25)
+        os.write(pipe, people[rows].astype("<i8").tobytes())  # below PIPE_BUF: all bytes or none
 
 
 def one_life(path: Path, sent: Integers) -> bool:
