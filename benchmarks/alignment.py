@@ -25,13 +25,13 @@ MILLION, PEER_IDS = 1_000_000, 50_000
 CLIENT = "bank"
 CONFIG = f"""
 [data]
-name = "tables"
+name = "parties"
 parties = ["{CLIENT}"]
-[tables.{SERVER}]
+[parties.{SERVER}.source]
 path = "{SERVER}.parquet"
 id = "id"
 label = "label"
-[tables.{CLIENT}]
+[parties.{CLIENT}.source]
 path = "{CLIENT}.parquet"
 id = "id"
 [network]

@@ -4,8 +4,10 @@
 Between two measurements the server's worker is blocked, and the clients wait for their answers.
 """
 
+import asyncio
 import contextlib
 import json
+import math
 import signal
 import sys
 import tempfile
@@ -14,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -27,6 +29,7 @@ from vafl.protocol.server import Server
 from vafl.run.agreement import make_terms, over_network
 from vafl.run.assembly import limited_threads, make_client, make_server
 from vafl.run.plan import Plan, make_plan
+from vafl.transport.grpc import worker
 from vafl.transport.grpc.client import FederationClient
 from vafl.transport.grpc.server import FederationServer
 from vafl.transport.grpc.wire import run
@@ -35,6 +38,7 @@ from vafl.transport.identity import SERVER, Credentials, issue, make_authority
 MODULE = "benchmarks.federation"
 ROWS, CLASSES = 12_000, 10
 WARM_UP_SECONDS = 1.0
+_WATCH_SECONDS = 0.005  # between two looks at the event loop
 PATIENCE_SECONDS = 120  # for start-up; a process that lives longer than this and its measurements is killed
 
 
@@ -45,11 +49,14 @@ class Workload:
     Attributes:
         features: columns of each client.
         document: the run's configuration, as a TOML file would give it.
+        place: where the workers of all parties run the protocol: on the event loop, in their thread, or where
+            they choose.
     """
 
     clients: int
     features: int
     document: dict[str, Any]
+    place: Literal["adaptive", "thread", "loop"] = "adaptive"
 
     def plan(self, address: str = "127.0.0.1:0") -> Plan:
         """Return the plan of the run, which every party makes separately."""
@@ -67,12 +74,17 @@ class Workload:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a federation did during one measurement."""
+    """What a federation did during one measurement.
+
+    Attributes:
+        blocked: the longest time, in seconds, in which the server's event loop did nothing else.
+    """
 
     seconds: float
     updates: int
     bytes_up: int
     bytes_down: int
+    blocked: float
 
     @property
     def rate(self) -> float:
@@ -112,6 +124,15 @@ class Gate:
 
     def __init__(self) -> None:
         self._open = threading.Event()
+        self._turns, self._blocked = 0, 0.0
+
+    async def watch(self) -> None:
+        """Note by how much the event loop returns too late to this coroutine."""
+        while True:
+            due = time.perf_counter() + _WATCH_SECONDS
+            await asyncio.sleep(_WATCH_SECONDS)
+            self._blocked = max(self._blocked, time.perf_counter() - due)
+            self._turns += 1
 
     def __call__(self, server: FederationServer[Server]) -> list[ServerMessage]:
         self._open.wait()
@@ -119,15 +140,18 @@ class Gate:
 
     def measure(self, server: FederationServer[Server], seconds: float) -> Measured:
         """Let the worker run for this many seconds."""
-        begin, before = time.perf_counter(), _counters(server)
+        updates = server.updates
         self._open.set()
-        while server.updates == before[0]:  # the first time, clients are still connecting
+        turns = self._turns
+        # The first time, clients are still connecting. This gate may have blocked the event loop until now.
+        while server.updates == updates or self._turns < turns + 2:
             time.sleep(0.001)
-            begin = time.perf_counter()
+        begin, before, self._blocked = time.perf_counter(), _counters(server), 0.0
         time.sleep(seconds)
-        taken, after = time.perf_counter() - begin, _counters(server)
+        taken, after, blocked = time.perf_counter() - begin, _counters(server), self._blocked
         self._open.clear()
-        return Measured(taken, *(late - early for late, early in zip(after, before, strict=True)))
+        updates, up, down = (late - early for late, early in zip(after, before, strict=True))
+        return Measured(taken, updates, up, down, blocked)
 
 
 def _counters(server: FederationServer[Server]) -> tuple[int, int, int]:
@@ -144,7 +168,9 @@ def _serve(plan: Plan, credentials: Credentials) -> None:
             make_server(plan), names, make_terms(plan), plan.config.network, credentials, gate
         )
         threading.Thread(target=_answer, args=(server, gate), daemon=True).start()
+        watching = asyncio.create_task(gate.watch())
         await server.serve(lambda address: print(address, flush=True))
+        watching.cancel()
 
     run(main())
 
@@ -169,7 +195,12 @@ def main(party: str, folder: str, limit: str, workload: str, *address: str) -> N
     """Run one party."""
     signal.alarm(int(limit))
     credentials = Credentials.load(Path(folder) / party, party)
-    plan = Workload(**json.loads(workload)).plan(*address)
+    described = Workload(**json.loads(workload))
+    if described.place == "thread":
+        worker.BRIEF = 0.0  # nothing is brief
+    elif described.place == "loop":
+        worker.BRIEF = worker.BEARABLE = math.inf
+    plan = described.plan(*address)
     with limited_threads(plan.config.threads):
         if party == SERVER:
             _serve(plan, credentials)

@@ -16,7 +16,7 @@ from benchmarks.harness import Figure, benchmark, interleave, ratios
 from benchmarks.simulator import random_data
 from vafl.config import Config
 from vafl.data.partition import VerticalData
-from vafl.models.settings import ModelSettings
+from vafl.models.settings import EmbeddingSettings
 from vafl.privacy.settings import PrivacySettings
 from vafl.protocol.messages import Gradient, Upload
 from vafl.protocol.schedule import ScheduleSettings
@@ -31,19 +31,19 @@ _STEPS = 40
 @benchmark(target=3.0)
 def dp_train_cost_linear() -> Figure:
     """A linear client with 112 features, 10 outputs, batches of 600: MNIST over 7 clients."""
-    return _cost(ModelSettings())
+    return _cost(EmbeddingSettings())
 
 
 @benchmark(target=4.0)
 def dp_train_cost_mlp() -> Figure:
     """The same as `dp_train_cost_linear`, with a hidden layer of 64 units."""
-    return _cost(ModelSettings(embedding="mlp", hidden=(64,)))
+    return _cost(EmbeddingSettings("mlp", hidden=(64,)))
 
 
 @limited_threads(1)
-def _cost(model: ModelSettings) -> Figure:
+def _cost(embedding: EmbeddingSettings) -> Figure:
     schedule = ScheduleSettings(batch_size=600, refresh="none")
-    plain = Config(model=model, schedule=schedule, optimiser=OptimiserSettings(step_size=1e-4))
+    plain = Config(embedding=embedding, schedule=schedule, optimiser=OptimiserSettings(step_size=1e-4))
     private = replace(plain, privacy=_TRAINED)
     data = random_data(60_000, [(112,)])
     with tempfile.TemporaryDirectory() as folder:

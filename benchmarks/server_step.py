@@ -86,13 +86,18 @@ def _reads(server: Server) -> Callable[[], None]:
 
 
 def _server(rows: int, clients: int) -> Server:
-    table, generator = EmbeddingTable(rows, [WIDTH] * clients, summed=True), np.random.default_rng(0)
-    for client in range(clients):
-        for part in in_parts(np.arange(rows), FILL_ROWS):
-            table.store(client, part, generator.random((len(part), WIDTH), np.float32), 0)
-    head = Bias(WIDTH)
-    labels = generator.integers(WIDTH, size=rows)  # like real labels
+    table, head = filled_table(rows, [WIDTH] * clients, summed=True), Bias(WIDTH)
+    labels = np.random.default_rng(1).integers(WIDTH, size=rows)  # like real labels
     return Server(table, labels, head, softmax, Descent(head.parameters(), constant(0.1)), Rule(1))
+
+
+def filled_table(rows: int, widths: Sequence[int], *, summed: bool) -> EmbeddingTable:
+    """Return a table with random embeddings in all cells."""
+    table, generator = EmbeddingTable(rows, widths, summed=summed), np.random.default_rng(0)
+    for client, width in enumerate(widths):
+        for part in in_parts(np.arange(rows), FILL_ROWS):
+            table.store(client, part, generator.random((len(part), width), np.float32), 0)
+    return table
 
 
 def _upload(schedules: Sequence[BatchSchedule], number: int) -> Upload:

@@ -66,8 +66,8 @@ def served(*, cache: bool) -> Iterator[int]:
         for party in (SERVER, *CLIENTS):
             issue(folder, party)
         network = {"address": f"127.0.0.1:{_free_port()}", "certificates": str(folder)}
-        model = {"embedding": "mlp", "head": "mlp"}
-        document = {"model": model, "stop": {"updates": 100}, "network": network}
+        models = {"embedding": {"model": "mlp"}, "model": {"head": "mlp"}}
+        document = {**models, "stop": {"updates": 100}, "network": network}
         config = from_document({**document, "prediction": {"cache": cache}})
         launch(config, folder / "run", Console(file=io.StringIO()))
         command = ("vafl.cli", "serve", str(folder / "run" / "config.toml"), "--model", str(folder / "run"))

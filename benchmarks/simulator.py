@@ -19,7 +19,7 @@ from vafl.config import Config
 from vafl.config.run_settings import StopSettings
 from vafl.data.partition import Party, VerticalData
 from vafl.data.split import Parts
-from vafl.models.settings import ModelSettings
+from vafl.models.settings import EmbeddingSettings, ModelSettings
 from vafl.protocol.messages import ClientMessage, Refresh, ServerMessage, Upload
 from vafl.protocol.schedule import ScheduleSettings
 from vafl.protocol.settings import OptimiserSettings
@@ -34,8 +34,16 @@ STEP_SIZE, L2 = 0.1, 0.001
 def sim_overhead_lr() -> Figure:
     """Logistic regression on MNIST's shape: 60,000 x 784 over 7 clients, batches of 600."""
     data = random_data(60_000, [(112,)] * 7)
-    plain = _overhead(data, ModelSettings(), ScheduleSettings(batch_size=600, refresh="none"), updates=70)
-    ahead = _overhead(data, ModelSettings(), ScheduleSettings(batch_size=600), updates=28)
+    plain = _overhead(
+        data,
+        EmbeddingSettings(),
+        ModelSettings(),
+        ScheduleSettings(batch_size=600, refresh="none"),
+        updates=70,
+    )
+    ahead = _overhead(
+        data, EmbeddingSettings(), ModelSettings(), ScheduleSettings(batch_size=600), updates=28
+    )
     return Figure(plain.samples, {**plain.detail, "lookahead": ahead.summary()})
 
 
@@ -43,8 +51,8 @@ def sim_overhead_lr() -> Figure:
 def sim_overhead_cnn() -> Figure:
     """The 7-layer CNN on one grey 28 x 28 image a client, 4 clients, batches of 32."""
     data = random_data(2_000, [(1, 28, 28)] * 4)
-    model = ModelSettings(embedding="cnn", head="mlp")
-    return _overhead(data, model, ScheduleSettings(batch_size=32, refresh="none"), updates=8)
+    embedding, schedule = EmbeddingSettings("cnn"), ScheduleSettings(batch_size=32, refresh="none")
+    return _overhead(data, embedding, ModelSettings(head="mlp"), schedule, updates=8)
 
 
 def random_data(rows: int, shapes: Sequence[tuple[int, ...]], test_rows: int = 100) -> VerticalData:
@@ -62,11 +70,17 @@ def random_data(rows: int, shapes: Sequence[tuple[int, ...]], test_rows: int = 1
 
 
 @limited_threads(1)
-def _overhead(data: VerticalData, model: ModelSettings, schedule: ScheduleSettings, updates: int) -> Figure:
+def _overhead(
+    data: VerticalData,
+    embedding: EmbeddingSettings,
+    model: ModelSettings,
+    schedule: ScheduleSettings,
+    updates: int,
+) -> Figure:
     """Return the time of `updates` updates in the simulator over their time in the bare loop."""
     optimiser = OptimiserSettings(step_size=STEP_SIZE, l2=L2)
     endless = StopSettings(updates=10**9)
-    config = Config(model=model, schedule=schedule, optimiser=optimiser, stop=endless)
+    config = Config(embedding=embedding, model=model, schedule=schedule, optimiser=optimiser, stop=endless)
     moves = _record(build(config, data), updates * (REPEATS + 1))
     run = build(config, data)
     loops = [kind(build(config, data), moves) for kind in (BareLoop, LoopWithTable)]

@@ -34,7 +34,7 @@ WAYS = (ALONE, COMMON, LABELLED, POOLED)
 
 
 def write_tables(people: People, seed: int, out: Path) -> dict[str, Any]:
-    """Write each company's CSV in its own random order; return the [tables.NAME] sections."""
+    """Write each company's CSV in its own random order; return the [parties.NAME.source] sections."""
     generator, whole = np.random.default_rng(seed), pl.concat([people.known, people.new])
     whole = whole.with_columns(person=pl.Series(f"P{n:07d}" for n in generator.permutation(whole.height)))
     out.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,8 @@ def _config(trial: Trial, tables: dict[str, Any]) -> Config:
     quick = ["stop.updates=500"] if trial.quick else []
     document = read_document(TOML, [f"seed={trial.seed}", f"rule.name={rule}", *quick])
     document["data"] |= {"parties": parties, "records": "labelled"}
-    return from_document({**document, "tables": tables})
+    sources = {name: {"source": source} for name, source in tables.items()}
+    return from_document({**document, "parties": sources})
 
 
 def _tests(data: VerticalData) -> int:

@@ -55,9 +55,10 @@ def write_tables(people: People, folder: Path) -> Path:
         known.select("person", *columns).write_csv(folder / f"{party}.csv")
     tables: dict[str, Any] = {party: {"path": f"{party}.csv", "id": "person"} for party in owners}
     tables[SERVER]["label"] = "label"
-    data = {"name": "tables", "parties": list(people.columns)}
+    data = {"name": "parties", "parties": list(people.columns)}
     path = folder / "run.toml"
-    path.write_text(tomli_w.dumps({"data": data, "tables": tables}))
+    parties = {party: {"source": table} for party, table in tables.items()}
+    path.write_text(tomli_w.dumps({"data": data, "parties": parties}))
     return path
 
 
@@ -66,7 +67,7 @@ class Pooled(BaseEstimator):  # type: ignore[misc]
 
     def __init__(self, parties: Sequence[Deployed], server: Deployed) -> None:
         self.parties, self.server = parties, server
-        self.tables = [open_table(own.config.tables, own.party) for own in parties]
+        self.tables = [open_table(own.config.sources, own.party) for own in parties]
         self.encoders = [encoder_of(own.model) for own in parties]
         self.models = [rebuild(own.model) for own in parties]
         self.head = rebuild(server.model)

@@ -21,7 +21,7 @@ from experiments.jobs import one_thread, run_all
 from experiments.results import Verdict, arguments, publish
 from vafl.config import Config, read_config
 from vafl.data.partition import VerticalData, partition
-from vafl.data.sources import load
+from vafl.data.public import load
 from vafl.data.split import Split
 from vafl.privacy.settings import PrivacySettings
 from vafl.run.assembly import build
@@ -100,7 +100,7 @@ def _configure(trial: Trial) -> tuple[Config, VerticalData]:
     if trial.folder:
         changes.append(f'data.folder="{trial.folder}"')
     if trial.mode == "frozen":
-        changes += ["model.embedding=linear", f"model.width={WIDTH}", "model.head=linear"]
+        changes += ["embedding.model=linear", f"model.width={WIDTH}", "model.head=linear"]
     config = read_config(Path(__file__).with_suffix(".toml"), changes)
     dataset = load(config.data)
     split = Split.of_dataset(dataset, config.data, seed=trial.seed)

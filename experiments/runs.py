@@ -9,7 +9,7 @@ from torch.nn.utils import parameters_to_vector
 
 from vafl.config import read_config
 from vafl.data.partition import partition
-from vafl.data.sources import load
+from vafl.data.public import load
 from vafl.data.split import Split
 from vafl.run.assembly import Run, build
 

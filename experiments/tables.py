@@ -39,8 +39,9 @@ from experiments.jobs import one_thread, run_all
 from experiments.suite import CHOSEN_ON, HOLDER, JUDGED_ON, SuiteTable, read_table
 from vafl.arrays import Array
 from vafl.cli import main as vafl
-from vafl.commands.starter import starter_tables
+from vafl.commands.starter import starter_sources
 from vafl.config import read_config
+from vafl.data.source_settings import TableSettings
 from vafl.names import SERVER
 from vafl.run.evaluator import outputs
 from vafl.run.model_store import rebuild
@@ -141,11 +142,12 @@ def write_files(
 
 def configure(table: SuiteTable, held: Mapping[str, Sequence[str]], files: dict[str, Path]) -> str:
     """Return what `vafl init` writes, with the columns of numbers that are names of categories."""
-    text, _ = starter_tables(files, [name for name in files if name != SERVER], ID, "label")
-    document = tomllib.loads(text)
-    for party, own in document["tables"].items():
+    sources = {name: TableSettings(str(path), ID) for name, path in files.items()}
+    starter = starter_sources(sources, [name for name in files if name != SERVER], "label")
+    document = tomllib.loads(next(iter(starter.files.values())))
+    for party, own in document["parties"].items():
         columns = [name for name in held[party] if name != "label" and name not in table.numeric]
-        own["categories"] = columns
+        own["source"]["categories"] = columns
     document["data"]["task"] = table.task
     return tomli_w.dumps(document)
 
@@ -153,8 +155,8 @@ def configure(table: SuiteTable, held: Mapping[str, Sequence[str]], files: dict[
 def predict(path: Path, run: Path, new: dict[str, Path], ids: pl.Series) -> Array:
     """Return the trained models' predictions for the new records, in the order of `ids`."""
     document = tomllib.loads(path.read_text())
-    for name, own in document["tables"].items():
-        own["path"] = str(new[name])
+    for name, own in document["parties"].items():
+        own["source"]["path"] = str(new[name])
     asked = path.with_name("new.toml")
     asked.write_text(tomli_w.dumps(document))
     config = read_config(asked)

@@ -16,8 +16,8 @@ import numpy as np
 from vafl.arrays import Doubles
 from vafl.config import Config, from_document, read_config, read_document
 from vafl.data.partition import VerticalData, partition
+from vafl.data.public import load
 from vafl.data.settings import DataSettings
-from vafl.data.sources import load
 from vafl.data.split import Split
 from vafl.errors import ConfigError, Diverged, RunFolderError
 from vafl.observe.evaluation import Evaluation

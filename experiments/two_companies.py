@@ -86,9 +86,10 @@ def _document(people: People, party: str, stage: str, address: str) -> dict[str,
     if own := [name for name in people.categories if name in people.columns.get(party, ())]:
         table["categories"] = own
     return {
-        "data": {"name": "tables", "parties": list(COMPANIES), **HELD_OUT},
-        "tables": {party: table},
-        "model": {"embedding": "mlp", "hidden": [32], "head": "linear", "width": 16, "metric": "auc"},
+        "data": {"name": "parties", "parties": list(COMPANIES), **HELD_OUT},
+        "parties": {party: {"source": table}},
+        "embedding": {"model": "mlp", "hidden": [32]},
+        "model": {"head": "linear", "width": 16, "metric": "auc"},
         "schedule": {"batch_size": 256},
         "optimiser": {"name": "Adam", "step_size": 0.002},
         "stop": {"updates": 3000, "patience": 5},
@@ -146,10 +147,10 @@ def pooled(people: People, folder: Path) -> np.ndarray[Any, Any]:
     sections: dict[str, Any] = {}
     for party in EVERYONE:
         document = _document(people, party, "known", "127.0.0.1:1")
-        table = document["tables"][party]
+        table = document["parties"][party]["source"]
         table |= {key: str(folder / party / table[key]) for key in ("path", "alignment")}
-        sections[party] = table
-    document |= {"tables": sections, "rule": {"name": "centralised"}, "schedule": {"batch_size": 256}}
+        sections[party] = {"source": table}
+    document |= {"parties": sections, "rule": {"name": "centralised"}, "schedule": {"batch_size": 256}}
     path = folder / "pooled.toml"
     path.write_text(tomli_w.dumps(document))
     command = [sys.executable, "-m", "vafl.cli", "run", str(path), "--out", str(folder / "pooled")]

@@ -38,8 +38,8 @@ def add_own_columns(folder, seed=5):
     labels.with_columns(rating=rating, branch=branch).write_csv(folder / "labels.csv")
 
 
-def document(folder, *parties, **sections):
-    """Return a configuration document with the tables of these parties; of all if none is given."""
+def tables_in(folder):
+    """Return party -> the section of its table."""
     tables = {
         "server": {"path": str(folder / "labels.csv"), "id": "person", "label": "repaid"},
         "bank": {"path": str(folder / "bank.csv"), "id": "person"},
@@ -47,10 +47,20 @@ def document(folder, *parties, **sections):
     }
     for name, own in tables.items():
         own["alignment"] = str(folder / f"{name}.alignment.parquet")
+    return tables
+
+
+def document(folder, *parties, tables=None, **sections):
+    """Return a configuration document with the tables of these parties; of all if none is given.
+
+    Args:
+        tables: party -> the section of its table, in place of the usual one.
+    """
+    chosen = {name: own for name, own in tables_in(folder).items() if name in parties or not parties}
     whole = {
-        "data": {"name": "tables", "parties": ["bank", "shop"]},
-        "tables": {name: own for name, own in tables.items() if name in parties or not parties},
-        "model": {"embedding": "linear"},
+        "data": {"name": "parties", "parties": ["bank", "shop"]},
+        "parties": {name: {"source": own} for name, own in (chosen | (tables or {})).items()},
+        "embedding": {"model": "linear"},
         "schedule": {"batch_size": 16},
         "optimiser": {"step_size": 0.2},
         "stop": {"updates": 300},

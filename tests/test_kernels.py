@@ -32,23 +32,6 @@ def test_they_are_compiled_wherever_they_can_be():
 
 
 @pytest.mark.parametrize("loops", VERSIONS)
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        ([], True),
-        ([0], True),
-        ([0, 2, 9], True),
-        ([10], False),
-        ([-1, 3], False),
-        ([3, 3], False),
-        ([3, 2], False),
-    ],
-)
-def test_rows_in_order(loops, rows, expected):
-    assert loops.in_order(np.array(rows, np.int64), 10) is expected
-
-
-@pytest.mark.parametrize("loops", VERSIONS)
 @pytest.mark.parametrize("shape", [(50,), (50, 10), (50, 3, 4, 4), (50, 0), (50, 300)])
 @pytest.mark.parametrize("kind", [np.float32, np.int64, np.int32, np.uint8])
 def test_gathered_rows(loops, shape, kind):
@@ -75,20 +58,6 @@ def test_rows_that_lie_apart_are_not_copied_to_gather_a_few(loops):
     assert loops.gather(many, rows).tolist() == [[1, 1, 1]] * 2
     sums = np.lib.stride_tricks.as_strided(one.astype(np.float64), (10**12, 3), (0, 8))
     assert loops.gather_sums(sums, rows).tolist() == [[1, 1, 1]] * 2
-    stored_at = np.lib.stride_tricks.as_strided(one.astype(np.int32), (10**12, 3), (0, 4))
-    assert loops.gather_delays(stored_at, rows, 5).tolist() == [[4, 4, 4]] * 2
-
-
-@pytest.mark.parametrize("loops", VERSIONS)
-@pytest.mark.parametrize("shape", [(), (0,), (7,), (3, 5), (2, 3, 4)])
-def test_a_step_down_in_float32(loops, shape):
-    random = np.random.default_rng(0)
-    values, moves = (np.asarray(random.standard_normal(shape, np.float32)) for _ in range(2))
-    expected = values - np.float32(0.3) * moves
-    loops.descend(values, moves, 0.3)
-    assert np.array_equal(values, expected)
-    loops.descend(values, np.full(shape, 3e38, np.float32), 3e38)  # infinite, and no warning
-    assert not np.isfinite(values).any()
 
 
 @pytest.mark.parametrize("loops", VERSIONS)
@@ -98,12 +67,6 @@ def test_gathered_sums_are_rounded(loops):
     found = loops.gather_sums(sums, rows)
     assert found.dtype == np.float32
     assert np.array_equal(found, sums[rows].astype(np.float32))
-
-
-@pytest.mark.parametrize("loops", VERSIONS)
-def test_delays_since_rows_were_stored(loops):
-    stored_at = np.array([[5, -(2**30), 1], [7, 3, 1], [0, 9, 1]], np.int32)[:, :2]
-    assert loops.gather_delays(stored_at, np.array([2, 0]), 10).tolist() == [[10, 1], [5, 2**30 + 10]]
 
 
 @pytest.mark.parametrize("loops", VERSIONS)
@@ -167,16 +130,6 @@ def test_summed_rows(loops):
     many = np.full((1_000_000, 2), 1e-7, np.float32)  # in float32, each that comes would be cut short
     assert loops.sum_rows(many).tolist() == pytest.approx([0.1, 0.1], rel=1e-6)
     assert loops.sum_rows(np.full((2, 40), 3e38, np.float32)).tolist() == [np.inf] * 40
-
-
-@pytest.mark.parametrize("loops", VERSIONS)
-@pytest.mark.parametrize("value", [0.0, 3e38, 1e-45, np.nan, np.inf, -np.inf])
-def test_what_is_finite(loops, value):
-    matrix = np.ones((7, 5), np.float32)
-    matrix[6, 4] = value
-    assert loops.all_finite(matrix) is bool(np.isfinite(value))
-    assert loops.all_finite(matrix.T) is bool(np.isfinite(value))
-    assert loops.all_finite(matrix[:0]) is True
 
 
 def a_table(width=3, rows=20):
@@ -315,8 +268,6 @@ def test_a_row_that_is_not_there_changes_nothing(row):
         native.gather(held, rows)
     with pytest.raises(IndexError, match="below 20"):
         native.gather_sums(sums, rows)
-    with pytest.raises(IndexError, match="below 20"):
-        native.gather_delays(stored_at, rows, 1)
     counts = np.zeros((2, 50), np.int64)
     with pytest.raises(IndexError, match="below 20"):
         native.count_delays(stored_at, rows, counts, 1, -1, 100)
@@ -370,8 +321,6 @@ def test_what_does_not_fit_is_refused():
         _native.gather(np.ones((4, 3, 2)).swapaxes(1, 2), rows, np.empty((2, 2, 3)))
     with pytest.raises(TypeError, match="must have 2 axes"):
         native.gather_sums(sums[:, ::2], rows)
-    with pytest.raises(TypeError, match="must have 2 axes"):
-        native.gather_delays(np.zeros((20, 4), np.int32)[:, ::2], rows, 1)
     for counts in (np.zeros((3, 9), np.int64), np.zeros((2, 1), np.int64)):
         with pytest.raises(ValueError, match="shapes"):
             native.count_delays(stored_at, rows, counts, 1, -1, 9)
@@ -448,7 +397,6 @@ def test_an_index_that_turns_bad_while_numbers_are_read_is_found():
     for use in (
         lambda: native.store(held[:, :3], stored_at[:, 0], rows, fresh, Iteration()),
         lambda: native.store_summed(held[:, :3], stored_at[:, 0], rows, fresh, sums, Iteration(), LARGEST),
-        lambda: native.gather_delays(stored_at, rows, Iteration()),
         lambda: native.count_delays(stored_at, rows, np.zeros((2, 9), np.int64), Iteration(), -1, 9),
     ):
         rows[1] = 2

@@ -52,13 +52,16 @@ def test_an_accepted_name_is_one_component_of_a_path(name):
 @pytest.mark.parametrize(
     "sections",
     [
-        lambda name: {"data": {"name": "tables", "parties": ["bank", name]}},
+        lambda name: {"data": {"name": "parties", "parties": ["bank", name]}},
         lambda name: {"data": {"parties": [name]}},
         lambda name: {
             "data": {"name": "csv", "path": "a", "label": "b"},
             "partition": {"groups": {name: ["x"]}},
         },
-        lambda name: {"tables": {name: {"path": "a", "id": "b"}}},
+        lambda name: {
+            "data": {"name": "parties", "parties": ["bank"]},
+            "parties": {name: {"source": {"path": "a", "id": "b"}}},
+        },
     ],
     ids=["data.parties", "data.parties without tables", "partition.groups", "tables"],
 )
@@ -108,7 +111,7 @@ def test_a_party_of_tables_that_names_a_path_writes_nothing_anywhere(tmp_path, c
     write_companies(home)
     given = document(home)
     given["data"]["parties"] = ["bank", "../../esc"]
-    given["tables"]["../../esc"] = given["tables"].pop("shop")
+    given["parties"]["../../esc"] = given["parties"].pop("shop")
     (home / "run.toml").write_text(tomli_w.dumps(given))
     before = files_below(tmp_path)
     for command in ("run", "up"):

@@ -19,5 +19,7 @@ Floats = npt.NDArray[np.float32]  # what models and messages use
 Matrix = npt.NDArray[np.float32]  # [rows, width]: embeddings, their gradients, outputs of the head
 Doubles = npt.NDArray[np.float64]  # statistics, and sums that must not drift
 
+Block = tuple[slice, slice]  # rows and columns of a matrix
+
 Features = npt.NDArray[np.floating[Any]]  # float32; float64 for columns that are not scaled yet
 Labels = npt.NDArray[Any]  # [rows]: class numbers, or floats in a regression

@@ -22,9 +22,11 @@ from vafl.commands.configured import (
     add_ledger_option,
     log_to_stderr,
     overrides,
+    party_of,
 )
-from vafl.errors import VaflError
+from vafl.errors import ConfigError, VaflError
 from vafl.files import drafted
+from vafl.names import SERVER
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 # Modules of vafl.commands, with the help text of each:
 _LARGER = {
     "init": "write a commented starter configuration",
+    "check": "check whether a party's files are complete, and show what the others must have",
     "align": "find the records that the parties share, privately, before a run",
     "certs": "create a certificate authority and the parties' certificates",
     "data": "show how a run will use the columns of the parties' tables",
@@ -121,7 +124,7 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
         _add_run_options(party, "runs/NAME-PARTY" if name == "client" else _NUMBERED)
         party.set_defaults(command={"server": _server, "client": _client, "up": _up}[name])
         if name == "client":
-            party.add_argument("--party", required=True, help="the name of this party")
+            party.add_argument("--party", help="the name of this party, if the file is for all parties")
             add_client_options(party)
         if name == "server":
             add_ledger_option(party)
@@ -154,6 +157,13 @@ def _add_run_options(parser: argparse.ArgumentParser, default: str) -> None:
     add_config_options(parser)
     parser.add_argument("--out", type=Path, help=f"the run folder (default: {default})")
     parser.add_argument("--overwrite", action="store_true", help="replace the run in the folder")
+    parser.add_argument(
+        "--from",
+        dest="earlier",
+        type=Path,
+        metavar="RUN",
+        help="start with the models of an earlier run, for new records, a changed party or a new one",
+    )
 
 
 def _config(options: argparse.Namespace) -> "Config":
@@ -166,14 +176,22 @@ def _server(options: argparse.Namespace, console: "Console") -> None:
     from vafl.run.server import ServerRun
 
     log_to_stderr()
+    config = _config(options)
+    if config.party not in ("", SERVER):
+        raise ConfigError(
+            "VFL-9153",
+            f'the server needs the file of "{SERVER}". Found the file of {config.party}: "{options.config}". '
+            "Run `vafl client` with it.",
+        )
     out = _folder(options, last=options.resume or options.overwrite)
     served = ServerRun(
-        _config(options),
+        config,
         out,
         console,
         resume=options.resume,
         overwrite=options.overwrite,
         accept_ledger=options.accept_ledger,
+        earlier=options.earlier,
     )
     _report(served.run(lambda address: console.print(f"listening on {address}")), console)
 
@@ -182,16 +200,19 @@ def _client(options: argparse.Namespace, console: "Console") -> None:
     from vafl.run.client import run_client
 
     log_to_stderr()
-    out = options.out or Path("runs") / f"{options.config.stem}-{options.party}"
+    config = _config(options)
+    party = party_of(options, config.party)
+    out = options.out or Path("runs") / f"{options.config.stem}-{party}"
     reason = run_client(
-        _config(options),
-        options.party,
+        config,
+        party,
         out,
         resume=options.resume,
         overwrite=options.overwrite,
         replace=options.replace,
         accept_ledger=options.accept_ledger,
         console=console,
+        earlier=options.earlier,
     )
     console.print(f"the run is over: {reason}; the model is in {out / 'models'}")
 
@@ -201,7 +222,8 @@ def _up(options: argparse.Namespace, console: "Console") -> None:
 
     log_to_stderr()
     out = _folder(options, last=options.overwrite)
-    _report(up(_config(options), out, console, overwrite=options.overwrite), console)
+    recorded = up(_config(options), out, console, overwrite=options.overwrite, earlier=options.earlier)
+    _report(recorded, console)
 
 
 def _report(recorded: "RecordedRun", console: "Console") -> None:
@@ -279,7 +301,8 @@ def _run(options: argparse.Namespace, console: "Console") -> None:
     from vafl.run.launch import launch
 
     out = _folder(options, last=options.overwrite)
-    _report(launch(_config(options), out, console, overwrite=options.overwrite), console)
+    config, earlier = _config(options), options.earlier
+    _report(launch(config, out, console, overwrite=options.overwrite, earlier=earlier), console)
 
 
 def _folder(options: argparse.Namespace, *, last: bool) -> Path:

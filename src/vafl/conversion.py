@@ -56,6 +56,8 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
         value = make(kind, value, where)  # type: ignore[arg-type]
     elif origin is Literal:
         _check_choice(arguments, value, where)
+    elif origin in (Union, types.UnionType) and (chosen := _by_kind(arguments, value)):
+        value = make(chosen, value, where)
     elif origin in (Union, types.UnionType):
         value = _convert_any([kind for kind in arguments if kind is not type(None)], value, where)
     elif origin is tuple and isinstance(value, list | tuple):
@@ -89,6 +91,28 @@ def _convert_any(kinds: list[Any], value: Any, where: str) -> Any:
             if len(kinds) == 1:
                 raise
     raise ConfigError("VFL-1036", f"{where} must be {' or '.join(map(_words, kinds))}. Found {value!r}.")
+
+
+def _by_kind(kinds: tuple[Any, ...], value: Any) -> Any:
+    """Return the dataclass that the entry `kind` chooses; None if the types are not dataclasses with a kind.
+
+    The first dataclass is the default.
+
+    Raises:
+        ConfigError: no dataclass is of that kind.
+    """
+    by_name = {
+        field.default: kind
+        for kind in kinds
+        if dataclasses.is_dataclass(kind)
+        for field in dataclasses.fields(kind)
+        if field.name == "kind"
+    }
+    if not by_name or not isinstance(value, dict):
+        return None
+    name = value.get("kind", next(iter(by_name)))
+    _check_choice(tuple(by_name), name, "kind")
+    return by_name[name]
 
 
 def _check_choice(choices: tuple[Any, ...], value: Any, where: str) -> None:

@@ -56,7 +56,7 @@ def check_client(name: str) -> str:
 
 
 def table_owner(party: str) -> str:
-    """Return the party whose section [tables.NAME] describes the table of `party`.
+    """Return the party whose section [parties.NAME] describes the data of `party`.
 
     The label holder's labels and features are columns of one table.
     """

@@ -44,7 +44,16 @@ def setting(
     default: Default, *, scope: Scope | None = None, is_path: bool = False, may_change: bool | None = None
 ) -> Default:
     """Declare a field of a section whose scope differs from the section's, or which is a path."""
-    return dataclasses.field(default=default, metadata={_KEY: Declaration(scope, is_path, may_change)})
+    return dataclasses.field(
+        default=default, metadata=declared(scope=scope, is_path=is_path, may_change=may_change)
+    )
+
+
+def declared(
+    *, scope: Scope | None = None, is_path: bool = False, may_change: bool | None = None
+) -> dict[str, Declaration]:
+    """Return the metadata of a field without a plain default: `field(metadata=declared(is_path=True))`."""
+    return {_KEY: Declaration(scope, is_path, may_change)}
 
 
 def section(kind: type[Default], scope: Scope, *, may_change: bool = False) -> Default:
@@ -55,20 +64,26 @@ def section(kind: type[Default], scope: Scope, *, may_change: bool = False) -> D
 def declarations(kind: type[Any]) -> Iterator[tuple[str, str, Declaration]]:
     """Yield section, key and the complete declaration of every setting; the section is "" at the top."""
     for field in dataclasses.fields(kind):
-        outer = _declared(field)
+        outer = declaration_of(field)
         if not dataclasses.is_dataclass(field.type):
             yield "", field.name, outer
             continue
         for inner in dataclasses.fields(field.type):
-            declared = _declared(inner)
-            may_change = outer.may_change if declared.may_change is None else declared.may_change
+            own = declaration_of(inner)
+            may_change = outer.may_change if own.may_change is None else own.may_change
             yield (
                 field.name,
                 inner.name,
-                Declaration(declared.scope or outer.scope, declared.is_path, bool(may_change)),
+                Declaration(own.scope or outer.scope, own.is_path, bool(may_change)),
             )
 
 
-def _declared(field: dataclasses.Field[Any]) -> Declaration:
-    declared: Declaration = field.metadata.get(_KEY, Declaration())
-    return declared
+def paths_of(kind: type[Any]) -> list[str]:
+    """Return the names of a section's fields that are paths."""
+    return [field.name for field in dataclasses.fields(kind) if declaration_of(field).is_path]
+
+
+def declaration_of(field: dataclasses.Field[Any]) -> Declaration:
+    """Return what is declared about a field; the defaults if nothing is."""
+    declaration: Declaration = field.metadata.get(_KEY, Declaration())
+    return declaration

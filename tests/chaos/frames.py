@@ -10,7 +10,6 @@ import numpy as np
 from vafl.errors import InvalidMessage
 from vafl.protocol.client import Client
 from vafl.protocol.messages import (
-    HEADER_BYTES,
     Decline,
     Gradient,
     Join,
@@ -24,7 +23,7 @@ from vafl.protocol.server import Server
 from vafl.protocol.table import EmbeddingTable
 from vafl.run.assembly import make_client, make_server, widths
 from vafl.run.plan import Plan
-from vafl.transport.codec import Codec
+from vafl.transport.codec import HEADER_BYTES, Codec
 from vafl.transport.encodings import Frame
 
 KINDS = ("malformed", "truncated", "replayed", "wrong party", "not finite", "against the rules", "together")

@@ -8,13 +8,13 @@ from vafl.data.alignment.rows import Alignment
 
 CONFIG = """
 [data]
-name = "tables"
+name = "parties"
 parties = ["bank"]
-[tables.server]
+[parties.server.source]
 path = "labels.csv"
 id = "customer"
 label = "paid"
-[tables.bank]
+[parties.bank.source]
 path = "bank.csv"
 id = "customer"
 [network]
@@ -45,18 +45,18 @@ def test_a_party_that_is_not_in_the_configuration(capsys, folder):
 
 def test_a_party_without_a_table(capsys, folder):
     (folder / "run.toml").write_text(
-        CONFIG.replace("[tables.bank]", "[tables.server2]").split("[tables.s")[0]
+        CONFIG.replace("[parties.bank.source]", "[parties.server2.source]").split("[parties.s")[0]
     )
     code, words = refused(capsys, folder, "--party", "bank")
     assert code == 2
-    assert "needs a section [tables.bank]" in words
+    assert "needs a section [parties.bank.source]" in words
 
 
 def test_data_that_needs_no_alignment(capsys, folder):
     (folder / "run.toml").write_text("")
     code, words = refused(capsys, folder, "--party", "server")
     assert code == 2
-    assert 'alignment is for data.name = "tables"' in words
+    assert 'alignment is for data.name = "parties"' in words
 
 
 def test_mutual_tls_needs_certificates(capsys, folder):
@@ -104,7 +104,8 @@ def test_everybody_on_one_machine(capsys, folder):
 
 def test_a_folder_that_is_not_there_is_named_before_anything_is_computed(capsys, folder):
     """Otherwise the server would have a new alignment and the client none."""
-    code, words = refused(capsys, folder, "--all", "--set", "tables.bank.alignment=nowhere/bank.parquet")
+    elsewhere = "parties.bank.source.alignment=nowhere/bank.parquet"
+    code, words = refused(capsys, folder, "--all", "--set", elsewhere)
     assert code == 3
     assert "VFL-2060" in words
     assert "nowhere" in words
@@ -112,8 +113,9 @@ def test_a_folder_that_is_not_there_is_named_before_anything_is_computed(capsys,
 
 def test_a_file_that_is_no_alignment_is_never_replaced_by_one(capsys, folder):
     table = (folder / "labels.csv").read_bytes()
+    onto = f"parties.server.source.alignment={folder / 'labels.csv'}"
     for who in (["--all"], ["--party", "server"]):
-        words = refused(capsys, folder, *who, "--set", f"tables.server.alignment={folder / 'labels.csv'}")
+        words = refused(capsys, folder, *who, "--set", onto)
         assert words[0] == 3
         assert "VFL-2061" in words[1]
     assert (folder / "labels.csv").read_bytes() == table

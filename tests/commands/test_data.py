@@ -21,14 +21,14 @@ def folder(tmp_path):
 
 
 def test_a_company_begins_with_its_file_and_sees_what_becomes_of_it(folder, capsys):
-    path = folder / "run.toml"
-    options = ["--parties", "bank,shop", "--table", f"bank={folder / 'bank.csv'}", "--out", str(path)]
+    path = folder / "party.toml"
+    options = ["--parties", "bank,shop", "--table", f"bank={folder / 'bank.csv'}", "--out", str(folder)]
     assert main(["init", *options]) == 0
     config = read_config(path)
     assert config.data.parties == ("bank", "shop")
-    assert list(config.tables) == ["bank"]
-    assert config.tables["bank"].id == "person"
-    assert config.tables["bank"].alignment == str(folder / "bank.alignment.parquet")
+    assert list(config.sources) == ["bank"]
+    assert config.sources["bank"].id == "person"
+    assert config.sources["bank"].alignment == str(folder / "bank.alignment.parquet")
     capsys.readouterr()
     assert main(["data", str(path)]) == 0
     shown = capsys.readouterr().out
@@ -51,13 +51,13 @@ def test_the_label_holder_that_is_a_client_too_says_so_and_learns_from_its_other
     )
     parties = ["--parties", "bank,lender", "--label", "repaid"]
     for name in ("server", "lender"):
-        assert main(["init", *parties, "--table", f"{name}=l.csv", "--out", f"{name}.toml"]) == 0
-    assert read_config(Path("lender.toml")).tables["lender"].ignore == ("repaid",)
+        assert main(["init", *parties, "--table", f"{name}=l.csv", "--out", name]) == 0
+    assert read_config(Path("lender/party.toml")).sources["lender"].ignore == ("repaid",)
     capsys.readouterr()
-    assert main(["data", "lender.toml", "--json"]) == 0
+    assert main(["data", "lender/party.toml", "--json"]) == 0
     (lender,) = json.loads(capsys.readouterr().out)["parties"]
     assert [own["name"] for own in lender["columns"] if own["features"]] == ["age"]
-    assert main(["init", *parties, "--table", "bank=bank.csv", "--out", "bank.toml"]) == 3
+    assert main(["init", *parties, "--table", "bank=bank.csv", "--out", "bank"]) == 3
     error = capsys.readouterr().err
     assert "VFL-9145" in error
     assert '"repaid"' in error
@@ -97,22 +97,22 @@ def test_names_are_written_as_toml_has_them(folder):
     (folder / "shop.parquet").rename(folder / "shop.pq")
     tables = [f"--table=north.bank={folder / 'größe 😀.csv'}", f"--table=shop={folder / 'shop.pq'}"]
     assert main(["init", *tables, "--parties", "north.bank, shop", "--out", str(path)]) == 0
-    assert read_config(path).tables["north.bank"].path.endswith("größe 😀.csv")
+    assert read_config(path).sources["north.bank"].path.endswith("größe 😀.csv")
     assert read_config(path).data.parties == ("north.bank", "shop")
 
 
 def test_another_separator_is_noticed(folder):
     (folder / "bank.csv").write_text((folder / "bank.csv").read_text().replace(",", ";"))
     options = ["--parties", "bank,shop", "--table", f"bank={folder / 'bank.csv'}"]
-    assert main(["init", *options, "--out", str(folder / "run.toml")]) == 0
-    assert read_config(folder / "run.toml").tables["bank"].separator == ";"
+    assert main(["init", *options, "--out", str(folder)]) == 0
+    assert read_config(folder / "party.toml").sources["bank"].separator == ";"
 
 
 def test_the_index_that_pandas_writes_is_not_taken_for_the_id(folder):
     pl.read_csv(folder / "bank.csv").with_row_index("").write_csv(folder / "bank.csv")
     options = ["--parties", "bank,shop", "--table", f"bank={folder / 'bank.csv'}"]
-    assert main(["init", *options, "--out", str(folder / "run.toml")]) == 0
-    assert read_config(folder / "run.toml").tables["bank"].id == "person"
+    assert main(["init", *options, "--out", str(folder)]) == 0
+    assert read_config(folder / "party.toml").sources["bank"].id == "person"
 
 
 @pytest.mark.parametrize(
@@ -127,6 +127,7 @@ def test_the_index_that_pandas_writes_is_not_taken_for_the_id(folder):
         (["--table", "b ank=bank.csv"], 2, "a party's name must be"),
         (["--table", "bank=bank.csv", "--parties", "bank,a/b"], 2, "a party's name must be"),
         (["--table", "bank=bank.csv", "--table", "bank=labels.csv"], 2, "each party once"),
+        (["--table", "bank=bank.csv", "--parties", "bank,shop", "--out", "one.toml"], 2, "VFL-9098"),
         (["--table", "bank=bank.csv", "labels.csv"], 2, 'Found "labels.csv"'),
         (["--table", "bank=bank.csv", "--clients", "3"], 2, "Found --clients 3"),
         (["--parties", "bank,shop"], 2, "Found --parties bank,shop"),
@@ -141,7 +142,7 @@ def test_a_file_that_cannot_be_used_leaves_nothing_behind(
     (folder / "junk.csv").write_bytes(bytes(range(256)) * 8)
     (folder / "twice.csv").write_text("person,x\n1,2\n1,3\n")
     before = sorted(folder.iterdir())
-    assert main(["init", *arguments, "--out", "run.toml"]) == code
+    assert main(["init", "--out", "new", *arguments]) == code
     assert message in capsys.readouterr().err
     assert sorted(folder.iterdir()) == before
 
@@ -149,7 +150,7 @@ def test_a_file_that_cannot_be_used_leaves_nothing_behind(
 def test_data_says_what_it_needs(folder, capsys):
     (folder / "digits.toml").write_text("")
     assert main(["data", str(folder / "digits.toml")]) == 2
-    assert 'needs data.name = "csv" or "tables". Found "digits"' in capsys.readouterr().err
+    assert 'needs data.name = "csv" or "parties". Found "digits"' in capsys.readouterr().err
     (folder / "bank.toml").write_text(tomli_w.dumps(document(folder, "bank")))
     assert main(["data", str(folder / "bank.toml"), "--party", "shop"]) == 2
     assert "Found shop; the file has bank" in capsys.readouterr().err
@@ -190,9 +191,9 @@ def test_the_type_of_text_is_what_its_values_are_and_parquet_types_stay(tmp_path
         },
         schema_overrides={"empty": pl.String},
     )
-    path, toml = tmp_path / f"bank.{ending}", tmp_path / "run.toml"
+    path, toml = tmp_path / f"bank.{ending}", tmp_path / "party.toml"
     (people.write_csv if ending == "csv" else people.write_parquet)(path)
-    assert main(["init", "--parties", "bank", "--table", f"bank={path}", "--out", str(toml)]) == 0
+    assert main(["init", "--parties", "bank", "--table", f"bank={path}", "--out", str(tmp_path)]) == 0
     capsys.readouterr()
     assert main(["data", str(toml), "--json"]) == 0
     (bank,) = json.loads(capsys.readouterr().out)["parties"]

@@ -13,8 +13,8 @@ from vafl.models.decisions import Decision
 from vafl.run.model_store import keep_all
 
 
-def kept(path, shape, **model):
-    run = run_of(vertical_data(shape=shape), model=model)
+def kept(path, shape, embedding=(), **model):
+    run = run_of(vertical_data(shape=shape), embedding=dict(embedding), model=model)
     run.train()
     keep_all(run, Decision(), path)
     return run
@@ -25,7 +25,7 @@ def kept(path, shape, **model):
     ("embedding", "shape"), [("linear", (3,)), ("mlp", (2, 3)), ("cnn", (1, 4, 6)), ("lstm", (5, 3))]
 )
 def test_an_exported_embedding_gives_what_the_model_gives(tmp_path, embedding, shape):
-    run = kept(tmp_path, shape, embedding=embedding, hidden=[4], head="linear", width=5)
+    run = kept(tmp_path, shape, {"model": embedding, "hidden": [4]}, head="linear", width=5)
     assert main(["export", str(tmp_path), "client-2", str(tmp_path / "out.onnx")]) == 0
     features = torch.randn(7, *shape)
     (found,) = ReferenceEvaluator(str(tmp_path / "out.onnx")).run(None, {"features": features.numpy()})

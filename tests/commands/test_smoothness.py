@@ -16,9 +16,10 @@ CONFIG = """
 [data]
 name = "digits"
 scale = "none"
-[model]
-embedding = "mlp"
+[embedding]
+model = "mlp"
 hidden = [8]
+[model]
 [rule]
 delay_bound = 6
 [optimiser]
@@ -72,7 +73,7 @@ def test_constants_secant_and_step_sizes(config, capsys):
     assert any("no mu is known" in note for note in found["notes"])
 
 
-DECAY = ("model.embedding=linear", "privacy.layers=[]", "optimiser.options={ weight_decay = 0.01 }")
+DECAY = ("embedding.model=linear", "privacy.layers=[]", "optimiser.options={ weight_decay = 0.01 }")
 
 
 def test_weight_decay_makes_a_linear_model_strongly_convex(config, capsys):
@@ -143,7 +144,7 @@ def test_the_secant_of_a_linear_model_is_that_of_its_hessian():
 
 
 def test_a_model_that_is_no_chain_has_a_secant_only(config, capsys):
-    choices = ["--set", "model.embedding=lstm", "--set", "partition.layout=sequence"]
+    choices = ["--set", "embedding.model=lstm", "--set", "partition.layout=sequence"]
     found = report(capsys, config, *choices, "--set", "privacy={}")
     assert "Found SequenceEncoder" in found["clients"]["client-1"]["no_constants"]
     assert found["secant"] > 0
@@ -163,7 +164,7 @@ def test_clipped_rows_are_pointed_out(config, capsys):
 
 
 def test_a_regression_takes_its_slope_from_the_present_errors(config, capsys):
-    choices = ("data.name=diabetes", "model.embedding=linear", "privacy.layers=[]")
+    choices = ("data.name=diabetes", "embedding.model=linear", "privacy.layers=[]")
     found = report(capsys, config, *chosen(*choices))
     assert found["clients"]["client-1"]["layers"][0]["reach"] > 100  # labels are in the hundreds
 

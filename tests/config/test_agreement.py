@@ -5,16 +5,16 @@ from vafl.scope import declarations
 
 def test_every_setting_declares_who_decides_it():
     undeclared = [f"{name}.{key}" for name, key, declared in declarations(Config) if declared.scope is None]
-    assert undeclared == [".tables"]  # each party has its own section there
+    assert undeclared == [".parties"]  # each party has its own section there
 
 
 def test_parties_agree_on_what_decides_the_model_and_the_training():
     config = from_document({"seed": 3, "network": {"run_id": "loans"}, "model": {"metric": "accuracy"}})
     shared, training = shared_settings(config), training_settings(config)
     assert shared["seed"] == 3
-    assert shared["model"]["embedding"] == "linear"
+    assert shared["model"]["head"] == "bias"
     assert "metric" not in shared["model"]
-    assert not shared.keys() & {"network", "stop", "labels"}
+    assert not shared.keys() & {"network", "stop", "labels", "embedding", "optimiser"}
     assert training["stop"] == {"patience": 0}
     assert training["rule"]["name"] == "async"
 

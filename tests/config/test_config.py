@@ -10,7 +10,7 @@ from vafl.config import Config, from_document, read_config
 from vafl.config.run_settings import StopSettings
 from vafl.data.settings import DataSettings, PartitionSettings
 from vafl.errors import ConfigError
-from vafl.models.settings import ModelSettings
+from vafl.models.settings import EmbeddingSettings, ModelSettings
 from vafl.privacy.settings import PrivacySettings
 from vafl.protocol.schedule import ScheduleSettings
 from vafl.protocol.settings import OptimiserSettings, RuleSettings
@@ -40,8 +40,8 @@ def test_every_section_is_read(tmp_path):
         tmp_path,
         """
         seed = 7
-        [model]
-        embedding = "mlp"
+        [embedding]
+        model = "mlp"
         hidden = [8, 4]
         [rule]
         name = "t-sync"
@@ -60,7 +60,7 @@ def test_every_section_is_read(tmp_path):
         """,
     )
     assert found.seed == 7
-    assert found.model == ModelSettings(embedding="mlp", hidden=(8, 4))
+    assert found.embedding == EmbeddingSettings(model="mlp", hidden=(8, 4))
     assert found.rule == RuleSettings(name="t-sync", t=3)
     assert found.optimiser == OptimiserSettings(step_size=1.0, options={"momentum": 0.9})
     assert type(found.optimiser.step_size) is float
@@ -132,7 +132,7 @@ def test_unknown_keys_get_a_hint(document, said):
         ({"privacy": {"mu_max": True}}, r'VFL-1036.*privacy\.mu_max.*a number or "unlimited".*True'),
         ({"data": {"ignore": "a"}}, r"VFL-1034.*data\.ignore.*a list, each item text in quotes.*'a'"),
         ({"data": {"ignore": ["a", 3]}}, r"VFL-1034.*data\.ignore.*text in quotes.*3"),
-        ({"model": {"hidden": [4, "x"]}}, r"VFL-1034.*model\.hidden.*a whole number.*'x'"),
+        ({"embedding": {"hidden": [4, "x"]}}, r"VFL-1034.*embedding\.hidden.*a whole number.*'x'"),
         ({"optimiser": {"step_size": "0.1"}}, r"VFL-1034.*optimiser\.step_size.*a number.*'0\.1'"),
         ({"optimiser": {"l2": True}}, r"VFL-1034.*optimiser\.l2.*a number.*True"),
         ({"optimiser": {"options": 3}}, r"VFL-1034.*optimiser\.options.*a section.*3"),
@@ -165,8 +165,8 @@ def test_wrong_values_name_what_was_expected_and_found(document, said):
         (" rule.t = 3 ", "rule", "t", 3),
         ("optimiser.step_size=1", "optimiser", "step_size", 1.0),
         ("optimiser.step_size=1e-3", "optimiser", "step_size", 1e-3),
-        ("model.hidden=[3, 4]", "model", "hidden", (3, 4)),
-        ("model.embedding=my.module:Factory", "model", "embedding", "my.module:Factory"),
+        ("embedding.hidden=[3, 4]", "embedding", "hidden", (3, 4)),
+        ("embedding.model=my.module:Factory", "embedding", "model", "my.module:Factory"),
         ("data.ignore=['a', 'b c']", "data", "ignore", ("a", "b c")),
         ("optimiser.options={momentum=0.9}", "optimiser", "options", {"momentum": 0.9}),
         ("optimiser.options.momentum=0.9", "optimiser", "options", {"momentum": 0.9}),
@@ -222,7 +222,8 @@ configs = st.builds(
     partition=st.builds(
         PartitionSettings, groups=st.dictionaries(names, st.lists(words).map(tuple), max_size=3)
     ),
-    model=st.builds(ModelSettings, hidden=st.lists(st.integers(1, 99)).map(tuple), width=st.integers(0, 9)),
+    model=st.builds(ModelSettings, width=st.integers(0, 9)),
+    embedding=st.builds(EmbeddingSettings, hidden=st.lists(st.integers(1, 99), max_size=8).map(tuple)),
     rule=st.builds(RuleSettings, t=st.integers(1, 9), delay_bound=st.integers(0, 9)),
     schedule=st.builds(ScheduleSettings, refresh=st.sampled_from(["none", "all", "random:7"])),
     optimiser=st.builds(
@@ -295,7 +296,7 @@ REFUSED_WITH_SECURE_SUM = {
     "a first full upload": ({"rule": {"name": "sync", "start": "upload"}}, "rule.start"),
     "a delay bound": ({"rule": {"name": "sync", "delay_bound": 3}}, "rule.delay_bound = 0.*Found 3"),
     "refresh": ({"schedule": {"refresh": "all"}}, 'schedule.refresh = "none".*Found .all.'),
-    "another embedding": ({"model": {"embedding": "mlp"}}, 'model.embedding = "linear"'),
+    "another embedding": ({"embedding": {"model": "mlp"}}, 'embedding.model = "linear"'),
     "another head": ({"model": {"head": "linear"}}, 'model.head = "bias"'),
     "a short encoding": ({"network": {"encoding": "int8"}}, 'network.encoding = "float32"'),
     "a largest norm": ({"network": {"largest_norm": 2.0}}, "network.largest_norm = 0.0"),

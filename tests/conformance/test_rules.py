@@ -5,8 +5,8 @@ import pytest
 from tests.federation import parameters, same
 from vafl.config import from_document
 from vafl.data.partition import partition
+from vafl.data.public import load
 from vafl.data.settings import DataSettings, PartitionSettings
-from vafl.data.sources import load
 from vafl.data.split import Split
 from vafl.run.assembly import Run, build
 

@@ -21,22 +21,22 @@ def folder(tmp_path):
 
 
 def load(config, party=None):
-    return load_tables(config.data, config.tables, config.seed, party)
+    return load_tables(config.data, config.sources, config.seed, party)
 
 
 def align(config):
-    for name, own in join(config.data, config.tables).items():
-        own.write(Path(config.tables[name].alignment))
+    for name, own in join(config.data, config.sources).items():
+        own.write(Path(config.sources[name].alignment))
 
 
 def test_a_join_gives_every_party_the_same_rows(folder):
     config = configuration(folder)
     files = {"bank": pl.read_csv(folder / "bank.csv"), "shop": pl.read_parquet(folder / "shop.parquet")}
     common = set(files["bank"]["person"]) & set(files["shop"]["person"])
-    found = join(config.data, config.tables)
+    found = join(config.data, config.sources)
     assert set(found["server"].ids) == common
     assert all(own.ids.to_list() == found["server"].ids.to_list() for own in found.values())
-    labelled = join(replace(config.data, records="labelled"), config.tables)
+    labelled = join(replace(config.data, records="labelled"), config.sources)
     assert labelled["server"].rows == 400
     assert set(labelled["bank"].ids) == set(files["bank"]["person"])
     assert len({own.token for own in labelled.values()}) == 1
@@ -45,7 +45,7 @@ def test_a_join_gives_every_party_the_same_rows(folder):
 @pytest.mark.parametrize("records", ["common", "labelled"])
 def test_features_and_labels_are_those_of_the_same_person(folder, records):
     config = configuration(folder, data={"records": records, "validation_fraction": 0.1, "scale": "none"})
-    data, found = load(config), join(config.data, config.tables)
+    data, found = load(config), join(config.data, config.sources)
     assert data.parts.validation == round(0.1 * found["server"].rows)
     person_of = dict(zip(found["server"].numbers.tolist(), found["server"].ids, strict=True))
     people = [person_of[number] for number in data.record_numbers.tolist()]
@@ -120,10 +120,10 @@ def test_a_clients_copy_of_the_label_is_refused_by_its_name(folder):
     config = configuration(folder)
     align(config)
     for party in (None, "bank"):
-        with pytest.raises(DataError, match=r"VFL-2003.*repaid.*tables\.bank"):
+        with pytest.raises(DataError, match=r"VFL-2003.*repaid.*parties\.bank\.source"):
             load(config, party)
-    ignoring = replace(config.tables["bank"], ignore=("repaid",))
-    assert load_tables(config.data, {**config.tables, "bank": ignoring}, 0).parties[0].encoder
+    ignoring = replace(config.sources["bank"], ignore=("repaid",))
+    assert load_tables(config.data, {**config.sources, "bank": ignoring}, 0).parties[0].encoder
 
 
 def test_what_does_not_fit_together_is_said(folder):
@@ -196,14 +196,14 @@ def weighted(folder, weights, **sections):
     """Return a configuration whose label table has a column of weights."""
     labels = pl.read_csv(folder / "labels.csv").select("person", "repaid")
     labels.with_columns(pl.Series("weight", weights)).write_csv(folder / "labels.csv")
-    tables = {name: vars(own) for name, own in configuration(folder).tables.items()}
+    tables = {name: vars(own) for name, own in configuration(folder).sources.items()}
     tables["server"] = {**tables["server"], "weight": "weight"}
     return configuration(folder, tables=tables, **sections)
 
 
 def test_weights_are_those_of_the_same_person_and_no_feature(folder):
     config = weighted(folder, [number / 7 for number in range(400)])
-    data, found = load(config), join(config.data, config.tables)
+    data, found = load(config), join(config.data, config.sources)
     assert [party.name for party in data.parties] == ["bank", "shop"]
     by_person = pl.read_csv(folder / "labels.csv").rows_by_key("person", named=True, unique=True)
     person_of = dict(zip(found["server"].numbers.tolist(), found["server"].ids, strict=True))
@@ -218,9 +218,9 @@ def test_weights_are_those_of_the_same_person_and_no_feature(folder):
 
 def test_the_label_holders_own_client_does_not_use_the_weight(folder):
     config = weighted(folder, [1.5] * 400)
-    bank = replace(config.tables["bank"], path=config.tables["server"].path)
+    bank = replace(config.sources["bank"], path=config.sources["server"].path)
     with pytest.raises(DataError, match="VFL-2201"):
-        load(replace(config, tables={**config.tables, "bank": bank}))
+        load(config.with_sources({"bank": bank}))
 
 
 @pytest.mark.parametrize(
@@ -239,10 +239,10 @@ def test_weights_that_cannot_be_used_are_refused(folder):
     config = weighted(folder, [1] * 400)
     with pytest.raises(ConfigError, match=r"VFL-1019.*weight"):
         replace(config, labels=replace(config.labels, epsilon=1.0))
-    tables = {name: vars(own) for name, own in config.tables.items()}
+    tables = {name: vars(own) for name, own in config.sources.items()}
     for own, said in (
         ({"server": {**tables["server"], "weight": "repaid"}}, "the label"),
-        ({"bank": {**tables["bank"], "weight": "age"}}, r"tables\.bank"),
+        ({"bank": {**tables["bank"], "weight": "age"}}, r"parties\.bank"),
     ):
         with pytest.raises(ConfigError, match=said):
             configuration(folder, tables={**tables, **own})

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from vafl.data import csv_files
 from vafl.data.csv_files import header_of, read_blocks
-from vafl.data.settings import TableSettings
+from vafl.data.source_settings import TableSettings
 from vafl.data.tables import Table
 from vafl.errors import DataError
 

@@ -11,7 +11,7 @@ import tomli_w
 
 from vafl.data.encoding import Encoder
 from vafl.data.fitting import fit
-from vafl.data.settings import TableSettings
+from vafl.data.source_settings import TableSettings
 from vafl.data.tables import POSITION, Table
 from vafl.errors import DataError
 

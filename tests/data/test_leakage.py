@@ -8,7 +8,7 @@ import torch
 from vafl.data import leakage
 from vafl.data.fitting import fit
 from vafl.data.partition import Party, VerticalData
-from vafl.data.settings import TableSettings
+from vafl.data.source_settings import TableSettings
 from vafl.data.split import Parts
 from vafl.data.tables import POSITION, Table
 

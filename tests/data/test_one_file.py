@@ -116,7 +116,7 @@ def test_numbers_are_rounded_to_float32_after_scaling_only(tmp_path):
     """Seconds since 1970 differ by less than float32 can represent."""
     seconds = 1_700_000_000 + (np.arange(40) * 7) % 41 / 2
     pl.DataFrame({"y": np.arange(40) % 2, "seconds": seconds}).write_csv(tmp_path / "a.csv")
-    document = {"partition": {"clients": 1}, "model": {"embedding": "linear"}}
+    document = {"partition": {"clients": 1}, "embedding": {"model": "linear"}}
     (own,) = load(tmp_path / "a.csv", document, label="y").parties
     assert own.encoder.form == "dense"
     assert len(own.features.unique()) == 40
@@ -177,7 +177,7 @@ def test_a_weight_is_no_feature_and_nobody_elses_business(people, tmp_path):
         load(path, {}, weight="wait")
     with pytest.raises(ConfigError, match="VFL-1019"):
         config(path, {"labels": {"epsilon": 1.0}}, weight="weight")
-    with pytest.raises(ConfigError, match=r"VFL-2247.*weight.*tables"):
-        from_document({"data": {"name": "tables", "parties": ["bank"], "weight": "weight"}})
+    with pytest.raises(ConfigError, match=r"VFL-2247.*weight.*parties"):
+        from_document({"data": {"name": "parties", "parties": ["bank"], "weight": "weight"}})
     with pytest.raises(ConfigError, match="VFL-2253"):
         load(path, {}, weight="bought")

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from tests.waiting import LIMIT
-from vafl.data.settings import TableSettings
+from vafl.data.source_settings import TableSettings
 from vafl.data.tables import POSITION, Table
 from vafl.errors import ConfigError, DataError
 
@@ -44,7 +44,7 @@ def test_features_are_chosen_by_name_and_pattern(tmp_path):
     assert table(tmp_path / "a.csv", content).features == ["age", "pay_1", "pay_2", "note"]
     assert table(tmp_path / "a.csv", features=("pay_*", "age")).features == ["pay_1", "pay_2", "age"]
     assert table(tmp_path / "a.csv", ignore=("pay_*", "note")).features == ["age"]
-    with pytest.raises(DataError, match=r"VFL-2084.*tables\.bank\.features.*agee"):
+    with pytest.raises(DataError, match=r"VFL-2084.*parties\.bank\.source\.features.*agee"):
         _ = table(tmp_path / "a.csv", features=("agee",)).features
 
 
@@ -110,7 +110,7 @@ _READ = """
 import resource, sys
 import polars as pl
 from vafl.data.tables import POSITION, Table
-from vafl.data.settings import TableSettings
+from vafl.data.source_settings import TableSettings
 own = Table("bank", TableSettings(sys.argv[1], "id"))
 wanted = pl.DataFrame({"id": own.ids()}).with_row_index(POSITION)[::10]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,5 +1,7 @@
 """Flat parameters become a configuration, sized to the data."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -39,7 +41,7 @@ def test_parameters_reach_their_sections():
     )
     assert made.seed == 7
     assert (made.rule.name, made.rule.delay_bound) == ("sync", 5)
-    assert (made.schedule.refresh, made.model.hidden) == ("random:3", (8,))
+    assert (made.schedule.refresh, made.embedding.hidden) == ("random:3", (8,))
     assert (made.optimiser.name, made.optimiser.step_size, made.optimiser.l2) == ("sgd", 1.0, 0.0)
 
 
@@ -75,7 +77,9 @@ def test_a_wrong_parameter_is_named(parameters, message):
 def test_the_defaults_are_those_of_a_run_on_a_table():
     made = make_config(VerticalClassifier().get_params(), seed=7, rows=1000, held_out=True)
     table = from_document({"seed": 7, "data": {"name": "csv", "path": "X", "label": "y"}})
-    assert made == table
+    assert table.embedding.model == "auto"  # that is "tabular" for a table
+    assert made == replace(table, embedding=made.embedding)
+    assert made.embedding == replace(table.embedding, model="tabular")
 
 
 def test_another_optimiser_takes_none_of_the_options_of_the_default():

@@ -13,7 +13,14 @@ import experiments
 import numpy as np
 import pytest
 import torch
-from experiments import absent_records, convergence, privacy_curves, realtime_mnist, strongly_convex
+from experiments import (
+    absent_records,
+    convergence,
+    gated_head,
+    privacy_curves,
+    realtime_mnist,
+    strongly_convex,
+)
 from experiments.jobs import in_groups, run_all
 from experiments.objective import Objective
 from experiments.people import adult
@@ -33,6 +40,17 @@ def read(folder):
 def assert_drawn(folder, name):
     assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (folder / f"{name}.svg").read_text(encoding="utf-8")
+
+
+def test_a_gated_head_learns_to_ignore_noise():
+    """The third party sends noise for all records, or for half of them."""
+    noise = gated_head.measure(gated_head.Trial("noise", "gated", 0))
+    assert noise["3 lacking"] < 0.75 * min(noise["1"], noise["2"])
+    found = {head: gated_head.measure(gated_head.Trial("broken", head, 0)) for head in gated_head.HEADS}
+    assert found["gated"]["3 lacking"] < 0.25 * found["gated"]["3 intact"]
+    assert all(
+        found["gated"]["log loss"] < found[head]["log loss"] - 0.005 for head in ("linear", "mlp", "tabular")
+    )
 
 
 def test_privacy_curves_quick(tmp_path):

@@ -1,4 +1,4 @@
-"""Examples of user factories for model.embedding = "tests.models.factories:..."."""
+"""Examples of user factories for embedding.model = "tests.models.factories:..."."""
 
 import torch
 from torch import nn

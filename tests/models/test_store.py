@@ -22,10 +22,12 @@ FACTS = {
     "outputs": 2,
     "classes": ["no", "yes"],
     "parties": ["bank", "shop"],
-    "settings": {"model": {"embedding": "linear", "width": 3, "head": "linear", "loss": "softmax"}},
+    "widths": [3, 3],
+    "settings": {"model": {"width": 3, "head": "linear", "loss": "softmax"}},
     "schema": {"columns": ["age", "income", "town"]},
     "decision": Decision(Calibration("platt", 0.5, (0.0, -1.25)), 0.1),
-    "table": {},
+    "source": {},
+    "embedding": {},
 }
 
 
@@ -46,6 +48,26 @@ def test_what_was_written_is_read_back(folder):
     assert sorted(path.name for path in folder.iterdir()) == [MANIFEST, TENSORS]
 
 
+@pytest.mark.parametrize("widths", [[3], [0, 5], [2, 3.0], [2, 4], [2**21, 1]])
+def test_a_head_needs_the_width_of_every_party(tmp_path, widths):
+    model = {"head": "linear", "combine": "concat", "loss": "softmax", "width": {"bank": 2, "shop": 3}}
+    facts = {**FACTS, "features": [5], "widths": [2, 3], "settings": {"model": model}}
+    defaults = {"bank": torch.zeros(2), "shop": torch.zeros(3)}
+    write_model(tmp_path, nn.Linear(5, 2), defaults, **facts)
+    assert [len(default) for default in read_model(tmp_path).defaults.values()] == [2, 3]
+    write_document(tmp_path, read_document(tmp_path) | {"widths": widths})
+    with pytest.raises(RunFolderError, match="VFL-3043"):
+        read_model(tmp_path)
+
+
+def test_a_default_has_the_width_of_its_party(tmp_path):
+    model = {"head": "linear", "combine": "concat", "loss": "softmax", "width": {"bank": 2, "shop": 3}}
+    facts = {**FACTS, "features": [5], "widths": [2, 3], "settings": {"model": model}}
+    write_model(tmp_path, nn.Linear(5, 2), {"bank": torch.zeros(3)}, **facts)
+    with pytest.raises(RunFolderError, match=r"VFL-3043.*bank.*2 float32"):
+        read_model(tmp_path)
+
+
 def test_weights_that_are_shared_and_modules_of_any_name_come_back(tmp_path):
     def module():
         own = nn.ModuleDict({"default": nn.Linear(3, 3), "other": nn.Linear(3, 3)})
@@ -53,7 +75,9 @@ def test_weights_that_are_shared_and_modules_of_any_name_come_back(tmp_path):
         return own
 
     trained, again = module(), module()
-    write_model(tmp_path, trained, **FACTS | {"kind": "embedding", "party": "bank"})
+    write_model(
+        tmp_path, trained, **FACTS | {"kind": "embedding", "party": "bank", "embedding": {"model": "linear"}}
+    )
     read_model(tmp_path).load_into(again)
     assert all(torch.equal(own, again.state_dict()[name]) for name, own in trained.state_dict().items())
 
@@ -118,11 +142,11 @@ def test_missing_and_damaged_files_are_refused(folder, name, content):
 
 def test_every_difference_is_shown(folder):
     model = FACTS["settings"]["model"]
-    here = {"settings": {"model": {**model, "embedding": "mlp", "hidden": [4]}}, "outputs": 2}
+    here = {"settings": {"model": {**model, "head": "mlp", "head_hidden": [4]}}, "outputs": 2}
     with pytest.raises(RunFolderError) as refusal:
         read_model(folder).require(here)
-    assert "settings.model.embedding: linear in the model, mlp here" in str(refusal.value)
-    assert "settings.model.hidden: nothing in the model, [4] here" in str(refusal.value)
+    assert "settings.model.head: linear in the model, mlp here" in str(refusal.value)
+    assert "settings.model.head_hidden: nothing in the model, [4] here" in str(refusal.value)
     assert "outputs" not in str(refusal.value)
 
 

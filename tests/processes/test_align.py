@@ -15,9 +15,9 @@ LIMIT = 120
 PARTIES = ("server", "bank", "shop")
 CONFIG = """
 [data]
-name = "tables"
+name = "parties"
 parties = ["bank", "shop"]
-[tables.{party}]
+[parties.{party}.source]
 path = "own.csv"
 id = "customer"
 {label}
@@ -100,7 +100,7 @@ def test_companies_that_share_nothing_but_an_address(companies, capsys):
     assert "1,400 of 10,200 records are among the 1,400 rows" in ends["server"][1]
     assert main(["data", str(companies.folder / "bank" / "run.toml")]) == 3
     refusal = " ".join(capsys.readouterr().err.split())
-    assert all(part in refusal for part in ("VFL-2003", '"paid"', "tables.bank.ignore"))
+    assert all(part in refusal for part in ("VFL-2003", '"paid"', "parties.bank.source.ignore"))
 
 
 @pytest.mark.parametrize(

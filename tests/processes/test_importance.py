@@ -20,18 +20,18 @@ PARTIES = ("bank", "shop")
 CONFIG = """
 seed = 1
 [data]
-name = "tables"
+name = "parties"
 parties = ["bank", "shop"]
-[tables.server]
+[parties.server.source]
 path = "labels.csv"
 id = "person"
 label = "repaid"
-[tables.bank]
+[parties.bank.source]
 path = "bank.csv"
 id = "person"
-[tables.bank.groups]
+[parties.bank.source.groups]
 person = ["age", "job"]
-[tables.shop]
+[parties.shop.source]
 path = "shop.parquet"
 id = "person"
 [schedule]
@@ -45,9 +45,9 @@ certificates = "certs"
 join_timeout = 200.0
 """
 SETS = (
-    *("model.embedding=mlp", "model.hidden=[7]", "model.width=3", "model.head=linear"),
+    *("embedding.model=mlp", "embedding.hidden=[7]", "model.width=3", "model.head=linear"),
     *("model.combine=concat", "seed=5", "data.test_fraction=0.3", "optimiser.step_size=0.01"),
-    *("optimiser.name=Adam", 'tables.bank.missing=["cook"]', "network.encoding=float16"),
+    *("optimiser.name=Adam", 'parties.bank.source.missing=["cook"]', "network.encoding=float16"),
 )
 
 

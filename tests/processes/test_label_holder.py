@@ -56,7 +56,7 @@ class Companies(Machine):
         add_own_columns(folder)
         whole = document(folder, **{**common, **sections})
         for name, column in (("server", "branch"), ("bank", "job"), ("shop", "city")):
-            whole["tables"][name]["ignore"] = [column]
+            whole["parties"][name]["source"]["ignore"] = [column]
         (folder / "run.toml").write_text(tomli_w.dumps({"seed": seed, **whole}))
 
 
@@ -111,7 +111,7 @@ def predict(folder, run):
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     given = tomllib.loads((folder / "run.toml").read_text())
-    del given["tables"]["server"]["label"]
+    del given["parties"]["server"]["source"]["label"]
     given["network"] |= {"address": address, "certificates": str(run / "certs")}
     (folder / "new.toml").write_text(tomli_w.dumps(given))
     command = [sys.executable, "-m", "vafl.cli", "predict", str(folder / "new.toml"), "--model", str(run)]

@@ -138,7 +138,7 @@ def test_a_client_is_asked_once_while_it_has_not_answered():
 
 
 def decline(exchange, request):
-    sequence = exchange.clients[1]._next()
+    sequence = exchange.clients[1].sender.number()
     return exchange.server.receive(Decline(1, sequence, request.number, "out of budget"))
 
 

@@ -14,15 +14,17 @@ from vafl.protocol.prediction_client import embed
 from vafl.protocol.schedule import BatchSchedule, NoRefresh, RefreshAll
 from vafl.protocol.settings import OptimiserSettings, RuleSettings
 
-ROWS, COLUMNS, WIDTH, ETA = 7, 3, 2, 0.5
+ROWS, HELD_OUT, COLUMNS, WIDTH, ETA = 7, 4, 3, 2, 0.5
+EVERYTHING = torch.randn(ROWS + HELD_OUT, COLUMNS, generator=torch.Generator().manual_seed(1))
+FEATURES = EVERYTHING[:ROWS]
 
 
-def client(model=None, refresh=None, l2=0.0, perturb=None, at_evaluation=None, **rule):
+def client(model=None, refresh=None, l2=0.0, perturb=None, at_evaluation=None, features=FEATURES, **rule):
     torch.manual_seed(0)
     model = nn.Linear(COLUMNS, WIDTH) if model is None else model
     return Client(
         index=1,
-        features=torch.randn(ROWS, COLUMNS),
+        features=features,
         model=model,
         descent=Descent.of(OptimiserSettings(step_size=ETA), model.parameters()),
         schedule=BatchSchedule("epochs", ROWS, 3, 0, 1),
@@ -35,7 +37,7 @@ def client(model=None, refresh=None, l2=0.0, perturb=None, at_evaluation=None, *
 
 
 def state(of):
-    return [p.detach().clone() for p in of.model.parameters()], of.activation, of.waiting, of._sequence
+    return [p.detach().clone() for p in of.model.parameters()], of.activation, of.waiting, of.owed
 
 
 def gradient(upload, activations=(4, 4), iteration=8):
@@ -52,7 +54,7 @@ def test_an_activation_uploads_the_scheduled_batch_and_waits_for_the_answer():
     assert isinstance(upload, Upload)
     assert (upload.client, upload.activation, upload.answer) == (1, 0, True)
     assert upload.rows.tolist() == BatchSchedule("epochs", ROWS, 3, 0, 1).batch(0).tolist()
-    expected = own.model(own._features[upload.rows]).detach().numpy()
+    expected = own.model(FEATURES[upload.rows]).detach().numpy()
     np.testing.assert_allclose(upload.embeddings, expected, rtol=1.3e-6, atol=1e-5)
     assert isinstance(upload.embeddings, np.ndarray), "no graph leaves with it"
     assert own.waiting
@@ -67,7 +69,7 @@ def test_an_activation_uploads_the_scheduled_batch_and_waits_for_the_answer():
 def test_the_answer_is_backpropagated_with_the_regulariser(l2):
     own = client(l2=l2)
     (upload,) = own.wake()
-    features, answer = own._features[upload.rows], gradient(upload)
+    features, answer = FEATURES[upload.rows], gradient(upload)
     weight, bias = (p.detach().clone() for p in own.model.parameters())
     own.receive(answer)
     slopes = torch.from_numpy(answer.gradients)
@@ -86,7 +88,7 @@ def test_local_steps_apply_the_same_gradient_at_the_moved_point():
     own.receive(answer)
     slopes = torch.from_numpy(answer.gradients)
     for _ in range(2):
-        out = expected(own._features[upload.rows])
+        out = expected(FEATURES[upload.rows])
         penalty = 0.05 * sum(p.square().sum() for p in expected.parameters())
         gradients = torch.autograd.grad((out * slopes).sum() + penalty, list(expected.parameters()))
         with torch.no_grad():
@@ -113,7 +115,7 @@ def test_the_refresh_comes_after_the_update_with_the_new_model():
     assert isinstance(refresh, Refresh)
     assert refresh.request is None
     assert refresh.rows.tolist() == list(range(ROWS))
-    assert np.array_equal(refresh.embeddings, own.model(own._features).detach().numpy())
+    assert np.array_equal(refresh.embeddings, own.model(FEATURES).detach().numpy())
 
 
 def test_a_request_is_answered_with_exactly_its_rows_even_while_waiting():
@@ -121,7 +123,7 @@ def test_a_request_is_answered_with_exactly_its_rows_even_while_waiting():
     own.wake()
     (answer,) = own.receive(Request(1, 5, np.array([6, 0])))
     assert (answer.request, answer.rows.tolist()) == (5, [6, 0])
-    assert np.array_equal(answer.embeddings, own.model(own._features[[6, 0]]).detach().numpy())
+    assert np.array_equal(answer.embeddings, own.model(FEATURES[[6, 0]]).detach().numpy())
     assert own.waiting
 
 
@@ -147,8 +149,8 @@ def test_query_first_asks_updates_then_uploads_anew():
     upload, refresh = own.receive(gradient(first))
     assert not torch.equal(own.model.weight, before)
     assert upload.activation == 1
-    assert np.array_equal(upload.embeddings, own.model(own._features[upload.rows]).detach().numpy())
-    assert np.array_equal(refresh.embeddings, own.model(own._features).detach().numpy())
+    assert np.array_equal(upload.embeddings, own.model(FEATURES[upload.rows]).detach().numpy())
+    assert np.array_equal(refresh.embeddings, own.model(FEATURES).detach().numpy())
     assert not own.waiting
 
 
@@ -266,7 +268,7 @@ def test_an_answer_to_an_older_model_is_differentiated_where_the_model_now_is():
     own.receive(gradient(first))
     answer = gradient(second)
     before = [p.detach().clone() for p in model.parameters()]
-    embeddings = model(own._features[second.rows])
+    embeddings = model(FEATURES[second.rows])
     expected = torch.autograd.grad(embeddings, list(model.parameters()), torch.from_numpy(answer.gradients))
     own.receive(answer)
     for found, old, wanted in zip(model.parameters(), before, expected, strict=True):
@@ -275,20 +277,18 @@ def test_an_answer_to_an_older_model_is_differentiated_where_the_model_now_is():
 
 def test_rows_held_out_are_embedded_as_for_evaluation_and_only_when_asked_for():
     model = nn.Sequential(nn.Linear(COLUMNS, WIDTH), nn.Dropout(0.9))
-    own = client(model, refresh=RefreshAll(), start="upload")
-    own._features = torch.cat([own._features, torch.randn(4, COLUMNS)])
+    own = client(model, refresh=RefreshAll(), features=EVERYTHING, start="upload")
     everything, upload = own.wake()
     (refresh,) = own.receive(gradient(upload))
     assert len(everything.rows) == len(refresh.rows) == ROWS
     (answer,) = own.receive(Evaluate(1, 0, np.array([ROWS, ROWS + 3])))
-    assert np.array_equal(answer.embeddings, model[0](own._features[[ROWS, ROWS + 3]]).detach().numpy())
+    assert np.array_equal(answer.embeddings, model[0](EVERYTHING[[ROWS, ROWS + 3]]).detach().numpy())
     assert model.training
 
 
 def test_a_request_is_for_training_rows_and_an_evaluation_for_held_out_rows():
     kept = []
-    own = client(at_evaluation=lambda _, best, *, restore: kept.append((best, restore)))
-    own._features = torch.cat([own._features, torch.randn(4, COLUMNS)])
+    own = client(at_evaluation=lambda _, best, *, restore: kept.append((best, restore)), features=EVERYTHING)
     mixed = np.array([ROWS - 1, ROWS])
     with pytest.raises(InvalidMessage, match=rf"VFL-4003.*{ROWS}"):
         own.receive(Request(1, 0, mixed))
@@ -431,7 +431,8 @@ def test_one_round_moves_every_parameter_along_the_joint_gradient(embedding, hea
     data = vertical_data(rows=6, clients=3, shape=SHAPES[embedding], classes=3)
     run = run_of(
         data,
-        model={"embedding": embedding, "hidden": HIDDEN[embedding], **head},
+        embedding={"model": embedding, "hidden": HIDDEN[embedding]},
+        model={**head},
         rule={"name": "sync"},
         schedule={"batch_size": 5},
         optimiser={"step_size": ETA, "l2": 0.1},

@@ -1,8 +1,11 @@
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from vafl.models.heads import Bias
+from vafl.models.heads import Bias, make_head
 from vafl.models.losses import LOSSES
+from vafl.models.settings import ModelSettings
 from vafl.protocol.descent import Descent
 from vafl.protocol.head_step import HeadStep
 from vafl.protocol.rules import Turn
@@ -50,6 +53,32 @@ def test_the_gradient_of_a_row_grows_with_its_weight(loss, width):
     weighted, heavy = step_with(labels, loss, width, weights)
     assert np.allclose(weighted, plain * weights[1:, None], rtol=1e-5)
     assert even.losses.take_mean() != heavy.losses.take_mean()
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "tabular", "gated"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_each_turn_gets_the_gradient_of_its_own_columns_and_rows(kind, shared):
+    """For concatenated embeddings of different widths: one turn, and several turns under t-sync and sync."""
+    widths, generator = [2, 5, 1], np.random.default_rng(0)
+    table, labels = EmbeddingTable(12, widths, summed=False), np.arange(12) % 3
+    for client, width in enumerate(widths):
+        table.store(client, np.arange(12), generator.standard_normal((12, width), np.float32), 0)
+    torch.manual_seed(0)
+    settings = ModelSettings(head=kind, combine="concat", head_hidden=(4,))
+    head = make_head(settings, widths, 3).eval()
+    chosen = (
+        [np.array([0, 4, 7, 9])] * 3 if shared else [np.array([0, 4]), np.array([4, 5, 11]), np.array([2])]
+    )
+    turns = [Turn(client, 0, rows, False, True) for client, rows in enumerate(chosen)]
+    for group in (turns, turns[1:2], turns[:2]):
+        step = HeadStep(labels, head, LOSSES["softmax"], Descent(head.parameters(), constant(0.1)), None)
+        parts = step(table, group, 0, shared=shared and len(group) > 1)
+        for turn, part in zip(group, parts, strict=True):
+            inputs = torch.from_numpy(table.read(turn.rows)).requires_grad_()
+            loss = nn.functional.cross_entropy(head(inputs), torch.from_numpy(labels[turn.rows]))
+            (whole,) = torch.autograd.grad(loss, inputs)
+            assert part.flags.c_contiguous
+            np.testing.assert_allclose(part, whole[:, table.columns[turn.client]], rtol=1e-4, atol=1e-6)
 
 
 def test_no_labels_and_whole_numbers_below_zero_are_labels():

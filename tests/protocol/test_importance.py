@@ -10,9 +10,9 @@ from torch import nn
 from tests.protocol.test_scoring import DEFAULTS, ROWS, WIDTH, Cap, rows
 from vafl.errors import InvalidMessage
 from vafl.protocol.importance import ImportanceScorer
+from vafl.protocol.inquiry import ANSWERED, AWAITED, DECLINED
 from vafl.protocol.messages import EVERYTHING, LONGEST_GROUP, Decline, Join, Leave, Refresh, Request
 from vafl.protocol.prediction_client import Permutations, PredictionClient
-from vafl.protocol.scoring import ANSWERED, AWAITED, DECLINED
 
 FEATURES = torch.arange(float(ROWS * WIDTH)).view(ROWS, WIDTH)
 EVERYONE = rows(*range(ROWS))
@@ -140,8 +140,8 @@ def test_only_the_client_that_permutes_is_asked_and_the_others_stay():
     before = parties.base.embeddings.copy()
     parties.answer(asked)
     assert not inquiry.is_open
-    assert np.array_equal(inquiry.embeddings[:, 0], before[:, 0])
-    assert np.array_equal(np.sort(inquiry.embeddings[:, 1, 0]), np.sort(before[:, 1, 0]))
+    assert np.array_equal(inquiry.embeddings[:, :WIDTH], before[:, :WIDTH])
+    assert np.array_equal(np.sort(inquiry.embeddings[:, WIDTH]), np.sort(before[:, WIDTH]))
     assert np.array_equal(parties.base.embeddings, before), "what was measured first is not written over"
 
 

@@ -9,9 +9,10 @@ from torch import nn
 
 from tests.protocol.budgets import NoMarks
 from vafl.errors import InvalidMessage
+from vafl.protocol.inquiry import ABSENT, ANSWERED, DECLINED, LATE
 from vafl.protocol.messages import Decline, Join, Leave, Query, Refresh, Upload
 from vafl.protocol.prediction_client import PredictionClient
-from vafl.protocol.scoring import ABSENT, ANSWERED, DECLINED, LATE, Scorer
+from vafl.protocol.scoring import Scorer
 
 ROWS, WIDTH = 8, 2
 DEFAULTS = torch.tensor([[100.0, 200.0], [300.0, 400.0]])
@@ -78,6 +79,23 @@ def test_a_client_that_is_gone_is_replaced_by_its_default_and_said_to_be():
     later = parties.ask(3)
     assert [request.client for request in parties.asked if 3 in request.rows] == [0]
     assert later.states[0, 1] == ABSENT
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_clients_have_embeddings_of_different_widths(cached):
+    scorer = Scorer(ROWS, nn.Identity(), [torch.tensor([7.0]), torch.ones(3)], summed=False, cached=cached)
+    assert scorer.widths == (1, 3)
+    for client in (0, 1):
+        scorer.receive(Join(client))
+    inquiry, requests = scorer.ask(rows(2, 5))
+    narrow, wide = np.array([[1], [2]], np.float32), np.array([[3, 4, 5], [6, 7, 8]], np.float32)
+    with pytest.raises(InvalidMessage, match=r"VFL-4104.*1.*3.*1"):
+        scorer.receive(Refresh(1, 0, rows(2, 5), narrow, requests[1].number))
+    scorer.receive(Refresh(1, 0, rows(2, 5), wide, requests[1].number))
+    scorer.receive(Refresh(0, 0, rows(5), narrow[:1], requests[0].number))
+    assert scorer.score(inquiry).tolist() == [[7, 3, 4, 5], [1, 6, 7, 8]]
+    again, _ = scorer.ask(rows(5))
+    assert again.is_open is not cached
 
 
 def test_a_slow_client_costs_one_wait_and_is_asked_again_once_it_speaks():

@@ -85,6 +85,65 @@ def test_a_read_gives_sums_or_all_cells_in_the_order_asked():
     assert joined.clients == 2
 
 
+class Model:
+    """What a table of concatenated embeddings holds, as one plain array per client."""
+
+    def __init__(self, widths):
+        self.cells = [np.zeros((ROWS, width), np.float32) for width in widths]
+        self.stored_at = [[None] * ROWS for _ in widths]
+
+    def store(self, client, rows, values, iteration):
+        for row, value in zip(rows, values, strict=True):
+            self.cells[client][row] = value
+            self.stored_at[client][row] = iteration
+
+    def read(self, rows):
+        return np.concatenate([cells[rows] for cells in self.cells], axis=1)
+
+    def read_filled(self, rows):
+        parts, gaps = [], {}
+        for client, (cells, stored_at) in enumerate(zip(self.cells, self.stored_at, strict=True)):
+            known = [row for row in range(ROWS) if stored_at[row] is not None]
+            mean = cells[known].mean(0, dtype=np.float64) if known else np.zeros(cells.shape[1])
+            unsent = [row for row in rows if stored_at[row] is None]
+            parts.append([mean if row in unsent else cells[row] for row in rows])
+            gaps |= {client: unsent} if unsent else {}
+        return np.concatenate(parts, axis=1), gaps
+
+
+@given(
+    widths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    moves=st.lists(st.tuples(st.integers(0, 3), row_sets), max_size=10),
+    wanted=row_sets.filter(bool),
+    seed=st.integers(0, 2**32),
+)
+def test_clients_of_different_widths_share_a_table(widths, moves, wanted, seed):
+    table, model = EmbeddingTable(ROWS, widths, summed=False), Model(widths)
+    generator, rows = np.random.default_rng(seed), np.array(wanted)
+    for iteration, (number, stored) in enumerate(moves):
+        client = number % len(widths)
+        values = generator.standard_normal((len(stored), widths[client]), np.float32)
+        table.store(client, np.array(stored, np.int64), values, iteration)
+        model.store(client, stored, values, iteration)
+    inputs = table.read(rows)
+    assert inputs.flags.c_contiguous
+    assert np.array_equal(inputs, model.read(rows))
+    filled, gaps = table.read_filled(rows)
+    expected, expected_gaps = model.read_filled(wanted)
+    np.testing.assert_allclose(filled, expected, rtol=1e-6, atol=1e-7)
+    assert {client: missing.tolist() for client, missing in gaps.items()} == expected_gaps
+    for client, cells in enumerate(model.cells):
+        assert np.array_equal(table.column(client), cells)
+        assert np.array_equal(inputs[:, table.columns[client]], cells[rows])
+        replaced = inputs.copy()
+        replaced[:, table.columns[client]] = cells[rows].mean(0, dtype=np.float64)
+        np.testing.assert_allclose(table.without(client, rows, inputs), replaced, rtol=1e-6, atol=1e-7)
+    delays = table.delays(rows, len(moves))
+    for client, stored_at in enumerate(model.stored_at):
+        for delay, row in zip(delays[:, client], wanted, strict=True):
+            assert delay == len(moves) - stored_at[row] if stored_at[row] is not None else delay >= FOREVER
+
+
 @pytest.mark.parametrize(
     ("widths", "summed", "size"),
     [

@@ -6,7 +6,7 @@ from threadpoolctl import threadpool_info
 
 from tests.federation import parameters, run_of, same, vertical_data
 from vafl.config import Config, from_document
-from vafl.data.sources import load
+from vafl.data.public import load
 from vafl.data.split import Parts
 from vafl.errors import ConfigError, DataError
 from vafl.protocol.schedule import Lookahead, NoRefresh, RandomRefresh, RefreshAll
@@ -76,7 +76,7 @@ def test_labels_have_the_type_their_loss_wants(classes, dtype):
             {"delays": {"dropouts": [{"client": 3, "start": 0.0, "end": 1.0}]}},
             r"VFL-6809.*2.*3",
         ),
-        ({"model": {"embedding": "cnn"}}, "VFL-3011"),
+        ({"embedding": {"model": "cnn"}}, "VFL-3011"),
         ({"model": {"width": 5}}, r"VFL-3039.*3.*5"),
     ],
 )

@@ -32,9 +32,9 @@ def trained(folder, sets=(), *, own=False, **sections):
 
 
 def test_parties_groups_and_columns_are_ranked_by_what_they_tell(tmp_path, capsys):
-    path = trained(tmp_path, ["model.embedding=mlp", "model.metric=accuracy"], own=True)
-    groups = ["--set", 'tables.bank.groups.person=["age", "jo*"]']
-    groups += ["--set", 'tables.server.groups.mine=["rating", "branch"]']
+    path = trained(tmp_path, ["embedding.model=mlp", "model.metric=accuracy"], own=True)
+    groups = ["--set", 'parties.bank.source.groups.person=["age", "jo*"]']
+    groups += ["--set", 'parties.server.source.groups.mine=["rating", "branch"]']
     assert main(["importance", str(path), "--model", str(tmp_path / "run"), *groups, "--repeats", "8"]) == 0
     shown = capsys.readouterr().out
     found = json.loads((tmp_path / "run" / "importance.json").read_text())
@@ -51,9 +51,9 @@ def test_parties_groups_and_columns_are_ranked_by_what_they_tell(tmp_path, capsy
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert found["baseline"]["log_loss"] == pytest.approx(summary["kept"]["test"]["log_loss"], rel=1e-4)
     assert found["rows"] == len(read_rows(tmp_path, path))
-    unknown = ["--set", 'tables.bank.groups.person=["height"]']
+    unknown = ["--set", 'parties.bank.source.groups.person=["height"]']
     assert main(["importance", str(path), "--model", str(tmp_path / "run"), *unknown]) == DataError.exit_code
-    assert "tables.bank.groups.person" in capsys.readouterr().err.replace("\n", " ")
+    assert "parties.bank.source.groups.person" in capsys.readouterr().err.replace("\n", " ")
     assert main(["importance", str(path), "--model", str(tmp_path / "run"), "--repeats", "0"]) == 2
 
 
@@ -66,7 +66,9 @@ FROZEN = {"mode": "frozen", "clip": 1.0, "noise": 4.0, "mu_max": 2**0.5}  # mu^2
 
 def test_every_answer_of_a_private_client_is_charged_and_refused_once_the_budget_is_spent(tmp_path):
     config_of = {"data": {"scale": "none"}, "model": {"head": "linear", "width": 2}, "privacy": FROZEN}
-    path = trained(tmp_path, ['tables.bank.ignore=["job"]', 'tables.shop.ignore=["city"]'], **config_of)
+    path = trained(
+        tmp_path, ['parties.bank.source.ignore=["job"]', 'parties.shop.source.ignore=["city"]'], **config_of
+    )
     ledger = tmp_path / "bank.ledger"
 
     def measure(*sets, repeats=2):

@@ -16,7 +16,7 @@ from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
 import vafl.run.launch
-from tests.companies import add_own_columns, configuration, document, write_companies
+from tests.companies import add_own_columns, configuration, document, tables_in, write_companies
 from tests.federation import parameters, same
 from vafl.cli import main
 from vafl.config import read_config
@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
 
 def explicit(folder, **sections):
     """Return the same federation with the label holder's features as a separate, third client."""
-    tables = document(folder)["tables"]
+    tables = tables_in(folder)
     lender = {**tables["server"], "alignment": str(folder / "lender.alignment.parquet")}
     del lender["label"]
     tables = {**tables, "server": {**tables["server"], "ignore": ["*"]}, "lender": lender}
@@ -64,18 +64,18 @@ def test_a_simulation_is_that_of_an_explicit_third_client(folder, records):
 
 
 def test_ignoring_all_of_its_columns_leaves_the_label_holder_without_a_client(folder):
-    tables = document(folder)["tables"]
+    tables = tables_in(folder)
     run = build(configuration(folder, tables={**tables, "server": {**tables["server"], "ignore": ["*"]}}))
     assert [party.name for party in run.data.parties] == ["bank", "shop"]
 
 
 def test_each_party_learns_from_its_alignment_that_the_client_exists(folder, tmp_path):
     whole = configuration(folder)
-    for name, own in join(whole.data, whole.tables).items():
+    for name, own in join(whole.data, whole.sources).items():
         own.write(tmp_path / f"{name}.alignment.parquet")
     tables = {
         name: replace(own, alignment=str(tmp_path / f"{name}.alignment.parquet"))
-        for name, own in whole.tables.items()
+        for name, own in whole.sources.items()
     }
     views = {party: load_tables(whole.data, {party: tables[party]}, whole.seed, party) for party in tables}
     assert {tuple(own.name for own in view.parties) for view in views.values()} == {
@@ -155,10 +155,10 @@ def test_the_baseline_is_trained_on_the_labels_that_were_drawn(folder, tmp_path,
 def test_init_and_data_show_the_features_of_the_label_holder(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     table = ["--table", f"server={folder / 'labels.csv'}", "--label", "repaid", "--parties", "bank,shop"]
-    assert main(["init", *table, "--out", "run.toml"]) == 0
+    assert main(["init", *table]) == 0
     assert "2: rating, branch" in " ".join(capsys.readouterr().out.split())
-    assert read_config(Path("run.toml")).tables["server"].label == "repaid"
-    assert main(["data", "run.toml", "--json"]) == 0
+    assert read_config(Path("party.toml")).sources["server"].label == "repaid"
+    assert main(["data", "party.toml", "--json"]) == 0
     (server,) = json.loads(capsys.readouterr().out)["parties"]
     assert server["labels"].keys() == {"no", "yes"}
     used = {column["name"]: column["use"] for column in server["columns"]}

@@ -97,9 +97,9 @@ def test_another_id_column_is_refused(tmp_path):
     bank = pl.read_csv(folder / "bank.csv")
     bank.rename({"person": "customer"}).write_csv(folder / "bank.csv")
     config = settings(folder)
-    tables = {**config.tables, "bank": replace(config.tables["bank"], id="customer")}
+    tables = {**config.sources, "bank": replace(config.sources["bank"], id="customer")}
     with pytest.raises(RunFolderError, match=r'VFL-5032.*people by "person".*people by "customer"'):
-        upload_all(replace(config, tables=tables), tmp_path / "second")
+        upload_all(config.with_sources(tables), tmp_path / "second")
 
 
 def test_predictions_go_on_with_the_ledger_of_the_training_wherever_the_new_table_lies(tmp_path):

@@ -27,18 +27,26 @@ from vafl.run.assembly import build
 from vafl.run.model_store import keep_all, model_folder, rebuild
 
 FACTORY = "tests.models.factories:scaled"
+
+
+def _sections(embedding, *hidden, **model):
+    return {"embedding": {"model": embedding, "hidden": list(hidden)}, "model": model}
+
+
 KINDS = {
     "linear": ((3,), {}),
-    "mlp": ((2, 3), {"embedding": "mlp", "hidden": [4], "head": "mlp", "combine": "concat"}),
-    "cnn": ((1, 4, 6), {"embedding": "cnn", "hidden": [2], "head": "linear", "width": 3}),
-    "lstm": ((5, 3), {"embedding": "lstm", "hidden": [2], "head": "linear", "width": 3}),
-    "factory": ((3,), {"embedding": FACTORY, "head": "linear", "width": 3}),
+    "mlp": ((2, 3), _sections("mlp", 4, head="mlp", combine="concat")),
+    "cnn": ((1, 4, 6), _sections("cnn", 2, head="linear", width=3)),
+    "lstm": ((5, 3), _sections("lstm", 2, head="linear", width=3)),
+    "transformer": ((5, 3), _sections("transformer", 4, head="linear", width={"client-1": 3, "client-2": 3})),
+    "gated": ((3,), _sections("mlp", 4, head="gated", combine="concat")),
+    "factory": ((3,), _sections(FACTORY, head="linear", width=3)),
 }
 
 
 def kept(path, kind):
-    shape, model = KINDS[kind]
-    run = run_of(vertical_data(shape=shape), model=model)
+    shape, sections = KINDS[kind]
+    run = run_of(vertical_data(shape=shape), **sections)
     keep_all(run, Decision(), path)
     return run
 
@@ -71,12 +79,9 @@ def use(folder, factory=""):
     module = rebuild(stored, factory)
     with torch.no_grad():
         module(torch.zeros(2, *stored.manifest.features))
-    assert all(tensor.shape == (module_width(stored),) for tensor in stored.defaults.values())
+    widths = dict(zip(stored.manifest.parties, stored.manifest.widths, strict=True))
+    assert all(default.shape == (widths[party],) for party, default in stored.defaults.items())
     return module
-
-
-def module_width(stored):
-    return stored.settings.embedding_width(stored.manifest.outputs)
 
 
 def test_every_kind_of_model_comes_back(folders):
@@ -94,7 +99,7 @@ def test_export_runs_no_code_that_a_manifest_names(tmp_path):
     )
     folder = model_folder(tmp_path / "run", "client-1")
     document = read_document(folder)
-    document["settings"]["model"]["embedding"] = "planted:Factory"
+    document["embedding"]["model"] = "planted:Factory"
     write_document(folder, document)
     path = os.pathsep.join([str(tmp_path), *sys.path])
     for command in (["export", "run", "client-1", "out.onnx"], ["inspect", "run"]):
@@ -133,13 +138,14 @@ def test_the_configuration_in_the_run_folder_is_not_the_users_own(tmp_path, caps
     """It comes with the model, so it does not prove that the user trusts the factory."""
     config, run = tmp_path / "run.toml", str(tmp_path / "run")
     config.write_text(
-        f'[data]\nname = "iris"\n[stop]\nupdates = 5\n[model]\nembedding = "{FACTORY}"\nhead = "linear"\n'
+        f'[embedding]\nmodel = "{FACTORY}"\n[model]\nhead = "linear"\n'
+        '[data]\nname = "iris"\n[stop]\nupdates = 5\n'
     )
     assert main(["run", str(config), "--out", run]) == 0
     options = ["--party", "client-1", "--model", run]
     assert main(["predict", f"{run}/config.toml", *options]) == 2
-    assert f"--set model.embedding={FACTORY}" in " ".join(capsys.readouterr().err.split())
-    named = ["--set", f"model.embedding={FACTORY}"]
+    assert f"--set embedding.model={FACTORY}" in " ".join(capsys.readouterr().err.split())
+    named = ["--set", f"embedding.model={FACTORY}"]
     for own in ([f"{run}/config.toml", *options, *named], [str(config), *options]):
         assert main(["predict", *own]) == 2
         assert "vafl certs" in capsys.readouterr().err, "the next thing that is missing are certificates"
@@ -178,6 +184,11 @@ EDITS = [
     ("parties", ["client-1", "../esc"]),
     ("parties", [1, 2]),
     ("parties", {"client-1": 1}),
+    ("widths", []),
+    ("widths", [3, 0]),
+    ("widths", [3, True]),
+    ("widths", [3, 2**40]),
+    ("widths", {"client-1": 3}),
     ("shapes", {}),
     ("shapes", {"weight": [3, -3]}),
     ("shapes", {"weight": "3 3"}),
@@ -188,19 +199,19 @@ EDITS = [
     ("settings", {}),
     ("settings", {"model": 3}),
     ("settings", {"model": {"colour": "red"}}),
-    ("settings", {"model": {"embedding": 3}}),
-    ("settings", {"model": {"embedding": "mlp", "hidden": "64"}}),
-    ("settings", {"model": {"embedding": "mlp", "hidden": [10**30]}}),
-    ("settings", {"model": {"embedding": "mlp", "hidden": [2] * 100_000}}),
-    ("settings", {"model": {"embedding": "mlp", "width": 10**30, "head": "linear"}}),
-    ("settings", {"model": {"embedding": "cnn"}}),
-    ("settings", {"model": {"embedding": "lstm"}}),
+    ("embedding", {"model": 3}),
+    ("embedding", {"model": "mlp", "hidden": "64"}),
+    ("embedding", {"model": "mlp", "hidden": [10**30]}),
+    ("embedding", {"model": "mlp", "hidden": [2] * 100_000}),
+    ("settings", {"model": {"width": 10**30, "head": "linear"}}),
+    ("embedding", {"model": "cnn"}),
+    ("embedding", {"model": "lstm"}),
     ("settings", {"model": {"loss": "binary"}}),
     ("settings", {"model": {"loss": "squared"}}),
     ("settings", {"model": {"head": "bias", "combine": "concat"}}),
-    ("settings", {"model": {"embedding": "subprocess:call"}}),
-    ("settings", {"model": {"embedding": "os:system"}}),
-    ("settings", {"model": {"embedding": "..os:system"}}),
+    ("embedding", {"model": "subprocess:call"}),
+    ("embedding", {"model": "os:system"}),
+    ("embedding", {"model": "..os:system"}),
     ("settings", {"model": {}, "data": 3}),
     ("settings", {"model": {}, "data": {"name": date(2026, 1, 1)}}),
     ("schema", {"columns": 3, "flags_absent": False}),

@@ -46,7 +46,7 @@ def later(folder, records):
     without = configuration(
         folder,
         data={"records": records},
-        tables={**tables, **{name: vars(config.tables[name]) for name in ("bank", "shop")}},
+        tables={**tables, **{name: vars(config.sources[name]) for name in ("bank", "shop")}},
         **LOOPBACK,
     )
     return without, labels
@@ -158,8 +158,8 @@ def test_a_model_of_labelled_records_scores_an_alignment_of_common_ones(tmp_path
 
 def align(config):
     """Write the files that `vafl align` would write."""
-    for name, own in join(config.data, config.tables).items():
-        own.write(Path(config.tables[name].alignment))
+    for name, own in join(config.data, config.sources).items():
+        own.write(Path(config.sources[name].alignment))
 
 
 def predict_alone(folder, console, records):
@@ -192,11 +192,11 @@ def impatient(config):
 
 def _everyone(config):
     """Return the ids of a join, in the order of its rows."""
-    return join(config.data, config.tables)["server"].ids
+    return join(config.data, config.sources)["server"].ids
 
 
 def _people(config, name):
-    path = config.tables[name].path
+    path = config.sources[name].path
     return (pl.read_parquet if path.endswith("parquet") else pl.read_csv)(path)["person"]
 
 
@@ -223,9 +223,9 @@ def test_a_model_is_used_as_it_was_trained_whatever_the_configuration_says_now(t
     base = document(tmp_path, **LOOPBACK)
     path.write_text(tomli_w.dumps(base))
     used = [
-        *("model.embedding=mlp", "model.hidden=[5]", "model.head=linear", "model.combine=concat"),
+        *("embedding.model=mlp", "embedding.hidden=[5]", "model.head=linear", "model.combine=concat"),
         *("model.width=3", "seed=7", "data.records=labelled", "network.encoding=float16"),
-        *('tables.bank.missing=["unknown"]', "rule.name=sync", "model.metric=accuracy"),
+        *('parties.bank.source.missing=["unknown"]', "rule.name=sync", "model.metric=accuracy"),
     ]
     trained = read_config(path, used)
     launch(trained, run, console)
@@ -235,7 +235,8 @@ def test_a_model_is_used_as_it_was_trained_whatever_the_configuration_says_now(t
     edited = document(
         tmp_path,
         **LOOPBACK,
-        model={"width": 9, "embedding": "tabular"},
+        embedding={"model": "tabular"},
+        model={"width": 9},
         partition={"clients": 5},
         data={"records": "common", "test_fraction": 0.4, "scale": "none"},
         optimiser={"step_size": 9.0},

@@ -20,9 +20,9 @@ from vafl.models.probabilities import probabilities
 from vafl.observe.scores import ScoreFile
 from vafl.privacy.ledger.accounts import KINDS
 from vafl.privacy.ledger.ledger import read_ledger
+from vafl.protocol.inquiry import ANSWERED
 from vafl.protocol.messages import Join, Leave, MaskedRefresh, Offer, Refresh
-from vafl.protocol.scoring import ANSWERED, Scorer
-from vafl.protocol.secure_sum.scoring import MaskedScorer
+from vafl.protocol.scoring import Scorer
 from vafl.run.assembly import build
 from vafl.run.launch import launch
 from vafl.run.model_store import open_model, rebuild
@@ -84,7 +84,9 @@ def expected(config, run, parties=PARTIES):
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
 def test_scores_are_those_of_the_whole_model(tmp_path, ending):
-    config = trained(tmp_path / "run", model={"embedding": "mlp", "head": "linear", "combine": "concat"})
+    config = trained(
+        tmp_path / "run", embedding={"model": "mlp"}, model={"head": "linear", "combine": "concat"}
+    )
     scores = batch_of(config, tmp_path / "run", tmp_path / f"scores.{ending}")
     shares, records = expected(config, tmp_path / "run")
     assert scores["id"].cast(pl.Int64).to_list() == records.tolist()
@@ -167,13 +169,13 @@ def test_of_a_secure_sum_the_server_gets_masked_words_only_and_scores_their_sum(
         schedule={"batch_size": 16, "refresh": "none"},
         privacy={"secure_sum": True},
     )
-    received, receive = set(), MaskedScorer.receive
+    received, receive = set(), Scorer.receive
 
     def remember(scorer, message):
         received.add(type(message))
         return receive(scorer, message)
 
-    monkeypatch.setattr(MaskedScorer, "receive", remember)
+    monkeypatch.setattr(Scorer, "receive", remember)
     scores = batch_of(config, tmp_path / "run", tmp_path / "scores.csv", [*PARTIES, "client-3"])
     shares, records = expected(config, tmp_path / "run", [*PARTIES, "client-3"])
     assert scores["id"].cast(pl.Int64).to_list() == records.tolist()

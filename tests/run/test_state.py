@@ -79,7 +79,7 @@ def resume_client(config, path):
         ({"seed": 7}, r"VFL-7001.*seed was 0, is now 7"),  # the same sizes, but other rows
         ({"partition": {"clients": 3}}, "VFL-7001"),
         ({"schedule": {"batch_size": 7}}, r"VFL-7001.*schedule\.batch_size was 32, is now 7"),
-        ({"model": {"embedding": "mlp", "head": "linear", "width": 3}}, "VFL-7001"),
+        ({"embedding": {"model": "mlp"}, "model": {"head": "linear", "width": 3}}, "VFL-7001"),
     ],
 )
 def test_a_run_is_resumed_on_its_own_terms_or_left_as_it_is(tmp_path, kept, resume, other, said):

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from sklearn.metrics import log_loss
 
-from tests.companies import configuration, document, write_companies
+from tests.companies import configuration, document, tables_in, write_companies
 from tests.federation import same
 from tests.waiting import LIMIT
 from vafl.cli import main
@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
 
 
 def numbers_only(folder):
-    tables = document(folder)["tables"]
+    tables = tables_in(folder)
     return {name: {**own, **NUMBERS.get(name, {})} for name, own in tables.items()}
 
 
@@ -47,7 +47,11 @@ def numbers_only(folder):
     [
         {"rule": {"name": "async"}},
         {"rule": {"name": "t-sync", "t": 2, "delay_bound": 5}},
-        {"rule": {"name": "sync"}, "model": {"embedding": "mlp", "head": "mlp", "combine": "concat"}},
+        {
+            "rule": {"name": "sync"},
+            "embedding": {"model": "mlp"},
+            "model": {"head": "mlp", "combine": "concat"},
+        },
         {"rule": {"name": "async"}, "privacy": {"mode": "embed_only", "noise": 0.01, "clip": 5.0}},
         {"rule": {"name": "async"}, "privacy": {"mode": "release_once", **DP}},
         {"rule": {"name": "sync"}, "privacy": {"mode": "frozen", **DP}, "model": {"head": "mlp"}},
@@ -114,14 +118,11 @@ def test_one_extreme_label_does_not_spoil_a_regression(tmp_path):
     sections = {}
     for name, own in tables.items():
         pl.DataFrame({"id": np.arange(rows), **own}).write_csv(tmp_path / f"{name}.csv")
-        sections[name] = {
-            "path": str(tmp_path / f"{name}.csv"),
-            "id": "id",
-            "alignment": str(tmp_path / name),
-        }
-    sections["server"]["label"] = "cost"
-    data = {"name": "tables", "parties": ["bank", "shop"], "task": "regression"}
-    config = from_document({"data": data, "tables": sections})
+        source = {"path": str(tmp_path / f"{name}.csv"), "id": "id", "alignment": str(tmp_path / name)}
+        sections[name] = {"source": source}
+    sections["server"]["source"]["label"] = "cost"
+    data = {"name": "parties", "parties": ["bank", "shop"], "task": "regression"}
+    config = from_document({"data": data, "parties": sections})
     whole = load_data(config)
     labels = whole.labels.clone()
     labels[17] = 1e6
@@ -144,7 +145,7 @@ def test_companies_that_share_no_folder_end_where_a_simulation_does(folder, tmp_
         "evaluation": {"every": 20},
     }
     whole = configuration(folder, **sections)
-    alignments = join(whole.data, whole.tables)
+    alignments = join(whole.data, whole.sources)
     make_authority(tmp_path / "certs")
     network = {"address": "127.0.0.1:0", "certificates": str(tmp_path / "certs")}
     for party, file in (("server", "labels.csv"), ("bank", "bank.csv"), ("shop", "shop.parquet")):

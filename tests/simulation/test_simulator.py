@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tests.federation import SeenDelays, parameters, run_of, same, vertical_data
 from vafl.errors import Stalled
-from vafl.protocol.messages import HEADER_BYTES
 from vafl.simulation.simulator import Link
+from vafl.transport.codec import HEADER_BYTES, Codec
 from vafl.transport.settings import ENCODINGS
 
 DATA = vertical_data(rows=20, clients=2)
@@ -118,9 +118,10 @@ def test_bytes_are_those_of_the_messages_that_were_sent(name, order, refresh, bo
     events = run.runtime._events
     while events and events[0][0] == run.runtime.now:  # messages in transit have been counted already
         run.runtime.advance()
+    size = Codec().size
     for client in (0, 1):
-        up = sum(message.nbytes for message, _ in said if message.client == client)
-        down = sum(reply.nbytes for _, replies in said for reply in replies if reply.client == client)
+        up = sum(size(message) for message, _ in said if message.client == client)
+        down = sum(size(reply) for _, replies in said for reply in replies if reply.client == client)
         assert (run.runtime.traffic[client].bytes_up, run.runtime.traffic[client].bytes_down) == (up, down)
 
 

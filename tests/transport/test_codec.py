@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from vafl.errors import ConfigError, InvalidMessage
 from vafl.protocol.messages import (
-    HEADER_BYTES,
     LARGEST_OFFER,
     MARK_BYTES,
     Decline,
@@ -32,7 +31,7 @@ from vafl.protocol.messages import (
     Upload,
     Welcome,
 )
-from vafl.transport.codec import _BEGINNING, _HEADER, _KINDS, Codec
+from vafl.transport.codec import _BEGINNING, _HEADER, _KINDS, HEADER_BYTES, Codec
 from vafl.transport.settings import ENCODINGS
 
 counts = st.integers(0, 2**40)
@@ -130,7 +129,7 @@ def assert_same(one, other):
 def test_what_a_client_says_arrives(message):
     codec = Codec()
     frame = codec.encode(message)
-    assert len(frame) == message.nbytes == codec.size(message)
+    assert len(frame) == codec.size(message)
     assert_same(codec.from_client(frame, 2), message)
 
 
@@ -138,7 +137,7 @@ def test_what_a_client_says_arrives(message):
 def test_what_the_server_says_arrives(message):
     codec = Codec()
     frame = codec.encode(message)
-    assert len(frame) == message.nbytes == codec.size(message)
+    assert len(frame) == codec.size(message)
     assert_same(codec.from_server(frame, 2), message)
 
 
@@ -210,6 +209,35 @@ def test_as_many_masked_rows_as_fit_fit():
     most = Codec(largest=1000).most_rows(3, masked=True)
     words = np.ones((most, 3), dtype=np.uint64)
     assert 1000 - 28 < len(Codec().encode(MaskedRefresh(0, 1, 0, 0, np.arange(most), words))) <= 1000
+
+
+ROWS, MATRIX = np.array([3, 1]), np.ones((2, 5), np.float32)
+WORDS = np.zeros((2, 5), dtype=np.uint64)
+
+
+def test_bytes_are_header_rows_and_numbers():
+    assert Codec().size(Upload(0, 0, 0, ROWS, MATRIX)) == HEADER_BYTES + 2 * 4 + 2 * 5 * 4
+    assert Codec().size(Refresh(0, 0, ROWS, MATRIX)) == HEADER_BYTES + 2 * 4 + 2 * 5 * 4
+    assert Codec().size(Gradient(0, 0, 0, MATRIX, (1, 2, 3))) == HEADER_BYTES + 2 * 5 * 4 + 3 * 8
+    assert Codec().size(Skipped(0, 0, 0, (1, 2, 3), "late")) == HEADER_BYTES + 3 * 8 + 4
+    assert Codec().size(Welcome(0, 0, (1, 2))) == HEADER_BYTES + 2 * 8
+    assert Codec().size(Welcome(0, 0, (1, 2), mark=bytes(16))) == HEADER_BYTES + 2 * 8 + 16
+    assert Codec().size(LedgerMark(0, 0, bytes(16))) == HEADER_BYTES + 16
+    assert Codec().size(Request(0, 0, ROWS)) == HEADER_BYTES + 2 * 4
+    assert Codec().size(MaskedUpload(0, 1, 2, 3, ROWS, WORDS)) == HEADER_BYTES + 2 * 4 + 2 * 5 * 8
+    assert Codec().size(Evaluate(0, 0, ROWS, 3, restore=True)) == HEADER_BYTES + 2 * 4
+    for message in (Join(0), Query(0, 0, 0), Durable(0, 3)):
+        assert Codec().size(message) == HEADER_BYTES
+
+
+@pytest.mark.parametrize(("text", "length"), [("", 0), ("no budget", 9), ("épuisé", 8)])
+def test_text_counts_as_utf8(text, length):
+    for message in (Decline(0, 0, 0, text), Stop(0, text), Refused(0, text), Skipped(0, 0, 0, (), text)):
+        assert Codec().size(message) == HEADER_BYTES + length
+
+
+def test_a_header_is_48_bytes():
+    assert HEADER_BYTES == 48
 
 
 def test_short_encodings_are_shorter():
@@ -288,7 +316,7 @@ def test_masked_words_are_no_matrix_of_the_runs_encoding():
     words = np.array([[2**64 - 1, 2**63 + 1]], dtype=np.uint64)
     for encoding in ENCODINGS:
         codec, message = Codec(encoding), MaskedUpload(0, 1, 2, 3, np.arange(1), words)
-        assert len(codec.encode(message)) == codec.size(message) == message.nbytes
+        assert len(codec.encode(message)) == codec.size(message)
         assert_same(codec.from_client(codec.encode(message), 0), message)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vafl.commands.configured import add_config_options, log_to_stderr, overrides
+from vafl.commands.configured import add_config_options, log_to_stderr, overrides, party_of
 from vafl.config import read_config
 from vafl.errors import ConfigError
 from vafl.run.align import align_all, align_party
@@ -14,8 +14,10 @@ from vafl.run.align import align_all, align_party
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `vafl align`."""
     add_config_options(parser)
-    who = parser.add_mutually_exclusive_group(required=True)
-    who.add_argument("--party", help='the name of this party; "server" is the label holder')
+    who = parser.add_mutually_exclusive_group()
+    who.add_argument(
+        "--party", help='the name of this party, if the file is for all; "server" is the label holder'
+    )
     who.add_argument("--all", action="store_true", help="run every party on this machine")
     parser.add_argument(
         "--workers",
@@ -39,7 +41,7 @@ def align(options: argparse.Namespace, console: Console) -> None:
     else:
         align_party(
             config,
-            options.party,
+            party_of(options, config.party),
             console,
             options.workers,
             lambda address: console.print(f"listening on {address}"),

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vafl.errors import ConfigError
+
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:
     """Add the configuration file and the options that override it."""
@@ -21,6 +23,30 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
         help="override a setting, repeatable; relative paths start at the TOML file's folder",
     )
     parser.add_argument("--data", help="the folder of public data sets (or VAFL_DATA)")
+
+
+def party_of(options: argparse.Namespace, owner: str) -> str:
+    """Return the party that runs the command: --party, or the party whose file the configuration is.
+
+    Args:
+        owner: the party whose file the configuration is; empty for a file for all parties.
+
+    Raises:
+        ConfigError: neither names a party, or they name different ones.
+    """
+    named: str = options.party or owner
+    if not named:
+        raise ConfigError(
+            "VFL-9151",
+            f'"{options.config}" is a file for all parties, so the command needs --party NAME. Found none.',
+        )
+    if owner and named != owner:
+        raise ConfigError(
+            "VFL-9152",
+            f'"{options.config}" is the file of {owner}. Found --party {named}. Remove --party, or use '
+            f"the file of {named}.",
+        )
+    return named
 
 
 def add_client_options(parser: argparse.ArgumentParser) -> None:

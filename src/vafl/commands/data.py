@@ -1,6 +1,7 @@
-"""`vafl data`: show how a run will use each column of the parties' tables, and which it drops and why."""
+"""`vafl data`: show how a run will use each column of the parties' data, and which it drops and why."""
 
 import argparse
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -17,9 +18,11 @@ from vafl.config import Config, read_config
 from vafl.data import leakage
 from vafl.data.aligned import check_label_unused, find_alignments, positions
 from vafl.data.alignment.rows import Alignment
-from vafl.data.fitting import ColumnReport, fit
+from vafl.data.fitting import ColumnReport
 from vafl.data.labels import label_classes, read_labels
-from vafl.data.settings import LABEL_HOLDER, DataSettings, TableSettings
+from vafl.data.settings import LABEL_HOLDER, DataSettings
+from vafl.data.source_settings import SourceSettings, TableSettings
+from vafl.data.sources.opening import open_source
 from vafl.data.split import Split
 from vafl.data.tables import POSITION, Table, open_table
 from vafl.errors import ConfigError
@@ -29,19 +32,19 @@ from vafl.run.plan import form_for, load_data, tables_of
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `vafl data`."""
     add_config_options(parser)
-    parser.add_argument("--party", help="show one party's table (default: every table in the file)")
+    parser.add_argument("--party", help="show one party's data (default: all data in the file)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.set_defaults(command=run)
 
 
 @dataclass(frozen=True)
 class Preview:
-    """The parts of one party's table that a run will use.
+    """The parts of one party's data that a run will use.
 
     Attributes:
         party: the party's name.
-        path: the table's file.
-        records: the number of lines in the file.
+        path: the file, folder or factory.
+        records: the number of records in the source.
         aligned: whether the parties are aligned; if not, all lines count as training rows.
         rows: how many of the records are rows of the run.
         training_rows: how many of those are training rows.
@@ -62,18 +65,18 @@ class Preview:
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
-    """Print how the run will use each column of the tables."""
+    """Print how the run will use each column of the parties' data."""
     config = read_config(options.config, overrides(options))
     if not config.data.is_tabular:
         raise ConfigError(
-            "VFL-9051", f'`vafl data` needs data.name = "csv" or "tables". Found "{config.data.name}".'
+            "VFL-9051", f'`vafl data` needs data.name = "csv" or "parties". Found "{config.data.name}".'
         )
     known = tables_of(config)[1]
-    names = [options.party] if options.party else list(known)
+    names = [options.party or config.party] if options.party or config.party else list(known)
     if not names or names[0] not in known:
         raise ConfigError(
             "VFL-9052",
-            "`vafl data` needs a party with a table in this file, as [tables.NAME]. Found "
+            "`vafl data` needs a party with a table in this file, as [parties.NAME.source]. Found "
             f"{options.party or 'none'}; the file has {', '.join(known) or 'none'}.",
         )
     previews, suspects = [preview(config, name) for name in names], _suspects(config)
@@ -88,45 +91,50 @@ def run(options: argparse.Namespace, console: Console) -> None:
 
 
 def preview(config: Config, name: str) -> Preview:
-    """Read one party's table as a run would, and describe it."""
+    """Read one party's source as a run would, and describe it."""
     settings, tables = tables_of(config)
-    table, alignment = open_table(tables, name), _alignment(settings, tables, name)
-    records = table.ids()
+    source, alignment = open_source(tables, name), _alignment(settings, tables, name)
+    records = source.ids()
     if alignment is None:
         wanted, trained = pl.DataFrame({"id": records, POSITION: np.arange(len(records))}), len(records)
     else:
-        check_label_unused(table, alignment)
+        check_label_unused(source, alignment)
         split = Split.of(alignment.rows, settings, config.seed)
         wanted, trained = positions(split, alignment), split.parts.train
     training = wanted.filter(pl.col(POSITION) < trained)
     sizes = (len(records), alignment is not None, wanted.height, training.height)
-    labels = _labels(config, table, wanted) if table.settings.label else {}
-    if name == LABEL_HOLDER and not table.features:
-        return Preview(name, str(table.path), *sizes, labels=labels)
-    encoder, columns = fit(
-        table,
+    labels = {}
+    if name == LABEL_HOLDER and (table := open_table(tables, name)).settings.label:
+        labels = _labels(config, table, wanted)
+    if name == LABEL_HOLDER and not source.features:
+        return Preview(name, source.location, *sizes, labels=labels)
+    encoder, columns = source.fit(
         training,
-        form=form_for(config),
+        form=form_for(config, name),
         scale=config.data.scale != "none",
         public=config.privacy.protection.guaranteed,
         flags_absent=config.data.records == "labelled",
     )
     if settings.name == "csv":  # the other columns belong to other parties
-        columns = [report for report in columns if report.name in table.features]
-    return Preview(name, str(table.path), *sizes, len(encoder.names), columns, labels)
+        columns = [report for report in columns if report.name in source.features]
+    return Preview(name, source.location, *sizes, math.prod(encoder.shape), columns, labels)
 
 
 def _suspects(config: Config) -> list[str]:
     """Return warnings about columns that predict the label alone, if the labels are available here."""
     settings, tables = tables_of(config)
     holder = tables.get(LABEL_HOLDER)
-    if holder is None or not holder.label or _alignment(settings, tables, LABEL_HOLDER) is None:
+    if (
+        not isinstance(holder, TableSettings)
+        or not holder.label
+        or _alignment(settings, tables, LABEL_HOLDER) is None
+    ):
         return []
     complete = set(settings.parties) <= set(tables)
     return leakage.warnings(load_data(config, None if complete else LABEL_HOLDER))
 
 
-def _alignment(settings: DataSettings, tables: Mapping[str, TableSettings], name: str) -> Alignment | None:
+def _alignment(settings: DataSettings, tables: Mapping[str, SourceSettings], name: str) -> Alignment | None:
     """Return the party's alignment if it exists, or if this file names all tables; else None."""
     everyone = {LABEL_HOLDER, *settings.parties}
     if not Path(tables[name].alignment).is_file() and everyone - set(tables):

@@ -22,7 +22,7 @@ from vafl.run.up import up
 _CLIENTS = 4
 _BASE: dict[str, Any] = {
     "partition": {"clients": _CLIENTS},
-    "model": {"embedding": "linear"},
+    "embedding": {"model": "linear"},
     "schedule": {"batch_size": 75},
     "optimiser": {"step_size": 1.6, "l2": 0.001},
     "delays": {"kind": "exponential", "unit": 0.035},

@@ -7,8 +7,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vafl.commands.configured import add_client_options, add_config_options, log_to_stderr, overrides
-from vafl.config import Config
+from vafl.commands.configured import (
+    add_client_options,
+    add_config_options,
+    log_to_stderr,
+    overrides,
+    party_of,
+)
+from vafl.config import Config, read_document
 from vafl.errors import ConfigError
 from vafl.names import check_client
 from vafl.run.model_store import read_deployed
@@ -44,10 +50,10 @@ def add_model_options(
         may_be_local: whether the command without --party may run all parties; if not, it is the server.
     """
     add_config_options(parser)
-    if may_be_local:
-        parser.add_argument("--party", help="the name of this party (default: all, if RUN has their models)")
-    else:
-        parser.add_argument("--party", default=SERVER, help="the name of this party (%(default)s)")
+    otherwise = "all, if RUN has their models" if may_be_local else SERVER
+    parser.add_argument(
+        "--party", help=f"the name of this party (default: the one whose file it is, otherwise {otherwise})"
+    )
     parser.add_argument(
         "--model", type=Path, required=True, metavar="RUN", help="the run folder with the model"
     )
@@ -62,6 +68,8 @@ def _run(
     console: Console,
 ) -> None:
     log_to_stderr()
+    if owner := read_document(options.config).get("party"):
+        options.party = party_of(options, owner)
     if options.party in (None, SERVER):
         check(options)
         serve(_config(options, SERVER), options, console)
@@ -102,11 +110,11 @@ def _require_own_factory(config: Config, options: argparse.Namespace) -> None:
     RUN/config.toml came with the model. It cannot vouch for what the model's manifest names.
     """
     is_inside = options.config.resolve().is_relative_to(options.model.resolve())
-    is_named = any(text.partition("=")[0].strip() == "model.embedding" for text in options.set)
-    if config.model.has_factory and is_inside and not is_named:
+    is_named = any(text.partition("=")[0].strip() == "embedding.model" for text in options.set)
+    if config.embedding.has_factory and is_inside and not is_named:
         raise ConfigError(
             "VFL-9062",
-            f'vafl imports "{config.model.embedding}" only if your own configuration names it. Found it in '
+            f'vafl imports "{config.embedding.model}" only if your own configuration names it. Found it in '
             f'"{options.config}", inside the run folder. If you trust that code, add --set '
-            f"model.embedding={config.model.embedding}, or use a configuration outside the run folder.",
+            f"embedding.model={config.embedding.model}, or use a configuration outside the run folder.",
         )

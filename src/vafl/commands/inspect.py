@@ -71,10 +71,14 @@ def table_of(models: Sequence[StoredModel]) -> Table:
 
 
 def _lines(model: StoredModel) -> dict[str, str]:
-    manifest, settings, encoder = model.manifest, model.settings, encoder_of(model)
-    embedding = manifest.kind == "embedding"
-    architecture = settings.embedding if embedding else settings.head
-    hidden = list(settings.hidden if embedding else settings.head_hidden if architecture == "mlp" else ())
+    manifest, settings, embedding, encoder = (
+        model.manifest,
+        model.settings,
+        model.embedding,
+        encoder_of(model),
+    )
+    architecture = settings.head if embedding is None else embedding.model
+    hidden = list(embedding.hidden if embedding else settings.head_hidden if architecture == "mlp" else ())
     lines = {
         "model": f"{architecture} {hidden or ''}".strip() + ("" if embedding else " (head)"),
         "takes": " x ".join(map(str, manifest.features)),

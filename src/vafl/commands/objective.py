@@ -70,7 +70,7 @@ class Objective:
         features have mean 0.
         """
         config = self._plan.config
-        if config.model.embedding != "linear" or config.model.head != "bias":
+        if config.embedding.model != "linear" or config.model.head != "bias":
             return 0.0
         decay, l2 = config.optimiser.decay, config.optimiser.l2
         if not l2 or self._plan.task.loss != "squared" or config.privacy.protection.noises_features:

@@ -3,18 +3,23 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import polars as pl
+import tomli_w
 
+from vafl.config import Config
 from vafl.data.column_guess import task_of
 from vafl.data.columns import no_column
 from vafl.data.csv_files import header_of
 from vafl.data.fitting import fit
-from vafl.data.settings import LABEL_HOLDER, TableSettings
+from vafl.data.source_settings import SourceSettings, TableSettings
 from vafl.data.tables import POSITION, Table
 from vafl.errors import ConfigError, DataError
+from vafl.names import SERVER
 from vafl.privacy.settings import LabelSettings
 
 _TEMPLATE = """# A vafl run. Omitted keys keep their defaults; the run folder has a copy with all keys.
@@ -26,11 +31,13 @@ name = "digits"
 [partition]
 clients = {clients}
 
+[embedding]
+model = "linear"          # linear, mlp, cnn, lstm, transformer, or your own package.module:Factory
+# hidden = [64]           # hidden units of an mlp
+
 [model]
-embedding = "linear"      # linear, mlp, cnn, lstm, or your own package.module:Factory
 head = "bias"             # bias: (logistic) regression on the sum; linear or mlp for a trained head
-# hidden = [64]           # hidden units of an mlp embedding
-# combine = "concat"      # input of a linear or mlp head: "sum" or "concat" of the embeddings
+# combine = "concat"      # input of the head: "sum" (not for gated) or "concat" of the embeddings
 
 [rule]
 name = "async"            # async, t-sync, sync, centralised
@@ -120,17 +127,16 @@ def starter_csv(csv: Path, label: str, clients: int) -> tuple[str, list[str]]:
         ignore=", ".join(_quoted(name) for name in ignored if name),
         task=_quoted(task),
         groups=_groups(features, clients),
-        settings=_SETTINGS.format(labels=_LABELS),
+        settings=_EMBEDDING + _SHARED.format(labels=_LABELS, optimiser=_STEPS, example='"client-1"'),
     )
     return text, notes
 
 
-_SETTINGS = """# The defaults for tables follow. They need no tuning.
+_SHARED = """# The defaults for tables follow. They need no tuning.
 [model]
-embedding = "tabular"      # or linear, mlp, or your own package.module:Factory
 head = "tabular"
 combine = "concat"
-# metric = "auc"           # the headline metric
+# width = {{ {example} = 64 }}   # the width of a client's embeddings; default: 32
 
 [rule]
 name = "async"             # async, t-sync, sync
@@ -141,12 +147,8 @@ epochs = 0                 # passes over the rows, on average over the clients; 
 refresh = "lookahead"
 
 [optimiser]
-name = "AdamW"
-step_size = 0.002
 schedule = "cosine"        # warms up, then falls to 0 at the last planned update
-options = {{ betas = [0.9, 0.95], weight_decay = 0.01 }}
-average = true             # keep the mean of each model over its recent steps
-{labels}
+{optimiser}{labels}
 # [privacy]                # noise on uploads; `vafl calibrate FILE --epsilon 8` prints a section
 # mode = "dp_train"        # release_once, frozen, dp_train; each needs a budget, mu_max
 # neighbours = "replace"   # no two values of a record can be told apart; zero_out promises less
@@ -157,6 +159,28 @@ patience = 12              # stop after 12 evaluations without improvement; the 
 
 [evaluation]
 every = 0                  # updates between evaluations; 0: once per epoch
+"""
+
+_STEPS = """name = "AdamW"
+step_size = 0.002
+options = { betas = [0.9, 0.95], weight_decay = 0.01 }
+average = true             # keep the mean of each model over its recent steps
+"""
+
+_OWN_STEPS = (
+    """
+# The network that makes this party's embeddings, and its optimiser. The defaults need no tuning.
+[embedding]
+model = "auto"             # by the kind of data: tabular, cnn, lstm, mlp; or package.module:Factory
+
+[optimiser]
+"""
+    + _STEPS
+)
+
+_EMBEDDING = """[embedding]
+model = "auto"             # by the kind of data: tabular, cnn, lstm, mlp; or package.module:Factory
+
 """
 
 _FRACTIONS = """test_fraction = 0.2        # held out for the final result
@@ -183,27 +207,56 @@ task = {task:19} # "classification" or "regression"
 {settings}"""
 )
 
-_TABLES = (
-    """# A vafl run on the parties' own tables. Every party has a file like this one. The files differ
-# only in [tables.NAME], which describes the party's own table.
-seed = 0
+_DATA = (
+    """seed = 0
 
 [data]
-name = "tables"
-parties = [{parties}]  # the clients, in the same order everywhere; "server" holds the labels
+name = "parties"           # every party has its own data
+parties = [{parties}]  # the clients; "server" holds the labels
 records = "common"         # records that every party has; "labelled": all of the server's
-task = {task:19} # the same at every party; "classification" or "regression"
+task = {task:19} # "classification" or "regression"
 """
     + _FRACTIONS
+)
+
+_ALL_PARTIES = (
+    """# A vafl run on the data of several parties on one machine. For parties on several machines, run
+# `vafl init` at each party, with its own data only.
+"""
+    + _DATA
     + """
-{tables}
+# What each party decides alone. A party can also have [parties.NAME.embedding] and [parties.NAME.optimiser].
+{sources}
 
 {settings}
 [network]
-address = "127.0.0.1:7443"   # the server's address, as the clients reach it
-certificates = "certs"       # this party's folder from `vafl certs`
+address = "127.0.0.1:7443"
+certificates = "certs"
 """
 )
+
+_FEDERATION = (
+    """# What all parties of this federation agree on. Every party has the same file: edit it together.
+# What one party decides alone is in its own file.
+"""
+    + _DATA
+    + """
+{settings}"""
+)
+
+_PARTY = """# What {party} decides alone. The other parties never see this file.
+party = {quoted}
+federation = "federation.toml"   # what all parties agree on
+
+{source}
+{steps}
+[network]
+address = "127.0.0.1:7443"   # the server's address, as this party reaches it
+certificates = "certs"       # this party's folder from `vafl certs`
+
+# [privacy]
+# mu_max = 1.0               # the most privacy that may be spent on one record; `vafl calibrate` explains it
+"""
 
 _LABELS = """
 [labels]
@@ -212,7 +265,7 @@ _LABELS = """
 epsilon = 0.0              # 0: not protected
 """
 
-_SECTION = """[tables.{party}]
+_SECTION = """[{section}]
 path = {path}
 id = {id}          # the column with the record ids: text or whole numbers{more}"""
 _FEATURES = """
@@ -221,78 +274,103 @@ _FEATURES = """
 # categories = []          # numeric columns whose numbers are categories"""
 
 
-def starter_tables(
-    tables: Mapping[str, Path], parties: Sequence[str], id_column: str, label: str
-) -> tuple[str, list[str]]:
-    """Return a configuration for the tables of one party or of all parties, and notes for the user.
+@dataclass(frozen=True)
+class Starter:
+    """The configuration of a federation that `vafl init` writes.
+
+    Attributes:
+        files: file name -> content: one file for all parties, or the shared file and a party's own.
+        notes: what was decided for the user.
+    """
+
+    files: dict[str, str]
+    notes: list[str]
+
+
+def starter_sources(
+    given: Mapping[str, SourceSettings], parties: Sequence[str], label: str, shared: Config | None = None
+) -> Starter:
+    """Return the configuration of one party, or of all parties in one file.
 
     Args:
-        tables: party -> its file.
-        parties: all clients; empty means those in `tables`.
-        id_column: the id column of every table; "" means each table's first named column.
+        given: party -> its data: one party's or all parties'. The first named column of a table without an
+            id is its id.
+        parties: all clients; empty means those in `given`, or those of `shared`.
         label: the label column of the server's table; "" means its last column. Clients do not use it.
+        shared: the shared file that this party has received. None writes one.
 
     Raises:
-        ConfigError, DataError: a table cannot be used.
+        ConfigError, DataError: a source cannot be used.
     """
-    clients = list(parties or [name for name in tables if name != LABEL_HOLDER])
-    unknown = [name for name in tables if name not in (LABEL_HOLDER, *clients)]
-    if not clients or unknown or len(set(clients)) < len(clients) or LABEL_HOLDER in clients:
+    clients = list(parties or (shared.data.parties if shared else [name for name in given if name != SERVER]))
+    unknown = [name for name in given if name not in (SERVER, *clients)]
+    if not clients or unknown or len(set(clients)) < len(clients) or SERVER in clients:
         raise ConfigError(
             "VFL-9144",
-            f'--parties must name every client once, without "{LABEL_HOLDER}", the label holder. Found '
-            f"{', '.join(clients) or 'none'}, and tables of {', '.join(tables)}.",
+            f'--parties must name every client once, without "{SERVER}", the label holder. Found '
+            f"{', '.join(clients) or 'none'}, and data of {', '.join(given)}.",
         )
-    headers = {name: _header(path) for name, path in tables.items()}
-    if LABEL_HOLDER in tables:
-        label = label or headers[LABEL_HOLDER][1][-1]
+    tables = {name: own for name, own in given.items() if isinstance(own, TableSettings)}
+    headers = {name: _header(Path(own.path)) for name, own in tables.items()}
+    if SERVER in tables:
+        label = label or headers[SERVER][1][-1]
     elif label and not any(label in columns for _, columns in headers.values()):
         raise DataError(
             "VFL-9145",
             f'--label must be a column of a table. Found "{label}", which no client\'s table has. Remove '
             "--label.",
         )
-    opened = [_open(name, path, *headers[name], id_column, label) for name, path in tables.items()]
+    opened = [_open(name, own, *headers[name], label) for name, own in tables.items()]
     notes = [f'{table.party}: "{table.settings.id}" is the id column' for table in opened]
-    task = "classification"
-    if holder := next((table for table in opened if table.party == LABEL_HOLDER), None):
+    task: str = shared.data.task if shared else "classification"
+    if holder := next((table for table in opened if table.party == SERVER), None):
         task, about = task_of(_labels(holder), holder.path)
-        notes.append(f'"{label}" is the label, for a {task}: it has {about}')
-        if features := holder.features:
-            shown = ", ".join(features[:5]) + (", ..." if len(features) > 5 else "")
-            notes.append(
-                f"{LABEL_HOLDER}: its other columns are features of the run ({len(features)}: {shown}); add "
-                "those that are unknown at prediction time to ignore"
-            )
-        notes.append(f"Between organisations, {LabelSettings().leak}.")
-    sections = [_table_section(table, label) for table in opened]
-    names = ", ".join(map(_quoted, clients))
-    text = _TABLES.format(
-        parties=names,
-        task=_quoted(task),
-        tables="\n\n".join(sections),
-        settings=_SETTINGS.format(labels=_LABELS if LABEL_HOLDER in tables else ""),
-    )
-    return text, notes
+        notes += _notes_on_holder(holder, task, about)
+    names = {"parties": ", ".join(map(_quoted, clients)), "task": _quoted(task)}
+    sections = {table.party: partial(_table_section, table, label) for table in opened}
+    sections |= {name: partial(_source_section, own) for name, own in given.items() if name not in sections}
+    if len(given) > 1:
+        sources = "\n\n".join(make(f"parties.{_key(name)}.source") for name, make in sections.items())
+        settings = _EMBEDDING + _SHARED.format(labels=_LABELS, optimiser=_STEPS, example=_key(clients[0]))
+        return Starter({"": _ALL_PARTIES.format(sources=sources, settings=settings, **names)}, notes)
+    party, make = next(iter(sections.items()))
+    steps = _OWN_STEPS
+    own = _PARTY.format(party=party, quoted=_quoted(party), source=make("source"), steps=steps)
+    files = {"party.toml": own}
+    if shared is None:
+        settings = _SHARED.format(labels=_LABELS, optimiser="", example=_key(clients[0]))
+        files["federation.toml"] = _FEDERATION.format(settings=settings, **names)
+    return Starter(files, notes)
+
+
+def _notes_on_holder(holder: Table, task: str, about: str) -> list[str]:
+    """Return notes on the labels and the features of the label holder."""
+    notes = [f'"{holder.settings.label}" is the label, for a {task}: it has {about}']
+    if features := holder.features:
+        shown = ", ".join(features[:5]) + (", ..." if len(features) > 5 else "")
+        notes.append(
+            f"{SERVER}: its other columns are features of the run ({len(features)}: {shown}); add "
+            "those that are unknown at prediction time to ignore"
+        )
+    notes.append(f"Between organisations, {LabelSettings().leak}.")
+    return notes
+
+
+def _source_section(own: SourceSettings, section: str) -> str:
+    """Return the section of a source other than a table."""
+    values = {key: value for key, value in vars(own).items() if value and key != "alignment"}
+    return f"[{section}]\n{tomli_w.dumps(values)}".rstrip()
 
 
 _IGNORE_NONE = "# ignore = []              # columns not to use; `vafl data` shows how each column is used"
 _IGNORE_LABEL = "ignore = [{label}]         # the label is not a feature"
 
 
-def _open(
-    party: str, path: Path, separator: str, columns: Sequence[str], id_column: str, label: str
-) -> Table:
+def _open(party: str, own: TableSettings, separator: str, columns: Sequence[str], label: str) -> Table:
     """Open a party's table, and read its ids now to report a bad file early."""
-    table = Table(
-        party,
-        TableSettings(
-            str(path.resolve()),
-            id_column or next(filter(None, columns), ""),
-            separator=separator,
-            label=label if party == LABEL_HOLDER else "",
-        ),
-    )
+    id_column = own.id or next(filter(None, columns), "")
+    label = label if party == SERVER else ""
+    table = Table(party, replace(own, id=id_column, separator=separator, label=label))
     table.ids()
     return table
 
@@ -307,22 +385,23 @@ def _labels(table: Table) -> pl.Series:
     return labels if numbers.null_count() else numbers
 
 
-def _table_section(table: Table, label: str) -> str:
+def _table_section(table: Table, label: str, section: str) -> str:
+    """Return the section of a table."""
     settings, lines = table.settings, []
     if settings.separator != ",":
         lines.append(f"separator = {_quoted(settings.separator)}")
     if settings.label:
         lines.append(f"label = {_quoted(settings.label)}              # the column to predict")
     names = {"path": _quoted(settings.path), "id": _quoted(settings.id)}
-    section = _SECTION.format(party=_key(table.party), more="".join(f"\n{line}" for line in lines), **names)
-    if table.party == LABEL_HOLDER and not table.features:
-        return section
+    text = _SECTION.format(section=section, more="".join(f"\n{line}" for line in lines), **names)
+    if table.party == SERVER and not table.features:
+        return text
     ignore = (
         _IGNORE_LABEL.format(label=_quoted(label))
         if label in table.schema and not settings.label
         else _IGNORE_NONE
     )
-    return section + _FEATURES.format(ignore=ignore)
+    return text + _FEATURES.format(ignore=ignore)
 
 
 def _key(name: str) -> str:

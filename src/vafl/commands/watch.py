@@ -50,7 +50,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
         dashboard = Dashboard(options.folders, http)
     except OSError as error:
         raise ConfigError(
-            "VFL-9151",
+            "VFL-9154",
             f"--http: cannot listen on {http.url(http.port)}: {error.strerror}. Choose an address of this "
             "machine and a free port.",
         ) from error

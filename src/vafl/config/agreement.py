@@ -3,6 +3,8 @@
 Nothing is listed here: `vafl.scope` declares it beside each setting.
 """
 
+import hashlib
+import json
 from typing import Any
 
 from vafl.config.schema import Config
@@ -21,6 +23,12 @@ def training_settings(config: Config) -> dict[str, Any]:
     chosen = _select(config, Scope.TRAINING)
     del chosen["network"]
     return chosen
+
+
+def agreed_digest(config: Config) -> str:
+    """Return a short digest of everything that the parties must agree on before they train."""
+    agreed = shared_settings(config) | training_settings(config)
+    return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def chosen_by_party(section: str) -> tuple[str, ...]:

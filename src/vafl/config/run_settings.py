@@ -87,7 +87,7 @@ class PredictionSettings:
             false asks each time, for features that change.
         largest_request: ids in one live request.
         importance: what a client lets the server measure the importance of (`vafl importance`). `party`: the
-            client's features together, and the groups in tables.NAME.groups. `columns`: each column as well;
+            client's features together, and each group in its source's `groups`. `columns`: each column, too;
             the server learns the columns' names, and each record's values up to a scale if embeddings have no
             noise. `none`: nothing.
     """

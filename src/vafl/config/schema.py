@@ -1,23 +1,23 @@
-"""The configuration of a run: one TOML file. Each section is a frozen dataclass in the package that uses it.
+"""The configuration of a run. Each section is a frozen dataclass in the package that uses it.
 
 Reading is strict. An unknown key is an error with a suggestion, a wrong type is an error that names the
-expected type, and each section checks its values when it is created.
+expected type, and each section checks its values when it is created. vafl.config.files reads the files.
 """
 
 import dataclasses
-import tomllib
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import tomli_w
 
 from vafl.config.run_settings import EvaluationSettings, PredictionSettings, StopSettings
 from vafl.conversion import make
-from vafl.data.settings import LABEL_HOLDER, DataSettings, PartitionSettings, TableSettings
+from vafl.data.settings import LABEL_HOLDER, DataSettings, PartitionSettings
+from vafl.data.source_settings import SourceSettings, TableSettings
 from vafl.errors import ConfigError
 from vafl.models.decisions import DecisionSettings
-from vafl.models.settings import ModelSettings
+from vafl.models.settings import EmbeddingSettings, ModelSettings
+from vafl.names import table_owner
 from vafl.privacy.settings import LabelSettings, PrivacySettings
 from vafl.protocol.schedule import ScheduleSettings
 from vafl.protocol.settings import OptimiserSettings, RuleSettings
@@ -26,10 +26,12 @@ from vafl.simulation.delays import DelaySettings
 from vafl.transport.settings import NetworkSettings
 
 _LARGEST_SEED = 2**53  # random streams count up from it, and JSON readers lose the digits of larger integers
+INHERITED = ("optimiser", "privacy")  # sections of a party that take missing keys from the general ones
 # The defaults for tables: chosen on six public tables, judged on five others (python -m experiments.tables).
 TABLE_DEFAULTS: dict[str, dict[str, Any]] = {
     "data": {"test_fraction": 0.2, "validation_fraction": 0.1},
-    "model": {"embedding": "tabular", "head": "tabular", "combine": "concat"},
+    "model": {"head": "tabular", "combine": "concat"},
+    "embedding": {"model": "auto"},
     "schedule": {"batch_size": 0},
     "optimiser": {
         "name": "AdamW",
@@ -44,25 +46,47 @@ TABLE_DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Config:
-    """All settings of a run.
+class PartySettings:
+    """[parties.NAME]: what one party chooses alone. `party.toml` holds the same for one party.
 
     Attributes:
-        seed: determines initial models, batches, test rows and delays, but never the privacy noise.
-        threads: the number of threads that torch and numpy use. Small models are fastest with one.
-        tables: party name -> its table, for data.name = "tables". A party's file needs only its own table.
+        source: the party's data, for data.name = "parties".
+        embedding: its embedding network. The default is the section [embedding].
+        optimiser: its optimiser. Keys that it leaves out come from the section [optimiser].
+        local_steps: how many steps it makes on one answer; 0 is rule.local_steps.
+        privacy: its budget and ledger. Keys that it leaves out come from the section [privacy].
     """
 
+    source: SourceSettings | None = None
+    embedding: EmbeddingSettings | None = None
+    optimiser: OptimiserSettings | None = None
+    local_steps: int = 0
+    privacy: PrivacySettings | None = None
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings of a run that one party knows.
+
+    Attributes:
+        party: the party whose file this is; empty in a file for all parties.
+        seed: determines initial models, batches, test rows and delays, but never the privacy noise.
+        threads: the number of threads that torch and numpy use. Small models are fastest with one.
+        parties: party name -> what it chooses alone. The label holder's name is "server".
+    """
+
+    party: str = setting("", scope=Scope.PARTY)
     seed: int = setting(0, scope=Scope.MODEL)
     threads: int = setting(1, scope=Scope.PARTY)
     data: DataSettings = section(DataSettings, Scope.MODEL)
-    tables: dict[str, TableSettings] = field(default_factory=dict)
+    parties: dict[str, PartySettings] = field(default_factory=dict)
     partition: PartitionSettings = section(PartitionSettings, Scope.MODEL)
     model: ModelSettings = section(ModelSettings, Scope.MODEL)
+    embedding: EmbeddingSettings = section(EmbeddingSettings, Scope.PARTY)
     decision: DecisionSettings = section(DecisionSettings, Scope.SERVER)
     rule: RuleSettings = section(RuleSettings, Scope.TRAINING, may_change=True)
     schedule: ScheduleSettings = section(ScheduleSettings, Scope.TRAINING)
-    optimiser: OptimiserSettings = section(OptimiserSettings, Scope.TRAINING, may_change=True)
+    optimiser: OptimiserSettings = section(OptimiserSettings, Scope.PARTY, may_change=True)
     privacy: PrivacySettings = section(PrivacySettings, Scope.MODEL)
     labels: LabelSettings = section(LabelSettings, Scope.SERVER)
     delays: DelaySettings = section(DelaySettings, Scope.PARTY)
@@ -88,39 +112,103 @@ class Config:
                 'schedule.seed = "private" hides a client\'s batches from the others, but rule.name = "sync" '
                 'needs the same batches at all clients. Set schedule.seed = "shared", or another rule.',
             )
-        if self.tables:
-            self._check_tables()
+        self._check_parties()
         self._check_weights()
         if self.privacy.secure_sum:
             self._check_secure_sum()
 
-    def _check_tables(self) -> None:
+    @property
+    def sources(self) -> dict[str, SourceSettings]:
+        """Party -> the source of its data, for the parties that this configuration describes."""
+        return {name: own.source for name, own in self.parties.items() if own.source is not None}
+
+    @property
+    def holder_table(self) -> TableSettings | None:
+        """The label holder's table; None if this configuration does not describe it."""
+        source = self.sources.get(LABEL_HOLDER)
+        return source if isinstance(source, TableSettings) else None
+
+    def of(self, party: str) -> Self:
+        """Return the configuration with the settings that this party chooses in place of the general ones."""
+        own = self.parties.get(table_owner(party))
+        if own is None:
+            return self
+        return replace(
+            self,
+            embedding=own.embedding or self.embedding,
+            optimiser=own.optimiser or self.optimiser,
+            rule=replace(self.rule, local_steps=own.local_steps) if own.local_steps else self.rule,
+            privacy=own.privacy or self.privacy,
+        )
+
+    def with_sources(self, sources: dict[str, SourceSettings]) -> Self:
+        """Return the configuration with other sources for these parties."""
+        changed = {
+            name: replace(self.parties.get(name, PartySettings()), source=source)
+            for name, source in sources.items()
+        }
+        return replace(self, parties={**self.parties, **changed})
+
+    def _check_parties(self) -> None:
         known = (LABEL_HOLDER, *self.data.parties)
-        for name, table in self.tables.items():
-            if not (table.path and table.id):
-                raise ConfigError(
-                    "VFL-1015",
-                    f"[tables.{name}] needs path (the file) and id (the column that identifies the record). "
-                    f'Found path "{table.path}", id "{table.id}".',
-                )
-            if name not in known:
+        for name, own in self.parties.items():
+            if self.data.name == "parties" and name not in known:
                 raise ConfigError(
                     "VFL-1016",
-                    f'[tables.{name}] is no party of this run. Its parties: {", ".join(known)}. Add "{name}" '
-                    "to data.parties, or remove the section.",
+                    f"[parties.{name}] is no party of this run. Its parties: {', '.join(known)}. Add "
+                    f'"{name}" to data.parties, or remove the section.',
                 )
-            if table.label and name != LABEL_HOLDER:
+            if own.local_steps < 0:
                 raise ConfigError(
-                    "VFL-1017",
-                    f"only the server has labels: [tables.{LABEL_HOLDER}] names their column. "
-                    f'Found label = "{table.label}" in [tables.{name}]. Remove it there.',
+                    "VFL-1009",
+                    f"parties.{name}.local_steps must be 1 or more, or 0 for rule.local_steps. Found "
+                    f"{own.local_steps}.",
                 )
-            if table.weight and name != LABEL_HOLDER:
+            if isinstance(own.source, TableSettings):
+                self._check_table(name, own.source)
+            elif own.source is not None and name == LABEL_HOLDER:
                 raise ConfigError(
-                    "VFL-1018",
-                    f"only the server has weights of records: [tables.{LABEL_HOLDER}] names their column. "
-                    f'Found weight = "{table.weight}" in [tables.{name}]. Remove it there.',
+                    "VFL-1028",
+                    f"[parties.{LABEL_HOLDER}.source] must be a table, because it has the labels. Found kind "
+                    f'"{own.source.kind}". Add that data as a client of another name.',
                 )
+            self._check_shared(name, own)
+
+    def _check_shared(self, name: str, own: PartySettings) -> None:
+        """Raise ConfigError if a party's section changes a setting that all parties share."""
+        for section_name, key, declared in declarations(type(self)):
+            mine = getattr(own, section_name) if section_name in INHERITED else None
+            if mine is None or declared.scope in (Scope.PARTY, Scope.SERVER):
+                continue
+            value, shared = getattr(mine, key), getattr(getattr(self, section_name), key)
+            if value != shared:
+                raise ConfigError(
+                    "VFL-1027",
+                    f"{section_name}.{key} must be the same at all parties. Found {value!r} in "
+                    f"[parties.{name}.{section_name}], and {shared!r} in [{section_name}]. Remove it from "
+                    "the party's section.",
+                )
+
+    @staticmethod
+    def _check_table(name: str, table: TableSettings) -> None:
+        if not (table.path and table.id):
+            raise ConfigError(
+                "VFL-1015",
+                f"[parties.{name}.source] needs path (the file) and id (the column that identifies the "
+                f'record). Found path "{table.path}", id "{table.id}".',
+            )
+        if table.label and name != LABEL_HOLDER:
+            raise ConfigError(
+                "VFL-1017",
+                f"only the server has labels: [parties.{LABEL_HOLDER}.source] names their column. "
+                f'Found label = "{table.label}" in [parties.{name}.source]. Remove it there.',
+            )
+        if table.weight and name != LABEL_HOLDER:
+            raise ConfigError(
+                "VFL-1018",
+                f"only the server has weights of records: [parties.{LABEL_HOLDER}.source] names their "
+                f'column. Found weight = "{table.weight}" in [parties.{name}.source]. Remove it there.',
+            )
 
     def _check_weights(self) -> None:
         """Refuse record weights if labels are protected.
@@ -128,7 +216,7 @@ class Config:
         A weight scales the gradient of its record. If it depends on the record's true label, it reveals what
         randomised response hides.
         """
-        column = self.tables[LABEL_HOLDER].weight if LABEL_HOLDER in self.tables else self.data.weight
+        column = self.data.weight if self.holder_table is None else self.holder_table.weight
         if column and self.labels.epsilon:
             raise ConfigError(
                 "VFL-1019",
@@ -150,7 +238,10 @@ class Config:
             ("rule.start", rule.start, "zeros", fresh),
             ("rule.delay_bound", rule.delay_bound, 0, fresh),
             ("schedule.refresh", self.schedule.refresh, "none", fresh),
-            ("model.embedding", model.embedding, "linear", "only scores of linear models can be summed"),
+            *(
+                (name, embedding, "linear", "only scores of linear models can be summed")
+                for name, embedding in self._embeddings()
+            ),
             ("model.head", model.head, "bias", "other heads need more than the sum of the scores"),
             ("network.encoding", network.encoding, "float32", "masked scores cannot be rounded"),
             ("network.largest_norm", network.largest_norm, 0.0, "the server cannot measure masked scores"),
@@ -164,6 +255,17 @@ class Config:
                     f"{value}, or leave privacy.secure_sum out.",
                 )
 
+    def _embeddings(self) -> list[tuple[str, str]]:
+        """Return the name and the value of each setting that chooses an embedding."""
+        own = [
+            (f"parties.{name}.embedding.model", own.embedding.model)
+            for name, own in self.parties.items()
+            if own.embedding is not None
+        ]
+        clients = self.data.parties
+        each_has_its_own = bool(own) and (self.party or (clients and set(clients) <= set(self.parties)))
+        return own if each_has_its_own else [*own, ("embedding.model", self.embedding.model)]
+
     def to_toml(self) -> str:
         """Return the whole configuration with all defaults as TOML. Reading it returns an equal Config."""
         return tomli_w.dumps(self.document())
@@ -174,45 +276,38 @@ class Config:
         return document
 
 
-def read_config(path: Path, overrides: list[str] | None = None) -> Config:
-    """Read a TOML file. `overrides` are texts `section.key=value` that take precedence over the file."""
-    return from_document(read_document(path, overrides))
-
-
-def read_document(path: Path, overrides: list[str] | None = None) -> dict[str, Any]:
-    """Read a TOML file as nested dictionaries, without checking any setting."""
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise ConfigError("VFL-1021", f'cannot read the config file "{path}": {error.strerror}.') from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError("VFL-1022", f'"{path}" must be a TOML file. {error}.') from error
-    for override in overrides or []:
-        _override(document, override)
-    _anchor_paths(document, path.parent)
-    return document
-
-
 def from_document(document: dict[str, Any]) -> Config:
     """Make a Config from nested dictionaries, as tomllib returns them."""
-    return make(Config, _with_table_defaults(document) if _takes_table_defaults(document) else document)
+    document = with_clients(document)
+    document = with_table_defaults(document) if takes_table_defaults(document) else document
+    return make(Config, _with_general_keys(document))
 
 
-def _takes_table_defaults(document: dict[str, Any]) -> bool:
+def with_clients(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the document with the clients' names, in the order of their sections, unless it lists them."""
+    data, parties = document.get("data"), document.get("parties")
+    if not (isinstance(data, dict) and isinstance(parties, dict)):
+        return document
+    if data.get("name") != "parties" or "parties" in data or LABEL_HOLDER not in parties:
+        return document
+    return {**document, "data": {**data, "parties": [name for name in parties if name != LABEL_HOLDER]}}
+
+
+def takes_table_defaults(document: dict[str, Any]) -> bool:
     """Return whether the run uses tables and its configuration does not choose another model.
 
     Runs with private modes or secure sums keep the general defaults, because they need features that do not
     depend on other records.
     """
-    sections = {name: document.get(name, {}) for name in ("data", "model", "privacy")}
+    sections = {name: document.get(name, {}) for name in ("data", "embedding", "privacy")}
     if not all(isinstance(section, dict) for section in sections.values()):
         return False
-    given = sections["model"].get("embedding", "tabular")
-    tabular = sections["data"].get("name") in ("csv", "tables")
-    return tabular and given == "tabular" and not sections["privacy"]
+    given = sections["embedding"].get("model", "auto")
+    tabular = sections["data"].get("name") in ("csv", "parties")
+    return tabular and given in ("auto", "tabular") and not sections["privacy"]
 
 
-def _with_table_defaults(document: dict[str, Any]) -> dict[str, Any]:
+def with_table_defaults(document: dict[str, Any]) -> dict[str, Any]:
     """Return the document with the defaults for tables filled in. Its own values take precedence."""
     whole = dict(document)
     for name, defaults in TABLE_DEFAULTS.items():
@@ -221,35 +316,43 @@ def _with_table_defaults(document: dict[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def _override(document: dict[str, Any], text: str) -> None:
-    dotted, equals, value = text.partition("=")
-    keys = dotted.strip().split(".")
-    if not equals or not all(keys):
-        raise ConfigError("VFL-1023", f'--set takes section.key=value. Found "{text}".')
-    *sections, last = keys
-    for name in sections:
-        document = document.setdefault(name, {})
-        if not isinstance(document, dict):
-            raise ConfigError("VFL-1024", f'--set {text}: "{name}" is not a section.')
-    try:
-        document[last] = tomllib.loads(f"value = {value.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        document[last] = value.strip()  # a word without quotes is a string: --set rule.name=sync
+def _with_general_keys(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the document with each party's optimiser and privacy completed by the general sections."""
+    parties = document.get("parties")
+    if not isinstance(parties, dict):
+        return document
+    whole = {}
+    for name, own in parties.items():
+        if isinstance(own, dict):
+            shared = {key: document.get(key, {}) for key in INHERITED if isinstance(own.get(key), dict)}
+            completed = {key: {**values, **own[key]} for key, values in shared.items()}
+            if "name" in own.get("optimiser", {}) and "options" not in own["optimiser"]:
+                completed["optimiser"].pop("options", None)  # they belong to another optimiser
+            whole[name] = own | completed
+        else:
+            whole[name] = own
+    return {**document, "parties": whole}
 
 
-def _anchor_paths(document: dict[str, Any], folder: Path) -> None:
-    """Make relative paths absolute. They start at the configuration file's folder."""
-    for name, key, declared in declarations(Config):
-        table = document.get(name)
-        if declared.is_path and isinstance(table, dict) and isinstance(table.get(key), str) and table[key]:
-            table[key] = str((folder / table[key]).resolve())
-    tables = document.get("tables")
-    for name, table in tables.items() if isinstance(tables, dict) else ():
-        if isinstance(table, dict):
-            table.setdefault("alignment", f"{name}.alignment.parquet")
-            for key in ("path", "alignment"):
-                if isinstance(table.get(key), str) and table[key]:
-                    table[key] = str((folder / table[key]).resolve())
+def seen_by(document: dict[str, Any], party: str) -> dict[str, Any]:
+    """Return the document as one party sees it: its own sections take the place of the general ones.
+
+    Of [parties.NAME], only the sources remain.
+    """
+    parties = document.get("parties")
+    if not isinstance(parties, dict):
+        return document
+    own = parties.get(table_owner(party), {})
+    chosen = {key: own[key] for key in ("embedding", *INHERITED) if isinstance(own, dict) and key in own}
+    for key in INHERITED:
+        if key in chosen and isinstance(general := document.get(key), dict):
+            chosen[key] = {**general, **chosen[key]}
+    sources = {
+        name: {"source": entries["source"]}
+        for name, entries in parties.items()
+        if isinstance(entries, dict) and "source" in entries
+    }
+    return {**document, **chosen, "parties": sources}
 
 
 def _plain(value: Any) -> Any:

@@ -5,8 +5,9 @@ run's seed therefore splits the rows into training, validation and test rows in 
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +17,18 @@ import torch
 from vafl.arrays import Labels
 from vafl.data.alignment.rows import Alignment
 from vafl.data.encoding import Form
-from vafl.data.fitting import ColumnReport, fit
+from vafl.data.fitting import ColumnReport
 from vafl.data.labels import label_classes, read_labels, read_weights
 from vafl.data.one_file import number_lines
 from vafl.data.partition import Party, VerticalData
-from vafl.data.settings import LABEL_HOLDER, DataSettings, TableSettings
+from vafl.data.settings import LABEL_HOLDER, DataSettings
+from vafl.data.source_settings import SourceSettings
+from vafl.data.sources.base import RecordEncoder, Source
+from vafl.data.sources.cache import FeatureCache
+from vafl.data.sources.common import section_of
+from vafl.data.sources.opening import open_source
 from vafl.data.split import Split
-from vafl.data.tables import POSITION, Table, open_table
+from vafl.data.tables import POSITION, open_table
 from vafl.errors import ConfigError, DataError
 from vafl.names import LOCAL_CLIENT, table_owner
 
@@ -31,12 +37,13 @@ Alignments = Mapping[str, Alignment]
 
 def load_tables(
     settings: DataSettings,
-    tables: Mapping[str, TableSettings],
+    tables: Mapping[str, SourceSettings],
     seed: int,
     party: str | None = None,
     *,
-    form: Form = "dense",
+    form: Callable[[str], Form] = lambda name: "dense",
     public: bool = False,
+    known: Callable[[str], RecordEncoder | None] = lambda name: None,
 ) -> VerticalData:
     """Return the part of the data that one party may see.
 
@@ -45,19 +52,21 @@ def load_tables(
 
     Args:
         settings: the [data] section.
-        tables: party -> its [tables.NAME] section.
+        tables: party -> its source.
         seed: the run's seed, which decides the split.
         party: the party to load for; None loads every party's data, for a simulation.
-        form: the form of features that the encoders produce.
+        form: party -> the form of features that its table's encoder produces.
         public: whether encoders must not depend on the records, as record-level privacy requires.
+        known: party -> the encoder to use; None fits one on the training rows.
     """
     alignments = find_alignments(settings, tables, party)
     alignment = next(iter(alignments.values()))
     names = client_names(settings, alignment)
     _check_local(tables, alignments)
     split = Split.of(alignment.rows, settings, seed)
+    load = partial(load_party, settings, tables, public=public)
     parties = [
-        load_party(settings, tables, name, alignments[table_owner(name)], split, form=form, public=public)[0]
+        load(name, alignments[table_owner(name)], split, form=form(name), encoder=known(name))[0]
         if party in (None, table_owner(name))
         else _remote_party(name, alignment, split)
         for name in names
@@ -72,7 +81,7 @@ def load_tables(
         alignment.classes,
         hashlib.sha256(agreed.encode()).hexdigest()[:16],
         split.order,
-        alignment.token if settings.name == "csv" else "tables",
+        alignment.token if settings.name == "csv" else "parties",
         _weights(tables, alignments, split),
     )
 
@@ -82,7 +91,7 @@ def client_names(settings: DataSettings, alignment: Alignment) -> tuple[str, ...
     return (*settings.parties, LOCAL_CLIENT) if alignment.with_local else settings.parties
 
 
-def _check_local(tables: Mapping[str, TableSettings], alignments: Alignments) -> None:
+def _check_local(tables: Mapping[str, SourceSettings], alignments: Alignments) -> None:
     """Check that the label holder still has features if it had some during alignment, and none otherwise.
 
     The other parties count clients by the alignment, so a change would make them disagree about the model.
@@ -99,7 +108,7 @@ def _check_local(tables: Mapping[str, TableSettings], alignments: Alignments) ->
             "VFL-2001",
             "`vafl align` records whether the label holder has features, and that must not change. Found "
             f"{len(features)} feature columns now, and an alignment {'with' if with_local else 'without'} "
-            f"them. Restore features and ignore in [tables.{LABEL_HOLDER}] as they were during alignment "
+            f"them. Restore features and ignore in [{section_of(LABEL_HOLDER)}] as they were then "
             '(ignore = ["*"] uses no column), or run `vafl align` again.',
         )
 
@@ -113,56 +122,58 @@ def positions(split: Split, alignment: Alignment) -> pl.DataFrame:
 
 def load_party(
     settings: DataSettings,
-    tables: Mapping[str, TableSettings],
+    tables: Mapping[str, SourceSettings],
     name: str,
     alignment: Alignment,
     split: Split,
     *,
     form: Form = "dense",
     public: bool = False,
+    encoder: RecordEncoder | None = None,
 ) -> tuple[Party, list[ColumnReport]]:
     """Return a client with its features of all rows, and a report on each of its columns.
 
-    The encoder is fitted on the client's training rows only.
+    The encoder is fitted on the client's training rows only, unless it is given. There is no report then.
 
     Raises:
         DataError: the client has no training row, or a feature has the label's name.
     """
-    table = open_table(tables, name)
-    check_label_unused(table, alignment)
+    source = open_source(tables, name)
+    check_label_unused(source, alignment)
     wanted = positions(split, alignment)
     training = wanted.filter(pl.col(POSITION) < split.parts.train)
     if not training.height:
         raise DataError(
             "VFL-2002",
-            f'"{table.path}": {name} must have at least one training row. Found none of the '
-            f"{split.parts.train:,}. Add records to its table, and run `vafl align` again.",
+            f'"{source.location}": {name} must have at least one training row. Found none of the '
+            f"{split.parts.train:,}. Add records to its source, and run `vafl align` again.",
         )
-    encoder, report = fit(
-        table,
-        training,
-        form=form,
-        scale=settings.scale != "none",
-        public=public,
-        flags_absent=settings.records == "labelled",
-    )
+    report: list[ColumnReport] = []
+    if encoder is None:
+        encoder, report = source.fit(
+            training,
+            form=form,
+            scale=settings.scale != "none",
+            public=public,
+            flags_absent=settings.records == "labelled",
+        )
     rows = len(split.order)
-    features = torch.from_numpy(encoder.read(table, wanted, rows))
+    features = FeatureCache.at(tables[table_owner(name)].cache).features(source, encoder, wanted, rows)
     return Party(name, features, encoder, ids_by_position(wanted, rows)), report
 
 
-def check_label_unused(table: Table, alignment: Alignment) -> None:
+def check_label_unused(source: Source, alignment: Alignment) -> None:
     """Raise DataError if a feature column has the label's name.
 
     A client may have been given a copy of the label holder's file. It knows only the label column's name, so
     this check cannot detect a label under another name.
     """
-    if alignment.label and alignment.label in table.features:
+    if alignment.label and alignment.label in source.features:
         raise DataError(
             "VFL-2003",
-            f'"{table.path}": the label must not be a feature. Found a feature column '
-            f'"{alignment.label}", which is the label\'s name. Add it to {table.section}.ignore. If it holds '
-            "something else, rename it.",
+            f'"{source.location}": the label must not be a feature. Found a feature column '
+            f'"{alignment.label}", which is the label\'s name. Add it to {source.section}.ignore. If it '
+            "holds something else, rename it.",
         )
 
 
@@ -180,7 +191,7 @@ def ids_by_position(wanted: pl.DataFrame, rows: int) -> pl.Series:
 
 
 def _weights(
-    tables: Mapping[str, TableSettings], alignments: Alignments, split: Split
+    tables: Mapping[str, SourceSettings], alignments: Alignments, split: Split
 ) -> torch.Tensor | None:
     """Return the weight of each row in the training loss; None if all weigh the same, or at a client."""
     if LABEL_HOLDER not in alignments:
@@ -199,7 +210,7 @@ def _weights(
 
 
 def _labels(
-    settings: DataSettings, tables: Mapping[str, TableSettings], alignments: Alignments, split: Split
+    settings: DataSettings, tables: Mapping[str, SourceSettings], alignments: Alignments, split: Split
 ) -> Labels:
     """Return the labels, [rows]; zeros at a client, which must not see them."""
     alignment = alignments.get(LABEL_HOLDER)
@@ -218,7 +229,7 @@ def _labels(
 
 
 def find_alignments(
-    settings: DataSettings, tables: Mapping[str, TableSettings], party: str | None, *, labelled: bool = True
+    settings: DataSettings, tables: Mapping[str, SourceSettings], party: str | None, *, labelled: bool = True
 ) -> Alignments:
     """Return the alignment of one party, or of every party if `party` is None.
 
@@ -229,7 +240,7 @@ def find_alignments(
         labelled: whether the alignment must describe the labels; predictions do not need them.
 
     Raises:
-        ConfigError: a party has no [tables.NAME] section.
+        ConfigError: a party has no source.
         DataError: the party is unknown, a file is missing, or the alignments do not belong together.
     """
     everyone = (LABEL_HOLDER, *settings.parties)
@@ -244,9 +255,9 @@ def find_alignments(
     if missing := [name for name in names if name not in tables]:
         raise ConfigError(
             "VFL-2007",
-            f"every party to load needs a section [tables.NAME]. Missing: [tables.{missing[0]}]. Found "
-            f"{', '.join(f'[tables.{name}]' for name in tables) or 'none'}. Add the section, with path and "
-            "id.",
+            f"every party to load needs a source. Missing: [{section_of(missing[0])}]. Found "
+            f"{', '.join(f'[{section_of(name)}]' for name in tables) or 'none'}. Add the section, with path "
+            "and id.",
         )
     if settings.name == "csv":
         lines = number_lines(open_table(tables, LABEL_HOLDER), settings.task, labelled=labelled)
@@ -326,16 +337,17 @@ def _check_records(
     )
 
 
-def join(settings: DataSettings, tables: Mapping[str, TableSettings]) -> Alignments:
-    """Align tables that are all on this machine by comparing their ids in the clear.
+def join(settings: DataSettings, tables: Mapping[str, SourceSettings]) -> Alignments:
+    """Align sources that are all on this machine by comparing their ids in the clear.
 
     The result depends only on the ids, so separate processes that join the same files agree on every row.
 
     Raises:
         DataError: no id is in every table.
     """
-    opened = {name: open_table(tables, name) for name in (LABEL_HOLDER, *settings.parties)}
-    ids = {name: table.ids() for name, table in opened.items()}
+    holder = open_table(tables, LABEL_HOLDER)
+    ids = {LABEL_HOLDER: holder.ids()}
+    ids |= {name: open_source(tables, name).ids() for name in settings.parties}
     rows = ids[LABEL_HOLDER].sort()
     if settings.records == "common":
         for name in settings.parties:
@@ -347,7 +359,6 @@ def join(settings: DataSettings, tables: Mapping[str, TableSettings]) -> Alignme
             "the parties must have records in common. Found no id that is in every table. The first id of "
             f"each party: {examples}. Check that all parties write ids in the same format.",
         )
-    holder = opened[LABEL_HOLDER]
     label, with_local = holder.settings.label, bool(holder.features)
     classes = label_classes(holder, settings.task) if label else None
     # Token and row order are functions of the sorted ids, not random: another process gets the same ones.

@@ -27,6 +27,8 @@ import polars as pl
 
 from vafl.arrays import Doubles, Floats
 from vafl.conversion import make
+from vafl.data.sources.base import Source
+from vafl.data.sources.common import of_kind
 from vafl.data.tables import POSITION, Table
 from vafl.errors import DataError
 
@@ -307,6 +309,7 @@ class Encoder:
         form: the form of the features.
     """
 
+    kind: ClassVar[str] = "table"
     columns: tuple[Column, ...]
     flags_absent: bool
     form: Form = "dense"
@@ -321,6 +324,16 @@ class Encoder:
         """The names of the features."""
         names = [name for column in self.columns for name in column.names(self.form)]
         return [*names, "(absent)"] if self.flags_absent else names
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one record's features."""
+        return (len(self.names),)
+
+    @property
+    def record_shape(self) -> tuple[int, ...]:
+        """The shape that the embedding network sees: a table's model takes the "(absent)" feature, too."""
+        return self.shape
 
     @property
     def parts(self) -> Sequence[NumberColumn | CategoryColumn]:
@@ -354,27 +367,32 @@ class Encoder:
             start = end
         return features
 
-    def read(self, table: Table, wanted: pl.DataFrame, rows: int) -> Floats:
+    def read(self, source: Source, wanted: pl.DataFrame, rows: int, into: Floats | None = None) -> Floats:
         """Return the features [rows, width] of a whole table.
 
         Rows that `wanted` does not mention are encoded as absent.
 
         Args:
+            source: the table.
             wanted: the `id` of each line to read, and POSITION, its row.
+            into: [rows, width], an array to fill; None creates one.
 
         Raises:
-            DataError: a column is missing, the table has changed since it was aligned, or more than half of
-                the values of a column are not of its type.
+            DataError: the source is not a table, a column is missing, the table has changed since it was
+                aligned, or more than half of the values of a column are not of its type.
         """
+        table = of_kind(Table, source, self.kind, source.section)
         if missing := [column.name for column in self.columns if column.name not in table.schema]:
             raise DataError(
                 "VFL-2194",
                 f'"{table.path}" must have every column that the model was trained on. Missing: '
                 f"{', '.join(missing[:5])}. Add the missing columns, or train again without them.",
             )
-        features = np.empty((rows, len(self.names)), dtype=np.float32)
+        features = np.empty((rows, *self.shape), dtype=np.float32) if into is None else into
         if wanted.height < rows:
-            features[:] = self.absent_row()
+            is_absent = np.ones(rows, dtype=bool)
+            is_absent[wanted[POSITION].to_numpy()] = False
+            features[is_absent] = self.absent_row()
         lines, odd = 0, Counter[str]()
         for batch in table.batches([column.name for column in self.columns], wanted):
             features[batch[POSITION].to_numpy()] = self.encode(table, batch, odd)
@@ -393,7 +411,7 @@ class Encoder:
     def to_dict(self) -> dict[str, Any]:
         """Return the encoder as values that TOML and JSON can represent."""
         columns = [{"kind": column.kind, **_plain(asdict(column))} for column in self.columns]
-        return {"form": self.form, "flags_absent": self.flags_absent, "columns": columns}
+        return {"kind": self.kind, "form": self.form, "flags_absent": self.flags_absent, "columns": columns}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Encoder":
@@ -417,6 +435,7 @@ class Encoder:
 class _Written:
     """The document that `Encoder.to_dict` makes."""
 
+    kind: Literal["table"]
     columns: list[dict[str, Any]]
     flags_absent: bool
     form: Form

@@ -203,8 +203,8 @@ def fit(
         remedy = "Use columns of numbers, categories or dates."
         if table.party == LABEL_HOLDER:
             remedy = (
-                f'To train without features of the label holder, set tables.{LABEL_HOLDER}.ignore = ["*"] '
-                "and run `vafl align` again."
+                f'To train without features of the label holder, set {table.section}.ignore = ["*"] and run '
+                "`vafl align` again."
             )
         elif table.section == "data" and not chosen:
             remedy = f"Give {table.party} other columns in [partition.groups]."

@@ -51,7 +51,7 @@ def read_labels(table: Table, wanted: pl.DataFrame, classes: tuple[str, ...] | N
     if not label:
         raise ConfigError(
             "VFL-2212",
-            f"training needs tables.{table.party}.label, the column to predict. Found none. Set it to the "
+            f"training needs {table.section}.label, the column to predict. Found none. Set it to the "
             "name of the label column.",
         )
     labels: Labels = np.zeros(wanted.height, dtype=np.float32 if classes is None else np.int64)

@@ -45,7 +45,7 @@ def warnings(data: VerticalData) -> list[str]:
     return [
         f"{party.name}: {suspect}"
         for party in data.parties
-        if party.encoder is not None and party.encoder.form == "codes" and party.features.numel()
+        if isinstance(party.encoder, Encoder) and party.encoder.form == "codes" and party.features.numel()
         for suspect in leakage_suspects(party.encoder, party.features[data.train].numpy(), labels, classes)
     ]
 
@@ -66,7 +66,8 @@ def leakage_suspects(encoder: Encoder, codes: Floats, labels: Labels, classes: i
     if len(labels) < _FEWEST_ROWS:
         return []
     step = -(-len(labels) // _MOST_ROWS)
-    codes, labels = codes[::step], labels[::step]
+    # Copied once: the codes may be a file that is larger than memory, and each column is read on its own.
+    codes, labels = np.ascontiguousarray(codes[::step]), labels[::step]
     targets = np.eye(classes)[labels.astype(np.int64)] if classes else labels.astype(np.float64)[:, None]
     fit, check = slice(0, None, 2), slice(1, None, 2)
     mean = targets[fit].mean(axis=0)

@@ -16,7 +16,8 @@ from vafl.data.columns import match_columns, no_column
 from vafl.data.csv_files import header_of
 from vafl.data.encoding import is_usable
 from vafl.data.labels import label_classes
-from vafl.data.settings import LABEL_HOLDER, DataSettings, PartitionSettings, TableSettings
+from vafl.data.settings import LABEL_HOLDER, DataSettings, PartitionSettings
+from vafl.data.source_settings import TableSettings
 from vafl.data.tables import Table
 from vafl.errors import ConfigError, DataError
 

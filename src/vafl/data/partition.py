@@ -18,7 +18,7 @@ from vafl.data.split import Parts, Split
 from vafl.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from vafl.data.encoding import Encoder
+    from vafl.data.sources.base import RecordEncoder
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Party:
 
     Attributes:
         features: [rows, ...]: training rows, then validation rows, then test rows.
-        encoder: the encoder that made the features from the party's table; None without a table.
-        ids: [rows], the records' ids in that table; null for records that the party does not have.
+        encoder: the encoder that made the features from the party's source; None without a source.
+        ids: [rows], the records' ids in that source; null for records that the party does not have.
     """
 
     name: str
     features: Tensor
-    encoder: "Encoder | None" = None
+    encoder: "RecordEncoder | None" = None
     ids: pl.Series | None = None
 
 

@@ -1,4 +1,4 @@
-"""The [data], [partition] and [tables.NAME] sections of a configuration."""
+"""The [data] and [partition] sections of a configuration."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
+# source_settings is the home of TableSettings.
 from vafl.errors import ConfigError
 from vafl.names import SERVER, check_client
 from vafl.scope import Scope, setting
@@ -15,7 +16,7 @@ NAMES = (
     *("digits", "breast_cancer", "wine", "iris", "diabetes"),
     *("mnist", "fashion_mnist"),
     *("cifar10", "parkinson", "modelnet40", "physionet2012", "mimic3", "adult", "credit_default"),
-    *("csv", "tables"),
+    *("csv", "parties"),
 )
 
 
@@ -38,21 +39,21 @@ class DataSettings:
         name: the data set. Bundled with scikit-learn: `digits`, `breast_cancer`, `wine`, `iris`, `diabetes`.
             Public, in the data folder: `mnist`, `fashion_mnist`, `cifar10`, `parkinson`, `modelnet40`,
             `physionet2012`, `mimic3`, `adult`, `credit_default`. `csv` is one file whose columns [partition]
-            divides among the parties. `tables` is one file per party, set in [tables.NAME].
+            divides among the parties. `parties` is one file per party, set in [parties.NAME.source].
         path: for `csv`: the CSV or Parquet file. A relative path starts at the config file's folder.
         label: for `csv`: the label column.
         weight: for `csv`: the column with the weight of each row in the training loss, numbers of 0 or more.
-            It is never a feature. Metrics and baselines are not weighted. For `tables`, set
-            tables.server.weight instead.
+            It is never a feature. Metrics and baselines are not weighted. For `parties`, set
+            parties.server.source.weight instead.
         ignore: for `csv`: columns that are not used as features, by name or pattern (`pay_*`).
-        task: `classification` or `regression`, for `csv` and `tables`.
-        parties: for `tables`: the clients that connect to the server. Every party must list them in the same
+        task: `classification` or `regression`, for `csv` and `parties`.
+        parties: for `parties`: the clients that connect to the server. Every party must list them in the same
             order. The label holder's own features are not listed.
-        records: for `tables`: `common` trains on the records that every party has. `labelled` trains on all
+        records: for `parties`: `common` trains on the records that every party has. `labelled` trains on all
             records of the label holder, and learns an embedding for records that a client does not have.
         test_fraction: the share of rows held out for testing, if the data set has no test rows.
         validation_fraction: the share of rows held out for evaluations during training; 0 uses the test rows.
-        scale: `standard` scales every column by its training rows: for `csv` and `tables` by median and
+        scale: `standard` scales every column by its training rows: for `csv` and `parties` by median and
             quartiles with a smooth clip, otherwise to zero mean and unit deviation. `none` does not scale.
             `auto` scales everything except images, which are in 0..1 already.
         folder: the folder of the public data sets; `--data` or VAFL_DATA set it too.
@@ -97,7 +98,8 @@ class DataSettings:
             )
 
         if self.weight and self.name != "csv":
-            instead = "Set tables.server.weight instead." if self.name == "tables" else "Leave it out."
+            holder = "Set parties.server.source.weight instead."
+            instead = holder if self.name == "parties" else "Leave it out."
             raise ConfigError(
                 "VFL-2247",
                 f'data.weight is only for data.name = "csv". Found "{self.weight}" with '
@@ -106,17 +108,17 @@ class DataSettings:
 
     def _check_parties(self) -> None:
         _check_clients(self.parties, "data.parties")
-        if self.name == "tables" and not self.parties:
+        if self.name == "parties" and not self.parties:
             raise ConfigError(
                 "VFL-2248",
-                'data.name = "tables" needs data.parties, the names of the clients. Found none. List each '
+                'data.name = "parties" needs data.parties, the names of the clients. Found none. List each '
                 f'client once, without the label holder "{LABEL_HOLDER}".',
             )
 
     @property
     def is_tabular(self) -> bool:
         """Return whether parties read and encode tables: one file each, or columns of one file."""
-        return self.name in ("csv", "tables")
+        return self.name in ("csv", "parties")
 
     @property
     def title(self) -> str:
@@ -144,60 +146,3 @@ class PartitionSettings:
         if self.clients < 1:
             raise ConfigError("VFL-2249", f"partition.clients must be 1 or more. Found {self.clients}.")
         _check_clients(self.groups, "partition.groups")
-
-
-@dataclass(frozen=True)
-class TableSettings:
-    """One party's table. NAME is the party's name; the label holder's name is `server`.
-
-    Attributes:
-        path: the CSV or Parquet file. A relative path starts at the config file's folder.
-        id: the column that identifies the record: text or integers, without duplicates.
-        label: the column to predict, in the server's table only. Predictions do not need it.
-        weight: the column with the weight of each record in the training loss, numbers of 0 or more, in the
-            server's table only. It is never a feature. Metrics and baselines are not weighted. By default,
-            all records have the same weight.
-        features: the columns to use, by name or pattern (`pay_*`). The default is all columns except id,
-            label and weight. The server's features are used too, by a client inside its process.
-        ignore: columns not to use, by name or pattern. `["*"]` uses no column of the server's table.
-        categories: number columns whose values are categories, by name or pattern.
-        most_categories: the number of categories of a column that get a feature each. Rarer ones share one
-            feature.
-        missing: texts that mean a missing value, in addition to an empty field.
-        separator: the character between the fields of a CSV.
-        groups: name -> columns, by name or pattern, whose importance the server may measure together. The
-            server learns the names of the groups; prediction.importance says what else it learns.
-        alignment: the file that `vafl align` writes. The default is NAME.alignment.parquet beside the config
-            file.
-    """
-
-    path: str
-    id: str
-    label: str = ""
-    weight: str = ""
-    features: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
-    categories: tuple[str, ...] = ()
-    most_categories: int = 32
-    missing: tuple[str, ...] = ("NA", "N/A", "NaN", "nan", "null", "NULL", "?")
-    separator: str = ","
-    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    alignment: str = ""
-
-    def __post_init__(self) -> None:
-        if len(self.separator.encode()) != 1:
-            raise ConfigError(
-                "VFL-2250", f'separator must be one character, such as ";". Found "{self.separator}".'
-            )
-        if self.most_categories < 1:
-            raise ConfigError("VFL-2251", f"most_categories must be 1 or more. Found {self.most_categories}.")
-        if self.label and self.label == self.id:
-            raise ConfigError(
-                "VFL-2252",
-                f'the label and the id must be different columns. Found "{self.label}" for both.',
-            )
-        if self.weight and self.weight in (self.id, self.label):
-            raise ConfigError(
-                "VFL-2253",
-                f'the weight must not be the id or the label column. Found "{self.weight}" for both.',
-            )

@@ -8,15 +8,22 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import polars as pl
 
 from vafl.data.alignment.ids import canonical_ids
 from vafl.data.columns import match_columns, no_column
 from vafl.data.csv_files import SEPARATORS, check_names, is_packed, is_parquet, not_utf_8, read_blocks
-from vafl.data.settings import LABEL_HOLDER, TableSettings
-from vafl.errors import DataError
+from vafl.data.settings import LABEL_HOLDER
+from vafl.data.source_settings import SourceSettings, TableSettings
+from vafl.data.sources.common import fingerprint_of, section_of
+from vafl.errors import ConfigError, DataError
 from vafl.names import table_owner
+
+if TYPE_CHECKING:  # these modules import this one
+    from vafl.data.encoding import Encoder, Form
+    from vafl.data.fitting import ColumnReport
 
 POSITION = "vafl position"  # an extra column of a batch: the row that each line becomes
 _ID = "vafl id"
@@ -25,14 +32,14 @@ _CELLS = 1_000_000  # most cells in memory at once, which means fewer lines of a
 
 
 class Table:
-    """A party's table. The schema is read at once, lines are read on demand.
+    """A party's table, which is a source of records. The schema is read at once, lines are read on demand.
 
     Attributes:
         schema: column -> type. All columns of a CSV are text.
 
     Args:
         party: the party's name.
-        settings: the [tables.NAME] section. Without an id column, a record's id is its line number, from 0.
+        settings: the party's source. Without an id column, a record's id is its line number, from 0.
         frame: the table, if it is in memory.
 
     Raises:
@@ -48,8 +55,8 @@ class Table:
         if not self.path.is_file():
             raise DataError(
                 "VFL-2281",
-                f'tables.{party}.path must be a CSV or Parquet file. Found no file "{self.path}". Correct '
-                "the path.",
+                f'{section_of(party)}.path must be a CSV or Parquet file. Found no file "{self.path}". '
+                "Correct the path.",
             )
         with self._reading():
             self.is_parquet = is_parquet(self.path)
@@ -59,19 +66,37 @@ class Table:
         if not self.is_parquet:
             check_names(self.schema, self.path, settings.separator)
         for name in filter(None, (settings.id, settings.label, settings.weight)):
-            self._check_column(name)
+            self.check_column(name)
 
     @property
     def section(self) -> str:
         """The section of the configuration that chooses the columns."""
-        return f"tables.{self.party}" if self.settings.id else "data"
+        return section_of(self.party) if self.settings.id else "data"
+
+    @property
+    def location(self) -> str:
+        """The table's file."""
+        return str(self.path)
+
+    def fingerprint(self) -> str:
+        """Return text that changes with the file or the settings."""
+        return fingerprint_of(self.settings, self.path)
+
+    def fit(
+        self, training: pl.DataFrame, *, form: "Form", scale: bool, public: bool, flags_absent: bool
+    ) -> "tuple[Encoder, list[ColumnReport]]":
+        """Fit an encoder on the training lines, as `vafl.data.fitting.fit` does."""
+        from vafl.data.fitting import fit  # noqa: PLC0415 - it imports this module
+
+        return fit(self, training, form=form, scale=scale, public=public, flags_absent=flags_absent)
 
     def _scan(self) -> pl.LazyFrame:
         if self.is_parquet:
             return pl.scan_parquet(self.path, glob=False)
         return pl.scan_csv(self.path, separator=self.settings.separator, infer_schema=False, glob=False)
 
-    def _check_column(self, name: str) -> None:
+    def check_column(self, name: str) -> None:
+        """Raise DataError if there is no such column."""
         if name in self.schema:
             return
         header = next(iter(self.schema))
@@ -139,6 +164,11 @@ class Table:
         with self._reading():
             yield from self._batches(columns)
 
+    def slice(self, columns: Sequence[str], start: int, count: int) -> pl.DataFrame:
+        """Return these columns of `count` lines, fewer at the end. Fast for Parquet files only."""
+        with self._reading():
+            return self._lines.select(columns).slice(start, count).collect()
+
     def _batches(self, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
         if self._is_plain and columns:
             return read_blocks(self.path, self.schema, columns, self.settings.separator)
@@ -181,14 +211,24 @@ class Table:
             ) from error
 
 
-def open_table(tables: Mapping[str, TableSettings], name: str) -> Table:
+def open_table(sources: Mapping[str, SourceSettings], name: str) -> Table:
     """Open a party's table.
 
     If a client shares the label holder's file, its label and weight columns are ignored.
+
+    Raises:
+        ConfigError: the party's source is not a table.
     """
     name = table_owner(name)
-    settings, holder = tables[name], tables.get(LABEL_HOLDER)
-    if holder is not None and name != LABEL_HOLDER and settings.path == holder.path:
+    settings, holder = sources[name], sources.get(LABEL_HOLDER)
+    if not isinstance(settings, TableSettings):
+        raise ConfigError(
+            "VFL-2254",
+            f"{section_of(name)} must be a table: labels and weights are columns of a table. Found the kind "
+            f'"{settings.kind}". Set kind = "table" for the label holder, and let a client hold the '
+            f"{settings.kind}.",
+        )
+    if isinstance(holder, TableSettings) and name != LABEL_HOLDER and settings.path == holder.path:
         secret = [column for column in (holder.label, holder.weight) if column]
         settings = replace(settings, ignore=(*settings.ignore, *secret))
     return Table(name, settings)

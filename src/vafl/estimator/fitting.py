@@ -95,12 +95,12 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
                 clients will use next), `none` (Algorithm 1 as published), `all`, or `random:R`.
             embedding: each party's model: `tabular`, `linear`, `mlp` or `package.module:Factory`; `lstm` or
                 `cnn` for arrays of sequences or images in a dictionary X.
-            width: the width of an embedding. 0 means the number of outputs for a `bias` head. For other
-                heads it means 32 with a `tabular` embedding and 16 otherwise.
+            width: the width of an embedding. 0 means the number of outputs for a `bias` head, 32
+                for a `tabular` head and 16 for other heads.
             hidden: the hidden units of the embedding. () chooses the default of its kind, (64,) for `mlp`.
-            head: the server's model: `tabular`, `bias` (the sum of the embeddings and a bias), `linear` or
-                `mlp`. None chooses `tabular` for a tabular embedding and `bias` otherwise.
-            head_hidden: the hidden units of a `tabular` or `mlp` head.
+            head: the server's model: `tabular`, `bias` (the sum of the embeddings and a bias), `linear`,
+                `mlp` or `gated`. None chooses `tabular` for a tabular embedding and `bias` otherwise.
+            head_hidden: the hidden units of a `tabular`, `mlp` or `gated` head.
             combine: whether the head takes the `sum` or the `concat`enation of the embeddings. None chooses
                 `concat` for a tabular embedding and `sum` otherwise.
             batch_size: the rows of a batch, at most all rows. 0 chooses 64 to 1024 by the number of rows for

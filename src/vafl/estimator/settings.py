@@ -18,7 +18,8 @@ _OTHER_DEFAULTS: dict[str, dict[str, Any]] = {
     "optimiser": {"name": "Adam", "step_size": 0.01, "l2": 1e-3},
 }
 _SECTIONS = {
-    "model": ("embedding", "width", "hidden", "head", "head_hidden", "combine", "metric", "class_weight"),
+    "model": ("width", "head", "head_hidden", "combine", "metric", "class_weight"),
+    "embedding": ("hidden",),
     "rule": ("t", "delay_bound"),
     "schedule": ("batch_size", "epochs", "refresh"),
     "optimiser": ("step_size", "l2"),
@@ -50,6 +51,7 @@ def make_config(parameters: Mapping[str, Any], *, seed: int, rows: int, held_out
         for section, names in _SECTIONS.items()
     }
     document["rule"]["name"] = values["rule"]
+    document["embedding"]["model"] = values["embedding"]
     if values["optimiser"] is not None:
         document["optimiser"] |= {"name": values["optimiser"], "options": {}}
     delays = values["delays"]

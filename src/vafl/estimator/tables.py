@@ -20,7 +20,7 @@ from vafl.data.columns import match_columns
 from vafl.data.dataset import Standard
 from vafl.data.encoding import Encoder, Form, is_usable
 from vafl.data.fitting import fit
-from vafl.data.settings import TableSettings
+from vafl.data.source_settings import TableSettings
 from vafl.data.tables import POSITION, Table
 from vafl.errors import ConfigError, DataError
 

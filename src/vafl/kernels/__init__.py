@@ -8,13 +8,9 @@ compiler, portable.py does the same in numpy. It also documents each kernel.
 try:
     from vafl.kernels.native import (
         add_row,
-        all_finite,
         count_delays,
-        descend,
         gather,
-        gather_delays,
         gather_sums,
-        in_order,
         softmax,
         store,
         store_summed,
@@ -25,13 +21,9 @@ try:
 except ImportError:  # the C extension was not compiled
     from vafl.kernels.portable import (
         add_row,
-        all_finite,
         count_delays,
-        descend,
         gather,
-        gather_delays,
         gather_sums,
-        in_order,
         softmax,
         store,
         store_summed,
@@ -40,5 +32,5 @@ except ImportError:  # the C extension was not compiled
 
     NATIVE = False
 
-__all__ = ["NATIVE", "add_row", "all_finite", "count_delays", "descend", "gather", "gather_delays"]
-__all__ += ["gather_sums", "in_order", "softmax", "store", "store_summed", "sum_rows"]
+__all__ = ["NATIVE", "add_row", "count_delays", "gather", "gather_sums", "softmax", "store", "store_summed"]
+__all__ += ["sum_rows"]

@@ -13,7 +13,7 @@
 
 enum {
     AHEAD = 12,          /* rows that are asked of memory before they are needed */
-    NEAR_BYTES = 256,    /* of such a row: the processor itself asks for those that follow */
+    NEAR_BYTES = 1024,   /* of such a row, 16 cache lines: the processor itself asks for those that follow */
     LONG_BYTES = 1 << 16 /* of work, during which other threads may run */
 };
 
@@ -28,7 +28,6 @@ enum {
 /* --- arguments --- */
 
 enum { STRIDED = PyBUF_STRIDES, CONTIGUOUS = PyBUF_C_CONTIGUOUS, WRITABLE = PyBUF_WRITABLE };
-enum { ANY = -1 }; /* number of axes, for what is contiguous */
 
 typedef struct {
     const char *types; /* format characters; NULL: anything but objects, whose references are counted */
@@ -68,13 +67,13 @@ static int acquire(PyObject *const *given, Py_ssize_t count, Py_ssize_t expected
             PyErr_Format(PyExc_TypeError, "argument %d must hold no objects. Found %s.", i + 1, view->format);
             return 0;
         }
-        if ((kind->axes != ANY && view->ndim != kind->axes) || !strchr(kind->types, view->format[0])
+        if (view->ndim != kind->axes || !strchr(kind->types, view->format[0])
             || view->format[1] || !(kind->itemsize ? view->itemsize == kind->itemsize : has_numbers(view))
             || (uintptr_t)view->buf % (size_t)view->itemsize
             || (kind->axes > 0 && view->strides[0] % view->itemsize)
             || (kind->axes == 2 && view->shape[1] > 1 && view->strides[1] != view->itemsize)) {
             PyErr_Format(PyExc_TypeError, "argument %d must have %d axes and be of type %s. Found %d, %s.",
-                         i + 1, kind->axes == ANY ? view->ndim : kind->axes, kind->types, view->ndim, view->format);
+                         i + 1, kind->axes, kind->types, view->ndim, view->format);
             return 0;
         }
     }
@@ -151,24 +150,6 @@ static inline void fetch(const char *row, Py_ssize_t bytes)
     __builtin_prefetch(row + bytes - 1);
 }
 
-static PyObject *in_order(PyObject *self, PyObject *const *given, Py_ssize_t count)
-{
-    static const Kind kinds[] = {PLACES};
-    Py_buffer view[1] = {{0}};
-    PyObject *answer = NULL;
-    if (acquire(given, count, 2, view, kinds, 1)) {
-        const int64_t *row = view->buf, bound = PyLong_AsLongLong(given[1]);
-        Py_ssize_t rows = view->shape[0];
-        int falls = 0;
-        for (Py_ssize_t i = 1; i < rows; i++)
-            falls |= row[i] <= row[i - 1];
-        if (!PyErr_Occurred())
-            answer = PyBool_FromLong(!falls && (!rows || (row[0] >= 0 && row[rows - 1] < bound)));
-    }
-    release(view, 1);
-    return answer;
-}
-
 static inline void copy_rows(const Py_buffer *from, const Py_buffer *rows, char *to, Py_ssize_t bytes)
 {
     const int64_t *row = rows->buf;
@@ -243,23 +224,6 @@ static void delays_at(const Py_buffer *stored_at, const Py_buffer *rows, uint32_
         for (Py_ssize_t j = 0; j < clients; j++)
             to[j] = now - then[j]; /* without a sign, what overflows is defined */
     }
-}
-
-static PyObject *gather_delays(PyObject *self, PyObject *const *given, Py_ssize_t count)
-{
-    static const Kind kinds[] = {ITERATIONS(2, STRIDED), PLACES, ITERATIONS(2, CONTIGUOUS | WRITABLE)};
-    Py_buffer view[3] = {{0}}, *stored_at = &view[0], *rows = &view[1], *out = &view[2];
-    int done = acquire(given, count, 4, view, kinds, 3)
-        && of_one_shape(out->shape[0] == rows->shape[0] && out->shape[1] == stored_at->shape[1]);
-    long long iteration = done ? PyLong_AsLongLong(given[3]) : 0;
-    done = done && !PyErr_Occurred() && in_32_bits(iteration) && within(rows, stored_at->shape[0]);
-    if (done) {
-        PyThreadState *state = begin(out->len);
-        delays_at(stored_at, rows, (uint32_t)iteration, out->buf);
-        end(state);
-    }
-    release(view, 3);
-    return done ? Py_NewRef(Py_None) : NULL;
 }
 
 typedef struct {
@@ -402,30 +366,6 @@ static PyObject *store_summed(PyObject *self, PyObject *const *given, Py_ssize_t
 
 /* --- values --- */
 
-VECTORS static int has_all_finite(const uint32_t *bits, Py_ssize_t length)
-{
-    const uint32_t exponent = 0x7f800000u;
-    uint32_t broken = 0;
-    for (Py_ssize_t i = 0; i < length; i++)
-        broken |= (bits[i] & exponent) == exponent;
-    return !broken;
-}
-
-static PyObject *all_finite(PyObject *self, PyObject *const *given, Py_ssize_t count)
-{
-    static const Kind kinds[] = {FLOATS(2, CONTIGUOUS)};
-    Py_buffer view[1] = {{0}};
-    PyObject *answer = NULL;
-    if (acquire(given, count, 1, view, kinds, 1)) {
-        PyThreadState *state = begin(view->len);
-        int finite = has_all_finite(view->buf, view->len / 4);
-        end(state);
-        answer = PyBool_FromLong(finite);
-    }
-    release(view, 1);
-    return answer;
-}
-
 static PyObject *add_row(PyObject *self, PyObject *const *given, Py_ssize_t count)
 {
     static const Kind kinds[] = {FLOATS(2, CONTIGUOUS | WRITABLE), FLOATS(1, CONTIGUOUS)};
@@ -467,27 +407,6 @@ static PyObject *sum_rows(PyObject *self, PyObject *const *given, Py_ssize_t cou
             for (Py_ssize_t j = 0; j < columns; j++)
                 total[first + j] = (float)sum[j];
         }
-        end(state);
-    }
-    release(view, 2);
-    return done ? Py_NewRef(Py_None) : NULL;
-}
-
-/* Arrays of any axes, side by side. */
-static PyObject *descend(PyObject *self, PyObject *const *given, Py_ssize_t count)
-{
-    static const Kind kinds[] = {FLOATS(ANY, CONTIGUOUS | WRITABLE), FLOATS(ANY, CONTIGUOUS)};
-    Py_buffer view[2] = {{0}}, *values = &view[0], *moves = &view[1];
-    int done = acquire(given, count, 3, view, kinds, 2) && of_one_shape(values->len == moves->len);
-    float step = done ? (float)PyFloat_AsDouble(given[2]) : 0;
-    done = done && !PyErr_Occurred();
-    if (done) {
-        float *restrict value = values->buf;
-        const float *restrict move = moves->buf;
-        Py_ssize_t length = values->len / (Py_ssize_t)sizeof(float);
-        PyThreadState *state = begin(values->len);
-        for (Py_ssize_t i = 0; i < length; i++)
-            value[i] -= step * move[i];
         end(state);
     }
     release(view, 2);
@@ -569,9 +488,8 @@ static PyObject *softmax(PyObject *self, PyObject *const *given, Py_ssize_t coun
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
 static PyMethodDef functions[] = {
-    FUNCTION(in_order),     FUNCTION(gather),     FUNCTION(gather_sums), FUNCTION(gather_delays),
-    FUNCTION(count_delays), FUNCTION(store),      FUNCTION(store_summed), FUNCTION(all_finite),
-    FUNCTION(add_row),      FUNCTION(sum_rows),   FUNCTION(descend),     FUNCTION(softmax),
+    FUNCTION(gather),       FUNCTION(gather_sums), FUNCTION(count_delays), FUNCTION(store),
+    FUNCTION(store_summed), FUNCTION(add_row),     FUNCTION(sum_rows),     FUNCTION(softmax),
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, 0, functions, NULL, NULL, NULL, NULL};

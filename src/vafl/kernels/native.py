@@ -2,12 +2,11 @@
 
 import numpy as np
 
-from vafl.arrays import Array, Doubles, Floats, Iterations, Labels, RowIds
+from vafl.arrays import Array, Doubles, Floats, Labels, RowIds
 from vafl.kernels import _native, portable
-from vafl.kernels._native import add_row, count_delays, descend, in_order, store, store_summed
+from vafl.kernels._native import add_row, count_delays, store, store_summed
 
-__all__ = ["add_row", "all_finite", "count_delays", "descend", "gather", "gather_delays", "gather_sums"]
-__all__ += ["in_order", "softmax", "store", "store_summed", "sum_rows"]
+__all__ = ["add_row", "count_delays", "gather", "gather_sums", "softmax", "store", "store_summed", "sum_rows"]
 
 _LABELS = "BHIlq"  # the integer types that the C kernel reads without conversion
 
@@ -26,18 +25,6 @@ def gather_sums(sums: Doubles, rows: RowIds) -> Floats:
     gathered = np.empty((len(rows), sums.shape[1]), np.float32)
     _native.gather_sums(sums, rows, gathered)
     return gathered
-
-
-def gather_delays(stored_at: Iterations, rows: RowIds, iteration: int) -> Iterations:
-    """Return iteration - stored_at[rows]."""
-    delays = np.empty((len(rows), stored_at.shape[1]), np.int32)
-    _native.gather_delays(stored_at, rows, delays, iteration)
-    return delays
-
-
-def all_finite(matrix: Floats) -> bool:
-    """Return whether the matrix has no NaN and no infinity."""
-    return _native.all_finite(matrix) if matrix.flags.c_contiguous else portable.all_finite(matrix)
 
 
 def sum_rows(matrix: Floats) -> Floats:

@@ -6,13 +6,6 @@ import numpy.typing as npt
 from vafl.arrays import Array, Doubles, Floats, Integers, Iterations, Labels, RowIds
 
 
-def in_order(rows: RowIds, count: int, /) -> bool:
-    """Return whether the rows are strictly ascending and in 0..count - 1."""
-    if np.count_nonzero(rows[1:] <= rows[:-1]):
-        return False
-    return not len(rows) or bool(rows[0] >= 0 and rows[-1] < count)
-
-
 def gather(matrix: Array, rows: RowIds) -> Array:
     """Return matrix[rows]."""
     gathered: Array = matrix[rows]  # `take` would first copy a matrix that is not contiguous
@@ -22,12 +15,6 @@ def gather(matrix: Array, rows: RowIds) -> Array:
 def gather_sums(sums: Doubles, rows: RowIds) -> Floats:
     """Return sums[rows], rounded to float32."""
     return sums[rows].astype(np.float32)
-
-
-def gather_delays(stored_at: Iterations, rows: RowIds, iteration: int) -> Iterations:
-    """Return iteration - stored_at[rows]."""
-    delays: Iterations = np.int32(iteration) - stored_at[rows]
-    return delays
 
 
 def count_delays(
@@ -48,7 +35,7 @@ def count_delays(
         The longest finite delay.
     """
     clients, bins = counts.shape
-    delays = gather_delays(stored_at, rows, iteration)
+    delays = np.int32(iteration) - stored_at[rows]
     finite = np.where(delays < forever, delays, 0)
     longest = int(finite.max(initial=0))
     if finite.min(initial=0) < 0:
@@ -93,21 +80,10 @@ def store_summed(
     return bool(np.abs(old).max(initial=0) <= largest and np.abs(fresh).max(initial=0) <= largest)
 
 
-def all_finite(matrix: Floats) -> bool:
-    """Return whether the matrix has no NaN and no infinity."""
-    return bool(np.isfinite(matrix).all())
-
-
 @np.errstate(all="ignore")
 def add_row(matrix: Floats, row: Floats, /) -> None:
     """Add `row` to each row of the matrix, in place."""
     matrix += row
-
-
-@np.errstate(all="ignore")
-def descend(values: Floats, moves: Floats, step_size: float, /) -> None:
-    """Subtract step_size * moves from the values, in place and in float32."""
-    values -= step_size * moves
 
 
 @np.errstate(all="ignore")

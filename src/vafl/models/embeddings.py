@@ -1,4 +1,4 @@
-"""The clients' embedding models: linear, MLP, CNN, LSTM, tabular, or the user's own torch module."""
+"""The clients' embedding models: built-in networks, or the user's own torch module."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from vafl.errors import ConfigError
-from vafl.models.settings import ModelSettings
+from vafl.models.settings import EmbeddingSettings
 from vafl.models.tabular import Input, Tabular
 
+_LONGEST_SERIES = 512  # steps; the cost of attention is their square
 Factory = Callable[[Sequence[int], int], nn.Module]
 
 
@@ -30,29 +31,103 @@ class SequenceEncoder(nn.Module):
         return last[0]  # type: ignore[no-any-return]
 
 
+class WithDefault(nn.Module):
+    """A model with a learned embedding for records that the party does not have.
+
+    The last feature of a record is 1 if the party lacks it. The other features are the record, flattened.
+
+    Args:
+        inner: embeds records [batch, *shape].
+        shape: the shape of one record.
+        width: the width of the embedding.
+    """
+
+    def __init__(self, inner: nn.Module, shape: Sequence[int], width: int) -> None:
+        super().__init__()
+        self.inner, self._shape = inner, tuple(shape)
+        self.default = nn.Parameter(torch.zeros(width))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[batch, features] -> [batch, width]."""
+        records = features[:, :-1].reshape(len(features), *self._shape)
+        return torch.where(features[:, -1:] > 0, self.default, self.inner(records))
+
+
+class SeriesTransformer(nn.Module):
+    """Two transformer layers with learned positions; the embedding is an affine map of the mean step."""
+
+    def __init__(self, steps: int, features: int, hidden: int, width: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(features, hidden)
+        self.places = nn.Parameter(0.02 * torch.randn(steps, hidden))
+        # Without dropout, a run depends on its seed only: torch's dropout draws from the global generator.
+        layers = [
+            nn.TransformerEncoderLayer(
+                hidden, _heads(hidden), 2 * hidden, 0.0, batch_first=True, norm_first=True
+            )
+            for _ in range(2)
+        ]
+        self.layers = nn.Sequential(*layers)
+        self.last = nn.Linear(hidden, width)
+
+    def forward(self, series: Tensor) -> Tensor:
+        """[batch, steps, features] -> [batch, width]."""
+        return self.last(self.layers(self.first(series) + self.places).mean(1))  # type: ignore[no-any-return]
+
+
+def _heads(hidden: int) -> int:
+    """Return the number of attention heads: the largest of 4, 2 and 1 that divides the width."""
+    return next(count for count in (4, 2, 1) if hidden % count == 0)
+
+
 def make_embedding(
-    settings: ModelSettings, shape: Sequence[int], outputs: int, inputs: Sequence[Input] = ()
+    settings: EmbeddingSettings,
+    shape: Sequence[int],
+    width: int,
+    inputs: Sequence[Input] = (),
+    *,
+    record_shape: Sequence[int] | None = None,
 ) -> nn.Module:
     """Make the embedding model that the settings describe, for features [rows, *shape].
 
     Args:
-        outputs: the number of outputs of the head, which decides the default width.
+        width: the width of the embedding.
         inputs: for a tabular embedding: the column that each feature is a code of.
+        record_shape: the shape of one record, if the features are the flattened record and a flag for
+            records that the party does not have. None if the features are the record.
     """
-    width = settings.embedding_width(outputs)
-    if settings.embedding == "linear":
+    if record_shape is not None and tuple(record_shape) != tuple(shape):
+        return WithDefault(_make(settings, record_shape, width, inputs), record_shape, width)
+    return _make(settings, shape, width, inputs)
+
+
+def _make(
+    settings: EmbeddingSettings, shape: Sequence[int], width: int, inputs: Sequence[Input]
+) -> nn.Module:
+    model = settings.model
+    if model == "auto":
+        model = "tabular" if inputs else {3: "cnn", 2: "lstm"}.get(len(shape), "mlp")
+    if model == "linear":
         return linear(shape, width)
-    if settings.embedding == "mlp":
-        return mlp(shape, width, settings.hidden or (64,))
-    if settings.embedding == "tabular":
-        return Tabular(inputs, width, settings.hidden or (128, 128))
-    if settings.embedding == "cnn":
-        return cnn(shape, width, settings.hidden or (16, 16, 32, 32, 64, 64))
-    if settings.embedding == "lstm":
-        return lstm(shape, width, settings.hidden or (16,))
-    module = named_factory(settings.embedding)(shape, width)
-    _check_module(module, shape, width, settings.embedding)
+    if model == "tabular":
+        return tabular(shape, width, settings.hidden or (128, 128), inputs)
+    if model in _NETWORKS:
+        network, hidden = _NETWORKS[model]
+        return network(shape, width, settings.hidden or hidden)
+    module = named_factory(model)(shape, width)
+    _check_module(module, shape, width, model)
     return module
+
+
+def tabular(shape: Sequence[int], width: int, hidden: Sequence[int], inputs: Sequence[Input]) -> nn.Module:
+    """Return the default network for tables."""
+    if not inputs:
+        raise ConfigError(
+            "VFL-3020",
+            "a tabular embedding needs the columns of a table. Found features of shape "
+            f'{list(shape)} that are not. Use embedding.model = "auto", or another embedding.',
+        )
+    return Tabular(inputs, width, hidden)
 
 
 def linear(shape: Sequence[int], width: int) -> nn.Module:
@@ -105,6 +180,17 @@ def lstm(shape: Sequence[int], width: int, hidden: Sequence[int]) -> nn.Module:
     return SequenceEncoder(shape[1], hidden[0], width)
 
 
+def transformer(shape: Sequence[int], width: int, hidden: Sequence[int]) -> nn.Module:
+    """Return a small transformer encoder for series of at most 512 steps."""
+    if len(shape) != 2 or shape[0] > _LONGEST_SERIES:
+        raise ConfigError(
+            "VFL-3022",
+            f"a transformer embedding needs series [steps, features] of at most {_LONGEST_SERIES} steps. "
+            f"Found features of shape {list(shape)}. Use an lstm for longer series, or another embedding.",
+        )
+    return SeriesTransformer(shape[0], shape[1], hidden[0], width)
+
+
 def named_factory(name: str) -> Factory:
     """Import the user's `package.module:Factory`, called as Factory(shape, width) -> torch module.
 
@@ -120,16 +206,25 @@ def named_factory(name: str) -> Factory:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             "VFL-3013",
-            f'model.embedding "{name}" must be importable as package.module:Factory. Found: {error}. Install '
+            f'embedding.model "{name}" must be importable as package.module:Factory. Found: {error}. Install '
             "the package, or add its folder to PYTHONPATH.",
         ) from error
     if not callable(factory):
         raise ConfigError(
             "VFL-3014",
-            f'model.embedding "{name}" must be callable as Factory(feature_shape, width). Found an object of '
+            f'embedding.model "{name}" must be callable as Factory(feature_shape, width). Found an object of '
             f"type {type(factory).__name__}. Use a function or a class.",
         )
     return factory
+
+
+# Networks that need only hidden sizes: name -> the network, and its default sizes.
+_NETWORKS: dict[str, tuple[Callable[[Sequence[int], int, Sequence[int]], nn.Module], Sequence[int]]] = {
+    "mlp": (mlp, (64,)),
+    "cnn": (cnn, (16, 16, 32, 32, 64, 64)),
+    "lstm": (lstm, (16,)),
+    "transformer": (transformer, (64,)),
+}
 
 
 def _check_module(module: Any, shape: Sequence[int], width: int, name: str) -> None:
@@ -137,7 +232,7 @@ def _check_module(module: Any, shape: Sequence[int], width: int, name: str) -> N
     if not isinstance(module, nn.Module):
         raise ConfigError(
             "VFL-3015",
-            f'model.embedding "{name}" must return a torch.nn.Module. Found an object of type '
+            f'embedding.model "{name}" must return a torch.nn.Module. Found an object of type '
             f"{type(module).__name__}. Return the module that embeds the features.",
         )
     with torch.no_grad():
@@ -146,7 +241,7 @@ def _check_module(module: Any, shape: Sequence[int], width: int, name: str) -> N
         kind = str(output.dtype).removeprefix("torch.")
         raise ConfigError(
             "VFL-3016",
-            f'model.embedding "{name}" must map [rows, {", ".join(map(str, shape))}] to [rows, {width}] '
+            f'embedding.model "{name}" must map [rows, {", ".join(map(str, shape))}] to [rows, {width}] '
             f"float32. Found output {list(output.shape)} {kind} for 2 rows. Set model.width to the width of "
             "the module's output.",
         )

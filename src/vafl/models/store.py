@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict, Unpack
 
 import tomli_w
 import torch
@@ -30,10 +30,10 @@ from vafl.conversion import make
 from vafl.errors import RunFolderError
 from vafl.files import make_private_folder, write_atomically
 from vafl.models.decisions import Decision
-from vafl.models.settings import ModelSettings
+from vafl.models.settings import EmbeddingSettings, ModelSettings
 from vafl.names import LOCAL_CLIENT, SERVER, check_client, check_party
 
-FORMAT = 3
+FORMAT = 4
 TENSORS, MANIFEST = "model.safetensors", "manifest.toml"
 _DIGEST = "digest"  # the manifest's entry with the digest of all other entries
 DEFAULT = "default."  # prefix of a party's default embedding, used while the party cannot answer
@@ -42,6 +42,7 @@ _DEEPEST = 8  # levels of nested sections and lists
 _MOST_AXES = 8
 _LARGEST_RECORD = 2**24  # numbers in the features of one record
 _MOST_OUTPUTS = 2**20
+_WIDEST = 2**20  # of the embeddings
 # Versions and digests are printed on terminals, so they must not contain control characters.
 _WORD = re.compile(r"[0-9A-Za-z.+_-]{0,100}")
 
@@ -62,10 +63,12 @@ class Manifest:
         outputs: the number of outputs of the whole model.
         classes: the class names of the outputs; empty for a regression.
         parties: the clients, in the order in which the head combines their embeddings.
+        widths: the embedding width of each client, in the same order.
         settings: the settings that all parties share, as sections of a configuration.
         shapes: parameter -> its shape.
         schema: how the party's raw columns become features; empty if they are used unchanged.
-        table: the settings of the party's table that decide how its values are read; empty without a table.
+        source: the settings of the party's source that decide how its values are read; empty without one.
+        embedding: the network that makes the party's embeddings: `model` and `hidden`; empty for a head.
         decision: for a head: how its outputs become probabilities and a class.
     """
 
@@ -77,9 +80,11 @@ class Manifest:
     outputs: int
     classes: list[str]
     parties: list[str]
+    widths: list[int]
     settings: dict[str, Any]
     schema: dict[str, Any]
-    table: dict[str, Any]
+    source: dict[str, Any]
+    embedding: dict[str, Any]
     shapes: dict[str, list[int]]
     parameters: str
     format: int
@@ -95,6 +100,11 @@ class Manifest:
                 )
         self._check_parties()
         _check_sizes("features", self.features)
+        if len(self.widths) != len(self.parties) or not all(0 < width <= _WIDEST for width in self.widths):
+            raise ValueError(
+                f"widths must be from 1 to {_WIDEST:,}, one for each of {len(self.parties)} parties. Found "
+                f"{_short(self.widths)}"
+            )
         if not 1 <= self.outputs <= _MOST_OUTPUTS:
             raise ValueError(f"outputs must be from 1 to {_MOST_OUTPUTS:,}. Found {self.outputs}")
         if len(set(self.classes)) < len(self.classes) or len(self.classes) == 1:
@@ -138,16 +148,23 @@ class StoredModel:
         path: the folder.
         tensors: the parameters and, in a head's folder, the clients' defaults.
         settings: the [model] section that the model was trained with.
+        embedding: the network of a client's model; None for a head.
     """
 
     path: Path
     manifest: Manifest
     tensors: Mapping[str, Tensor]
     settings: ModelSettings
+    embedding: EmbeddingSettings | None = None
+
+    @property
+    def has_factory(self) -> bool:
+        """Return whether the user's code builds the model."""
+        return self.embedding is not None and self.embedding.has_factory
 
     @property
     def defaults(self) -> dict[str, Tensor]:
-        """Party -> its default embedding, [width]. Only a head's folder has them."""
+        """Party -> its default embedding, [width of the party]. Only a head's folder has them."""
         known = [name for name in self.manifest.parties if DEFAULT + name in self.tensors]
         return {name: self.tensors[DEFAULT + name] for name in known}
 
@@ -184,8 +201,32 @@ class StoredModel:
             )
 
 
+class SharedFacts(TypedDict):
+    """The entries of a manifest that are the same at all parties."""
+
+    records: str
+    outputs: int
+    classes: list[str]
+    parties: list[str]
+    widths: list[int]
+    settings: dict[str, Any]
+
+
+class Facts(SharedFacts):
+    """The entries of a manifest that do not follow from the module. They are described in `Manifest`."""
+
+    party: str
+    kind: Literal["embedding", "head"]
+    run: str
+    features: list[int]
+    schema: dict[str, Any]
+    source: dict[str, Any]
+    embedding: dict[str, Any]
+    decision: NotRequired[Decision]
+
+
 def write_model(
-    folder: Path, module: nn.Module, defaults: Mapping[str, Tensor] | None = None, **facts: Any
+    folder: Path, module: nn.Module, defaults: Mapping[str, Tensor] | None = None, **facts: Unpack[Facts]
 ) -> None:
     """Write a model folder that only its owner can read.
 
@@ -245,6 +286,8 @@ def read_model(folder: Path) -> StoredModel:
         if {name: list(tensor.shape) for name, tensor in tensors.items()} != manifest.shapes:
             raise ValueError(f"{TENSORS} does not have the shapes in {MANIFEST}")
         settings = make(ModelSettings, manifest.settings.get("model"), "settings.model")
+        is_head = manifest.kind == "head"
+        embedding = None if is_head else make(EmbeddingSettings, manifest.embedding, "embedding")
         _check_model(manifest, settings, tensors)
     except FileNotFoundError as error:
         raise _missing(folder, error) from error
@@ -254,7 +297,7 @@ def read_model(folder: Path) -> StoredModel:
             "VFL-3043",
             f'the model in "{folder}" is damaged: {cause}. Restore the folder from a copy, or train again.',
         ) from error
-    return StoredModel(folder, manifest, tensors, settings)
+    return StoredModel(folder, manifest, tensors, settings, embedding)
 
 
 def _read_document(path: Path) -> dict[str, Any]:
@@ -306,20 +349,21 @@ def _check_model(manifest: Manifest, settings: ModelSettings, tensors: Mapping[s
         raise ValueError(
             f"outputs must be {outputs} for {len(manifest.classes)} classes. Found {manifest.outputs}"
         )
-    width, is_number = (
-        settings.embedding_width(outputs),
-        settings.loss_for(len(manifest.classes)) == "squared",
-    )
+    if manifest.widths != (widths := settings.widths(manifest.parties, outputs)):
+        raise ValueError(f"widths must be {widths} by settings.model. Found {_short(manifest.widths)}")
+    is_number = settings.loss_for(len(manifest.classes)) == "squared"
     if manifest.kind == "embedding":
         return
     manifest.decision.check_outputs(outputs, 0 if is_number else len(manifest.classes))
-    inputs = [settings.head_inputs(len(manifest.parties), outputs)]
+    inputs = [settings.head_inputs(manifest.widths)]
     if manifest.features != inputs:
         raise ValueError(f"features of this head must be {inputs}. Found {_short(manifest.features)}")
+    width_of = dict(zip(manifest.parties, manifest.widths, strict=True))
     for name, tensor in tensors.items():
         if manifest.is_parameter(name):
             continue
-        if name.removeprefix(DEFAULT) not in manifest.parties:
+        width = width_of.get(name.removeprefix(DEFAULT))
+        if width is None:
             raise ValueError(f"{TENSORS} must hold defaults of the parties only. Found {_short(name)}")
         if (list(tensor.shape), tensor.dtype) != ([width], torch.float32):
             raise ValueError(f"{_short(name)} must be {width} float32 numbers")

@@ -17,7 +17,7 @@ linear path come from RealMLP (Holzmüller et al., 2024).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import cast
@@ -229,11 +229,13 @@ def _is_traced(codes: Tensor) -> bool:
     return torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(codes)
 
 
-class TabularHead(nn.Module):
-    """A small network on the embeddings, with a parallel linear path.
+Part = tuple[slice, Sequence[nn.Linear]]  # affine layers on some columns of a head's input
 
-    For a regression, outputs are scaled to the unit of the labels. Without that, labels far from 1 would take
-    many steps to reach.
+
+class HeadInUnit(nn.Module):
+    """A head whose outputs are scaled to the unit of the labels, in a regression.
+
+    Without that, labels far from 1 would take many steps to reach.
 
     Attributes:
         centre: added to the outputs: the mean of the training labels.
@@ -243,17 +245,13 @@ class TabularHead(nn.Module):
     centre: Tensor
     unit: Tensor
 
-    def __init__(self, inputs: int, outputs: int, hidden: Sequence[int]) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.register_buffer("centre", torch.zeros(()))
         self.register_buffer("unit", torch.ones(()))
-        self.network = network([inputs, *hidden], outputs)
-        self.linear = nn.Linear(inputs, outputs)
 
-    def forward(self, embeddings: Tensor) -> Tensor:
-        """[batch, inputs] -> [batch, outputs]."""
-        outputs = self.network(embeddings) + self.linear(embeddings)
-        return self.centre + self.unit * outputs  # type: ignore[no-any-return]
+    def _in_unit(self, outputs: Tensor) -> Tensor:
+        return self.centre + self.unit * outputs
 
     def measure(self, labels: Tensor) -> None:
         """Set the centre and unit of a regression's outputs from its training labels.
@@ -270,6 +268,30 @@ class TabularHead(nn.Module):
         unit = float(clipped.std(correction=0)) or float(ordered.std(correction=0)) or 1.0
         self.centre.fill_(float(clipped.mean()))
         self.unit.fill_(unit)
+
+
+class TabularHead(HeadInUnit):
+    """A small network on the embeddings, with a parallel linear path."""
+
+    def __init__(self, inputs: int, outputs: int, hidden: Sequence[int]) -> None:
+        super().__init__()
+        self.network = network([inputs, *hidden], outputs)
+        self.linear = nn.Linear(inputs, outputs)
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """[batch, inputs] -> [batch, outputs]."""
+        return self._in_unit(self.network(embeddings) + self.linear(embeddings))
+
+    def in_two_parts(self) -> tuple[list[Part], Callable[[Sequence[Tensor]], Tensor]]:
+        """Return the affine layers on the input, and a function from their outputs to those of the head."""
+        first, later = cast("nn.Linear", self.network[0]), self.network[1:]
+        sizes = [first.out_features, self.linear.out_features]
+
+        def rest(values: Sequence[Tensor]) -> Tensor:
+            hidden, straight = torch.split(values[0], sizes, 1)
+            return self._in_unit(later(hidden) + straight)
+
+        return [(slice(None), [first, self.linear])], rest
 
 
 def network(sizes: Sequence[int], width: int) -> nn.Sequential:

@@ -20,7 +20,7 @@ def check_class_weight(setting: ClassWeight, classes: Sequence[str] | None) -> N
         raise ConfigError(
             "VFL-3051",
             f"model.class_weight is only for classification. Found {setting!r} with a regression. Set it to "
-            '"none", or use a weight column (tables.server.weight, or data.weight for a csv).',
+            '"none", or use a weight column (parties.server.source.weight, or data.weight for a csv).',
         )
     if isinstance(setting, Mapping) and (unknown := [name for name in setting if name not in classes]):
         raise ConfigError(

@@ -68,7 +68,7 @@ Invariants:
 7. Sequence numbers grow within one connection and restart with join().
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -76,7 +76,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from vafl import kernels
-from vafl.arrays import Array, Matrix, RowIds
+from vafl.arrays import Matrix, RowIds
 from vafl.errors import InvalidMessage
 from vafl.protocol.descent import Descent
 from vafl.protocol.gradient_limit import GradientLimit
@@ -94,19 +94,18 @@ from vafl.protocol.messages import (
     Finished,
     Gradient,
     Join,
+    Keys,
     Query,
-    Refresh,
     Request,
     ServerMessage,
     Skipped,
-    Upload,
     Welcome,
-    made_here,
 )
 from vafl.protocol.prediction_client import Budget, Perturb, PredictionClient, UploadKind
 from vafl.protocol.rows import in_parts
 from vafl.protocol.schedule import BatchSchedule
 from vafl.protocol.schedule import Refresh as RefreshPolicy
+from vafl.protocol.sender import Sender
 from vafl.protocol.settings import RuleSettings
 
 
@@ -190,6 +189,7 @@ class Client(PredictionClient):
         refresh_rows: the largest number of rows in one `Refresh` that the client sends unasked. None sends
             all rows in one message.
         at_evaluation: called before the client answers an `Evaluate` of a run that ends with its best models.
+        sender: makes the messages with embeddings. None sends them without masks.
 
     Attributes:
         activation: the number of the next upload.
@@ -217,8 +217,9 @@ class Client(PredictionClient):
         budget: Budget | None = None,
         refresh_rows: int | None = None,
         at_evaluation: AtEvaluation | None = None,
+        sender: Sender | None = None,
     ) -> None:
-        super().__init__(index, features, model, perturb=perturb, budget=budget)
+        super().__init__(index, features, model, perturb=perturb, budget=budget, sender=sender)
         self.activation = 0
         self.iteration = self.latest = -1
         self.run = 0
@@ -257,7 +258,7 @@ class Client(PredictionClient):
 
     def join(self) -> Join:
         """Start a new connection; return the `Join` that tells the server where this client stands."""
-        self._sequence = 0
+        self.sender.restart()
         return Join(self.index, self.activation, self.applied, self.iteration)
 
     @property
@@ -281,10 +282,10 @@ class Client(PredictionClient):
         """Begin an activation; return the messages to send. Call it only while not `waiting`."""
         if self._rule.order == "query-first" and self._flights:
             self._queried = next(iter(self._flights))
-            return self._with_mark([Query(self.index, self._next(), self._queried)])
-        messages: list[ClientMessage] = []
+            return self._with_mark([Query(self.index, self.sender.number(), self._queried)])
+        messages = self.sender.begin()
         if self._rule.start == "upload" and self.activation == 0:
-            messages = self._refreshed(None)
+            messages += self._refreshed(None)
         return self._with_mark([*messages, *self._upload()])
 
     def _take(self, message: ServerMessage) -> list[ClientMessage]:
@@ -292,9 +293,11 @@ class Client(PredictionClient):
             # Check the ledger first: a client with an outdated ledger must stop before it sends anything.
             super()._take(message)
             return self._rejoin(message)
+        if isinstance(message, Keys) and self.sender.summed:
+            # Everything in flight was masked in an earlier epoch, or waits for its first masks.
+            return [*self.sender.rekey(message), *self._uploads_of(self._flights)]
         if isinstance(message, Evaluate):
-            self._check_rows(message.rows)
-            return self._evaluated(message)
+            return self._evaluated(message) if self.sender.ready else []
         if not isinstance(message, (Gradient, Skipped)):
             return super()._take(message)
         if message.activation < self.applied:
@@ -342,7 +345,7 @@ class Client(PredictionClient):
             self._flights.clear()
             self.activation = received
         missing = [activation for activation in self._flights if activation >= received]
-        messages = [message for each in missing for message in self._upload_of(each, self._flights[each])]
+        messages = self._uploads_of(missing)
         return [*messages, self._finish(self.finished)] if self.finished else messages
 
     def _upload(self) -> list[ClientMessage]:
@@ -358,25 +361,21 @@ class Client(PredictionClient):
         flight = Flight(rows, *self._embed_batch(rows), self._version, behind, self.latest)
         self._flights[self.activation] = flight
         self.activation += 1
-        return self._upload_of(self.activation - 1, flight)
+        return self._uploads_of([self.activation - 1])
 
     def _finish(self, reason: str) -> Finished:
         self.finished = reason
-        return Finished(self.index, self._next(), reason)
+        return Finished(self.index, self.sender.number(), reason)
 
-    def _upload_of(self, activation: int, flight: Flight) -> list[ClientMessage]:
-        """Return the message for an upload in flight. A retry has the embeddings of the first attempt."""
-        with made_here():
-            upload = Upload(
-                client=self.index,
-                sequence=self._next(),
-                activation=activation,
-                rows=flight.rows,
-                embeddings=flight.embeddings,
-                answer=self._rule.order == "upload-first",
-                in_flight=flight.behind,
+    def _uploads_of(self, activations: Iterable[int]) -> list[ClientMessage]:
+        """Return the messages for uploads in flight. A retry has the embeddings of the first attempt."""
+        answer, messages = self._rule.order == "upload-first", []
+        for activation in activations:
+            flight = self._flights[activation]
+            messages += self.sender.upload(
+                activation, flight.rows, flight.embeddings, answer=answer, in_flight=flight.behind
             )
-        return [upload]
+        return messages
 
     def _embed_batch(self, rows: RowIds) -> tuple[Matrix, PullBack]:
         embedded = self._embed(kernels.gather(self._inputs, rows), rows)
@@ -393,12 +392,9 @@ class Client(PredictionClient):
             # backward pass is used: no embedding leaves the client, so nothing is charged.
             current = flight.version == self._version or not ages(flight.pull_back)
             pull_back = flight.pull_back if current else self._embed_batch(flight.rows)[1]
-            self._step(pull_back(gradients), answer.iteration)
-
-    def _step(self, gradients: Sequence[Array], iteration: int) -> None:
-        self.descent.step(gradients, iteration, l2=self._l2)
-        self._version += 1
-        self.iteration = iteration
+            self.descent.step(pull_back(gradients), answer.iteration, l2=self._l2)
+            self._version += 1
+            self.iteration = answer.iteration
 
     def _end_activation(self, activations: Sequence[int]) -> list[ClientMessage]:
         """Return what the client sends after an answer: its next upload (query-first order) and a refresh."""
@@ -411,6 +407,12 @@ class Client(PredictionClient):
     def _answer(self, request: Request) -> list[ClientMessage]:
         """Answer with the training model's embeddings of all rows asked for, or decline."""
         rows, training = request.rows, self._schedule.rows
+        if self.sender.summed:
+            raise InvalidMessage(
+                "VFL-4112",
+                f"only held-out rows, from {self._schedule.rows} on, are summed outside rounds, when the "
+                f"server evaluates. Found request {request.number}, which is for training rows.",
+            )
         if len(rows) and int(rows.max()) >= training:
             raise InvalidMessage(
                 "VFL-4003",
@@ -420,11 +422,12 @@ class Client(PredictionClient):
         if not self._may_send(rows, "request"):
             return [self._decline(request.number)]
         embeddings = self._embedded(self._trained, self._features, rows, evaluating=False)
-        return self._say_rows(rows, embeddings, request.number)
+        return self.sender.refresh(rows, embeddings, request.number, in_flight=len(self._flights))
 
     def _evaluated(self, message: Evaluate) -> list[ClientMessage]:
         """Answer with the kept model's embeddings of all rows asked for, or decline."""
         rows, training = message.rows, self._schedule.rows
+        self._check_rows(rows)
         if len(rows) and int(rows.min()) < training:
             raise InvalidMessage(
                 "VFL-4004",
@@ -436,7 +439,7 @@ class Client(PredictionClient):
         if not self._may_send(rows, "evaluation"):
             return [self._decline(message.number)]
         embeddings = self._embedded(self.model, self._features, rows, evaluating=True)
-        return self._say_rows(rows, embeddings, message.number)
+        return self.sender.refresh(rows, embeddings, message.number, in_flight=len(self._flights))
 
     def _may_send(self, rows: RowIds, kind: UploadKind) -> bool:
         """Charge the budget for all of these rows; return whether it covers them."""
@@ -451,13 +454,9 @@ class Client(PredictionClient):
                 return []
         features = self._features[:training] if rows is None else self._features
         embeddings = self._embedded(self._trained, features, rows, evaluating=False)
-        return self._say_rows(np.arange(training) if rows is None else rows, embeddings, None)
-
-    def _say_rows(self, rows: RowIds, embeddings: Matrix, request: int | None) -> list[ClientMessage]:
-        """Return the embeddings as messages: one for a request, parts of `refresh_rows` rows otherwise."""
-        size = max(1, len(rows)) if request is not None or self._refresh_rows is None else self._refresh_rows
-        with made_here():
-            return [
-                Refresh(self.index, self._next(), rows_part, part, request, len(self._flights))
-                for rows_part, part in zip(in_parts(rows, size), in_parts(embeddings, size), strict=True)
-            ]
+        rows = np.arange(training) if rows is None else rows
+        size = self._refresh_rows or len(rows)
+        messages: list[ClientMessage] = []
+        for rows_part, part in zip(in_parts(rows, size), in_parts(embeddings, size), strict=True):
+            messages += self.sender.refresh(rows_part, part, None, in_flight=len(self._flights))
+        return messages

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from vafl import kernels
-from vafl.arrays import Array, Matrix, RowIds
+from vafl.arrays import Array, Block, Matrix, RowIds
+from vafl.protocol.optimisers import is_plain_memory
 from vafl.protocol.tensors import as_arrays, as_tensor
 
 PullBack = Callable[[Matrix], Sequence[Array]]
 BatchPass = Callable[[Array, RowIds], tuple[Matrix, PullBack]]
-HeadPullBack = Callable[[Matrix], tuple[Matrix, Sequence[Array]]]
+HeadPullBack = Callable[[Matrix, Sequence[Block]], tuple[list[Matrix], Sequence[Array]]]
 HeadPass = Callable[[Matrix], tuple[Matrix, HeadPullBack]]
 TensorPass = Callable[[Tensor, RowIds], tuple[Tensor, Callable[[Tensor], list[Tensor]]]]
 
@@ -41,11 +42,14 @@ def pull_back(outputs: Tensor, slopes: Tensor, inputs: Sequence[Tensor]) -> list
 def head_with_way_back(head: nn.Module, parameters: Sequence[Tensor]) -> HeadPass:
     """Return the forward pass of a head: inputs [batch, ...] -> outputs and their pull-back.
 
-    The pull-back maps slopes of the outputs to the gradients of the inputs and of the parameters. The forward
-    pass may overwrite its inputs.
+    The pull-back maps slopes of the outputs, and blocks of the inputs, to the gradients of these blocks and
+    of the parameters. A step needs the gradients of a few clients' columns only, and with concatenated
+    embeddings the gradient of the whole input would be the largest product. The forward pass may overwrite
+    its inputs.
 
     A head can provide its own closed form, as the method `with_way_back()`. Neither this nor a chain of
-    affine layers and ReLUs records a graph. The kind of head is determined here, once, not at every step.
+    affine layers and ReLUs records a graph. A head that begins with affine layers says so by the method
+    `in_two_parts()`; see `AffineFirst`. The kind of head is determined here, once, not at every step.
     """
     closed_form = getattr(head, "with_way_back", None)
     if closed_form is not None and parameters:
@@ -53,14 +57,18 @@ def head_with_way_back(head: nn.Module, parameters: Sequence[Tensor]) -> HeadPas
         return head_pass
     if layers := _plain_layers(head, parameters):
         return Chain(layers).as_head
+    in_two_parts = getattr(head, "in_two_parts", None)
+    if in_two_parts is not None and len(parameters) == len(list(head.parameters())):
+        first_layers, rest = in_two_parts()
+        return AffineFirst(first_layers, rest, parameters)
 
     def by_a_graph(array: Matrix) -> tuple[Matrix, HeadPullBack]:
         inputs = torch.from_numpy(array).requires_grad_()
         outputs = head(inputs)
 
-        def pull(slopes: Matrix) -> tuple[Matrix, Sequence[Array]]:
+        def pull(slopes: Matrix, blocks: Sequence[Block]) -> tuple[list[Matrix], Sequence[Array]]:
             gradient, *others = pull_back(outputs, torch.from_numpy(slopes), [inputs, *parameters])
-            return gradient.numpy(), as_arrays(others)
+            return [np.ascontiguousarray(gradient.numpy()[block]) for block in blocks], as_arrays(others)
 
         return outputs.detach().numpy(), pull
 
@@ -147,18 +155,20 @@ class Chain:
             else None
             for layer in layers
         ]
+        affine = (place for place, layer in enumerate(self._affine) if layer is not None)
+        self._first = next(affine, len(layers))  # the first affine layer
 
     def as_head(self, inputs: Matrix) -> tuple[Matrix, HeadPullBack]:
         """Return the outputs, and the pull-back to the inputs and the parameters."""
         outputs, layer_inputs = self._forward(inputs)
-        return outputs, partial(self._back, layer_inputs, -1)
+        return outputs, partial(self._back_to_inputs, layer_inputs)
 
     def as_model(self, inputs: Matrix, rows: RowIds) -> tuple[Matrix, PullBack]:
         """Return the outputs, and the pull-back to the parameters."""
         outputs, layer_inputs = self._forward(inputs)
         if len(layer_inputs) == 1:
             return outputs, Affine(inputs)
-        return outputs, lambda slopes: self._back(layer_inputs, 0, slopes)[1]
+        return outputs, lambda slopes: self._back(layer_inputs, slopes)[1]
 
     def _forward(self, values: Matrix) -> tuple[Matrix, list[Matrix]]:
         """Return the output of the last layer, and the input of each layer."""
@@ -172,29 +182,119 @@ class Chain:
                 kernels.add_row(values, affine[1])
         return values, layer_inputs
 
-    def _back(
-        self, layer_inputs: Sequence[Matrix], first: int, slopes: Matrix
-    ) -> tuple[Matrix, Sequence[Array]]:
-        """Map slopes of the outputs to the gradients of the inputs and of the parameters.
+    def _back(self, layer_inputs: Sequence[Matrix], slopes: Matrix) -> tuple[Matrix, Sequence[Array]]:
+        """Map slopes of the outputs to slopes of the first affine layer's outputs and to gradients.
 
         Args:
             layer_inputs: the input of each layer, from `_forward`.
-            first: an affine layer whose inputs need no gradient, which saves a product; -1 for none.
+
+        Returns:
+            The slopes, and the gradient of each parameter.
         """
         gradients: list[Array] = []
-        for place in range(len(layer_inputs) - 1, -1, -1):
+        for place in range(len(layer_inputs) - 1, self._first - 1, -1):
             affine = self._affine[place]
             if affine is None:
                 slopes = slopes * (layer_inputs[place] > 0)
                 continue
             gradients += (kernels.sum_rows(slopes), slopes.T @ layer_inputs[place])
-            slopes = slopes if place == first else slopes @ affine[0]
+            slopes = slopes if place == self._first else slopes @ affine[0]
         return slopes, gradients[::-1]
+
+    def _back_to_inputs(
+        self, layer_inputs: Sequence[Matrix], slopes: Matrix, blocks: Sequence[Block]
+    ) -> tuple[list[Matrix], Sequence[Array]]:
+        """Map slopes of the outputs to the gradients of blocks of the inputs, and of the parameters."""
+        slopes, gradients = self._back(layer_inputs, slopes)
+        return [self._back_to_block(layer_inputs, slopes, block) for block in blocks], gradients
+
+    def _back_to_block(self, layer_inputs: Sequence[Matrix], slopes: Matrix, block: Block) -> Matrix:
+        """Return the gradient of a block of the inputs, from slopes of the first affine layer's outputs."""
+        rows, columns = block
+        affine = self._affine[self._first] if self._first < len(self._affine) else None
+        gradient = slopes[block] if affine is None else slopes[rows] @ affine[0][:, columns]
+        if self._first > 0:
+            gradient = gradient * (layer_inputs[0][block] > 0)
+        return np.ascontiguousarray(gradient)
+
+
+class AffineFirst:
+    """A head that begins with affine layers, each on some columns of its input.
+
+    These layers hold most of a head's arithmetic if the input is a concatenation of embeddings. They are
+    computed in numpy, and the gradient of the input only for the wanted blocks. The rest is a graph.
+
+    Args:
+        layers: (columns of the input, affine layers on these columns), for distinct columns in order.
+        rest: maps the outputs of `layers`, one tensor [batch, outputs of these layers] per entry, to the
+            outputs of the head.
+        parameters: all parameters of the head, in the order of their gradients.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[tuple[slice, Sequence[nn.Linear]]],
+        rest: Callable[[Sequence[Tensor]], Tensor],
+        parameters: Sequence[Tensor],
+    ) -> None:
+        self._columns = [columns for columns, _ in layers]
+        self._layers = [
+            [(layer.weight.detach().numpy(), layer.bias.detach().numpy()) for layer in group]
+            for _, group in layers
+        ]
+        self._rest, self._parameters = rest, parameters
+        affine = [part for _, group in layers for layer in group for part in (layer.weight, layer.bias)]
+        places = {id(parameter): place for place, parameter in enumerate(parameters)}
+        self._affine_places = [places.pop(id(parameter)) for parameter in affine]
+        self._rest_places = list(places.values())
+
+    def __call__(self, inputs: Matrix) -> tuple[Matrix, HeadPullBack]:
+        """Return the outputs, and the pull-back to the inputs and the parameters."""
+        weights = [np.concatenate([weight for weight, _ in group]) for group in self._layers]
+        leaves = []
+        for columns, weight, group in zip(self._columns, weights, self._layers, strict=True):
+            values = inputs[:, columns] @ weight.T
+            kernels.add_row(values, np.concatenate([bias for _, bias in group]))
+            leaves.append(torch.from_numpy(values).requires_grad_())
+        outputs = self._rest(leaves)
+
+        def pull(slopes: Matrix, blocks: Sequence[Block]) -> tuple[list[Matrix], Sequence[Array]]:
+            others = [self._parameters[place] for place in self._rest_places]
+            found = as_arrays(pull_back(outputs, torch.from_numpy(slopes), [*leaves, *others]))
+            inner = [np.ascontiguousarray(each) for each in found[: len(leaves)]]
+            gradients = dict(zip(self._rest_places, found[len(leaves) :], strict=True))
+            gradients |= zip(self._affine_places, self._of_parameters(inputs, inner), strict=True)
+            parts = [self._of_block(inner, weights, block) for block in blocks]
+            return parts, [gradients[place] for place in range(len(gradients))]
+
+        return outputs.detach().numpy(), pull
+
+    def _of_parameters(self, inputs: Matrix, slopes: Sequence[Matrix]) -> list[Array]:
+        """Return the gradients of the affine layers' weights and biases, from the slopes of their outputs."""
+        gradients: list[Array] = []
+        for columns, group, slope in zip(self._columns, self._layers, slopes, strict=True):
+            weights, biases, begin = slope.T @ inputs[:, columns], kernels.sum_rows(slope), 0
+            for weight, _ in group:
+                end = begin + len(weight)
+                gradients += (weights[begin:end], biases[begin:end])
+                begin = end
+        return gradients
+
+    def _of_block(self, slopes: Sequence[Matrix], weights: Sequence[Matrix], block: Block) -> Matrix:
+        """Return the gradient of a block of the inputs, from the slopes of the affine layers' outputs."""
+        rows, columns = block
+        if columns in self._columns:
+            place = self._columns.index(columns)
+            return slopes[place][rows] @ weights[place]
+        if len(weights) == 1:
+            return slopes[0][rows] @ weights[0][:, columns]
+        parts = [slope[rows] @ weight for slope, weight in zip(slopes, weights, strict=True)]
+        return np.ascontiguousarray(np.concatenate(parts, axis=1)[:, columns])
 
 
 def _plain_layers(module: nn.Module, parameters: Sequence[Tensor]) -> list[nn.Module]:
     """Return the layers of a module that consists of trained affine layers and ReLUs only; otherwise []."""
-    if not all(tensor.is_contiguous() and tensor.dtype == torch.float32 for tensor in parameters):
+    if not all(is_plain_memory(tensor) for tensor in parameters):
         return []
     layers = _in_order(module)
     tensors: list[Tensor | None] = []

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import accumulate
 
 import numpy as np
 from torch import nn
 
 from vafl import kernels
-from vafl.arrays import Array, Floats, Labels, Matrix
+from vafl.arrays import Array, Block, Floats, Labels, Matrix
 from vafl.protocol.descent import Descent
 from vafl.protocol.gradients import head_with_way_back
 from vafl.protocol.losslog import LossLog
+from vafl.protocol.rows import slices_of
 from vafl.protocol.rules import Turn
 from vafl.protocol.table import EmbeddingTable
 
@@ -73,11 +73,16 @@ class HeadStep:
             weights = weights * kernels.gather(self._weights, rows)
         loss, slopes = self._loss(outputs, kernels.gather(self._labels, rows), weights)
         self.losses.check(loss, iteration)
-        gradient, steps = pull_back(slopes)
+        parts, steps = pull_back(slopes, _blocks(table, turns if table.sums is not None else group, shared))
         if group[0].steps:
             self.losses.note(loss)
             self._descent.step(steps, iteration)
-        parts = _split(gradient, table, group, shared)
+        if len(turns) > 1:
+            # The slopes are of the mean over the turns. Each client needs the gradient of its own turn's mean
+            # loss.
+            parts = [part * np.float32(len(turns)) for part in parts]
+        if len(parts) < len(group):
+            parts *= len(group)  # all clients share the gradient of the sum
         if self._mask is None:
             return parts
         # Clients that share a gradient get the same noise. Independent noise for each would average out.
@@ -92,21 +97,17 @@ def _compact(labels: Labels) -> Array:
     return np.ascontiguousarray(labels)
 
 
-def _split(gradient: Matrix, table: EmbeddingTable, group: Sequence[Turn], shared: bool) -> list[Matrix]:
-    """Return each turn's part of the gradient."""
-    if shared:
-        blocks: Sequence[Matrix] = [gradient] * len(group)
-    elif len(group) == 1:
-        blocks = [gradient]
-    else:
-        # `gradient` is of the mean over the turns. Each client needs the gradient of its own turn's mean
-        # loss.
-        ends = list(accumulate(len(turn.rows) for turn in group))
-        blocks = np.split(gradient * np.float32(len(group)), ends[:-1])
+def _blocks(table: EmbeddingTable, turns: Sequence[Turn], shared: bool) -> list[Block]:
+    """Return the block of the head's input that holds the embeddings of each turn.
+
+    Args:
+        shared: whether all turns have the same rows. Otherwise the rows of the turns follow each other.
+    """
+    sizes = [turn.rows.size for turn in turns]
+    rows = [slice(None)] * len(turns) if shared else slices_of(sizes)
     if table.sums is not None:
-        return list(blocks)
-    columns = [table.columns[turn.client] for turn in group]
-    return [np.ascontiguousarray(block[:, column]) for block, column in zip(blocks, columns, strict=True)]
+        return [(part, slice(None)) for part in rows]
+    return [(part, table.columns[turn.client]) for part, turn in zip(rows, turns, strict=True)]
 
 
 @lru_cache(maxsize=16)

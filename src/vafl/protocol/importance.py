@@ -4,11 +4,23 @@ First every client answers for the unpermuted rows, as in any prediction. Then o
 same rows with some of its features permuted. The embeddings of the other clients stay as they were.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from vafl.protocol.messages import ClientMessage, Decline, Join, Refresh, Request, ServerMessage
-from vafl.protocol.scoring import ANSWERED, AWAITED, DECLINED, Inquiry, Scorer
+from torch import Tensor, nn
+
+from vafl.protocol.inquiry import ANSWERED, AWAITED, DECLINED, Inquiry
+from vafl.protocol.marks import MarkMemory
+from vafl.protocol.messages import (
+    ClientMessage,
+    Decline,
+    Join,
+    Refresh,
+    Request,
+    ServerMessage,
+    require_growth,
+)
+from vafl.protocol.scoring import Scorer
 
 
 @dataclass(eq=False)
@@ -29,13 +41,23 @@ class Permuted:
 class ImportanceScorer(Scorer):
     """A scorer that also asks for permuted features. It keeps no cache: a permuted answer fits one inquiry.
 
+    The arguments are as for `Scorer`.
+
     Attributes:
         groups: client -> the names of the groups that it allows the server to ask for, from its last join.
         reasons: client -> the reason of its last decline.
     """
 
-    def __init__(self, *others: Any, **settings: Any) -> None:
-        super().__init__(*others, cached=False, **settings)
+    def __init__(
+        self,
+        rows: int,
+        head: nn.Module,
+        defaults: Sequence[Tensor],
+        *,
+        summed: bool,
+        marks: MarkMemory | None = None,
+    ) -> None:
+        super().__init__(rows, head, defaults, summed=summed, cached=False, marks=marks)
         self.groups: dict[int, tuple[str, ...]] = {}
         self.reasons: dict[int, str] = {}
         self._permuted: list[Permuted] = []
@@ -46,7 +68,8 @@ class ImportanceScorer(Scorer):
         Args:
             base: a closed inquiry. The new one takes the other clients' embeddings from it.
         """
-        inquiry = Inquiry(base.rows, True, base.embeddings.copy(), base.states.copy())
+        embeddings, states = base.embeddings.copy(), base.states.copy()
+        inquiry = replace(base, patient=True, embeddings=embeddings, states=states)
         inquiry.states[base.states[:, client] == ANSWERED, client] = AWAITED
         asked = Permuted(inquiry, client, group)
         self._permuted.append(asked)
@@ -83,7 +106,7 @@ class ImportanceScorer(Scorer):
         if not (isinstance(request, Request) and request.permute):
             super()._take_answer(message)
             return
-        self._check_sequence(client, message.sequence)
+        require_growth(client, message.sequence, self._sequences)
         if isinstance(message, Refresh):
             self._check_answer(message, request)
         self._sequences[client] = message.sequence

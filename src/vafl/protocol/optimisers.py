@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
-from vafl import kernels
 from vafl.arrays import Array
 from vafl.errors import ConfigError
 from vafl.protocol.settings import OptimiserSettings
@@ -43,8 +42,8 @@ def make_optimiser(settings: OptimiserSettings, parameters: Sequence[Tensor]) ->
         ConfigError: torch.optim has no such class.
         TypeError, ValueError: the optimiser does not accept the options.
     """
-    # The kernels need contiguous float32. torch.optim handles everything else.
-    if all(tensor.is_contiguous() and tensor.dtype == torch.float32 for tensor in parameters):
+    # The kernels need contiguous float32 on the CPU. torch.optim handles everything else.
+    if all(is_plain_memory(tensor) for tensor in parameters):
         if settings.is_plain:
             return SGD(parameters, settings.momentum)
         if settings.name in ("Adam", "AdamW") and settings.options.keys() <= {"betas", "eps", "weight_decay"}:
@@ -65,7 +64,7 @@ class SGD:
             self._velocities[place] *= self._momentum
             self._velocities[place] += gradient
         for place, move in enumerate(self._velocities or gradients):
-            kernels.descend(self._values[place], np.ascontiguousarray(move, np.float32), step_size)
+            self._values[place] -= np.multiply(move, step_size, dtype=np.float32)
 
     def state(self) -> dict[str, Any]:
         if not self._velocities:
@@ -151,7 +150,7 @@ class OfTorch:
 
     def step(self, gradients: Sequence[Array], step_size: float) -> None:
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
-            parameter.grad = torch.from_numpy(gradient).to(parameter.dtype)
+            parameter.grad = torch.from_numpy(gradient).to(parameter)
         for group in self._optimiser.param_groups:
             group["lr"] = step_size
         self._optimiser.step()
@@ -161,6 +160,11 @@ class OfTorch:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._optimiser.load_state_dict(dict(state))
+
+
+def is_plain_memory(tensor: Tensor) -> bool:
+    """Return whether numpy can use the tensor's memory as a contiguous float32 array."""
+    return tensor.is_contiguous() and tensor.dtype == torch.float32 and tensor.device.type == "cpu"
 
 
 def try_once(settings: OptimiserSettings) -> None:

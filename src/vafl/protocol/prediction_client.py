@@ -4,6 +4,7 @@ Features and model parameters never leave this object. Only embeddings leave it,
 private.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -20,18 +21,21 @@ from vafl.protocol.messages import (
     ClientMessage,
     Decline,
     Join,
+    Keys,
     LedgerMark,
-    Refresh,
+    Rekey,
     Request,
     ServerMessage,
     Welcome,
-    made_here,
 )
 from vafl.protocol.rows import check_rows, in_parts
+from vafl.protocol.sender import PlainSender, Sender
 
 Perturb = Callable[[Tensor], Tensor]
 UploadKind = Literal["batch", "refresh", "request", "evaluation", "prediction"]
-_EMBED_ROWS = 4096  # rows embedded at once when no gradient is needed: bounds memory
+# Rows and bytes of features embedded at once when no gradient is needed. Both bound memory: 4096 images of
+# 200 x 200 pixels have 2 GB, and the layers of a network need several times as much.
+_EMBED_ROWS, _EMBED_BYTES = 4096, 64 << 20
 
 
 class Budget(Protocol):
@@ -50,14 +54,21 @@ class Budget(Protocol):
         """Close the ledger."""
 
 
+def rows_at_once(features: Tensor) -> int:
+    """Return how many rows of these features to embed at once."""
+    row_bytes = features.element_size() * math.prod(features.shape[1:])
+    return max(1, min(_EMBED_ROWS, _EMBED_BYTES // max(1, row_bytes)))
+
+
 @torch.no_grad()
 def embed(model: nn.Module, features: Tensor, rows: RowIds | None = None) -> Tensor:
     """Return embeddings [rows, width] of these rows (None: all), without a graph and in bounded memory."""
+    size = rows_at_once(features)
     if rows is None:
-        parts = iter(torch.split(features, _EMBED_ROWS))
+        parts = iter(torch.split(features, size))
     else:
         array = features.numpy()
-        parts = (torch.from_numpy(kernels.gather(array, part)) for part in in_parts(rows, _EMBED_ROWS))
+        parts = (torch.from_numpy(kernels.gather(array, part)) for part in in_parts(rows, size))
     first: Tensor = model(next(parts))
     count = len(features) if rows is None else len(rows)
     if len(first) == count:
@@ -96,14 +107,11 @@ class PredictionClient:
             noise. None sends the outputs.
         budget: limits the uploads of each record. None sets no limit.
         permutations: the features that the server may ask to permute. None declines all such requests.
+        sender: makes the messages with embeddings. None sends them without masks.
 
     Attributes:
         finished: the reason why the client makes no more uploads; empty while it makes them.
-        whole: whether it answers a request for all rows or for none. If not, it leaves out the rows whose
-            budget is spent.
     """
-
-    whole = False
 
     def __init__(
         self,
@@ -114,12 +122,13 @@ class PredictionClient:
         perturb: Perturb | None = None,
         budget: Budget | None = None,
         permutations: Permutations | None = None,
+        sender: Sender | None = None,
     ) -> None:
         self.index, self.model = index, model
         self.finished = ""
         self._features = features.contiguous()  # otherwise each gather would copy all features
         self._perturb, self._budget, self._permutations = perturb, budget, permutations
-        self._sequence = 0
+        self.sender = sender or PlainSender(index)
 
     @property
     def rows(self) -> int:
@@ -157,7 +166,7 @@ class PredictionClient:
 
     def join(self) -> Join:
         """Start a new connection; return the `Join` to send first."""
-        self._sequence = 0
+        self.sender.restart()
         groups = () if self._permutations is None else tuple(self._permutations.groups)
         return Join(self.index, groups=tuple(name.encode() for name in groups))
 
@@ -181,13 +190,15 @@ class PredictionClient:
     def _with_mark(self, messages: list[ClientMessage]) -> list[ClientMessage]:
         """Append a mark of the ledger if one is due."""
         if self._budget is not None and (mark := self._budget.due_mark()):
-            messages.append(LedgerMark(self.index, self._next(), mark))
+            messages.append(LedgerMark(self.index, self.sender.number(), mark))
         return messages
 
     def _take(self, message: ServerMessage) -> list[ClientMessage]:
         if isinstance(message, Welcome) and self._budget is not None:
             self._budget.recognise(message.mark)
-        if not isinstance(message, Request):
+        if isinstance(message, Rekey | Keys):
+            return self.sender.rekey(message)
+        if not isinstance(message, Request) or not self.sender.ready:
             return []
         self._check_rows(message.rows)
         return self._answer_permuted(message) if message.permute else self._answer(message)
@@ -196,11 +207,11 @@ class PredictionClient:
         """Return embeddings of the rows that the budget allows, or Decline if it allows none."""
         rows = request.rows
         if self._budget is not None:
-            rows = self._budget.spend(rows, "prediction", whole=self.whole)
+            rows = self._budget.spend(rows, "prediction", whole=self.sender.summed)
             if not len(rows):
                 return [self._decline(request.number)]
         embeddings = self._embedded(self.model, self._features, rows, evaluating=True)
-        return self._say_rows(rows, embeddings, request.number)
+        return self.sender.refresh(rows, embeddings, request.number)
 
     def _answer_permuted(self, request: Request) -> list[ClientMessage]:
         """Answer with embeddings of rows among which this client has permuted some of its features.
@@ -214,7 +225,7 @@ class PredictionClient:
         # If some features move and others stay, two of the answers depend on each record: two charges.
         for _ in range(1 if group == EVERYTHING else 2):
             if self._budget is not None and len(rows):
-                rows = self._budget.spend(rows, "prediction", whole=self.whole)
+                rows = self._budget.spend(rows, "prediction", whole=self.sender.summed)
         if not len(rows):
             return [self._decline(request.number)]
         sources = rows[allowed.generator.permutation(len(rows))]
@@ -224,7 +235,7 @@ class PredictionClient:
             features, moved = self._features[rows], torch.from_numpy(allowed.groups[group])
             features[:, moved] = self._features[sources][:, moved]
             embeddings = self._embedded(self.model, features, None, evaluating=True)
-        return self._say_rows(rows, embeddings, request.number)
+        return self.sender.refresh(rows, embeddings, request.number)
 
     def _check_rows(self, rows: RowIds) -> None:
         """Raise InvalidMessage unless these are distinct rows of this client.
@@ -251,13 +262,4 @@ class PredictionClient:
     def _decline(
         self, request: int, reason: str = "the privacy budget of the requested rows is spent"
     ) -> Decline:
-        return Decline(self.index, self._next(), request, reason)
-
-    def _say_rows(self, rows: RowIds, embeddings: Matrix, request: int | None) -> list[ClientMessage]:
-        with made_here():
-            return [Refresh(self.index, self._next(), rows, embeddings, request)]
-
-    def _next(self) -> int:
-        """Return the next sequence number of this connection."""
-        self._sequence += 1
-        return self._sequence
+        return Decline(self.index, self.sender.number(), request, reason)

@@ -2,36 +2,25 @@
 
 It makes no training steps and has no clock. Its caller decides when to stop waiting, and calls `give_up`.
 
-An `Inquiry` asks every client for the same rows. Each cell, a row and a client, has one state:
-
-                 +---------+   Refresh with this row       +----------+
-    ask() ------>| AWAITED |------------------------------>| ANSWERED |
-                 +---------+                               +----------+
-                   |  |  |     Decline, or Refresh without this row
-                   |  |  +-------------------------------> DECLINED
-                   |  |        Leave, unless the inquiry is patient; give_up() while the client is absent
-                   |  +----------------------------------> ABSENT
-                   |           give_up() while the client is present; the client is overdue
-                   +-------------------------------------> LATE
+An `Inquiry` asks every client for the same rows. Its cells have the states of inquiry.py. Under a secure sum,
+the scorer holds a `ScoringSums` (secure_sum/scoring.py). It asks all clients together and needs every answer.
 
 Invariants:
 
-1. A state other than AWAITED is final, with one exception: until the inquiry is scored, a late answer still
-   turns a cell into ANSWERED.
-2. A row that one open request to a client covers is not requested from it a second time. Several inquiries
+1. A row that one open request to a client covers is not requested from it a second time. Several inquiries
    share the answer, so a private client is charged once.
-3. All checks come before the first change: a message that raises InvalidMessage changes nothing.
+2. All checks come before the first change: a message that raises InvalidMessage changes nothing.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vafl.arrays import Floats, Matrix, RowIds, States
+from vafl.arrays import RowIds
 from vafl.errors import InvalidMessage
+from vafl.protocol.inquiry import ABSENT, ANSWERED, AWAITED, DECLINED, LATE, Inquiry
 from vafl.protocol.marks import MarkMemory, Marks
 from vafl.protocol.messages import (
     ClientMessage,
@@ -39,58 +28,19 @@ from vafl.protocol.messages import (
     Join,
     Leave,
     LedgerMark,
+    MaskedRefresh,
+    Offer,
     Refresh,
+    Rekey,
     Request,
     ServerMessage,
     Welcome,
     require_growth,
 )
 from vafl.protocol.requests import Asked, Requests
+from vafl.protocol.rows import slices_of
+from vafl.protocol.secure_sum.scoring import ScoringSums
 from vafl.protocol.table import EmbeddingTable
-
-STATES = ("answered", "absent", "late", "declined", "awaited")  # states of a cell: a row and a client
-ANSWERED, ABSENT, LATE, DECLINED, AWAITED = range(len(STATES))
-
-
-@dataclass(eq=False)
-class Inquiry:
-    """Rows that every client is asked for, and the answers so far.
-
-    Attributes:
-        rows: [rows], distinct and ascending.
-        patient: whether to wait for absent clients, which may come back.
-        embeddings: [rows, clients, width].
-        states: [rows, clients], each an index into `STATES`.
-    """
-
-    rows: RowIds
-    patient: bool
-    embeddings: Floats
-    states: States
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether answers may still arrive."""
-        return bool((self.states == AWAITED).any())
-
-    def awaited(self, client: int) -> RowIds:
-        """Return the rows that this client has not answered yet."""
-        return self.rows.compress(self.states[:, client] == AWAITED)
-
-    def take(self, client: int, rows: RowIds, embeddings: Matrix) -> None:
-        """Store embeddings of these rows. Rows outside the inquiry are ignored."""
-        places = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
-        fits = self.rows[places] == rows
-        chosen = places[fits]
-        self.embeddings[chosen, client] = embeddings[fits]
-        self.states[chosen, client] = ANSWERED
-
-    def mark(self, client: int, state: int, rows: RowIds | None = None) -> None:
-        """Set the state of the cells of these rows (None: all) that still await this client."""
-        awaited = self.states[:, client] == AWAITED
-        if rows is not None:
-            awaited &= np.isin(self.rows, rows)
-        self.states[awaited, client] = state
 
 
 class Scorer:
@@ -99,13 +49,16 @@ class Scorer:
     Args:
         rows: the number of records.
         head: maps the clients' embeddings, summed or concatenated, to outputs.
-        defaults: [clients, width], the embedding to use for a client that does not answer.
+        defaults: for each client, the embedding [width of the client] to use if it does not answer.
         summed: whether the head takes the sum of the embeddings instead of their concatenation.
         cached: whether to keep embeddings and use them again, which costs a private client no budget.
         marks: remembers the marks of the clients' ledgers. The default keeps them in memory only.
+        sums: the keys and words of a secure sum, for a head on the sum and without a cache. None takes plain
+            embeddings only.
 
     Attributes:
         absent: the clients that have left.
+        widths: the embedding width of each client.
         overdue: the clients that did not answer in time. They are asked again once they answer or join.
         inquiries: the inquiries that are not scored yet.
         needed, recalled: how many cells inquiries needed, and how many of these came from the cache.
@@ -115,38 +68,47 @@ class Scorer:
         self,
         rows: int,
         head: nn.Module,
-        defaults: Tensor,
+        defaults: Sequence[Tensor],
         *,
         summed: bool,
         cached: bool,
         marks: MarkMemory | None = None,
+        sums: ScoringSums | None = None,
     ) -> None:
-        self.clients, self._width = defaults.shape
+        self.clients, self.widths = len(defaults), tuple(len(default) for default in defaults)
         self.absent: set[int] = set()
         self.overdue: set[int] = set()
         self.inquiries: list[Inquiry] = []
         self.needed = self.recalled = 0
         self.iteration = 0
-        self._rows, self._head, self._defaults, self._summed = rows, head.eval(), defaults, summed
-        widths = [self._width] * self.clients
-        self._cache = EmbeddingTable(rows, widths, summed=False) if cached else None
+        self._rows, self._head, self._summed = rows, head.eval(), summed
+        self._defaults = [default.numpy() for default in defaults]
+        self._columns = slices_of(self.widths)
+        self._cache = EmbeddingTable(rows, self.widths, summed=False) if cached else None
         self._requests = Requests()
         self._sequences = [-1] * self.clients
         self._marks = marks or Marks()
+        self._sums = sums
 
     def ask(self, rows: RowIds, *, patient: bool = False) -> tuple[Inquiry, list[Request]]:
-        """Open an inquiry for these rows (distinct, ascending); return it with the requests to send."""
+        """Open an inquiry for these rows (distinct, ascending); return it with the requests to send.
+
+        A secure sum always waits for absent clients, and sends its requests once all clients have keys.
+        """
         inquiry = Inquiry(
             rows,
-            patient,
-            np.zeros((len(rows), self.clients, self._width), np.float32),
+            patient or self._sums is not None,
+            np.zeros((len(rows), sum(self.widths)), np.float32),
             np.full((len(rows), self.clients), AWAITED, dtype=np.uint8),
+            self._columns,
         )
         if self._cache is not None:
             _recall(inquiry, self._cache)
             self.recalled += int((inquiry.states == ANSWERED).sum())
         self.needed += inquiry.states.size
         self.inquiries.append(inquiry)
+        if self._sums is not None:
+            return inquiry, self._sums.ask(inquiry)
         return inquiry, [request for client in range(self.clients) for request in self._ask(inquiry, client)]
 
     def give_up(self, inquiry: Inquiry) -> None:
@@ -155,6 +117,9 @@ class Scorer:
             if len(inquiry.awaited(client)):
                 self.overdue.add(client)
                 inquiry.mark(client, ABSENT if client in self.absent else LATE)
+        if self._sums is not None:
+            self.overdue.clear()  # A sum needs every client, so the next round asks all of them again.
+            self._sums.close(inquiry)
 
     def score(self, inquiry: Inquiry) -> Tensor:
         """Close the inquiry; return the outputs [rows, outputs], with defaults for missing embeddings."""
@@ -164,9 +129,13 @@ class Scorer:
     @torch.no_grad()
     def outputs(self, inquiry: Inquiry) -> Tensor:
         """Return the head's outputs [rows, outputs], with defaults for missing embeddings."""
-        answered = torch.from_numpy(inquiry.states == ANSWERED)[..., None]
-        inputs = torch.where(answered, torch.from_numpy(inquiry.embeddings), self._defaults)
-        outputs: Tensor = self._head(inputs.sum(1) if self._summed else inputs.flatten(1))
+        embeddings = inquiry.embeddings.copy()
+        for client, columns in enumerate(self._columns):
+            embeddings[inquiry.states[:, client] != ANSWERED, columns] = self._defaults[client]
+        inputs = torch.from_numpy(embeddings)
+        if self._summed:
+            inputs = inputs.reshape(-1, self.clients, self.widths[0]).sum(1)
+        outputs: Tensor = self._head(inputs)
         return outputs
 
     def is_under_way(self, client: int) -> bool:
@@ -180,13 +149,20 @@ class Scorer:
             InvalidMessage: the message broke a rule. The state has not changed.
         """
         client = message.client
+        if self._sums is not None and isinstance(message, Refresh):
+            raise InvalidMessage(
+                "VFL-4151",
+                f"this model has a secure sum, so answers must be masked. Found a plain answer of client "
+                f"{client}. Set privacy.secure_sum to the same value at all parties.",
+            )
         if not 0 <= client < self.clients:
             raise InvalidMessage("VFL-4101", f"client must be in 0..{self.clients - 1}. Found {client}.")
         if isinstance(message, Join):
             return self._take_join(client)
         if isinstance(message, Leave):
-            self._take_leave(client)
-            return []
+            return self._take_leave(client)
+        if self._sums is not None and isinstance(message, Offer | MaskedRefresh | Decline):
+            return self._take_masked(message, self._sums)
         if client in self.absent or not isinstance(message, Refresh | Decline | LedgerMark):
             raise InvalidMessage(
                 "VFL-4102",
@@ -206,26 +182,54 @@ class Scorer:
         self.overdue.discard(client)
         self._sequences[client] = -1
         self._requests.forget(client)
-        requests = [request for inquiry in self.inquiries for request in self._ask(inquiry, client)]
         welcome = Welcome(client, 0, (0,) * self.clients, mark=self._marks.recall(client))
+        if self._sums is not None:
+            rekeyed = self._sums.end_epoch(client, f"client {client} joined", self.absent)
+            return [welcome, Rekey(client, self._sums.epochs.number, "welcome"), *rekeyed]
+        requests = [request for inquiry in self.inquiries for request in self._ask(inquiry, client)]
         return [welcome, *requests]
 
-    def _take_leave(self, client: int) -> None:
+    def _take_leave(self, client: int) -> list[ServerMessage]:
         self.absent.add(client)
         self._requests.forget(client)
         for inquiry in self.inquiries:
             if not inquiry.patient:
                 inquiry.mark(client, ABSENT)
+        if self._sums is None:
+            return []
+        return [*self._sums.end_epoch(client, f"client {client} left", self.absent)]
+
+    def _take_masked(
+        self, message: Offer | MaskedRefresh | Decline, sums: ScoringSums
+    ) -> list[ServerMessage]:
+        client = message.client
+        if client in self.absent:
+            raise InvalidMessage(
+                "VFL-4152",
+                f"client {client} has not joined. It must send Join first. Found {type(message).__name__}.",
+            )
+        require_growth(client, message.sequence, self._sequences)
+        replies: list[ServerMessage] = []
+        if isinstance(message, Decline):
+            sums.take_decline(message)
+        elif sums.epochs.is_void(message.epoch):
+            return []  # The client sent this before it knew of the current epoch.
+        elif isinstance(message, Offer):
+            replies = sums.take_offer(message)
+        else:
+            sums.take_answer(message)
+        self._sequences[client] = message.sequence
+        return replies
 
     def _take_mark(self, message: LedgerMark) -> None:
-        self._check_sequence(message.client, message.sequence)
+        require_growth(message.client, message.sequence, self._sequences)
         self._sequences[message.client] = message.sequence
         self._marks.remember(message)
 
     def _take_answer(self, message: Refresh | Decline) -> None:
         client = message.client
         request = self._requests.find(client, message.request)
-        self._check_sequence(client, message.sequence)
+        require_growth(client, message.sequence, self._sequences)
         if isinstance(message, Refresh):
             self._check_answer(message, request)
         self._sequences[client] = message.sequence
@@ -240,9 +244,6 @@ class Scorer:
         for inquiry in self.inquiries:
             inquiry.mark(client, DECLINED, request.rows)
 
-    def _check_sequence(self, client: int, sequence: int) -> None:
-        require_growth(client, sequence, self._sequences[client])
-
     def _check_answer(self, answer: Refresh, request: Asked) -> None:
         rows = answer.rows
         if len(np.unique(rows)) < len(rows) or not np.isin(rows, request.rows).all():
@@ -251,10 +252,10 @@ class Scorer:
                 f"the answer to request {request.number} must have distinct rows of the request. Found other "
                 f"rows, or a row twice, from client {answer.client}.",
             )
-        if answer.embeddings.shape[1] != self._width:
+        if answer.embeddings.shape[1] != self.widths[answer.client]:
             raise InvalidMessage(
                 "VFL-4104",
-                f"embeddings of client {answer.client} must be {self._width} wide. "
+                f"embeddings of client {answer.client} must be {self.widths[answer.client]} wide. "
                 f"Found {answer.embeddings.shape[1]}.",
             )
 

@@ -61,6 +61,10 @@ Invariants:
 7. `iteration` grows by one with each step of the head, and never passes `last_iteration`.
 8. Each client has at most `LARGEST_WINDOW` uploads and one query in `_waiting`. This bounds the memory that a
    client can occupy.
+
+Under a secure sum, the server holds a `TrainingSums` (secure_sum/training.py), and a `SumTable` instead of a
+table of embeddings. A `MaskedUpload` has a turn like an `Upload`. The server asks all clients at once for the
+sum of an evaluation, and makes no other requests.
 """
 
 from collections.abc import Iterable, Sequence, Set
@@ -86,8 +90,12 @@ from vafl.protocol.messages import (
     Join,
     Leave,
     LedgerMark,
+    MaskedRefresh,
+    MaskingMessage,
+    Offer,
     Query,
     Refresh,
+    Rekey,
     ServerMessage,
     Skipped,
     Upload,
@@ -98,6 +106,7 @@ from vafl.protocol.messages import (
 from vafl.protocol.requests import Asked, Part, Poll, Requests
 from vafl.protocol.rows import NO_ROWS, in_parts
 from vafl.protocol.rules import Rule, Turn
+from vafl.protocol.secure_sum.training import TrainingSums
 from vafl.protocol.settings import LARGEST_COUNT, LARGEST_WINDOW
 from vafl.protocol.staleness import DelayLog
 from vafl.protocol.table import FOREVER, EmbeddingTable
@@ -117,6 +126,7 @@ class Server:
         rule: chooses the uploads of the next step.
         bound: the delay bound, or None.
         marks: remembers the marks of the clients' ledgers. The default keeps them in memory only.
+        sums: the keys and words of a secure sum, whose table is a `SumTable`. None takes plain embeddings.
 
     Attributes:
         iteration: the global counter k, which is the number of steps made.
@@ -147,9 +157,10 @@ class Server:
         run: int = 0,
         last_iteration: int = FOREVER,
         recall_rows: int = RECALL_ROWS,
+        sums: TrainingSums | None = None,
     ) -> None:
         self.table, self.head, self.rule, self.bound = table, head, rule, bound
-        self.descent = descent
+        self.descent, self.sums = descent, sums
         every = 1 if bound else max(1, table.clients // _COUNTED_CLIENTS)
         self.delays = DelayLog(table.clients, bound.limit if bound else None, every)
         self.iteration = 0
@@ -194,19 +205,23 @@ class Server:
             )
         return self._take(message) + self._advance()
 
-    may_stand_in = True
-    """Whether the server can evaluate with default embeddings for a client that does not answer."""
+    @property
+    def may_stand_in(self) -> bool:
+        """Return whether an evaluation can use default embeddings for a client that does not answer."""
+        return self.sums is None
 
     @property
     def may_poll(self) -> bool:
-        """Return whether `poll` may be called now."""
-        return True
+        """Return whether `poll` may be called now. A sum needs the keys of all clients."""
+        return self.sums is None or not self.sums.epochs.missing
 
     def poll(self, rows: RowIds, best: int = -1, *, restore: bool = False) -> Poll:
         """Ask every client that is here and answers for embeddings of held-out rows.
 
         `best` and `restore` are as in `Evaluate`.
         """
+        if self.sums is not None:
+            return self.sums.poll(rows, best, restore=restore)
         silent = self.absent | self.overdue
         present = [client for client in range(self.table.clients) if client not in silent]
         return self.requests.poll(present, rows, best, restore=restore)
@@ -214,15 +229,18 @@ class Server:
     @property
     def open_requests(self) -> Set[int]:
         """Return the numbers of the requests that are open."""
-        return self.requests.open.keys()
+        return self.requests.open.keys() if self.sums is None else self.sums.open_requests
 
     def expire(self, numbers: Iterable[int]) -> list[ServerMessage]:
         """Stop waiting for these requests; return the replies of the steps that this unblocks.
 
         The caller keeps the clock. For a step that waits for such a request, the delay bound follows its
         policy; under `wait` its requests do not expire. A late answer is still stored, and makes its client
-        eligible for requests again.
+        eligible for requests again. A secure sum gives up its evaluation, and ignores late words.
         """
+        if self.sums is not None:
+            self.sums.expire(numbers)
+            return []
         for number in numbers:
             request = self.requests.open[number]
             if self.bound is not None:
@@ -299,6 +317,9 @@ class Server:
             names: the names of the clients. Without them, the text has the clients' numbers.
         """
         who, gone = "" if names else "clients ", listed(self.absent, names)
+        if self.sums is not None and (missing := self.sums.epochs.missing):
+            epoch = self.sums.epochs.number
+            return f"keys of {who}{listed(missing, names)} for epoch {epoch} of masks; gone: {gone}"
         if self.bound and self._group:
             rows = np.concatenate([turn.rows for turn in self._group])
             lacking = self.bound.stale(self.table, rows, self.iteration).keys() | self.bound.asked.keys()
@@ -314,6 +335,12 @@ class Server:
     # --- one method per kind of message: all checks come before the first change ---
 
     def _take(self, message: ClientMessage) -> list[ServerMessage]:
+        if self.sums is not None and isinstance(message, Upload | Refresh | Query):
+            raise InvalidMessage(
+                "VFL-4161",
+                f"this run has a secure sum, so embeddings must be masked. Found {type(message).__name__} of "
+                f"client {message.client}. Set privacy.secure_sum to the same value at all parties.",
+            )
         if isinstance(message, Upload):
             replies = self._take_upload(message)
         elif isinstance(message, Refresh):
@@ -331,6 +358,8 @@ class Server:
         elif isinstance(message, Join):
             self._check_join(message)
             replies = self._take_join(message)
+        elif self.sums is not None:
+            replies = self._take_masked(message, self.sums)
         else:
             raise InvalidMessage(
                 "VFL-4173",
@@ -341,7 +370,7 @@ class Server:
 
     def _take_upload(self, upload: Upload) -> list[ServerMessage]:
         client = upload.client
-        self._check_sequence(client, upload.sequence)
+        require_growth(client, upload.sequence, self._sequences)
         self.table.check(client, upload.rows, upload.embeddings)
         self._check_turn(client, upload.activation, upload.rows)
         self._sequences[client] = upload.sequence
@@ -353,7 +382,7 @@ class Server:
         return self._end_older_rounds() if self.rule.common_rows else []
 
     def _take_refresh(self, refresh: Refresh) -> list[ServerMessage]:
-        self._check_sequence(refresh.client, refresh.sequence)
+        require_growth(refresh.client, refresh.sequence, self._sequences)
         self.table.check(refresh.client, refresh.rows, refresh.embeddings)
         more: list[ServerMessage] = []
         if refresh.request is not None:
@@ -362,8 +391,34 @@ class Server:
         self._store(refresh)
         return more
 
+    def _take_masked(self, message: MaskingMessage, sums: TrainingSums) -> list[ServerMessage]:
+        client = message.client
+        replies: list[ServerMessage] = []
+        require_growth(client, message.sequence, self._sequences)
+        if sums.epochs.is_void(message.epoch):
+            return []  # The client sent this before it knew of the current epoch.
+        if isinstance(message, Offer):
+            replies = sums.take_offer(message)
+        else:
+            sums.epochs.require_keys(client)
+            self.table.check(0, message.rows, message.words)
+            if isinstance(message, MaskedRefresh):
+                total = sums.take_answer(message)
+                if total is not None:
+                    self.table.store(0, message.rows, total, self.iteration)
+            else:
+                self._check_turn(client, message.activation, message.rows)
+                self.activations[client] += 1
+                # Sync: a client uploads the next round only after it has applied the last answer.
+                self._answers.kept[client].clear()
+                sums.keep(message)
+                self._waiting.append(Turn(client, message.activation, message.rows, True, True))
+                replies = self._end_older_rounds()
+        self._sequences[client] = message.sequence
+        return replies
+
     def _take_query(self, query: Query) -> list[ServerMessage]:
-        self._check_sequence(query.client, query.sequence)
+        require_growth(query.client, query.sequence, self._sequences)
         asked = any(turn.client == query.client and not turn.steps for turn in self._waiting)
         if asked or query.activation >= self.activations[query.client]:
             raise InvalidMessage(
@@ -381,19 +436,23 @@ class Server:
         return []
 
     def _take_decline(self, decline: Decline) -> list[ServerMessage]:
-        self._check_sequence(decline.client, decline.sequence)
-        more = self._settle(self.requests.check(decline), declined=True)
+        require_growth(decline.client, decline.sequence, self._sequences)
+        more: list[ServerMessage] = []
+        if self.sums is not None:
+            self.sums.take_decline(decline)
+        else:
+            more = self._settle(self.requests.check(decline), declined=True)
         self._sequences[decline.client] = decline.sequence
         return more
 
     def _take_finished(self, finished: Finished) -> list[ServerMessage]:
-        self._check_sequence(finished.client, finished.sequence)
+        require_growth(finished.client, finished.sequence, self._sequences)
         self._sequences[finished.client] = finished.sequence
         self.finished.add(finished.client)
         return []
 
     def _take_mark(self, message: LedgerMark) -> list[ServerMessage]:
-        self._check_sequence(message.client, message.sequence)
+        require_growth(message.client, message.sequence, self._sequences)
         self._sequences[message.client] = message.sequence
         self._marks.remember(message)
         return []
@@ -402,7 +461,7 @@ class Server:
         """Mark the client absent. Its uploads stay valid, and its answers are kept until it joins again."""
         self.absent.add(leave.client)
         self._forget_requests(leave.client)
-        return []
+        return self._end_epoch(leave.client, f"client {leave.client} left")
 
     def _take_join(self, join: Join) -> list[ServerMessage]:
         """Bring a client and the server back to the same point of the run.
@@ -414,6 +473,10 @@ class Server:
         - The server requests the embeddings that it lost, and those made by a model that the client lost.
         """
         client = join.client
+        # First take back the open round, so that Welcome has the counts that the clients continue from.
+        rekeyed = self._end_epoch(client, f"client {client} joined")
+        if self.sums is not None:
+            rekeyed = [Rekey(client, self.sums.epochs.number, "welcome"), *rekeyed]
         self._met.add(client)
         self.absent.discard(client)
         self.finished.discard(client)
@@ -427,7 +490,20 @@ class Server:
         counts = tuple(self.activations)
         welcome = Welcome(client, self.iteration, counts, self.durable[client], self.run, mark)
         owed = self._owed(client, range(join.applied, min(join.activation, self.activations[client])))
-        return [welcome, *owed, *recalled]
+        return [welcome, *owed, *recalled, *rekeyed]
+
+    def _end_epoch(self, client: int, why: str) -> list[ServerMessage]:
+        """Begin a key epoch if this client's leave or join ends the last one; return what to send.
+
+        Take back the uploads of the open round. Their clients send them again in the new epoch.
+        """
+        rekeyed = None if self.sums is None else self.sums.end_epoch(client, why, self.absent)
+        if rekeyed is None:
+            return []
+        for turn in self._waiting:
+            self.activations[turn.client] -= 1
+        self._waiting, self._group = [], []
+        return [*rekeyed]
 
     def _owed(self, client: int, flights: range) -> list[ServerMessage]:
         """Return the answers to these uploads that the client may have missed; Skipped for lost ones."""
@@ -493,9 +569,6 @@ class Server:
         unapplied = self._answers.first_unapplied(client, self.activations[client] - message.in_flight)
         iteration = unapplied.iteration if unapplied else self.iteration
         self.table.store(client, message.rows, message.embeddings, iteration)
-
-    def _check_sequence(self, client: int, sequence: int) -> None:
-        require_growth(client, sequence, self._sequences[client])
 
     def _check_join(self, join: Join) -> None:
         """Raise InvalidMessage if the client claims more answered uploads than the run can have reached.
@@ -610,6 +683,8 @@ class Server:
     def _step(self, group: Sequence[Turn]) -> list[ServerMessage]:
         """Evaluate the loss once for all turns, step the head by their mean gradient, return the answers."""
         shared, iteration = self.rule.common_rows, self.iteration
+        if self.sums is not None:
+            self.table.store(0, group[0].rows, self.sums.sum_round(), iteration)
         self._record_delays(group[:1] if shared else group, shared)
         parts = self._evaluate(self.table, group, iteration, shared=shared)
         self.iteration += group[0].steps

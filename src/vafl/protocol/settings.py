@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from vafl.errors import ConfigError
 from vafl.protocol.stepsizes import SCHEDULES, StepSize, constant, cosine
+from vafl.scope import Scope, declared, setting
 
 LARGEST_COUNT = 2**62  # the largest number of uploads or steps; counters are 64-bit integers on wire and disk
 _WARM_UP = 300  # the cosine schedule warms up for at most this many iterations
@@ -51,7 +52,7 @@ class RuleSettings:
     order: Order = "upload-first"
     start: Literal["zeros", "upload"] = "zeros"
     window: int = 0
-    local_steps: int = 1
+    local_steps: int = setting(1, scope=Scope.PARTY)
 
     def __post_init__(self) -> None:
         if self.t < 1:
@@ -97,7 +98,9 @@ class RuleSettings:
 
 @dataclass(frozen=True)
 class OptimiserSettings:
-    """The optimiser and step sizes of every party.
+    """The optimiser and step sizes of a party.
+
+    The schedule is shared, because step sizes fall with the server's updates. All else may differ by party.
 
     Attributes:
         name: `sgd`, or a class of torch.optim (`Adam`, `AdamW`, ...).
@@ -117,9 +120,9 @@ class OptimiserSettings:
 
     name: str = "sgd"
     step_size: float = 0.1
-    server_step_size: float = 0.0
-    schedule: str = "constant"
-    constants: dict[str, Any] = field(default_factory=dict)
+    server_step_size: float = setting(0.0, scope=Scope.SERVER)
+    schedule: str = setting("constant", scope=Scope.TRAINING)
+    constants: dict[str, Any] = field(default_factory=dict, metadata=declared(scope=Scope.TRAINING))
     options: dict[str, Any] = field(default_factory=dict)
     l2: float = 0.0
     average: bool = False

@@ -12,7 +12,7 @@ import numpy as np
 from vafl import kernels
 from vafl.arrays import Array, Doubles, Integers, Iterations, Matrix, RowIds
 from vafl.errors import ConfigError, InvalidMessage
-from vafl.protocol.rows import check_rows, mean_of_rows
+from vafl.protocol.rows import check_rows, mean_of_rows, slices_of
 
 FOREVER = 2**30  # a delay at or above this means that the cell was never uploaded, or was lost
 _LOST = -FOREVER - 1  # the value of stored_at for a cell that was lost in a crash
@@ -51,9 +51,7 @@ class EmbeddingTable:
                 f"a head on the sum needs embeddings of the same width. Found {list(widths)}. "
                 'Give every client the same width, or use combine = "concat".',
             )
-        ends = np.cumsum(widths).tolist()
-        self.rows, self.widths = rows, tuple(widths)
-        self.columns = tuple(slice(end - width, end) for end, width in zip(ends, widths, strict=True))
+        self.rows, self.widths, self.columns = rows, tuple(widths), slices_of(widths)
         kind = record_type(widths, summed=summed)
         self.records: Array = _zeros(rows, kind) if memory is None else np.asarray(memory).view(kind)
         self.stored_at: Iterations = self.records["stored_at"]
@@ -170,7 +168,8 @@ class EmbeddingTable:
 
     def delays(self, rows: RowIds, iteration: int) -> Iterations:
         """Return each cell's delay at step `iteration`, [batch, clients]; FOREVER or more if not stored."""
-        return kernels.gather_delays(self.stored_at, rows, iteration)
+        delays: Iterations = np.int32(iteration) - self.stored_at[rows]
+        return delays
 
     def count_delays(self, rows: RowIds, iteration: int, counts: Integers, own: int) -> int:
         """Add the delays of these rows to `counts`, as `kernels.count_delays` does; return the longest."""

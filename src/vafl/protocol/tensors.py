@@ -15,5 +15,5 @@ def as_tensor(array: Array) -> Tensor:
 
 def as_arrays(tensors: Sequence[Tensor]) -> list[Array]:
     """Return arrays in the tensors' memory; bfloat16, which numpy lacks, is converted to float32."""
-    detached = (tensor.detach() for tensor in tensors)
+    detached = (tensor.detach().cpu() for tensor in tensors)  # the tensors of a GPU have no arrays
     return [(tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy() for tensor in detached]

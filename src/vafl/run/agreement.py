@@ -67,7 +67,7 @@ def make_terms(plan: Plan) -> Agreement:
         run_id=config.network.run_id,
         records=plan.data.parts.total,
         record_digest=plan.data.record_digest,
-        width=widths(plan)[0],
+        widths=widths(plan),
         clients=clients,
         schedule_digest=schedule_digest(schedules) if config.schedule.seed == "shared" else "private",
         encoding=config.network.encoding,

@@ -9,7 +9,9 @@ from rich.console import Console
 from vafl.config import Config
 from vafl.data.alignment.rows import Alignment, check_writable
 from vafl.data.labels import label_classes
-from vafl.data.tables import Table, open_table
+from vafl.data.sources.base import Source
+from vafl.data.sources.opening import open_source
+from vafl.data.tables import open_table
 from vafl.errors import ConfigError
 from vafl.files import write_atomically
 from vafl.observe.counting import CountProgress
@@ -38,16 +40,17 @@ def align_party(
         listening: called with the server's address once clients can connect.
         watch: called repeatedly while the server waits for clients; an exception in it ends the wait.
     """
-    table, path = _table(config, party), Path(config.tables[party].alignment)
+    source, path = _source(config, party), Path(config.sources[party].alignment)
     credentials, terms = load_credentials(config, party), _terms(config)
     workers = workers or cores()
 
     def keep(alignment: Alignment) -> None:
         alignment.write(path)
 
-    ids = table.ids()
+    ids = source.ids()
     with CountProgress(console, "ids") as progress:
         if party == SERVER:
+            table = open_table(config.sources, party)
             classes = label_classes(table, config.data.task) if table.settings.label else None
             server = AlignmentServer(
                 *(ids, classes, terms, config.network, credentials, workers, progress, keep),
@@ -60,7 +63,7 @@ def align_party(
             aligned = run(client.run())
     console.print(f"{len(aligned.ids):,} of {len(ids):,} records are among the {aligned.rows:,} rows: {path}")
     if party == SERVER and aligned.with_local:
-        console.print(f"the other columns of this table are features of the run: {len(table.features)}")
+        console.print(f"the other columns of this table are features of the run: {len(source.features)}")
     return path
 
 
@@ -73,7 +76,7 @@ def align_all(config: Config, console: Console, workers: int = 0) -> None:
         workers: number of worker processes of each party; 0 divides the cores among the parties.
     """
     for party in (SERVER, *config.data.parties):
-        _table(config, party)  # fail before any process is started
+        _source(config, party)  # fail before any process is started
     check_certificates(config, config.data.parties)
     with TemporaryDirectory(prefix="vafl-align-") as temporary:
         folder = Path(temporary)
@@ -89,26 +92,26 @@ def align_all(config: Config, console: Console, workers: int = 0) -> None:
         clients.end()
 
 
-def _table(config: Config, party: str) -> Table:
+def _source(config: Config, party: str) -> Source:
     parties = (SERVER, *config.data.parties)
-    if config.data.name != "tables":
+    if config.data.name != "parties":
         raise ConfigError(
             "VFL-7011",
-            f'alignment is for data.name = "tables", with a file for each party. Found "{config.data.name}". '
-            "Other data need no alignment.",
+            f'alignment is for data.name = "parties", with a source for each party. Found '
+            f'"{config.data.name}". Other data need no alignment.',
         )
     if party not in parties:
         raise ConfigError(
             "VFL-7012", f'"{party}" is no party of this run. Its parties: {", ".join(parties)}.'
         )
-    if party not in config.tables:
+    if party not in config.sources:
         raise ConfigError(
             "VFL-7013",
-            f"{party} needs a section [tables.{party}] in the configuration. Found none. Add one with the "
-            "path and the id column of its table.",
+            f"{party} needs a section [parties.{party}.source] in the configuration. Found none. "
+            "Add one with the path and the id column of its table.",
         )
-    check_writable(Path(config.tables[party].alignment))
-    return open_table(config.tables, party)
+    check_writable(Path(config.sources[party].alignment))
+    return open_table(config.sources, party) if party == SERVER else open_source(config.sources, party)
 
 
 def _terms(config: Config) -> AlignmentTerms:

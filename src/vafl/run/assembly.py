@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,10 +33,11 @@ from vafl.protocol.schedule import (
     RefreshAll,
     parse_refresh,
 )
-from vafl.protocol.secure_sum.client import MaskedClient
 from vafl.protocol.secure_sum.fixed_point import decode
 from vafl.protocol.secure_sum.masks import KeyAgreement, KeySigner, NoKeySigner
-from vafl.protocol.secure_sum.server import MaskedServer, SumTable
+from vafl.protocol.secure_sum.sender import MaskedSender
+from vafl.protocol.secure_sum.sum_table import SumTable
+from vafl.protocol.secure_sum.training import TrainingSums
 from vafl.protocol.server import RECALL_ROWS, Server
 from vafl.protocol.staleness import DelaySummary
 from vafl.protocol.table import EmbeddingTable
@@ -46,7 +46,7 @@ from vafl.run.controller import End
 from vafl.run.drawn_labels import draw_once
 from vafl.run.evaluator import Evaluator
 from vafl.run.ledgers import is_entered, ledger_path, open_ledger
-from vafl.run.plan import Plan, Task, make_plan
+from vafl.run.plan import Beginning, Plan, Task, make_plan
 from vafl.run.simulation_driver import CentralisedRuntime, SimulationDriver, measure
 from vafl.simulation.simulator import Simulator
 from vafl.transport.codec import Codec
@@ -115,18 +115,18 @@ class Run:
         return self.runtime.server.delays.summaries() if isinstance(self.runtime, Simulator) else []
 
 
-def build(config: Config, data: VerticalData | None = None) -> Run:
+def build(config: Config, data: VerticalData | None = None, beginning: Beginning | None = None) -> Run:
     """Build every object of a simulated run.
 
     A simulation sends nothing to another machine, so the ledgers of private clients stay in memory.
 
     Args:
-        data: as for `make_plan`.
+        data, beginning: as for `make_plan`.
 
     Raises:
         ConfigError, DataError: as for `make_plan`.
     """
-    plan = with_drawn_labels(make_plan(config, data))
+    plan = with_drawn_labels(make_plan(config, data, beginning=beginning))
     config = plan.config
     centralised = config.rule.name == "centralised"
     guards = [None if centralised else make_guard(plan, index) for index in range(len(plan.models))]
@@ -172,7 +172,8 @@ def with_drawn_labels(plan: Plan, path: Path | None = None) -> Plan:
         return plan
     path = Path(settings.file) if settings.file else path
     classes = len(data.classes or ())
-    name = config.tables[LABEL_HOLDER].label if config.tables else config.data.label
+    table = config.holder_table
+    name = config.data.label if table is None else table.label
     drawn = draw_once(data.labels[data.train], classes, settings.epsilon, name, data.record_digest, path)
     return replace(plan, data=replace(data, labels=torch.cat([drawn, data.labels[data.rows :]])))
 
@@ -194,21 +195,23 @@ def make_server(
         recall_rows: the largest number of lost rows in one request.
     """
     config, clients = plan.config, len(plan.data.parties)
-    rule, table = config.rule, table or make_table(plan, plan.data.rows)
-    others = (
+    rule = config.rule
+    return Server(
+        table or make_table(plan, plan.data.rows),
         plan.data.labels[plan.data.train].numpy(),
         plan.head,
         plan.loss,
-        _descent(config, plan.head, server=True),
+        _descent(config.of(LABEL_HOLDER), plan.head, server=True),
         Rule.of(rule, clients),
         DelayBound(rule.delay_bound, rule.when_unanswered) if rule.delay_bound else None,
         GradientMask.of(config.labels),
         plan.weights,
+        marks=marks,
+        run=run,
+        last_iteration=config.stop.updates,
+        recall_rows=recall_rows,
+        sums=TrainingSums(clients, decode) if config.privacy.secure_sum else None,
     )
-    last = config.stop.updates
-    if isinstance(table, SumTable):
-        return MaskedServer(table, *others, decode=decode, marks=marks, run=run, last_iteration=last)
-    return Server(table, *others, marks=marks, run=run, last_iteration=last, recall_rows=recall_rows)
 
 
 def make_table(plan: Plan, rows: int) -> EmbeddingTable:
@@ -219,9 +222,9 @@ def make_table(plan: Plan, rows: int) -> EmbeddingTable:
     return EmbeddingTable(rows, client_widths, summed=plan.config.model.combine == "sum")
 
 
-def widths(plan: Plan) -> list[int]:
+def widths(plan: Plan | Run) -> list[int]:
     """Return the embedding width of each client."""
-    return [plan.config.model.embedding_width(plan.task.outputs)] * len(plan.data.parties)
+    return plan.config.model.widths([party.name for party in plan.data.parties], plan.task.outputs)
 
 
 def make_guard(
@@ -233,8 +236,8 @@ def make_guard(
         run: the run folder; None for a simulation.
         accept_ledger: continue if the ledger lacks the last mark that the server received.
     """
-    config, data = plan.config, plan.data
-    party = data.parties[index]
+    data, party = plan.data, plan.data.parties[index]
+    config = plan.config.of(party.name)
     path = None if run is None else ledger_path(config, party.name, run)
     if not is_entered(config, party.name, path):
         return None
@@ -275,17 +278,18 @@ def make_client(
         own_seed: the seed of a private schedule; None uses the run's seed.
         refresh_rows, at_evaluation: as for `Client`.
     """
-    config, party = plan.config, plan.data.parties[index]
+    party = plan.data.parties[index]
+    config = plan.config.of(party.name)
     rows, clients = plan.data.rows, len(plan.data.parties)
     schedules = schedules or [make_schedule(config, rows, client, own_seed) for client in range(clients)]
     model = plan.models[index] if own is None else own.model
     features = party.features if with_held_out else party.features[plan.data.train]
-    kind: Callable[..., Client] = Client
+    sender = None
     if config.privacy.secure_sum:
         names = [party.name for party in plan.data.parties]
         keys = KeyAgreement(config.network.run_id, names, index, witness or NoKeySigner())
-        kind = partial(MaskedClient, keys=keys)
-    return kind(
+        sender = MaskedSender(index, keys)
+    return Client(
         index,
         features if own is None else own.features,
         model,
@@ -299,6 +303,7 @@ def make_client(
         budget=own.budget if own else None,
         refresh_rows=refresh_rows,
         at_evaluation=at_evaluation,
+        sender=sender,
     )
 
 
@@ -336,7 +341,10 @@ def make_refresh(config: Config, index: int, schedules: Sequence[BatchSchedule])
 def _centralised(plan: Plan) -> Centralised:
     config = plan.config
     modules = [*plan.models, plan.head]
-    descents = [_descent(config, module, server=module is plan.head) for module in modules]
+    owners = [*(config.of(party.name) for party in plan.data.parties), config.of(LABEL_HOLDER)]
+    descents = [
+        _descent(own, module, server=module is plan.head) for own, module in zip(owners, modules, strict=True)
+    ]
     *models, head = (descent.trains(module) for descent, module in zip(descents, modules, strict=True))
     return Centralised(
         [party.features[plan.data.train] for party in plan.data.parties],

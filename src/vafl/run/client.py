@@ -31,6 +31,7 @@ from vafl.run.checkpoint import (
     save_checkpoint,
     unflatten,
 )
+from vafl.run.continued import beginning_of, keep_encoder
 from vafl.run.credentials import load_credentials
 from vafl.run.model_store import keep_embedding, run_name
 from vafl.run.plan import Plan, make_plan
@@ -131,6 +132,7 @@ def run_client(
     replace: bool = False,
     accept_ledger: bool = False,
     console: Console | None = None,
+    earlier: Path | None = None,
 ) -> str:
     """Take part in a run as one client and return the server's reason for ending it.
 
@@ -142,6 +144,7 @@ def run_client(
         replace: replace another process of this party that is already connected.
         accept_ledger: continue if the ledger lacks the last mark that the server received.
         console: where to show progress; None shows nothing.
+        earlier: the folder of a run whose model this client starts with.
     """
     folder = path / STATE / check_client(party)
     if not (resume or overwrite) and has_checkpoint(folder) and load_facts(folder)["activation"] > 0:
@@ -151,7 +154,7 @@ def run_client(
             "Add --resume to continue from it, or --overwrite to discard it and start again.",
         )
     config = over_network(config)
-    plan = make_plan(config, party=party)
+    plan = make_plan(config, party=party, beginning=beginning_of(config, path, earlier, resume=resume))
     names = [each.name for each in plan.data.parties]
     if party not in names:
         raise DataError(
@@ -174,6 +177,8 @@ def run_client(
             takes_over=resume or replace,
             accept_ledger=accept_ledger,
         )
+        if earlier is not None:
+            keep_encoder(folder, plan.data.parties[names.index(party)].encoder)
         if not (path / "config.toml").exists() or not (resume or (path / STATE / SERVER).is_dir()):
             write_atomically(path / "config.toml", plan.config.to_toml().encode())
         progress = ClientProgress(console or Console(quiet=True), folder, client.view)

@@ -150,7 +150,7 @@ def _deliver(
 def _study(deployed: Deployed, scorer: ImportanceScorer, repeats: int, rows: int) -> Study:
     config, manifest = deployed.config, deployed.model.manifest
     tested, labels = held_out(config, deployed.model)
-    most = min(rows, rows_at_once(config, deployed.terms().width))
+    most = min(rows, rows_at_once(config, max(manifest.widths)))
     tested, labels = _sample(tested, labels, most, config.seed)
     metrics = Metrics.of(deployed.loss, manifest.outputs, config.model.metric)
     if deployed.loss != "softmax":

@@ -3,8 +3,8 @@
 import time
 from dataclasses import dataclass, field
 
+from vafl.protocol.inquiry import Inquiry
 from vafl.protocol.messages import ServerMessage
-from vafl.protocol.scoring import Inquiry
 from vafl.run.permutations import Study
 from vafl.run.prediction_driver import Served
 

@@ -17,10 +17,11 @@ from rich.console import Console
 from vafl.config import Config
 from vafl.config.run_settings import StopSettings
 from vafl.data import leakage
+from vafl.data.encoding import Encoder
 from vafl.data.partition import Party, VerticalData
 from vafl.errors import BudgetExhausted, VaflError
 from vafl.models.metrics import by_class
-from vafl.names import LOCAL_CLIENT
+from vafl.names import LOCAL_CLIENT, SERVER
 from vafl.observe.evaluation import Clock, Evaluation
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import Progress, ShownFigures
@@ -33,6 +34,7 @@ from vafl.protocol.staleness import DelaySummary
 from vafl.run.assembly import Run, build
 from vafl.run.best import Best
 from vafl.run.conclusion import Conclusion, beside_alone, conclude
+from vafl.run.continued import EarlierRun
 from vafl.run.controller import End
 from vafl.run.ledgers import read_statements
 from vafl.run.model_store import keep_all
@@ -46,17 +48,22 @@ log = logging.getLogger(__name__)
 ALONE = "label holder alone"  # the name of a baseline
 
 
-def launch(config: Config, path: Path, console: Console, *, overwrite: bool = False) -> RecordedRun:
+def launch(
+    config: Config, path: Path, console: Console, *, overwrite: bool = False, earlier: Path | None = None
+) -> RecordedRun:
     """Train in a simulation, write the run folder `path` and return the recorded run.
 
     Build and check everything before the folder is changed. Ctrl-C and SIGTERM end the run early: the models
     are still evaluated and saved, and the run is marked as interrupted.
 
+    Args:
+        earlier: the folder of a run whose models this one starts with.
+
     Raises:
         KeyboardInterrupt: the run was interrupted.
         BudgetExhausted: the privacy budget allowed no update.
     """
-    run = build(config)
+    run = build(config, beginning=None if earlier is None else EarlierRun(earlier, config))
     with RunFolder(path, overwrite=overwrite) as folder:
         folder.begin(config.to_toml())
         for warning in leakage.warnings(run.data):
@@ -134,8 +141,11 @@ def train_alone(config: Config, data: VerticalData) -> Conclusion:
     Returns:
         The baseline's metrics and scores on the held-out rows, "validation" and "test".
     """
+    own, width = config.parties.get(SERVER), config.model.width
     alone = replace(
         config,
+        parties={} if own is None else {SERVER: replace(own, privacy=None)},
+        model=replace(config.model, width=width if isinstance(width, int) else width.get(SERVER, 0)),
         rule=RuleSettings(name="centralised"),
         privacy=PrivacySettings(mode="none"),
         labels=LabelSettings(),  # `data` already has the randomised labels
@@ -203,7 +213,7 @@ def _train(run: Run, folder: RunFolder, console: Console) -> tuple[list[Evaluati
 def _progress(run: Run, folder: Path, console: Console) -> Progress:
     config = run.config
     sizes = f"{len(run.data.parties)} clients, {run.data.rows:,} training rows"
-    title = f"{config.rule.name}: {config.data.title}, {sizes}, {config.model.embedding} embedding"
+    title = f"{config.rule.name}: {config.data.title}, {sizes}, {embeddings(config)}"
     if config.rule.name == "centralised" and config.privacy.kind != "none":
         title += ", without the noise of [privacy]"
     return Progress(
@@ -216,6 +226,13 @@ def _progress(run: Run, folder: Path, console: Console) -> Progress:
         lambda: _clients(run),
         run.delays,
     )
+
+
+def embeddings(config: Config) -> str:
+    """Return the embeddings of the parties, for titles: "tabular embedding", "cnn, lstm embeddings"."""
+    own = [settings.embedding.model for settings in config.parties.values() if settings.embedding is not None]
+    names = list(dict.fromkeys(own or [config.embedding.model]))
+    return f"{', '.join(names)} embedding{'s' if len(names) > 1 else ''}"
 
 
 def shown_figures(task: Task, data: VerticalData) -> ShownFigures:
@@ -327,7 +344,7 @@ def _row_counts(data: VerticalData) -> dict[str, int]:
 
 def _columns(party: Party) -> int | None:
     """Return the number of columns that a party uses; None if this process does not know it."""
-    if party.encoder is not None:
+    if isinstance(party.encoder, Encoder):
         return len(party.encoder.columns)
     return math.prod(party.features.shape[1:]) if party.features.numel() else None
 

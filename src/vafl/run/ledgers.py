@@ -27,21 +27,22 @@ log = logging.getLogger(__name__)
 def ledger_path(config: Config, party: str, run: Path) -> Path:
     """Return the path of a party's ledger.
 
-    The ledger of a table is next to the table, not in the run folder: what was spent on a person must survive
-    every run and every alignment.
+    The ledger of a party's own data is next to the data, not in the run folder: what was spent on a person
+    must survive every run and every alignment.
     """
     name = f"{party}.ledger"
     if config.privacy.ledger:
         return Path(config.privacy.ledger) / name
-    if (owner := table_owner(party)) in config.tables:
-        return Path(config.tables[owner].path).parent / name
+    if (owner := table_owner(party)) in config.sources:
+        source = config.sources[owner]
+        return Path(getattr(source, "path", "") or source.alignment).parent / name
     return run / LEDGERS / name
 
 
 def find_ledgers(config: Config, run: Path) -> list[Path]:
     """Return the paths of the ledgers that the run's parties have on this machine."""
-    if config.tables:
-        paths = [ledger_path(config, party, run) for party in (*config.tables, LOCAL_CLIENT)]
+    if config.sources:
+        paths = [ledger_path(config, party, run) for party in (*config.sources, LOCAL_CLIENT)]
     else:
         paths = list(Path(config.privacy.ledger or run / LEDGERS).glob("*.ledger"))
     return sorted(path for path in paths if has_journal(path))
@@ -148,6 +149,6 @@ def _identity(config: Config, party: str, source: str, records: int) -> str:
     An id in a table denotes the same person in every run. A record number denotes a record only within one
     data set of one size.
     """
-    if (owner := table_owner(party)) in config.tables:
-        return f'people by "{config.tables[owner].id}"'
+    if (owner := table_owner(party)) in config.sources:
+        return f'people by "{getattr(config.sources[owner], "id", "") or "id"}"'
     return f"{records} records of {source} at {party}"

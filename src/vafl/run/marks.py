@@ -24,7 +24,7 @@ def marks_path(config: Config, run: Path) -> Path:
     It is next to the place of the server's ledger, so that marks survive a run whenever the clients' ledgers
     do. Without tables and without privacy.ledger, marks and ledgers belong to one run folder.
     """
-    if config.privacy.ledger or SERVER in config.tables:
+    if config.privacy.ledger or SERVER in config.sources:
         return ledger_path(config, SERVER, run).with_suffix(".marks")
     return run / STATE / f"{SERVER}.marks"
 

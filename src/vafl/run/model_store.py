@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from vafl.arrays import Matrix, RowIds
 from vafl.config import Config, from_document, read_document
 from vafl.config.agreement import chosen_by_party, sections_of, shared_settings
+from vafl.config.schema import seen_by
 from vafl.data.columns import match_columns
 from vafl.data.partition import Party, VerticalData
 from vafl.errors import ConfigError, RunFolderError
@@ -20,19 +22,22 @@ from vafl.files import make_private_folder
 from vafl.models.decisions import Decision
 from vafl.models.embeddings import make_embedding
 from vafl.models.heads import make_head
-from vafl.models.store import StoredModel, read_model, write_model
+from vafl.models.store import SharedFacts, StoredModel, read_model, write_model
 from vafl.names import SERVER, check_party, table_owner
 from vafl.protocol.messages import EVERYTHING, LONGEST_GROUP
 from vafl.protocol.rows import mean_of_rows
-from vafl.protocol.secure_sum.server import SumTable
+from vafl.protocol.secure_sum.sum_table import SumTable
 from vafl.protocol.table import FOREVER, EmbeddingTable
-from vafl.run.assembly import Run
+from vafl.run.assembly import Run, widths
 from vafl.run.plan import Plan, encoder_of, inputs_of
 from vafl.scope import Scope
 
 MODELS = "models"  # in a run folder: one folder for each party's model
 _NEVER_FROM_THE_RUN = ("ledger",)  # a run folder may come from someone else: it chooses no new files
-_PREDICTING = ("seed", "threads", "data", "tables", "partition", "model", "privacy", "network", "prediction")
+_PREDICTING = (
+    *("party", "seed", "threads", "data", "parties", "partition"),
+    *("model", "embedding", "privacy", "network", "prediction"),
+)
 _SHOWN = 10  # differences in one log line
 
 log = logging.getLogger("vafl.model")
@@ -59,15 +64,18 @@ def keep_embedding(plan: Plan | Run, index: int, path: Path, run: str) -> None:
         run: the run's name.
     """
     party = plan.data.parties[index]
-    facts: dict[str, Any] = {
-        "party": party.name,
-        "kind": "embedding",
-        "features": list(party.features.shape[1:]),
-        "schema": {} if party.encoder is None else party.encoder.to_dict(),
-        "table": _table_facts(plan.config, party.name),
-        "run": run,
-    }
-    write_model(_make_model_folder(path, party.name), plan.models[index], **facts, **_shared(plan))
+    write_model(
+        _make_model_folder(path, party.name),
+        plan.models[index],
+        party=party.name,
+        kind="embedding",
+        features=list(party.features.shape[1:]),
+        schema={} if party.encoder is None else party.encoder.to_dict(),
+        source=_source_facts(plan.config, party.name),
+        embedding=_embedding_facts(plan.config, party.name),
+        run=run,
+        **_shared(plan),
+    )
 
 
 def keep_head(
@@ -80,17 +88,32 @@ def keep_head(
         defaults: party -> the embedding to use when that client cannot answer.
         run: the run's name.
     """
-    model = plan.config.model
-    inputs = model.head_inputs(len(plan.data.parties), plan.task.outputs)
-    facts: dict[str, Any] = {"party": SERVER, "kind": "head", "features": [inputs], "schema": {}, "table": {}}
-    facts |= {"run": run, "decision": decision}
-    write_model(_make_model_folder(path, SERVER), plan.head, defaults, **facts, **_shared(plan))
+    write_model(
+        _make_model_folder(path, SERVER),
+        plan.head,
+        defaults,
+        party=SERVER,
+        kind="head",
+        features=[plan.config.model.head_inputs(widths(plan))],
+        schema={},
+        source={},
+        embedding={},
+        run=run,
+        decision=decision,
+        **_shared(plan),
+    )
 
 
-def _table_facts(config: Config, party: str) -> dict[str, Any]:
-    """Return the table settings that affect the features, apart from the encoder."""
-    table = config.tables.get(table_owner(party))
-    return {} if table is None else {"missing": list(table.missing)}
+def _source_facts(config: Config, party: str) -> dict[str, Any]:
+    """Return the settings of a source that affect the features, apart from the encoder."""
+    missing = getattr(config.sources.get(table_owner(party)), "missing", None)
+    return {} if missing is None else {"missing": list(missing)}
+
+
+def _embedding_facts(config: Config, party: str) -> dict[str, Any]:
+    """Return the settings that describe the party's network. Files and devices are those of one machine."""
+    own = config.of(party).embedding
+    return {"model": own.model, "hidden": list(own.hidden)}
 
 
 def _make_model_folder(run: Path, party: str) -> Path:
@@ -194,7 +217,8 @@ def as_trained(document: Mapping[str, Any], stored: StoredModel, run: Path) -> C
 
     - The manifest decides everything that affects a prediction, even if `document` differs: data, partition,
       model, privacy, encoding.
-    - The document decides where files are and how the model is served: tables, network, prediction, threads.
+    - The document decides where files are and how the model is served: sources, device, network, prediction,
+      threads.
     - Settings that each party chooses for itself, such as privacy.mu_max, come from the document if it has
       them, otherwise from RUN/config.toml.
 
@@ -207,7 +231,9 @@ def as_trained(document: Mapping[str, Any], stored: StoredModel, run: Path) -> C
             the factory that builds the model.
         ConfigError: a setting that the document decides is wrong.
     """
-    manifest, training = stored.manifest, _training_document(run)
+    manifest = stored.manifest
+    owner = table_owner(manifest.party)
+    document, training = seen_by(dict(document), owner), seen_by(_training_document(run), owner)
     _check_factory(document, stored)
     _check_protection(document, stored)
     merged: dict[str, Any] = {name: value for name, value in document.items() if name in _PREDICTING}
@@ -223,15 +249,16 @@ def as_trained(document: Mapping[str, Any], stored: StoredModel, run: Path) -> C
         # "auto" and "none" both add no noise. But only a user's explicit "none" permits unprotected uploads
         # of people who have a privacy ledger, so the manifest must not say it for the user.
         merged["privacy"]["mode"] = _entry(document, "privacy", "mode") or "auto"
-    if stored.settings.has_factory and not _names_factory(document, stored):
-        merged["model"]["embedding"] = "linear"  # any embedding will do: the head depends only on its width
-    owner = table_owner(manifest.party)
-    network, table = document.get("network", {}), _entry(document, "tables", owner)
+    merged["embedding"] = dict(manifest.embedding)
+    if device := _entry(document, "embedding", "device"):
+        merged["embedding"]["device"] = device
+    network, own = document.get("network", {}), _entry(document, "parties", owner)
     if isinstance(network, dict):
         encoding = _entry(manifest.settings, "network", "encoding") or "float32"
         merged["network"] = network | {"encoding": encoding}
-    if manifest.table and isinstance(table, dict):
-        merged["tables"] = {**document["tables"], owner: {**table, **manifest.table}}
+    if manifest.source and isinstance(own, dict) and isinstance(own.get("source"), dict):
+        source = {**own["source"], **manifest.source}
+        merged["parties"] = {**document["parties"], owner: {"source": source}}
     return from_document(merged)
 
 
@@ -249,13 +276,9 @@ def _entry(document: Mapping[str, Any], section: str, key: str) -> Any:
 
 def _check_factory(document: Mapping[str, Any], stored: StoredModel) -> None:
     """Raise RunFolderError if the model needs a factory that the document does not name."""
-    needs_factory = stored.manifest.kind == "embedding" and stored.settings.has_factory
-    if needs_factory and not _names_factory(document, stored):
-        raise _not_named(stored, str(_entry(document, "model", "embedding") or ""))
-
-
-def _names_factory(document: Mapping[str, Any], stored: StoredModel) -> bool:
-    return bool(_entry(document, "model", "embedding") == stored.settings.embedding)
+    named = str(_entry(document, "embedding", "model") or "")
+    if stored.has_factory and stored.embedding is not None and named != stored.embedding.model:
+        raise _not_named(stored, named)
 
 
 def _check_protection(document: Mapping[str, Any], stored: StoredModel) -> None:
@@ -293,28 +316,34 @@ def rebuild(stored: StoredModel, factory: str = "") -> nn.Module:
     imports that factory only if the user names it too.
 
     Args:
-        factory: model.embedding of the user's own configuration, or the name given on the command line.
+        factory: embedding.model of the user's own configuration, or the name given on the command line.
 
     Raises:
         RunFolderError: The folder names a factory that the user does not, or its entries are inconsistent.
     """
-    settings, manifest = stored.settings, stored.manifest
-    is_head = manifest.kind == "head"
-    encoder = None if is_head else encoder_of(stored)
-    inputs = () if encoder is None else inputs_of(encoder)
-    if settings.has_factory and not is_head:
-        if settings.embedding != factory:
+    settings, manifest, own = stored.settings, stored.manifest, stored.embedding
+    encoder = None if own is None else encoder_of(stored)
+    if own is not None:
+        if own.has_factory and own.model != factory:
             raise _not_named(stored, factory)
-        module = make_embedding(settings, manifest.features, manifest.outputs, inputs)
+        embedding = partial(
+            make_embedding,
+            own,
+            manifest.features,
+            manifest.widths[manifest.parties.index(manifest.party)],
+            inputs_of(encoder),
+            record_shape=None if encoder is None else encoder.record_shape,
+        )
+    if own is not None and own.has_factory:
+        module = embedding()
     else:
         try:
             # The sizes come from a manifest that may be wrong or hostile. The meta device allocates no
             # memory; `load_into` then checks the sizes against the parameters in the file.
             with torch.device("meta"):
-                if is_head:
-                    module = make_head(settings, len(manifest.parties), manifest.outputs)
-                else:
-                    module = make_embedding(settings, manifest.features, manifest.outputs, inputs)
+                module = (
+                    make_head(settings, manifest.widths, manifest.outputs) if own is None else embedding()
+                )
         except (ConfigError, RuntimeError) as error:
             raise RunFolderError(
                 "VFL-7132",
@@ -351,9 +380,10 @@ def feature_groups(
     elif len(features) == 1:
         columns = {f"feature {number + 1}": [number] for number in range(features[0])}
     names = list(columns)
+    setting = f"parties.{stored.manifest.party}.source.groups"
     indices = {}
     for name, patterns in groups.items():
-        chosen = match_columns(names, {name: patterns}, f"tables.{stored.manifest.party}.groups")[name]
+        chosen = match_columns(names, {name: patterns}, setting)[name]
         indices[name] = [place for number in chosen for place in columns[names[number]]]
     if each:
         indices = columns | indices
@@ -366,16 +396,16 @@ def feature_groups(
 
 
 def _not_named(stored: StoredModel, factory: str) -> RunFolderError:
-    named = stored.settings.embedding
+    named = "" if stored.embedding is None else stored.embedding.model
     return RunFolderError(
         "VFL-7133",
         f'vafl imports the code that builds a model only if you name it. The model in "{stored.path}" is '
         f'built by "{named}". Found {factory or "no factory"}. If you trust that code, add --embedding '
-        f"{named}, or set model.embedding in your configuration.",
+        f"{named}, or set embedding.model in your configuration.",
     )
 
 
-def _shared(plan: Plan | Run) -> dict[str, Any]:
+def _shared(plan: Plan | Run) -> SharedFacts:
     data, document = plan.data, plan.config.document()
     used = {name: document[name] for name in ("rule", "schedule")}
     return {
@@ -383,6 +413,7 @@ def _shared(plan: Plan | Run) -> dict[str, Any]:
         "outputs": plan.task.outputs,
         "classes": list(data.classes or ()),
         "parties": [party.name for party in data.parties],
+        "widths": widths(plan),
         "settings": shared_settings(plan.config)
         | used
         | {"network": {"encoding": plan.config.network.encoding}},

@@ -21,8 +21,8 @@ from vafl.errors import Stalled
 from vafl.models.metrics import Figures, Metric, Metrics
 from vafl.models.probabilities import Calibration
 from vafl.protocol.importance import ImportanceScorer
+from vafl.protocol.inquiry import ANSWERED, Inquiry
 from vafl.protocol.messages import EVERYTHING, Request
-from vafl.protocol.scoring import ANSWERED, Inquiry
 
 
 @dataclass

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,19 +15,23 @@ from vafl.config import Config
 from vafl.data.aligned import load_tables
 from vafl.data.encoding import Encoder, Form, NumberColumn
 from vafl.data.one_file import deal
-from vafl.data.partition import VerticalData, partition
-from vafl.data.settings import LABEL_HOLDER, DataSettings, TableSettings
-from vafl.data.sources import load
+from vafl.data.partition import Party, VerticalData, partition
+from vafl.data.public import load
+from vafl.data.settings import LABEL_HOLDER, DataSettings
+from vafl.data.source_settings import SourceSettings
+from vafl.data.sources.base import RecordEncoder
 from vafl.data.split import Split
 from vafl.errors import ConfigError, DataError, RunFolderError
 from vafl.files import return_freed_memory
+from vafl.models.devices import on_device
 from vafl.models.embeddings import make_embedding
 from vafl.models.heads import make_head
 from vafl.models.losses import LOSSES, Loss, squared_in_unit
 from vafl.models.metrics import Figures, Metrics
+from vafl.models.pretrained import prepared
 from vafl.models.probabilities import Calibration
 from vafl.models.store import StoredModel
-from vafl.models.tabular import CategoryInput, Input, NumberInput, TabularHead
+from vafl.models.tabular import CategoryInput, HeadInUnit, Input, NumberInput
 from vafl.models.weights import check_class_weight, class_weights, row_weights
 from vafl.privacy.settings import GUARANTEED
 from vafl.protocol.rules import Rule
@@ -66,7 +72,7 @@ class Plan:
     @property
     def loss(self) -> Loss:
         """The loss that training minimises."""
-        if self.task.loss == "squared" and isinstance(self.head, TabularHead):
+        if self.task.loss == "squared" and isinstance(self.head, HeadInUnit):
             return squared_in_unit(float(self.head.unit))
         return LOSSES[self.task.loss]
 
@@ -97,20 +103,36 @@ def loss_weights(config: Config, data: VerticalData) -> list[float]:
     return weights
 
 
-def make_plan(config: Config, data: VerticalData | None = None, party: str | None = None) -> Plan:
+class Beginning(Protocol):
+    """What a run starts with, if not with new models and encoders."""
+
+    def encoder(self, party: str) -> RecordEncoder | None:
+        """Return the encoder of a party's earlier model; None to fit a new one."""
+
+    def carry_over(self, plan: Plan, party: str | None) -> None:
+        """Copy earlier models into those of the plan, as far as this process, of `party`, has them."""
+
+
+def make_plan(
+    config: Config,
+    data: VerticalData | None = None,
+    party: str | None = None,
+    beginning: Beginning | None = None,
+) -> Plan:
     """Load the data, check the configuration against it and create the initial models.
 
     Args:
         data: used instead of loading the [data] section of the configuration.
-        party: with tables, read only this party's table: the server reads the labels, a client its features.
+        party: with data of the parties, read only this party's: the server reads the labels, a client its features.
             The models of the other parties are then empty. None reads every table, for a simulation.
+        beginning: what the run starts with; None starts with new models and encoders.
 
     Raises:
         ConfigError, DataError: the configuration or the data cannot be used. Nothing has been trained or
             written.
     """
     if data is None:
-        data = load_data(config, party)
+        data = load_data(config, party, beginning)
     config = sized(config, data.rows, len(data.parties))
     config.schedule.check_rows(data.rows)
     config.rule.check_clients(len(data.parties))
@@ -131,9 +153,12 @@ def make_plan(config: Config, data: VerticalData | None = None, party: str | Non
     if task.loss != "softmax":
         data = replace(data, labels=data.labels.float())
     models, head = _models(config, data, task)
-    if task.loss == "squared" and isinstance(head, TabularHead) and party in (None, LABEL_HOLDER):
+    if task.loss == "squared" and isinstance(head, HeadInUnit) and party in (None, LABEL_HOLDER):
         head.measure(data.labels[data.train])
-    return Plan(config, data, task, models, head)
+    plan = Plan(config, data, task, models, head)
+    if beginning is not None:
+        beginning.carry_over(plan, party)
+    return plan
 
 
 def sized(config: Config, rows: int, clients: int) -> Config:
@@ -149,8 +174,13 @@ def sized(config: Config, rows: int, clients: int) -> Config:
     epoch = math.ceil(rows / schedule.batch_size) * clients / uploads_per_update
     updates = config.stop.updates or math.ceil(schedule.epochs * epoch)
     every = config.evaluation.every or max(1, min(math.ceil(epoch), updates))
+    parties = {
+        name: own if own.optimiser is None else replace(own, optimiser=own.optimiser.planned(updates))
+        for name, own in config.parties.items()
+    }
     return replace(
         config,
+        parties=parties,
         schedule=schedule,
         optimiser=config.optimiser.planned(updates),
         stop=replace(config.stop, updates=updates),
@@ -212,12 +242,14 @@ def baselines(task: Task, data: VerticalData) -> dict[str, dict[str, Figures]]:
 
 
 def a_party(config: Config) -> str | None:
-    """Return a party whose table this configuration names; None if it names the tables of all parties."""
+    """Return a party that this configuration describes; None if it describes all parties."""
     everyone = {LABEL_HOLDER, *config.data.parties}
-    return next(iter(config.tables)) if config.tables and everyone - set(config.tables) else None
+    if config.party:
+        return config.party
+    return next(iter(config.sources)) if config.sources and everyone - set(config.sources) else None
 
 
-def load_data(config: Config, party: str | None = None) -> VerticalData:
+def load_data(config: Config, party: str | None = None, beginning: Beginning | None = None) -> VerticalData:
     """Load the data that a party can read; `party` None loads the data of all parties.
 
     Raises:
@@ -227,14 +259,17 @@ def load_data(config: Config, party: str | None = None) -> VerticalData:
         _check_public(config, is_table=True)
         settings, tables = tables_of(config)
         private = config.privacy.kind in GUARANTEED
-        data = load_tables(settings, tables, config.seed, party, form=form_for(config), public=private)
+        forms = partial(form_for, config)
+        known = (lambda name: None) if beginning is None else beginning.encoder
+        data = load_tables(settings, tables, config.seed, party, form=forms, public=private, known=known)
         return_freed_memory()
         return data
-    if config.model.embedding == "tabular":
+    if tabular := [name for name in ("", *config.parties) if config.of(name).embedding.model == "tabular"]:
         raise ConfigError(
             "VFL-7153",
-            'model.embedding = "tabular" needs data.name = "csv" or "tables". Found data.name = '
-            f'"{config.data.name}". Use model.embedding = "linear" or "mlp".',
+            'embedding.model = "tabular" needs data.name = "csv" or "parties". Found data.name = '
+            f'"{config.data.name}"{" at " if tabular[0] else ""}{tabular[0]}. Use embedding.model = "linear" '
+            'or "mlp".',
         )
     loaded = load(config.data)
     _check_public(config, is_table=loaded.is_table, fitted=loaded.fitted)
@@ -242,7 +277,7 @@ def load_data(config: Config, party: str | None = None) -> VerticalData:
     return partition(loaded, split, config.partition, config.data.scale)
 
 
-def tables_of(config: Config, *, labelled: bool = True) -> tuple[DataSettings, Mapping[str, TableSettings]]:
+def tables_of(config: Config, *, labelled: bool = True) -> tuple[DataSettings, Mapping[str, SourceSettings]]:
     """Return the data settings with all client names, and the table settings of every party.
 
     Each party has its own file, or columns of one shared CSV file.
@@ -252,7 +287,7 @@ def tables_of(config: Config, *, labelled: bool = True) -> tuple[DataSettings, M
     """
     if config.data.name == "csv":
         return deal(config.data, config.partition, labelled=labelled)
-    return config.data, config.tables
+    return config.data, config.sources
 
 
 def _check_public(config: Config, *, is_table: bool, fitted: bool = False) -> None:
@@ -271,7 +306,7 @@ def _check_public(config: Config, *, is_table: bool, fitted: bool = False) -> No
             "VFL-7154",
             f"privacy.mode {config.privacy.kind} needs features that do not depend on other records. Found "
             f"data.name = {config.data.name}, which is clipped or filled by statistics of all training "
-            'records. Prepare the data with public constants and use data.name = "csv" or "tables", or '
+            'records. Prepare the data with public constants and use data.name = "csv" or "parties", or '
             "choose a mode without a guarantee: embed_only or none.",
         )
     if config.data.scale == "standard" or (config.data.scale == "auto" and is_table):
@@ -286,10 +321,18 @@ def _check_public(config: Config, *, is_table: bool, fitted: bool = False) -> No
 def _models(config: Config, data: VerticalData, task: Task) -> tuple[list[nn.Module], nn.Module]:
     """Create the initial models from the run's seed, without changing torch's global generator.
 
-    With tables, each party seeds its model separately. A party cannot build the models of the others, so a
+    With data of the parties, each party seeds its model separately. A party cannot build the models of the others, so a
     shared random stream would be at a different position at every party.
     """
     seeds_separately = config.data.is_tabular
+    names = [party.name for party in data.parties]
+    unknown = [name for name in config.parties if name not in (LABEL_HOLDER, *names)]
+    if unknown and config.data.name != "parties":  # there, Config knows the names
+        raise ConfigError(
+            "VFL-7158",
+            f"[parties.NAME] must name parties of this run: {', '.join(names)}. Found {', '.join(unknown)}.",
+        )
+    widths = config.model.widths(names, task.outputs)
     models: list[nn.Module] = []
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
@@ -297,24 +340,31 @@ def _models(config: Config, data: VerticalData, task: Task) -> tuple[list[nn.Mod
             if seeds_separately:
                 torch.manual_seed(config.seed + (index + 1) * _MODEL_STREAMS)
             has_features = party.features.numel() > 0
-            models.append(
-                make_embedding(config.model, party.features.shape[1:], task.outputs, inputs_of(party.encoder))
-                if has_features
-                else nn.Identity()
-            )
+            models.append(_model(config, party, widths[index]) if has_features else nn.Identity())
         if seeds_separately:
             torch.manual_seed(config.seed)
-        return models, make_head(config.model, len(models), task.outputs)
+        return models, make_head(config.model, widths, task.outputs)
 
 
-def form_for(config: Config) -> Form:
-    """Return the form of features that the configured embedding takes."""
-    return "codes" if config.model.embedding == "tabular" else "dense"
+def _model(config: Config, party: Party, width: int) -> nn.Module:
+    """Create one party's initial model, with its pretrained weights and frozen layers."""
+    settings, encoder = config.of(party.name).embedding, party.encoder
+    record_shape = None if encoder is None else encoder.record_shape
+    model = make_embedding(
+        settings, party.features.shape[1:], width, inputs_of(encoder), record_shape=record_shape
+    )
+    return on_device(prepared(model, settings), settings)
 
 
-def inputs_of(encoder: Encoder | None) -> list[Input]:
+def form_for(config: Config, party: str) -> Form:
+    """Return the form of features that the party's embedding takes, if its source is a table."""
+    chosen, private = config.of(party).embedding.model, config.privacy.protection.guaranteed
+    return "codes" if chosen == "tabular" or (chosen == "auto" and not private) else "dense"
+
+
+def inputs_of(encoder: RecordEncoder | None) -> list[Input]:
     """Return the description of each encoded column that a tabular embedding needs; empty if dense."""
-    if encoder is None or encoder.form == "dense":
+    if not isinstance(encoder, Encoder) or encoder.form == "dense":
         return []
     inputs: list[Input] = []
     for part in encoder.parts:

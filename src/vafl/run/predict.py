@@ -4,32 +4,34 @@ import asyncio
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import polars as pl
 import torch
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
 
 from vafl.arrays import RowIds, States
 from vafl.config import Config, read_config
+from vafl.data.source_settings import TableSettings
 from vafl.errors import ConfigError
 from vafl.models.decisions import Decision
+from vafl.models.devices import on_device
 from vafl.models.store import StoredModel
 from vafl.names import LOCAL_CLIENT, check_client, table_owner
 from vafl.observe.counting import CountProgress
 from vafl.observe.scores import ScoreFile, missing_column
 from vafl.privacy.mechanism.client_privacy import guard
 from vafl.protocol.importance import ImportanceScorer
+from vafl.protocol.inquiry import ANSWERED, STATES
 from vafl.protocol.messages import ServerMessage
 from vafl.protocol.prediction_client import Permutations, PredictionClient
-from vafl.protocol.scoring import ANSWERED, STATES, Scorer
+from vafl.protocol.scoring import Scorer
 from vafl.protocol.secure_sum.fixed_point import decode
 from vafl.protocol.secure_sum.masks import KeyAgreement, KeySigner, NoKeySigner
-from vafl.protocol.secure_sum.scoring import MaskedRespondent, MaskedScorer
+from vafl.protocol.secure_sum.scoring import ScoringSums
+from vafl.protocol.secure_sum.sender import MaskedSender
 from vafl.run.agreement import rows_at_once
 from vafl.run.assembly import limited_threads
 from vafl.run.client import run_until_over, witness_of
@@ -45,8 +47,6 @@ from vafl.transport.grpc.server import FederationServer
 from vafl.transport.grpc.terms import Agreement
 from vafl.transport.grpc.wire import PROTOCOL, run
 from vafl.transport.identity import SERVER
-
-AnyScorer = TypeVar("AnyScorer", bound=Scorer)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Deployed:
             run_id=config.network.run_id,
             records=self.subjects.rows,
             record_digest=self.subjects.digest,
-            width=config.model.embedding_width(manifest.outputs),
+            widths=manifest.widths,
             clients=len(manifest.parties),
             schedule_digest="prediction",
             encoding=config.network.encoding,
@@ -123,19 +123,18 @@ class Deployed:
         """
         config, subjects = self.config, self.subjects
         index = self.parties.index(self.party)
-        module = rebuild(self.model, config.model.embedding)
-        make: Callable[..., PredictionClient] = PredictionClient
-        if not config.privacy.secure_sum:
-            make = partial(PredictionClient, permutations=self._permutations())
-        else:
-            # A masked client never permutes. The difference between the sums with and without a permutation
-            # would reveal that client's embeddings, which the secure sum must hide.
+        module = on_device(rebuild(self.model, config.embedding.model), config.embedding)
+        sender = None
+        if config.privacy.secure_sum:
             purpose = f"{config.network.run_id}: prediction"
             keys = KeyAgreement(purpose, self.parties, index, witness or NoKeySigner())
-            make = partial(MaskedRespondent, keys=keys)
+            sender = MaskedSender(index, keys)
         path = self._ledger()
         if not is_entered(config, self.party, path):
-            return make(index, subjects.features, module)
+            permutations = self._permutations()
+            return PredictionClient(
+                index, subjects.features, module, permutations=permutations, sender=sender
+            )
         ledger, accounts = open_ledger(
             config,
             self.party,
@@ -149,9 +148,16 @@ class Deployed:
         )
         steps = config.rule.local_steps
         private = guard(config.privacy, module, subjects.features, ledger, accounts, steps)
-        if private.features.shape[1:] != subjects.features.shape[1:] and not config.privacy.secure_sum:
-            make = partial(PredictionClient, permutations=self._permutations(columns=False))
-        return make(index, private.features, private.model, perturb=private.release, budget=private.budget)
+        columns = private.features.shape[1:] == subjects.features.shape[1:]
+        return PredictionClient(
+            index,
+            private.features,
+            private.model,
+            perturb=private.release,
+            budget=private.budget,
+            permutations=self._permutations(columns=columns),
+            sender=sender,
+        )
 
     def _permutations(self, *, columns: bool = True) -> Permutations | None:
         """Return the groups of features that the server may ask this client to permute; None if none.
@@ -161,10 +167,12 @@ class Deployed:
                 them by released features, which have no column names.
         """
         consent = self.config.prediction.importance
-        if consent == "none":
+        # A masked client never permutes. The difference between the sums with and without a permutation would
+        # reveal that client's embeddings, which the secure sum must hide.
+        if consent == "none" or self.config.privacy.secure_sum:
             return None
-        table = self.config.tables.get(table_owner(self.party))
-        wanted = {} if table is None else table.groups
+        source = self.config.sources.get(table_owner(self.party))
+        wanted = source.groups if isinstance(source, TableSettings) else {}
         groups = feature_groups(self.model, wanted, each=consent == "columns") if columns else {}
         return Permutations(np.random.default_rng(), groups)  # seeded by the operating system
 
@@ -200,7 +208,8 @@ class Deployed:
                 "between two sums would reveal one client's embeddings. Found a model that was trained with "
                 "it. Train with privacy.secure_sum = false to measure importance.",
             )
-        return self._plain_scorer(ImportanceScorer)
+        head, defaults, summed, marks = self._scoring()
+        return ImportanceScorer(self.subjects.rows, head, defaults, summed=summed, marks=marks)
 
     def scorer(self, *, cached: bool) -> Scorer:
         """Return the server's scorer. It uses zeros for a client without a default embedding.
@@ -208,18 +217,23 @@ class Deployed:
         Args:
             cached: whether to reuse embeddings that clients have sent before.
         """
-        width, head = self.config.model.embedding_width(self.model.manifest.outputs), rebuild(self.model)
-        if not self.config.privacy.secure_sum:
-            return self._plain_scorer(Scorer, cached=cached)
-        marks = MarkFile(self._marks(), self.parties)
-        return MaskedScorer(self.subjects.rows, head, len(self.parties), width, decode, marks)
+        head, defaults, summed, marks = self._scoring()
+        sums = None
+        if self.config.privacy.secure_sum:
+            # Nothing can stand in for one client's part of a sum, and no sum is requested twice.
+            sums, cached = ScoringSums(len(self.parties), len(defaults[0]), decode), False
+            defaults = [torch.zeros_like(default) for default in defaults]
+        return Scorer(
+            self.subjects.rows, head, defaults, summed=summed, cached=cached, marks=marks, sums=sums
+        )
 
-    def _plain_scorer(self, make: Callable[..., AnyScorer], **settings: bool) -> AnyScorer:
-        width, head = self.config.model.embedding_width(self.model.manifest.outputs), rebuild(self.model)
-        stored, zero = self.model.defaults, torch.zeros(width)
-        defaults = torch.stack([stored.get(party, zero) for party in self.parties])
+    def _scoring(self) -> tuple[nn.Module, list[Tensor], bool, MarkFile]:
+        """Return the head, default embeddings, whether the head takes their sum, and the clients' marks."""
+        stored, widths = self.model.defaults, self.model.manifest.widths
+        pairs = zip(self.parties, widths, strict=True)
+        defaults = [stored.get(party, torch.zeros(width)) for party, width in pairs]
         summed, marks = self.config.model.combine == "sum", MarkFile(self._marks(), self.parties)
-        return make(self.subjects.rows, head, defaults, summed=summed, marks=marks, **settings)
+        return rebuild(self.model), defaults, summed, marks
 
     def serve(self, scorer: Scorer, drive: Callable[[Served], list[ServerMessage]]) -> Served:
         """Return the server that exchanges messages with the clients.
@@ -335,7 +349,7 @@ def predict(
             missing[:] += (states != ANSWERED).sum(0)
             counted.advance(len(rows))
 
-        chunk = min(config.prediction.chunk, rows_at_once(config, deployed.terms().width))
+        chunk = min(config.prediction.chunk, rows_at_once(config, max(deployed.model.manifest.widths)))
         batch = Batch(deployed.subjects.chosen, replace(config.prediction, chunk=chunk), write)
         federation = deployed.serve(deployed.scorer(cached=False), batch)
         local = local_answers(deployed, federation, accept_ledger=accept_ledger)

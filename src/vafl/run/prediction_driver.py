@@ -15,8 +15,9 @@ from torch import Tensor
 from vafl.arrays import RowIds, States
 from vafl.config.run_settings import PredictionSettings
 from vafl.errors import Stalled
+from vafl.protocol.inquiry import ANSWERED, Inquiry
 from vafl.protocol.messages import ServerMessage
-from vafl.protocol.scoring import ANSWERED, Inquiry, Scorer
+from vafl.protocol.scoring import Scorer
 from vafl.transport.grpc.server import FederationServer
 
 Served = FederationServer[Scorer]

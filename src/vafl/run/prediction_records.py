@@ -10,6 +10,8 @@ from torch import Tensor
 from vafl.arrays import RowIds
 from vafl.config import Config
 from vafl.data.aligned import find_alignments, ids_by_position
+from vafl.data.sources.cache import FeatureCache
+from vafl.data.sources.opening import open_source
 from vafl.data.tables import POSITION, open_table
 from vafl.errors import RunFolderError
 from vafl.models.store import StoredModel
@@ -60,7 +62,7 @@ def load_subjects(config: Config, party: str, model: StoredModel) -> PredictionR
             "VFL-7181",
             f'a model of data.name = "{config.data.name}" can score only the test rows of the data it was '
             "trained on, because it does not store how to scale new records. Found other data. To score new "
-            'records, train on data.name = "csv" or "tables".',
+            'records, train on data.name = "csv" or "parties".',
         )
     features = torch.empty(data.parts.total, 0)
     for each in data.parties:
@@ -103,10 +105,11 @@ def _from_tables(config: Config, party: str, model: StoredModel) -> PredictionRe
         if encoder is None:
             raise RunFolderError(
                 "VFL-7182",
-                f'the model in "{model.path}" needs a schema to encode the columns of a table. Found none. '
-                "Train a model on the tables.",
+                f'the model in "{model.path}" needs an encoder to read new records. Found none. Train '
+                'again with data.name = "parties" or "csv".',
             )
-        features = torch.from_numpy(encoder.read(open_table(tables, party), wanted, alignment.rows))
+        cache = FeatureCache.at(tables[owner].cache)
+        features = cache.features(open_source(tables, party), encoder, wanted, alignment.rows)
     ids = ids_by_position(wanted, alignment.rows)
-    source = alignment.token if settings.name == "csv" else "tables"
+    source = alignment.token if settings.name == "csv" else "parties"
     return PredictionRecords(alignment.token, source, np.arange(alignment.rows), ids, features, unscored)

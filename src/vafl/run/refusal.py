@@ -1,7 +1,6 @@
 """The error response to an HTTP request that is not answered."""
 
 from collections.abc import Mapping
-from typing import Any
 
 
 class Refusal(Exception):
@@ -25,7 +24,7 @@ class Refusal(Exception):
         *,
         hangs_up: bool = False,
         headers: Mapping[str, str] | None = None,
-        **facts: Any,
+        **facts: object,
     ) -> None:
         super().__init__(message)
         self.status, self.kind, self.hangs_up, self.headers = status, kind, hangs_up, headers or {}

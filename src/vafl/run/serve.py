@@ -14,7 +14,7 @@ from vafl.arrays import RowIds
 from vafl.config import Config
 from vafl.errors import ConfigError
 from vafl.observe.prometheus import Sample
-from vafl.protocol.scoring import ANSWERED, STATES
+from vafl.protocol.inquiry import ANSWERED, STATES
 from vafl.run.agreement import rows_at_once
 from vafl.run.api_access import Access
 from vafl.run.assembly import limited_threads
@@ -64,7 +64,7 @@ class Service:
 
     def __init__(self, deployed: Deployed, *, accept_ledger: bool = False) -> None:
         self._deployed, settings = deployed, deployed.config.prediction
-        fitting = rows_at_once(deployed.config, deployed.terms().width)
+        fitting = rows_at_once(deployed.config, max(deployed.model.manifest.widths))
         if settings.largest_request > fitting:
             raise ConfigError(
                 "VFL-7202",

@@ -30,6 +30,7 @@ from vafl.config import Config
 from vafl.data import leakage
 from vafl.errors import RunError, RunFolderError, VaflError
 from vafl.files import make_private_folder, remove_drafts
+from vafl.names import LOCAL_CLIENT
 from vafl.observe.evaluation import Evaluation
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import Progress
@@ -50,6 +51,7 @@ from vafl.run.checkpoint import (
     unflatten,
 )
 from vafl.run.conclusion import Conclusion, conclude
+from vafl.run.continued import beginning_of, keep_encoder
 from vafl.run.controller import Phase, RunController
 from vafl.run.credentials import load_credentials
 from vafl.run.launch import (
@@ -207,6 +209,7 @@ class ServerRun:
             on.
         watch: called every second; an exception that it raises ends the run.
         accept_ledger: continue if the ledger of the label holder's own client lacks its last mark.
+        earlier: the folder of a run whose models this one starts with.
     """
 
     config: Config
@@ -217,6 +220,7 @@ class ServerRun:
     prepare: Callable[[], Config] | None = None
     watch: Callable[[], None] = lambda: None
     accept_ledger: bool = False
+    earlier: Path | None = None
     _shown: Progress = field(init=False)
     _fitting: int = field(init=False)  # rows of embeddings that fit into one message
 
@@ -230,13 +234,14 @@ class ServerRun:
             KeyboardInterrupt: a signal ended the run. The run folder is complete if the run was evaluated.
         """
         original = self.config = over_network(self.config)
-        plan = make_plan(self.config, party=SERVER)
+        beginning = beginning_of(self.config, self.path, self.earlier, resume=self.resume)
+        plan = make_plan(self.config, party=SERVER, beginning=beginning)
         self.config = plan.config
         if self.prepare is None:
             load_credentials(self.config, SERVER)  # fail before the run folder is changed
         if self.resume:
             require_same_run(self.path / STATE / SERVER, make_terms(plan))
-        self._fitting = rows_at_once(self.config, widths(plan)[0])  # fail early, too
+        self._fitting = rows_at_once(self.config, max(widths(plan)))  # fail early, too
         require_free(self.config.network.address)
         opened = RunFolder(self.path, overwrite=self.overwrite, resume=self.resume)
         with opened as folder, limited_threads(self.config.threads):
@@ -251,6 +256,9 @@ class ServerRun:
                 plan, self.path / STATE / SERVER, resume=self.resume, marks=marks, recall_rows=recall_rows
             )
             folder.begin(self.config.to_toml())
+            for own in plan.data.parties if self.earlier is not None else ():
+                if own.name == LOCAL_CLIENT:
+                    keep_encoder(self.path / STATE / LOCAL_CLIENT, own.encoder)
             if leak := self.config.labels.leak:
                 log.warning("%s", leak)
             for warning in leakage.warnings(plan.data):

@@ -15,7 +15,9 @@ from vafl.run.processes import Clients
 from vafl.run.server import ServerRun
 
 
-def up(config: Config, path: Path, console: Console, *, overwrite: bool = False) -> RecordedRun:
+def up(
+    config: Config, path: Path, console: Console, *, overwrite: bool = False, earlier: Path | None = None
+) -> RecordedRun:
     """Run the server and all clients over loopback, and return the recorded run.
 
     If network.certificates is not set or the folder does not exist, create an authority and a certificate for
@@ -23,10 +25,12 @@ def up(config: Config, path: Path, console: Console, *, overwrite: bool = False)
 
     Args:
         path: the run folder.
+        earlier: the folder of a run whose models all parties start with.
     """
     names = _client_names(config)
     check_certificates(config, names)
-    clients = Clients(names, path, ["client", "--out", str(path)])
+    start = [] if earlier is None else ["--from", str(earlier)]
+    clients = Clients(names, path, ["client", "--out", str(path), *start])
     served = ServerRun(
         config,
         path,
@@ -34,6 +38,7 @@ def up(config: Config, path: Path, console: Console, *, overwrite: bool = False)
         overwrite=overwrite,
         prepare=lambda: certified(_aligned(config, path), names, path),
         watch=clients.check,
+        earlier=earlier,
     )
     try:
         recorded = served.run(clients.start)
@@ -66,13 +71,13 @@ def _aligned(config: Config, path: Path) -> Config:
 
     Joining them in this process means that no client process reads the table of another.
     """
-    tables = dict(config.tables)
-    if config.data.name != "tables" or any(Path(table.alignment).is_file() for table in tables.values()):
+    sources = config.sources
+    if config.data.name != "parties" or any(Path(table.alignment).is_file() for table in sources.values()):
         return config
     folder = (path / ALIGNMENTS).resolve()
     folder.mkdir(exist_ok=True)
-    for name, alignment in join(config.data, config.tables).items():
+    for name, alignment in join(config.data, sources).items():
         file = folder / f"{name}.alignment.parquet"
         alignment.write(file)
-        tables[name] = replace(tables[name], alignment=str(file))
-    return replace(config, tables=tables)
+        sources[name] = replace(sources[name], alignment=str(file))
+    return config.with_sources(sources)

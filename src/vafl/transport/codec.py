@@ -20,11 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from vafl.arrays import Matrix
 from vafl.errors import ConfigError, InvalidMessage
 from vafl.protocol.messages import (
-    HEADER_BYTES,
-    ROW_BYTES,
     ClientMessage,
     Decline,
     Durable,
@@ -58,8 +55,10 @@ MOST_FRAMES = 128  # frames in one content
 _BEGINNING = b"VF\2"  # the last byte is the version
 # beginning, kind, encoding, flag, 2 unused bytes; three numbers; rows, width, counters, bytes of text
 _HEADER = struct.Struct("<3sBBBxxqqqIIII")
+HEADER_BYTES = _HEADER.size
 _SIZES, _SIZES_AT, _KIND_AT = struct.Struct("<IIII"), 32, 3
 _ROW, _NUMBER = np.dtype("<u4"), np.dtype("<i8")
+ROW_BYTES = _ROW.itemsize
 
 
 @dataclass(frozen=True)
@@ -158,11 +157,10 @@ class Codec:
 
     def size(self, message: Message) -> int:
         """Return the number of bytes of a message's frame, without encoding it."""
-        layout = _LAYOUTS[type(message)]
-        if self.encoding == "float32" or not layout.matrix:
-            return message.nbytes
-        matrix: Matrix = getattr(message, layout.matrix)
-        return message.nbytes - matrix.nbytes + matrix_bytes(self.encoding, *matrix.shape)
+        kind = type(message)
+        layout = _LAYOUTS[kind]
+        counters, text = _counters_and_text(message, layout)
+        return self._expected_size(_NUMBERS[kind], *_shape(message, layout), len(counters), len(text))
 
     def most_rows(self, width: int, *, masked: bool = False) -> int:
         """Return how many rows of embeddings, or of masked words, fit into one frame.
@@ -244,10 +242,7 @@ class Codec:
         rows = getattr(message, layout.rows) if layout.rows else None
         matrix = getattr(message, layout.matrix) if layout.matrix else None
         words = getattr(message, layout.words) if layout.words else None
-        grid = matrix if words is None else words
         counters, text = _counters_and_text(message, layout)
-        first = matrix if rows is None else rows
-        lines = 0 if first is None else first.shape[0]
         header = _HEADER.pack(
             _BEGINNING,
             _NUMBERS[type(message)],
@@ -255,8 +250,7 @@ class Codec:
             bool(layout.flag and getattr(message, layout.flag)),
             *numbers,
             *(0,) * (3 - len(numbers)),
-            lines,
-            0 if grid is None else grid.shape[1],
+            *_shape(message, layout),
             len(counters),
             len(text),
         )
@@ -379,6 +373,15 @@ class Codec:
         # Python integers do not overflow, so no header can describe a size that wraps around.
         per_row, per_value, per_counter, per_byte = self._bytes[kind]
         return HEADER_BYTES + lines * (per_row + per_value * width) + per_counter * counters + per_byte * text
+
+
+def _shape(message: Message, layout: _Layout) -> tuple[int, int]:
+    """Return the number of rows, and the width of the matrix or words; 0 for what a message lacks."""
+    name = layout.matrix or layout.words
+    if name:
+        lines, width = getattr(message, name).shape
+        return lines, width
+    return len(getattr(message, layout.rows)) if layout.rows else 0, 0
 
 
 def _counters_and_text(message: Message, layout: _Layout) -> tuple[Sequence[int], bytes]:

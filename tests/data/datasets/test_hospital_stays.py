@@ -11,8 +11,8 @@ from vafl.data.datasets.mimic3 import load_mimic3
 from vafl.data.datasets.physionet2012 import load_physionet2012
 from vafl.data.datasets.series import HOURS, Measurements, by_hour, filled
 from vafl.data.partition import partition
+from vafl.data.public import _PUBLIC
 from vafl.data.settings import DataSettings, PartitionSettings
-from vafl.data.sources import _PUBLIC
 from vafl.data.split import Split
 from vafl.errors import ConfigError, DataError
 from vafl.run.plan import load_data

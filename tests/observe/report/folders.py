@@ -63,7 +63,7 @@ def written(folder: Path, kind: str = "two", *, rows: int = 300, scored: bool = 
     }
     (folder / "summary.json").write_text(json.dumps(known | summary))
     (folder / "config.toml").write_text(
-        '[data]\nname = "csv"\nlabel = "repaid"\n[model]\nembedding = "mlp"\n'
+        '[data]\nname = "csv"\nlabel = "repaid"\n[embedding]\nmodel = "mlp"\n[model]\n'
     )
     if scored:
         scores(kind, rows, classes).write_parquet(folder / "scores.parquet")

@@ -15,7 +15,8 @@ from vafl.protocol.prediction_client import PredictionClient
 from vafl.protocol.scoring import Scorer
 from vafl.protocol.secure_sum.fixed_point import decode
 from vafl.protocol.secure_sum.masks import KeyAgreement, NoKeySigner
-from vafl.protocol.secure_sum.scoring import MaskedRespondent, MaskedScorer
+from vafl.protocol.secure_sum.scoring import ScoringSums
+from vafl.protocol.secure_sum.sender import MaskedSender
 from vafl.run.assembly import make_client, make_guard, make_plan, make_server, make_table
 
 NOISE = {"clip": 1.0, "noise": 9.0, "gradient_clip": 1.0, "gradient_noise": 9.0, "mu_max": "unlimited"}
@@ -91,17 +92,27 @@ class Parties:
         return make_client(self.plan, 0, own=self.own), make_server(self.plan, table, self.marks)
 
     def _prediction(self):
-        make, names = PredictionClient, [party.name for party in self.plan.data.parties]
+        names = [party.name for party in self.plan.data.parties]
         head, rows = nn.Identity(), len(self.own.features)
-        how = {"perturb": self.own.release, "budget": self.own.budget}
-        if self.masked:
-            make, how = MaskedRespondent, how | {"keys": KeyAgreement("run", names, 0, NoKeySigner())}
-            server = MaskedScorer(rows, head, CLIENTS, WIDTH, decode, self.marks)
-        else:
-            server = Scorer(
-                rows, head, torch.zeros(CLIENTS, WIDTH), summed=True, cached=False, marks=self.marks
-            )
-        return make(0, self.own.features, self.own.model, **how), server
+        keys = KeyAgreement("run", names, 0, NoKeySigner())
+        client = PredictionClient(
+            0,
+            self.own.features,
+            self.own.model,
+            perturb=self.own.release,
+            budget=self.own.budget,
+            sender=MaskedSender(0, keys) if self.masked else None,
+        )
+        server = Scorer(
+            rows,
+            head,
+            torch.zeros(CLIENTS, WIDTH),
+            summed=True,
+            cached=False,
+            marks=self.marks,
+            sums=ScoringSums(CLIENTS, WIDTH, decode) if self.masked else None,
+        )
+        return client, server
 
 
 def marks_in(said):

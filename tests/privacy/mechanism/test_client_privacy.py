@@ -97,8 +97,9 @@ def test_released_once_is_paid_once():
 
 
 def test_of_a_model_that_begins_with_frozen_layers_their_output_is_released_and_the_rest_is_trained():
-    model = {"head": "linear", "width": 3, "embedding": "tests.models.factories:on_frozen"}
-    run = run_of(vertical_data(20), privacy=ONCE, model=model, stop={"updates": 50})
+    model = {"head": "linear", "width": 3}
+    embedding = {"model": "tests.models.factories:on_frozen"}
+    run = run_of(vertical_data(20), privacy=ONCE, model=model, embedding=embedding, stop={"updates": 50})
     before = [parameter.clone() for parameter in run.models[0].parameters()]
     run.train()
     same = [torch.equal(a, b) for a, b in zip(before, run.models[0].parameters(), strict=True)]

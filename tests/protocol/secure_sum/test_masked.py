@@ -26,6 +26,8 @@ from vafl.protocol.messages import (
 )
 from vafl.protocol.prediction_client import embed
 from vafl.protocol.secure_sum.fixed_point import decode, encode
+from vafl.run.assembly import make_client, make_schedule, make_server, make_table
+from vafl.run.plan import make_plan
 
 ROWS, HELD_OUT = 20, 10
 
@@ -35,6 +37,11 @@ def run(clients=3, secure=True, **sections):
     return run_of(
         vertical_data(rows=ROWS, clients=clients), rule={"name": "sync"}, privacy=privacy, **sections
     )
+
+
+def batch_of(run, activation):
+    """Return the rows that all clients upload in this round."""
+    return make_schedule(run.config, ROWS, 0).batch(activation)
 
 
 class Heard(Exchange):
@@ -50,8 +57,8 @@ class Heard(Exchange):
             self.got.append(self.up[index][0])
         if what == "wake":
             client = self.clients[index]
-            rows = client._schedule.batch(client.activation)
-            self.scores.append(embed(client.model, client._features, rows).numpy())
+            features, rows = self.run.data.parties[index].features, batch_of(self.run, client.activation)
+            self.scores.append(embed(client.model, features, rows).numpy())
         super().play(move)
 
 
@@ -94,14 +101,12 @@ def test_the_server_gets_nothing_but_masked_words():
 
 def test_the_table_holds_the_sums_and_no_column_of_any_client():
     exchange = Exchange(run())
-    before = [embed(client.model, client._features) for client in exchange.clients]
+    rows, table = batch_of(exchange.run, 0), exchange.server.table
+    expected = scores(exchange, rows)
     train(exchange, 1)
-    rows = exchange.clients[0]._schedule.batch(0)
-    table = exchange.server.table
     assert table.cells.shape == (ROWS, 1, 3)
-    expected = sum(own[rows].double() for own in before)
     np.testing.assert_allclose(table.cells[rows, 0], expected.numpy(), rtol=0, atol=1e-6)
-    assert not exchange.server._words, "words are forgotten once they are summed"
+    assert not exchange.server.sums.unsummed, "words are forgotten once they are summed"
 
 
 @given(st.data())
@@ -148,7 +153,7 @@ def joined(exchange):
 def test_a_drop_out_aborts_the_round_and_begins_an_epoch():
     exchange = Exchange(run())
     server = joined(exchange)
-    epoch = server.epochs.number
+    epoch = server.sums.epochs.number
     for index in (0, 1):
         exchange.play(("wake", index))
     exchange.deliver()
@@ -159,15 +164,12 @@ def test_a_drop_out_aborts_the_round_and_begins_an_epoch():
         (Rekey, 1, epoch + 1),
     ]
     assert "client 2 left" in replies[0].reason
-    assert (server.activations, server._words, server._waiting) == ([0, 0, 0], {}, [])
+    assert (server.activations, server.sums.unsummed, server._waiting) == ([0, 0, 0], set(), [])
     assert "keys of clients [0, 1, 2]" in server.waiting_for()
 
 
 def test_an_evaluation_is_summed_and_asked_again_after_a_drop_out():
-    made = run()
-    exchange = Exchange(made)
-    held_out = np.arange(ROWS, ROWS + HELD_OUT)
-    _with_held_out(exchange, made)
+    exchange, held_out = with_held_out(), np.arange(ROWS, ROWS + HELD_OUT)
     server = joined(exchange)
     poll = server.poll(held_out)
     asked = poll.requests
@@ -182,8 +184,9 @@ def test_an_evaluation_is_summed_and_asked_again_after_a_drop_out():
     exchange.deliver()
     assert not poll.is_open
     assert poll.answered == {0, 1, 2}
-    expected = sum(embed(client.model, client._features, held_out) for client in exchange.clients)
-    np.testing.assert_allclose(server.table.read(held_out), expected.numpy(), rtol=1.3e-6, atol=1e-5)
+    np.testing.assert_allclose(
+        server.table.read(held_out), scores(exchange, held_out).numpy(), rtol=1.3e-6, atol=1e-5
+    )
 
 
 def test_nobody_is_asked_while_a_client_is_gone():
@@ -194,9 +197,7 @@ def test_nobody_is_asked_while_a_client_is_gone():
 
 
 def test_a_sum_that_is_given_up_is_void_and_late_parts_of_it_are_no_fault():
-    made = run()
-    exchange = Exchange(made)
-    _with_held_out(exchange, made)
+    exchange = with_held_out()
     server = joined(exchange)
     rows, before = np.arange(ROWS, ROWS + 2), server.table.cells.copy()
     poll = server.poll(rows)
@@ -212,9 +213,7 @@ def test_a_sum_that_is_given_up_is_void_and_late_parts_of_it_are_no_fault():
 
 def test_a_client_that_declines_ends_the_question_and_the_others_answers_are_no_fault():
     """All clients run out of budget at the same time, and each declines without knowing of the others."""
-    made = run()
-    exchange = Exchange(made)
-    _with_held_out(exchange, made)
+    exchange = with_held_out()
     server = joined(exchange)
     rows, before = np.arange(ROWS, ROWS + 2), server.table.cells.copy()
     first_poll = server.poll(rows)
@@ -226,7 +225,7 @@ def test_a_client_that_declines_ends_the_question_and_the_others_answers_are_no_
     assert server.receive(answers[2]) == []
     second_poll = server.poll(rows)
     second = second_poll.requests
-    late = Decline(2, exchange.clients[2]._next(), first[2].number, "so is mine")
+    late = Decline(2, exchange.clients[2].sender.number(), first[2].number, "so is mine")
     assert server.receive(late) == []
     answers = [exchange.clients[request.client].receive(request)[0] for request in second]
     assert np.array_equal(server.table.cells, before)
@@ -234,20 +233,26 @@ def test_a_client_that_declines_ends_the_question_and_the_others_answers_are_no_
     for answer in answers:
         server.receive(answer)
     assert not second_poll.is_open
-    expected = sum(embed(client.model, client._features, rows) for client in exchange.clients)
-    np.testing.assert_allclose(server.table.read(rows), expected.numpy(), rtol=1.3e-6, atol=1e-5)
+    np.testing.assert_allclose(
+        server.table.read(rows), scores(exchange, rows).numpy(), rtol=1.3e-6, atol=1e-5
+    )
     with pytest.raises(InvalidMessage, match=r"VFL-4163.*2"):
         server.receive(Decline(2, 99, second[2].number + 1, "never asked"))
 
 
-def _with_held_out(exchange, made):
-    for client, party in zip(exchange.clients, made.data.parties, strict=True):
-        client._features = party.features
-    _widen(exchange.server)
+def with_held_out():
+    """Return an exchange whose parties have the features and the table of the held-out rows, too."""
+    made = run()
+    plan, parties = make_plan(made.config, made.data), range(len(made.data.parties))
+    made.runtime.server = make_server(plan, make_table(plan, ROWS + HELD_OUT))
+    made.runtime.clients = [make_client(plan, index, with_held_out=True) for index in parties]
+    return Exchange(made)
 
 
-def _widen(server):
-    server.table = type(server.table)(ROWS + HELD_OUT, server.table.clients, 3)
+def scores(exchange, rows):
+    """Return the sum of the scores that the clients' models have for these rows."""
+    parties = zip(exchange.clients, exchange.run.data.parties, strict=True)
+    return sum(embed(client.model, party.features, rows) for client, party in parties)
 
 
 def test_only_held_out_rows_are_summed_on_request():
@@ -258,9 +263,7 @@ def test_only_held_out_rows_are_summed_on_request():
 
 
 def test_a_request_is_answered_once():
-    made = run()
-    exchange = Exchange(made)
-    _with_held_out(exchange, made)
+    exchange = with_held_out()
     joined(exchange)
     request = Evaluate(0, 7, np.array([ROWS]))
     assert exchange.clients[0].receive(request)
@@ -272,12 +275,12 @@ WORDS = np.zeros((4, 3), dtype=np.uint64)
 
 
 def _upload(server, client=0, **changes):
-    fields = {"client": client, "sequence": 50, "epoch": server.epochs.number, "activation": 0}
+    fields = {"client": client, "sequence": 50, "epoch": server.sums.epochs.number, "activation": 0}
     return MaskedUpload(**{**fields, "rows": _batch(), "words": WORDS, **changes})
 
 
 def _batch():
-    return run().runtime.clients[0]._schedule.batch(0)
+    return batch_of(run(), 0)
 
 
 REFUSALS = {
@@ -295,7 +298,7 @@ def test_what_cannot_be_summed_is_refused_and_changes_nothing(changes, said):
     server = joined(exchange)
     with pytest.raises(InvalidMessage, match=said):
         server.receive(_upload(server, **changes))
-    assert (server.activations, server._words) == ([0, 0, 0], {})
+    assert (server.activations, server.sums.unsummed) == ([0, 0, 0], set())
 
 
 def test_plain_uploads_are_refused_and_masked_ones_by_plain_servers():
@@ -332,7 +335,7 @@ def test_what_was_said_in_an_older_epoch_is_passed_over():
 def test_keys_of_another_epoch_are_refused_by_the_client():
     exchange = Exchange(run())
     server = joined(exchange)
-    with pytest.raises(InvalidMessage, match=rf"VFL-4111.*epoch {server.epochs.number}\b.*epoch 9"):
+    with pytest.raises(InvalidMessage, match=rf"VFL-4111.*epoch {server.sums.epochs.number}\b.*epoch 9"):
         exchange.clients[0].receive(Keys(0, 9, (b"a", b"b", b"c")))
 
 
@@ -390,8 +393,8 @@ def test_a_join_that_is_refused_ends_no_epoch():
     exchange = Exchange(run())
     joined(exchange)
     server = exchange.server
-    epoch, before = server.epochs.number, snapshot(server)
+    epoch, before = server.sums.epochs.number, snapshot(server)
     with pytest.raises(InvalidMessage, match=r"VFL-4175.*0"):
         server.receive(Join(0, 5, 5))
-    assert (server.epochs.number, server.epochs.missing) == (epoch, set())
+    assert (server.sums.epochs.number, server.sums.epochs.missing) == (epoch, set())
     assert same(before, snapshot(server))

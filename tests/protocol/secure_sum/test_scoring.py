@@ -7,11 +7,14 @@ from torch import nn
 
 from tests.protocol.budgets import NoMarks
 from vafl.errors import InvalidMessage
+from vafl.protocol.inquiry import DECLINED
 from vafl.protocol.messages import Decline, Leave, MaskedRefresh, Refresh
-from vafl.protocol.scoring import DECLINED
+from vafl.protocol.prediction_client import PredictionClient
+from vafl.protocol.scoring import Scorer
 from vafl.protocol.secure_sum.fixed_point import decode
 from vafl.protocol.secure_sum.masks import KeyAgreement, NoKeySigner
-from vafl.protocol.secure_sum.scoring import MaskedRespondent, MaskedScorer
+from vafl.protocol.secure_sum.scoring import ScoringSums
+from vafl.protocol.secure_sum.sender import MaskedSender
 
 ROWS, WIDTH, CLIENTS = 8, 2, 3
 NAMES = [f"client-{number}" for number in range(CLIENTS)]
@@ -24,12 +27,23 @@ class Parties:
         generator = torch.Generator().manual_seed(0)
         self.features = [torch.randn(ROWS, WIDTH, generator=generator) for _ in NAMES]
         self.clients = [
-            MaskedRespondent(
-                m, own, nn.Identity(), budget=budgets[m], keys=KeyAgreement("run", NAMES, m, NoKeySigner())
+            PredictionClient(
+                m,
+                own,
+                nn.Identity(),
+                budget=budgets[m],
+                sender=MaskedSender(m, KeyAgreement("run", NAMES, m, NoKeySigner())),
             )
             for m, own in enumerate(self.features)
         ]
-        self.scorer = MaskedScorer(ROWS, nn.Identity(), CLIENTS, WIDTH, decode)
+        self.scorer = Scorer(
+            ROWS,
+            nn.Identity(),
+            torch.zeros(CLIENTS, WIDTH),
+            summed=True,
+            cached=False,
+            sums=ScoringSums(CLIENTS, WIDTH, decode),
+        )
         self.scorer.absent = set(range(CLIENTS))
         self.words = []
 

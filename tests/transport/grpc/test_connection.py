@@ -11,9 +11,9 @@ from vafl.transport.grpc.connection import Connection
 
 TABLES = """
 [data]
-name = "tables"
+name = "parties"
 parties = ["bank"]
-[tables.server]
+[parties.server.source]
 path = "labels.csv"
 id = "customer"
 label = "paid"

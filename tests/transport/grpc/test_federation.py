@@ -27,8 +27,10 @@ def test_a_run_ends_by_itself_and_learns(rule):
 
 @pytest.mark.parametrize("combine", ["sum", "concat"])
 def test_sync_ends_in_the_simulators_parameters(combine):
-    model = {"embedding": "mlp", "head": "linear", "combine": combine}
-    config = configuration(rule={"name": "sync"}, model=model, optimiser={"name": "Adam", "step_size": 0.01})
+    model, embedding = {"head": "linear", "combine": combine}, {"model": "mlp"}
+    config = configuration(
+        rule={"name": "sync"}, model=model, embedding=embedding, optimiser={"name": "Adam", "step_size": 0.01}
+    )
     simulated = build(config)
     points = simulated.train()
     federation = Federation(config)
@@ -83,10 +85,18 @@ def test_other_terms_are_refused_with_the_difference(caplog):
 
 
 @pytest.mark.parametrize(
+    "own", [{"embedding": {"model": "mlp"}}, {"optimiser": {"name": "Adam", "step_size": 50.0}}], ids=str
+)
+def test_a_party_chooses_its_network_and_its_optimiser_alone(own):
+    server, client = (make_terms(make_plan(configuration(**sections))) for sections in ({}, own))
+    assert not server.difference(client)
+
+
+@pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"optimiser": {"step_size": 50.0}}, "optimiser.step_size 0.1 at the server, 50.0 at the client."),
-        ({"model": {"embedding": "mlp"}}, 'model.embedding "linear" at the server, "mlp" at the client.'),
+        ({"optimiser": {"schedule": "cosine"}}, 'optimiser.schedule "constant" at the server, "cosine" at '),
+        ({"model": {"head": "linear"}}, 'model.head "bias" at the server, "linear" at the client.'),
         (
             {"schedule": {"refresh": "none"}},
             'schedule.refresh "lookahead" at the server, "none" at the client.',

@@ -16,12 +16,12 @@ class Tight(Federation):
 
     @property
     def refresh_rows(self):
-        return rows_at_once(self.config, self.terms.width)
+        return rows_at_once(self.config, max(self.terms.widths))
 
 
 def federation(**sections):
     made = Tight(configuration(network=SMALL, **sections))
-    made.driver.most_rows = made.server.recall_rows = rows_at_once(made.config, made.terms.width)
+    made.driver.most_rows = made.server.recall_rows = rows_at_once(made.config, max(made.terms.widths))
     return made
 
 

@@ -10,7 +10,7 @@ from vafl.protocol.schedule import BatchSchedule
 from vafl.transport.grpc.terms import Agreement, schedule_digest, settled
 from vafl.transport.settings import NetworkSettings
 
-TERMS = Agreement(1, "run", 100, "abc", 3, 2, "def", "float32", {"rule.t": "2"})
+TERMS = Agreement(1, "run", 100, "abc", [3, 4], 2, "def", "float32", {"rule.t": "2"})
 
 
 def test_terms_survive_the_way():
@@ -23,7 +23,8 @@ def test_terms_survive_the_way():
 )
 def test_every_difference_is_named(field):
     value = getattr(TERMS, field)
-    other = dataclasses.replace(TERMS, **{field: value + 1 if isinstance(value, int) else value + "x"})
+    more = {int: 1, str: "x", list: [5]}[type(value)]
+    other = dataclasses.replace(TERMS, **{field: value + more})
     assert TERMS.difference(other).startswith(f"{field} {value!r} at the server")
 
 
@@ -47,6 +48,14 @@ def test_another_versions_terms_are_said_to_be_that():
     before = {**dataclasses.asdict(TERMS), "protocol": 2, "secure_sum": False}
     with pytest.raises(InvalidMessage, match="VFL-6132"):
         Agreement.from_bytes(json.dumps(before).encode())
+
+
+@pytest.mark.parametrize(
+    ("widths", "code"), [([3, "4"], "VFL-6135"), ([3, True], "VFL-6135"), (3, "VFL-6133")]
+)
+def test_widths_are_numbers(widths, code):
+    with pytest.raises(InvalidMessage, match=code):
+        Agreement.from_bytes(json.dumps({**dataclasses.asdict(TERMS), "widths": widths}).encode())
 
 
 @pytest.mark.parametrize(

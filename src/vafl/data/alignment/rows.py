@@ -148,13 +148,13 @@ def check_writable(path: Path) -> None:
         raise DataError(
             "VFL-2060",
             f'the folder of an alignment must exist and be writable. Found "{path.parent}", which is not. '
-            "Create it or change its permissions, or set another file in tables.NAME.alignment.",
+            "Create it or change its permissions, or set another file in parties.NAME.source.alignment.",
         )
     if path.exists() and not _is_alignment(path):
         raise DataError(
             "VFL-2061",
             f'an alignment may replace only an older alignment. Found "{path}", which is another kind of '
-            "file. Set another file in tables.NAME.alignment, or move this one away.",
+            "file. Set another file in parties.NAME.source.alignment, or move this one away.",
         )
 
 

@@ -45,8 +45,8 @@ _GUARANTEES = {
 
 def target(inputs: Inputs) -> str:
     """Return the name of what the model predicts: the label column, or the data set."""
-    data, tables = inputs.settings.get("data", {}), inputs.settings.get("tables", {})
-    label = data.get("label") or tables.get(SERVER, {}).get("label")
+    data, parties = inputs.settings.get("data", {}), inputs.settings.get("parties", {})
+    label = data.get("label") or parties.get(SERVER, {}).get("source", {}).get("label")
     return str(label or inputs.run.summary.get("data", "the label"))
 
 
@@ -498,6 +498,13 @@ def _amount(value: float) -> str:
 # --- how it was made ---
 
 
+def _embeddings(settings: Mapping[str, Any]) -> list[str]:
+    """Return the names of the parties' embeddings."""
+    parties = settings.get("parties", {}).values()
+    own = [entry["embedding"]["model"] for entry in parties if "embedding" in entry]
+    return list(dict.fromkeys(own)) or [str(settings.get("embedding", {}).get("model", ""))]
+
+
 def making(inputs: Inputs) -> Markup:
     """Return the facts about how the run was made, in a collapsed element."""
     run, settings = inputs.run, inputs.settings
@@ -508,7 +515,7 @@ def making(inputs: Inputs) -> Markup:
         "Ended": f"{inputs.ended:%Y-%m-%d %H:%M} UTC: {summary['ended']}",
         "Data": str(summary.get("data", "")),
         "Rule": str(summary["rule"]),
-        "Embedding": str(settings.get("model", {}).get("embedding", "")),
+        "Embedding": ", ".join(_embeddings(settings)),
         "Batch": f"{settings.get('schedule', {}).get('batch_size', '')} rows",
         "Kept model": f"of update {count(kept['updates'])} of {count(summary['updates'])}{chosen}",
         "Seed": str(summary["seed"]),

@@ -6,6 +6,7 @@ new records, and records whose features have changed, are released again, and ch
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,8 @@ from vafl.privacy.mechanism.release import clip_rows
 from vafl.privacy.settings import PrivacySettings
 
 _DIGEST = 16  # bytes
-_ROWS = 4096  # encoded per forward pass
+# Rows and bytes of features that are encoded at once: features may be a file larger than memory.
+_ROWS, _PART = 4096, 64 << 20
 
 
 def release_once(
@@ -133,7 +135,13 @@ class _Releases:
 
 @torch.no_grad()
 def _encoded(encoder: nn.Module, features: Tensor) -> Tensor:
-    return torch.cat([encoder.eval()(part) for part in torch.split(features, _ROWS)])
+    return torch.cat([encoder.eval()(part) for part in _parts(features)])
+
+
+def _parts(features: Tensor) -> tuple[Tensor, ...]:
+    """Return views of a few rows each."""
+    row_bytes = features.element_size() * math.prod(features.shape[1:])
+    return torch.split(features, max(1, min(_ROWS, _PART // max(1, row_bytes))))
 
 
 def _digest_of(encoder: nn.Module) -> str:
@@ -148,9 +156,7 @@ def _digests(features: Tensor, key: str) -> Bytes:
 
     The ledger's number is the key. Without the ledger, an attacker cannot test guesses of the features.
     """
-    content = features.contiguous().numpy().tobytes()
-    size = len(content) // len(features)
-    rows = (content[place : place + size] for place in range(0, len(content), size))
+    rows = (row.tobytes() for part in _parts(features) for row in part.contiguous().numpy())
     digests = b"".join(hashlib.blake2b(row, digest_size=_DIGEST, key=key.encode()).digest() for row in rows)
     return np.frombuffer(digests, dtype=np.uint8).reshape(-1, _DIGEST)
 

@@ -21,11 +21,9 @@ such as the number of rows or the next activation. No message type can carry raw
 
 from vafl.protocol.messages.checks import (
     EVERYTHING,
-    HEADER_BYTES,
     LARGEST_OFFER,
     LONGEST_GROUP,
     MARK_BYTES,
-    ROW_BYTES,
     made_here,
     require_growth,
 )
@@ -47,7 +45,7 @@ MaskingMessage = Offer | MaskedUpload | MaskedRefresh
 ClientMessage = Join | Leave | LedgerMark | Upload | Refresh | Query | Decline | Finished | MaskingMessage
 ServerMessage = Welcome | Gradient | Skipped | Request | Evaluate | Rekey | Keys | Durable | Stop | Refused
 
-__all__ = ["HEADER_BYTES", "LARGEST_OFFER", "MARK_BYTES", "ROW_BYTES", "Words", "made_here", "require_growth"]
+__all__ = ["LARGEST_OFFER", "MARK_BYTES", "made_here", "require_growth"]
 __all__ += ["ClientMessage", "Durable", "Join", "Leave", "Refused", "ServerMessage", "Stop", "Welcome"]
 __all__ += ["EVERYTHING", "LONGEST_GROUP", "LedgerMark"]
 __all__ += ["Decline", "Evaluate", "Finished", "Gradient", "Query", "Refresh", "Request", "Skipped", "Upload"]

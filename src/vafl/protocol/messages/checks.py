@@ -1,19 +1,18 @@
-"""Checks that messages apply to their fields, and the sizes of the fields on the wire."""
+"""Checks that messages apply to their fields, and the limits of the fields."""
+
+from collections.abc import Sequence
 
 import numpy as np
 
-from vafl import kernels
 from vafl.arrays import Matrix, RowIds, Words
 from vafl.errors import Diverged, InvalidMessage
 from vafl.protocol.settings import LARGEST_WINDOW
 
-HEADER_BYTES = 48  # kind, encoding, sequence, activation, iteration, lengths
 MARK_BYTES = 16  # size of a ledger's mark
 LARGEST_OFFER = 4096  # bytes of a public key and its proof
 LONGEST_GROUP = 200  # bytes of the name of a feature group
 MOST_GROUPS = 10_000  # feature groups that one client may name
 EVERYTHING = "*"  # stands for all features of the client, in place of a group's name
-ROW_BYTES = 4  # a row number is an unsigned 32-bit integer on the wire
 
 
 def require_rows(rows: RowIds) -> None:
@@ -36,7 +35,7 @@ def require_matrix(name: str, matrix: Matrix, count: int | None = None) -> None:
         raise InvalidMessage(
             "VFL-4023", f"{name} must have one line for each of {count} rows. Found {matrix.shape[0]}."
         )
-    if not kernels.all_finite(matrix):
+    if not np.isfinite(matrix).all():
         raise InvalidMessage(
             "VFL-4024", f"{name} must be finite. Found NaN or infinity. The step size may be too large."
         )
@@ -87,8 +86,9 @@ def require_some(rows: RowIds) -> None:
         raise InvalidMessage("VFL-4030", "an upload needs at least one row. Found none.")
 
 
-def require_growth(client: int, sequence: int, before: int) -> None:
-    """Raise InvalidMessage unless a message has a larger sequence number than the last one of its client."""
+def require_growth(client: int, sequence: int, sequences: Sequence[int]) -> None:
+    """Raise InvalidMessage unless `sequence` is larger than the last one of this client, in `sequences`."""
+    before = sequences[client]
     if sequence <= before:
         raise InvalidMessage(
             "VFL-4031", f"the sequence of client {client} must grow beyond {before}. Found {sequence}."
@@ -141,14 +141,3 @@ class made_here:  # noqa: N801 - read as: with made_here()
                 "VFL-4035",
                 f"{fault} Lower optimiser.step_size, or scale the features, and the labels of a regression.",
             ) from fault
-
-
-class Explained:
-    """Base of messages with a reason as text."""
-
-    __slots__ = ()
-    reason: str
-
-    @property
-    def nbytes(self) -> int:
-        return HEADER_BYTES + len(self.reason.encode())

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 
 from vafl.protocol.messages.checks import (
-    HEADER_BYTES,
-    Explained,
     require_counts,
     require_groups,
     require_mark,
@@ -35,17 +33,12 @@ class Join:
         if self.groups:
             require_groups(self.groups)
 
-    @property
-    def nbytes(self) -> int:
-        return HEADER_BYTES + sum(8 + len(name) for name in self.groups)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leave:
     """The connection of client `client` has ended. Its uploads stay in the table."""
 
     client: int
-    nbytes = HEADER_BYTES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,10 +65,6 @@ class Welcome:
         if self.mark:
             require_mark(self.mark)
 
-    @property
-    def nbytes(self) -> int:
-        return HEADER_BYTES + 8 * len(self.activations) + len(self.mark)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LedgerMark:
@@ -92,10 +81,6 @@ class LedgerMark:
         require_counts(sequence=self.sequence)
         require_mark(self.mark)
 
-    @property
-    def nbytes(self) -> int:
-        return HEADER_BYTES + len(self.mark)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Durable:
@@ -103,11 +88,10 @@ class Durable:
 
     client: int
     activation: int
-    nbytes = HEADER_BYTES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Refused(Explained):
+class Refused:
     """The server dropped a message of the client that broke a rule. The reason names the rule."""
 
     client: int
@@ -115,7 +99,7 @@ class Refused(Explained):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stop(Explained):
+class Stop:
     """The run is over. The reason says why.
 
     Attributes:

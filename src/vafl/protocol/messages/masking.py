@@ -4,9 +4,6 @@ from dataclasses import dataclass
 
 from vafl.arrays import RowIds, Words
 from vafl.protocol.messages.checks import (
-    HEADER_BYTES,
-    ROW_BYTES,
-    Explained,
     require_counts,
     require_offer,
     require_rows,
@@ -28,10 +25,6 @@ class Offer:
         require_counts(sequence=self.sequence, epoch=self.epoch)
         require_offer(self.offer)
 
-    @property
-    def nbytes(self) -> int:
-        return HEADER_BYTES + len(self.offer)
-
 
 class Masked:
     """Base of messages with masked words."""
@@ -47,10 +40,6 @@ class Masked:
         require_counts(sequence=self.sequence, epoch=self.epoch, **counts)
         require_rows(self.rows)
         require_words(self.words, self.rows.size)
-
-    @property
-    def nbytes(self) -> int:
-        return HEADER_BYTES + ROW_BYTES * self.rows.size + self.words.nbytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +79,7 @@ class MaskedRefresh(Masked):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rekey(Explained):
+class Rekey:
     """A new key epoch begins: earlier masks are void, and the client must offer a fresh key."""
 
     client: int
@@ -113,7 +102,3 @@ class Keys:
         require_counts(epoch=self.epoch)
         for offer in self.offers:
             require_offer(offer)
-
-    @property
-    def nbytes(self) -> int:
-        return HEADER_BYTES + sum(8 + len(offer) for offer in self.offers)

@@ -4,9 +4,6 @@ from dataclasses import dataclass
 
 from vafl.arrays import Matrix, RowIds
 from vafl.protocol.messages.checks import (
-    HEADER_BYTES,
-    ROW_BYTES,
-    Explained,
     require_counts,
     require_group,
     require_matrix,
@@ -46,10 +43,6 @@ class Upload:
         require_matrix("embeddings", self.embeddings, self.rows.size)
         require_some(self.rows)
 
-    @property
-    def nbytes(self) -> int:
-        return HEADER_BYTES + ROW_BYTES * self.rows.size + self.embeddings.nbytes
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Refresh:
@@ -73,10 +66,6 @@ class Refresh:
         require_rows(self.rows)
         require_matrix("embeddings", self.embeddings, self.rows.size)
 
-    @property
-    def nbytes(self) -> int:
-        return HEADER_BYTES + ROW_BYTES * self.rows.size + self.embeddings.nbytes
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Query:
@@ -85,14 +74,13 @@ class Query:
     client: int
     sequence: int
     activation: int
-    nbytes = HEADER_BYTES
 
     def __post_init__(self) -> None:
         require_counts(sequence=self.sequence, activation=self.activation)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Decline(Explained):
+class Decline:
     """Client `client` cannot give what a `Request` or `Evaluate` asks for, and says why."""
 
     client: int
@@ -102,7 +90,7 @@ class Decline(Explained):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Finished(Explained):
+class Finished:
     """Client `client` makes no more uploads, and says why; it still answers requests where it can."""
 
     client: int
@@ -129,10 +117,6 @@ class Gradient:
     def __post_init__(self) -> None:
         require_matrix("gradients", self.gradients)
 
-    @property
-    def nbytes(self) -> int:
-        return HEADER_BYTES + self.gradients.nbytes + 8 * len(self.activations)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Skipped:
@@ -143,10 +127,6 @@ class Skipped:
     iteration: int
     activations: tuple[int, ...]
     reason: str
-
-    @property
-    def nbytes(self) -> int:
-        return HEADER_BYTES + 8 * len(self.activations) + len(self.reason.encode())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,10 +148,6 @@ class Request:
         require_rows(self.rows)
         if self.permute:
             require_group(self.permute.encode(errors="replace"))
-
-    @property
-    def nbytes(self) -> int:
-        return HEADER_BYTES + ROW_BYTES * self.rows.size + len(self.permute.encode())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -196,7 +172,3 @@ class Evaluate:
     def __post_init__(self) -> None:
         require_counts(number=self.number, best=self.best + 1)
         require_rows(self.rows)
-
-    @property
-    def nbytes(self) -> int:
-        return HEADER_BYTES + ROW_BYTES * self.rows.size

@@ -1,4 +1,4 @@
-"""The key epochs of a secure sum, as the server keeps them. The diagram is in server.py."""
+"""The key epochs of a secure sum, as the server keeps them. The diagram is in training.py."""
 
 from collections.abc import Set
 

@@ -80,7 +80,7 @@ class Agreement(Terms):
     Attributes:
         records: number of records.
         record_digest: digest of the aligned records.
-        width: values of the embeddings.
+        widths: the embedding width of each client.
         clients: number of clients.
         schedule_digest: see `schedule_digest`.
         encoding: network.encoding.
@@ -90,7 +90,7 @@ class Agreement(Terms):
 
     records: int
     record_digest: str
-    width: int
+    widths: list[int]
     clients: int
     schedule_digest: str
     encoding: str
@@ -102,6 +102,8 @@ class Agreement(Terms):
         terms = super().from_bytes(content)
         if not all(type(value) is str for value in terms.settings.values()):
             raise InvalidMessage("VFL-6134", "every setting in the terms must be text. Found another type.")
+        if not all(type(width) is int for width in terms.widths):
+            raise InvalidMessage("VFL-6135", "every width in the terms must be a number. Found another type.")
         return terms
 
     def entries(self) -> dict[str, str]:

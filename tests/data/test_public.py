@@ -4,9 +4,9 @@ import hashlib
 import numpy as np
 import pytest
 
-from vafl.data import sources
+from vafl.data import public
+from vafl.data.public import load, read_idx
 from vafl.data.settings import DataSettings
-from vafl.data.sources import load, read_idx
 from vafl.errors import ConfigError, DataError
 
 # --- data sets of scikit-learn ---
@@ -79,7 +79,7 @@ def test_fashion_in_the_folder_of_mnist_is_told_by_its_digest(tmp_path, monkeypa
     mnist(tmp_path)
     content = (tmp_path / "mnist" / "train-images-idx3-ubyte.gz").read_bytes()
     digest = hashlib.md5(content).hexdigest()
-    monkeypatch.setattr(sources, "_IDX_OF", {digest: "fashion_mnist"})
+    monkeypatch.setattr(public, "_IDX_OF", {digest: "fashion_mnist"})
     with pytest.raises(DataError, match=r"VFL-2261.*MNIST.*Fashion\-MNIST"):
         load(DataSettings(name="mnist", folder=str(tmp_path)))
 
