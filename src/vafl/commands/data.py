@@ -76,7 +76,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
     if not names or names[0] not in known:
         raise ConfigError(
             "VFL-9052",
-            "`vafl data` needs a party with a table in this file, as [parties.NAME.source]. Found "
+            "`vafl data` needs a party with data in this file, as [parties.NAME.source]. Found "
             f"{options.party or 'none'}; the file has {', '.join(known) or 'none'}.",
         )
     previews, suspects = [preview(config, name) for name in names], _suspects(config)

@@ -1,4 +1,4 @@
-"""`vafl predict`: score whole tables with a trained model. Each party runs its own process."""
+"""`vafl predict`: score all records with a trained model. Each party runs its own process."""
 
 import argparse
 from pathlib import Path
@@ -51,10 +51,10 @@ def _remedy(scored: Scored) -> str:
     """Return why records have no score, and the remedy."""
     if scored.model_records == "labelled":
         return (
-            " they are not in the alignment. To score all records, align these tables again with "
+            " they are not in the alignment. To score all records, align these data again with "
             'data.records = "labelled".'
         )
     return (
         " not every party has them, or they were added after the alignment. To score all records, train "
-        'with data.records = "labelled", and align these tables with it too.'
+        'with data.records = "labelled", and align these data with it too.'
     )

@@ -1,4 +1,4 @@
-"""Load the parties' tables as one vertical data set. Each process reads only its party's file.
+"""Load the parties' own data as one vertical data set. Each process reads only its party's data.
 
 `vafl align` gives every row the same number at all parties, in random order. A permutation drawn from the
 run's seed therefore splits the rows into training, validation and test rows in the same way everywhere.
@@ -233,8 +233,8 @@ def find_alignments(
 ) -> Alignments:
     """Return the alignment of one party, or of every party if `party` is None.
 
-    A `csv` file needs no alignment: its lines are the rows. For `tables`, this reads the files that
-    `vafl align` wrote. If there are none and all tables are on this machine, it joins them by id instead.
+    A `csv` file needs no alignment: its lines are the rows. For `parties`, this reads the files that
+    `vafl align` wrote. If there are none and all data are on this machine, it joins them by id instead.
 
     Args:
         labelled: whether the alignment must describe the labels; predictions do not need them.
@@ -343,7 +343,7 @@ def join(settings: DataSettings, tables: Mapping[str, SourceSettings]) -> Alignm
     The result depends only on the ids, so separate processes that join the same files agree on every row.
 
     Raises:
-        DataError: no id is in every table.
+        DataError: no id is in every source.
     """
     holder = open_table(tables, LABEL_HOLDER)
     ids = {LABEL_HOLDER: holder.ids()}
@@ -356,7 +356,7 @@ def join(settings: DataSettings, tables: Mapping[str, SourceSettings]) -> Alignm
         examples = "; ".join(f'{name} "{party_ids[0]}"' for name, party_ids in ids.items())
         raise DataError(
             "VFL-2013",
-            "the parties must have records in common. Found no id that is in every table. The first id of "
+            "the parties must have records in common. Found no id that all of them have. The first id of "
             f"each party: {examples}. Check that all parties write ids in the same format.",
         )
     label, with_local = holder.settings.label, bool(holder.features)

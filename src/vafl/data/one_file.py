@@ -25,7 +25,7 @@ from vafl.errors import ConfigError, DataError
 def deal(
     settings: DataSettings, partition: PartitionSettings, *, labelled: bool = True
 ) -> tuple[DataSettings, dict[str, TableSettings]]:
-    """Return the data settings with the clients' names, and the table settings of each party.
+    """Return the data settings with the clients' names, and the source settings of each party.
 
     Args:
         labelled: whether the file must have the label column; predictions do not need it.

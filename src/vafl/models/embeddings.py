@@ -156,7 +156,7 @@ def cnn(shape: Sequence[int], width: int, channels: Sequence[int]) -> nn.Module:
         raise ConfigError(
             "VFL-3011",
             f"a cnn embedding needs images [channels, height, width]. Found features of shape {list(shape)}. "
-            'Use an image data set with partition.layout = "bands", or another embedding.',
+            'Use a source of images, a data set with partition.layout = "bands", or another embedding.',
         )
     layers: list[nn.Module] = []
     before = shape[0]
@@ -175,7 +175,7 @@ def lstm(shape: Sequence[int], width: int, hidden: Sequence[int]) -> nn.Module:
         raise ConfigError(
             "VFL-3012",
             f"an lstm embedding needs sequences [steps, features]. Found features of shape {list(shape)}. "
-            'Use an image or series data set with partition.layout = "sequence", or another embedding.',
+            'Use a source of series, a data set with partition.layout = "sequence", or another embedding.',
         )
     return SequenceEncoder(shape[1], hidden[0], width)
 

@@ -46,8 +46,8 @@ class PrivacySettings:
             "unlimited" answers every request; the noise of many answers averages out.
         delta: the delta for which mu is also reported as (epsilon, delta).
         ledger: a folder for the ledgers, which every run continues. A relative path starts at the config
-            file's folder. Empty stores them beside the party's table, or in the run folder if there is no
-            table.
+            file's folder. Empty stores them beside the party's data, or in the run folder if no source names
+            any.
         secure_sum: clients mask their uploads, so the server learns only the sum over all clients for each
             row, never one client's embedding. Needs linear embeddings, the bias head, the sync rule, at least
             3 clients, and records that all clients have. The sum, the gradients and the final models are the

@@ -35,9 +35,7 @@ def canonical_ids(column: pl.Series, source: str) -> pl.Series:
             "Drop those rows, or name another id column.",
         )
     if ids.is_empty():
-        raise DataError(
-            "VFL-2033", f'"{source}": a table must have records. Found none. Check the path of the table.'
-        )
+        raise DataError("VFL-2033", f'"{source}": a source must have records. Found none. Check its path.')
     if ids.n_unique() < len(ids):
         twice = ids.filter(ids.is_duplicated()).unique(maintain_order=True)
         raise DataError(

@@ -31,7 +31,7 @@ def match(own: Buffer, theirs: Buffer) -> tuple[Integers, Integers]:
             raise InvalidMessage(
                 "VFL-2041",
                 "each id must be sent once. Found one that was sent more than once. Remove duplicate ids "
-                "from both tables, and run `vafl align` again.",
+                "at both parties, and run `vafl align` again.",
             )
     left, right = tables
     matched = left.join(right, on=("first", "second"), how="inner", suffix=" of theirs")

@@ -1,6 +1,6 @@
 """The alignment file: which row of the common table each of a party's records is.
 
-`vafl align` writes the file and training reads it. It is private to the party, like the table itself: it
+`vafl align` writes the file and training reads it. It is private to the party, like the data itself: it
 shows which of the party's ids other parties hold too.
 """
 
