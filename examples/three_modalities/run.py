@@ -48,17 +48,17 @@ def write_data(images, labels, folder):
     def own_share():
         return chance.permutation(len(images))[: round(0.98 * len(images))]
 
-    half = images.shape[1] // 2
+    top, middle, bottom = np.array_split(images, 3, 1)
     (folder / "camera" / "scans").mkdir()
     for place in own_share():
-        Image.fromarray(images[place, :half]).save(folder / "camera" / "scans" / f"{ids[place]}.png")
-    lines = images[:, half:] / 255
+        Image.fromarray(top[place]).save(folder / "camera" / "scans" / f"{ids[place]}.png")
+    lines = middle / 255
     places = np.repeat(own_share(), lines.shape[1])
     steps = np.tile(np.arange(lines.shape[1]), len(places) // lines.shape[1])
     columns = {f"x{column}": lines[places, steps, column] for column in range(lines.shape[2])}
     pl.DataFrame({"id": ids[places], "line": steps, **columns}).write_csv(folder / "pen" / "strokes.csv")
     chosen = own_share()
-    statistics = {"id": ids[chosen], **right_half(images[chosen])}
+    statistics = {"id": ids[chosen], **statistics_of(bottom[chosen] / 255)}
     pl.DataFrame(statistics).write_csv(folder / "census" / "statistics.csv")
     chosen = own_share()
     pl.DataFrame({"id": ids[chosen], "digit": labels[chosen]}).write_csv(folder / "server" / "labels.csv")
@@ -70,15 +70,14 @@ def write_data(images, labels, folder):
     }
 
 
-def right_half(images):
-    """Return statistics of the right half: the ink in six bands and columns, and its centre and spread."""
-    right = images[:, :, images.shape[2] // 2 :] / 255
-    ink = {f"ink_{band}": part.sum((1, 2)) for band, part in enumerate(np.array_split(right, 6, 1))}
-    ink |= {f"column_{place}": part.sum((1, 2)) for place, part in enumerate(np.array_split(right, 3, 2))}
-    rows, whole = np.arange(right.shape[1]), right.sum((1, 2)) + 1e-6
-    centre = (right.sum(2) * rows).sum(1) / whole
-    spread = np.sqrt((right.sum(2) * (rows - centre[:, None]) ** 2).sum(1) / whole)
-    return ink | {"centre": centre, "spread": spread, "dark": (right > 0.5).sum((1, 2))}
+def statistics_of(part):
+    """Return statistics of a part of each digit: the ink in bands and columns, its centre and its spread."""
+    ink = {f"band_{place}": band.sum((1, 2)) for place, band in enumerate(np.array_split(part, 2, 1))}
+    ink |= {f"column_{place}": column.sum((1, 2)) for place, column in enumerate(np.array_split(part, 8, 2))}
+    columns, whole = np.arange(part.shape[2]), part.sum((1, 2)) + 1e-6
+    centre = (part.sum(1) * columns).sum(1) / whole
+    spread = np.sqrt((part.sum(1) * (columns - centre[:, None]) ** 2).sum(1) / whole)
+    return ink | {"centre": centre, "spread": spread, "dark": (part > 0.5).sum((1, 2))}
 
 
 def write_configurations(sources, folder, address):

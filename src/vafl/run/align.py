@@ -68,7 +68,7 @@ def align_party(
 
 
 def align_all(config: Config, console: Console, workers: int = 0) -> None:
-    """Align tables that are all on this machine.
+    """Align data that are all on this machine.
 
     The server runs in this process and each client in a separate process. They connect over loopback.
 
@@ -108,7 +108,7 @@ def _source(config: Config, party: str) -> Source:
         raise ConfigError(
             "VFL-7013",
             f"{party} needs a section [parties.{party}.source] in the configuration. Found none. "
-            "Add one with the path and the id column of its table.",
+            "Add one that describes its data.",
         )
     check_writable(Path(config.sources[party].alignment))
     return open_table(config.sources, party) if party == SERVER else open_source(config.sources, party)

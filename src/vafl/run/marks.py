@@ -22,7 +22,7 @@ def marks_path(config: Config, run: Path) -> Path:
     """Return the path of the server's file of marks.
 
     It is next to the place of the server's ledger, so that marks survive a run whenever the clients' ledgers
-    do. Without tables and without privacy.ledger, marks and ledgers belong to one run folder.
+    do. Without the parties' own data and without privacy.ledger, marks and ledgers belong to one run folder.
     """
     if config.privacy.ledger or SERVER in config.sources:
         return ledger_path(config, SERVER, run).with_suffix(".marks")

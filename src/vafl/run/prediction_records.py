@@ -47,8 +47,8 @@ class PredictionRecords:
 def load_subjects(config: Config, party: str, model: StoredModel) -> PredictionRecords:
     """Load the records to score.
 
-    Tables are encoded as in training, and all their records are scored. In other data sets the ids are record
-    numbers, and only the test rows are scored.
+    The parties' own data are encoded as in training, and all their records are scored. In other data sets the
+    ids are record numbers, and only the test rows are scored.
 
     Raises:
         ConfigError, DataError: a file or a column is missing.
@@ -77,7 +77,7 @@ def load_subjects(config: Config, party: str, model: StoredModel) -> PredictionR
 def held_out(config: Config, model: StoredModel) -> tuple[RowIds, Tensor]:
     """Return the rows to measure a model on, as the server numbers them, and their labels.
 
-    These are the test rows of the training. If the tables are not those of the training, they are all rows.
+    These are the test rows of the training. If the data are not those of the training, they are all rows.
 
     Raises:
         ConfigError, DataError: a file or the label is missing.

@@ -67,9 +67,9 @@ def _client_names(config: Config) -> list[str]:
 
 
 def _aligned(config: Config, path: Path) -> Config:
-    """Return the configuration with alignment files; join the ids of the tables if there are none yet.
+    """Return the configuration with alignment files; join the ids of the parties if there are none yet.
 
-    Joining them in this process means that no client process reads the table of another.
+    Joining them in this process means that no client process reads the data of another.
     """
     sources = config.sources
     if config.data.name != "parties" or any(Path(table.alignment).is_file() for table in sources.values()):
