@@ -443,9 +443,9 @@ def test_init_refuses_a_file_that_is_not_utf_8(tmp_path, capsys):
     for content in ("größe,b,y\n1,2,0\n2,3,1\n", "a,b,y\n1,größe,0\n2,3,1\n"):
         path.write_bytes(content.encode("latin-1"))
         for given in ([str(path)], ["--table", f"bank={path}", "--id", "b"]):
-            assert main(["init", *given, "--out", str(tmp_path / "x.toml")]) == 3
+            assert main(["init", *given, "--out", str(tmp_path / "new")]) == 3
             assert "UTF-8" in capsys.readouterr().err
-    assert not (tmp_path / "x.toml").exists()
+    assert not (tmp_path / "new").exists()
 
 
 def test_init_without_a_file_runs_digits(tmp_path):

@@ -11,7 +11,8 @@ from vafl.protocol.client import Client
 from vafl.protocol.descent import Descent
 from vafl.protocol.messages import Evaluate, Gradient, Query, Refresh, Request, Skipped, Upload, Welcome
 from vafl.protocol.prediction_client import embed
-from vafl.protocol.schedule import BatchSchedule, NoRefresh, RefreshAll
+from vafl.protocol.refresh import NoRefresh, RefreshAll
+from vafl.protocol.schedule import BatchSchedule
 from vafl.protocol.settings import OptimiserSettings, RuleSettings
 
 ROWS, HELD_OUT, COLUMNS, WIDTH, ETA = 7, 4, 3, 2, 0.5

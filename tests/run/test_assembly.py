@@ -9,7 +9,7 @@ from vafl.config import Config, from_document
 from vafl.data.public import load
 from vafl.data.split import Parts
 from vafl.errors import ConfigError, DataError
-from vafl.protocol.schedule import Lookahead, NoRefresh, RandomRefresh, RefreshAll
+from vafl.protocol.refresh import Lookahead, NoRefresh, RandomRefresh, RefreshAll
 from vafl.run.assembly import build, make_refresh, make_schedule, with_drawn_labels
 from vafl.run.plan import Task, make_plan
 from vafl.simulation.simulator import Simulator

@@ -98,6 +98,9 @@ def server_messages(draw):
             [
                 Welcome(2, draw(counts), activations, draw(counts), draw(counts), draw(marks | st.just(b""))),
                 Gradient(2, draw(counts), draw(counts), draw(matrices()), activations),
+                Gradient(
+                    2, 0, 1, draw(matrices()), (*activations, 3), draw(counts), (7,) * (len(activations) + 1)
+                ),
                 Skipped(2, draw(counts), draw(counts), activations, draw(short)),
                 Evaluate(2, draw(counts), draw(row_sets()), draw(counts) - 1, draw(st.booleans())),
                 Request(2, draw(counts), draw(row_sets()), permute=draw(names | st.just("*"))),

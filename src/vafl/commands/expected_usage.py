@@ -69,7 +69,7 @@ def expected_activations(config: Config, clients: int) -> list[float]:
         steps = min(steps, config.stop.seconds * sum(paces) / together)
     if not math.isfinite(sum(paces)):
         paces = [1.0] * clients
-    return _shared_out(steps * together, paces, min(steps, config.schedule.uploads or steps))
+    return _shared_out(steps * together, paces, steps)
 
 
 def _paces(config: Config, clients: int) -> list[float]:

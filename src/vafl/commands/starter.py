@@ -140,6 +140,7 @@ combine = "concat"
 
 [rule]
 name = "async"             # async, t-sync, sync
+lead = 2.0                 # a fast client makes at most twice as many uploads as the slowest one
 
 [schedule]
 batch_size = 0             # 0: 64 to 1024, depending on the number of rows

@@ -32,6 +32,7 @@ TABLE_DEFAULTS: dict[str, dict[str, Any]] = {
     "data": {"test_fraction": 0.2, "validation_fraction": 0.1},
     "model": {"head": "tabular", "combine": "concat"},
     "embedding": {"model": "auto"},
+    "rule": {"lead": 2.0},
     "schedule": {"batch_size": 0},
     "optimiser": {
         "name": "AdamW",

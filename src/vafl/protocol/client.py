@@ -102,9 +102,9 @@ from vafl.protocol.messages import (
     Welcome,
 )
 from vafl.protocol.prediction_client import Budget, Perturb, PredictionClient, UploadKind
+from vafl.protocol.refresh import RefreshPolicy
 from vafl.protocol.rows import in_parts
 from vafl.protocol.schedule import BatchSchedule
-from vafl.protocol.schedule import Refresh as RefreshPolicy
 from vafl.protocol.sender import Sender
 from vafl.protocol.settings import RuleSettings
 
@@ -259,6 +259,7 @@ class Client(PredictionClient):
     def join(self) -> Join:
         """Start a new connection; return the `Join` that tells the server where this client stands."""
         self.sender.restart()
+        self._refresh.restart()
         return Join(self.index, self.activation, self.applied, self.iteration)
 
     @property
@@ -309,6 +310,8 @@ class Client(PredictionClient):
         self.latest = message.iteration - isinstance(message, Skipped)
         self._queried = -1
         if isinstance(message, Gradient):
+            if message.stored:
+                self._refresh.stored(message.refreshed, message.stored)
             self.staleness.note(max(0, message.iteration - flight.latest - 1))
             self._apply(flight, message)
         return self._end_activation(message.activations)
@@ -401,7 +404,11 @@ class Client(PredictionClient):
         messages = self._upload() if self._rule.order == "query-first" else []
         rows = self._refresh.rows(activations)
         if rows is None or len(rows):
-            messages += self._refreshed(rows)
+            with self._refresh.time.refreshing(self._schedule.rows if rows is None else len(rows)):
+                refreshes = self._refreshed(rows)
+            if refreshes:
+                self._refresh.sent(self.sender.sequence)
+            messages += refreshes
         return messages
 
     def _answer(self, request: Request) -> list[ClientMessage]:

@@ -1,13 +1,12 @@
-"""Batch schedules: the rows of a client's i-th minibatch, and the other rows that it refreshes.
+"""Batch schedules: the rows of a client's i-th minibatch.
 
 A schedule is a pure function of (seed, stream, activation). Every party that knows the seed can compute which
-rows any client picks next. Look-ahead refresh depends on this. A private schedule has a seed that only its
-client knows.
+rows any client picks next. Look-ahead refresh (refresh.py) depends on this. A private schedule has a seed
+that only its client knows.
 """
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -148,61 +147,3 @@ class BatchSchedule:
 
     def _generator(self, index: int) -> np.random.Generator:
         return np.random.Generator(np.random.Philox(np.random.SeedSequence((self.seed, self._stream, index))))
-
-
-class Refresh(Protocol):
-    """Chooses the rows that a client refreshes at the end of an activation."""
-
-    def rows(self, activations: Sequence[int]) -> RowIds | None:
-        """Return distinct rows, or None for all; `activations` has each client's number of uploads so far."""
-
-
-class NoRefresh:
-    """Refreshes nothing: Algorithm 1 as written."""
-
-    def rows(self, activations: Sequence[int]) -> RowIds | None:
-        return np.empty(0, dtype=np.int64)
-
-
-class RefreshAll:
-    """Refreshes all rows at every activation: the extreme case of the paper's footnote."""
-
-    def rows(self, activations: Sequence[int]) -> RowIds | None:
-        return None
-
-
-class RandomRefresh:
-    """Refreshes `count` random rows at every activation."""
-
-    def __init__(self, rows: int, count: int, generator: np.random.Generator) -> None:
-        self._rows, self._count, self._generator = rows, min(count, rows), generator
-
-    def rows(self, activations: Sequence[int]) -> RowIds | None:
-        return np.sort(self._generator.choice(self._rows, self._count, replace=False, shuffle=False))
-
-
-class Lookahead:
-    """Refreshes the rows that the other clients will pick before this client is active again.
-
-    For each other client j these are its next L batches. L is the number of activations of j between the last
-    two activations of this client, plus one. So each row is uploaded about once per use, and is as fresh as
-    the pauses between activations allow. The communication is that of the sync rule, without its waiting.
-    """
-
-    def __init__(self, client: int, schedules: Sequence[BatchSchedule]) -> None:
-        self._others = [(j, schedule) for j, schedule in enumerate(schedules) if j != client]
-        self._last: Sequence[int] | None = None
-
-    def rows(self, activations: Sequence[int]) -> RowIds | None:
-        last, self._last = self._last or activations, activations
-        ahead = [(schedule, activations[j], activations[j] - last[j] + 1) for j, schedule in self._others]
-        if any(count >= 2 * schedule.batches_per_epoch - 1 for schedule, _, count in ahead):
-            return None  # That many consecutive batches contain a complete epoch, so all rows.
-        batches = [schedule.batch(first + i) for schedule, first, count in ahead for i in range(count)]
-        return _union(batches) if batches else np.empty(0, dtype=np.int64)
-
-
-def _union(batches: Sequence[RowIds]) -> RowIds:
-    """Return the distinct rows in ascending order. numpy.unique hashes them, which is ten times slower."""
-    rows = np.sort(np.concatenate(batches))
-    return rows[np.diff(rows, prepend=-1) > 0]

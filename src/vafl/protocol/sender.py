@@ -37,6 +37,11 @@ class Sender(ABC):
         return self._sequence
 
     @property
+    def sequence(self) -> int:
+        """Return the number of the message made last."""
+        return self._sequence
+
+    @property
     @abstractmethod
     def ready(self) -> bool:
         """Return whether embeddings can be sent now. If not, the client ignores requests."""

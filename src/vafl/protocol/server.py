@@ -80,6 +80,7 @@ from vafl.protocol.answers import Answers
 from vafl.protocol.bound import DelayBound
 from vafl.protocol.descent import Descent
 from vafl.protocol.head_step import HeadStep, Loss, Mask
+from vafl.protocol.lead import Lead
 from vafl.protocol.marks import MarkMemory, Marks
 from vafl.protocol.messages import (
     ClientMessage,
@@ -127,6 +128,7 @@ class Server:
         bound: the delay bound, or None.
         marks: remembers the marks of the clients' ledgers. The default keeps them in memory only.
         sums: the keys and words of a secure sum, whose table is a `SumTable`. None takes plain embeddings.
+        lead: limits how far fast clients may run ahead; None sets no limit.
 
     Attributes:
         iteration: the global counter k, which is the number of steps made.
@@ -158,9 +160,10 @@ class Server:
         last_iteration: int = FOREVER,
         recall_rows: int = RECALL_ROWS,
         sums: TrainingSums | None = None,
+        lead: Lead | None = None,
     ) -> None:
         self.table, self.head, self.rule, self.bound = table, head, rule, bound
-        self.descent, self.sums = descent, sums
+        self.descent, self.sums, self._lead = descent, sums, lead
         every = 1 if bound else max(1, table.clients // _COUNTED_CLIENTS)
         self.delays = DelayLog(table.clients, bound.limit if bound else None, every)
         self.iteration = 0
@@ -169,6 +172,7 @@ class Server:
         self.durable = [0] * table.clients
         self.absent: set[int] = set()
         self.finished: set[int] = set()
+        self._refreshed: dict[int, tuple[int, tuple[int, ...]]] = {}  # not acknowledged yet, see `Gradient`
         self.overdue: set[int] = set()
         self.requests = Requests()
         self.recall_rows, self.run = recall_rows, run
@@ -330,6 +334,8 @@ class Server:
                 f"iteration {self.iteration} was skipped for want of them (delay bound); gone: {gone}"
             )
         here = listed({turn.client for turn in self._waiting}, names)
+        if self._lead is not None and self._waiting and self.rule.quorum == 1:
+            return f"uploads of slower clients: those of {here} are too far ahead (rule.lead); gone: {gone}"
         return f"uploads of {self.rule.quorum} different clients; it has those of {here}; gone: {gone}"
 
     # --- one method per kind of message: all checks come before the first change ---
@@ -387,6 +393,8 @@ class Server:
         more: list[ServerMessage] = []
         if refresh.request is not None:
             more = self._settle(self.requests.check(refresh), declined=False)
+        else:
+            self._refreshed[refresh.client] = refresh.sequence, tuple(self.activations)
         self._sequences[refresh.client] = refresh.sequence
         self._store(refresh)
         return more
@@ -480,6 +488,9 @@ class Server:
         self._met.add(client)
         self.absent.discard(client)
         self.finished.discard(client)
+        self._refreshed.pop(client, None)
+        if self._lead is not None:
+            self._lead.restart(self.activations)
         self._sequences[client] = -1  # sequence numbers restart with each connection
         self._forget_requests(client)
         recalled = self._recall(client, join)
@@ -642,7 +653,7 @@ class Server:
         while self._waiting and self.iteration < self.last_iteration:
             # A blocked group keeps its members: uploads that arrive later must not change the rows for which
             # fresh cells were requested.
-            self._group = self._group or self.rule.ready(self._waiting)
+            self._group = self._group or self._ready()
             if not self._group:
                 return replies
             if self.bound and self._must_wait(self.bound, replies):
@@ -652,6 +663,15 @@ class Server:
                 self._finish(group)
                 replies += self._step(group)
         return replies
+
+    def _ready(self) -> list[Turn]:
+        """Return the turns of the next step; empty if there are too few."""
+        if self._lead is None:
+            return self.rule.ready(self._waiting)
+        away = self.absent | self.finished | self.overdue
+        within = self._lead.within(self._waiting, self.activations, away)
+        # A step of several clients must not wait for a client that itself waits for this step.
+        return self.rule.ready(within) or (self.rule.ready(self._waiting) if within else [])
 
     def _must_wait(self, bound: DelayBound, replies: list[ServerMessage]) -> bool:
         """Return whether the group must wait for fresh cells; add requests and skipped turns to `replies`."""
@@ -691,7 +711,14 @@ class Server:
         counts = tuple(self.activations)
         with made_here():
             answers = [
-                Gradient(turn.client, turn.activation, iteration, part, counts)
+                Gradient(
+                    turn.client,
+                    turn.activation,
+                    iteration,
+                    part,
+                    counts,
+                    *self._refreshed.pop(turn.client, ()),
+                )
                 for turn, part in zip(group, parts, strict=True)
                 if turn.answers
             ]

@@ -39,6 +39,9 @@ class RuleSettings:
             the gradient of its last upload, updates its model, then picks and uploads the next batch.
         start: `zeros` stand for embeddings that were never uploaded; with `upload`, each client first uploads
             all rows.
+        lead: how many times as many uploads as the slowest client that is present another client may make.
+            Its next upload then waits. So a run that is planned in epochs does not end before slow clients
+            are trained. Each client may make one epoch of uploads first. 0 sets no limit, as in the paper.
         window: how many uploads a client may have in flight. More than 1 hides the latency of the network.
             Gradients that are missing from the client's model count as delay. 0 chooses 2 over a network, and
             1 in a simulation, with injected delays, under sync and in query-first order.
@@ -51,6 +54,7 @@ class RuleSettings:
     when_unanswered: Unanswered = "wait"
     order: Order = "upload-first"
     start: Literal["zeros", "upload"] = "zeros"
+    lead: float = 0.0
     window: int = 0
     local_steps: int = setting(1, scope=Scope.PARTY)
 
@@ -63,6 +67,10 @@ class RuleSettings:
             raise ConfigError(
                 "VFL-4192",
                 f"rule.delay_bound must be at least 1, or 0 for no bound. Found {self.delay_bound}.",
+            )
+        if self.lead and not 1 <= self.lead < math.inf:
+            raise ConfigError(
+                "VFL-4204", f"rule.lead must be at least 1, or 0 for no limit. Found {self.lead}."
             )
         if not 0 <= self.window <= LARGEST_WINDOW:
             raise ConfigError(

@@ -1,5 +1,6 @@
 """Build the objects of a run from its plan. This module is the only one that connects all packages."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,17 +23,18 @@ from vafl.protocol.bound import DelayBound
 from vafl.protocol.centralised import Centralised
 from vafl.protocol.client import AtEvaluation, Client
 from vafl.protocol.descent import Descent
+from vafl.protocol.lead import Lead
 from vafl.protocol.marks import MarkMemory
-from vafl.protocol.rules import Rule
-from vafl.protocol.schedule import (
-    BatchSchedule,
+from vafl.protocol.refresh import (
     Lookahead,
     NoRefresh,
     RandomRefresh,
-    Refresh,
     RefreshAll,
-    parse_refresh,
+    RefreshPolicy,
+    RefreshTime,
 )
+from vafl.protocol.rules import Rule
+from vafl.protocol.schedule import BatchSchedule, parse_refresh
 from vafl.protocol.secure_sum.fixed_point import decode
 from vafl.protocol.secure_sum.masks import KeyAgreement, KeySigner, NoKeySigner
 from vafl.protocol.secure_sum.sender import MaskedSender
@@ -211,6 +213,9 @@ def make_server(
         last_iteration=config.stop.updates,
         recall_rows=recall_rows,
         sums=TrainingSums(clients, decode) if config.privacy.secure_sum else None,
+        lead=Lead(rule.lead, math.ceil(plan.data.rows / config.schedule.batch_size), clients)
+        if rule.lead and rule.name != "sync"
+        else None,
     )
 
 
@@ -266,6 +271,7 @@ def make_client(
     witness: KeySigner | None = None,
     own_seed: int | None = None,
     refresh_rows: int | None = None,
+    refresh_time: RefreshTime | None = None,
     at_evaluation: AtEvaluation | None = None,
 ) -> Client:
     """Create one client of a run. It gets no features of other parties.
@@ -276,6 +282,7 @@ def make_client(
         with_held_out: whether it has the features of the held-out rows, too, so that it can answer for them.
         witness: signs the keys of a secure sum; None leaves them unsigned, for parties in one process.
         own_seed: the seed of a private schedule; None uses the run's seed.
+        refresh_time: limits the time spent on look-ahead refreshes; None sets no limit.
         refresh_rows, at_evaluation: as for `Client`.
     """
     party = plan.data.parties[index]
@@ -295,7 +302,7 @@ def make_client(
         model,
         _descent(config, model, average=own is None or own.updates is None),
         schedules[index],
-        make_refresh(config, index, schedules),
+        make_refresh(config, index, schedules, refresh_time),
         config.rule,
         l2=config.optimiser.l2,
         embed_batch=own.updates if own else None,
@@ -324,7 +331,9 @@ def make_schedule(config: Config, rows: int, index: int, own_seed: int | None = 
     return BatchSchedule(settings.kind, rows, settings.batch_size, seed, stream)
 
 
-def make_refresh(config: Config, index: int, schedules: Sequence[BatchSchedule]) -> Refresh:
+def make_refresh(
+    config: Config, index: int, schedules: Sequence[BatchSchedule], time: RefreshTime | None = None
+) -> RefreshPolicy:
     """Return the rule by which client `index` refreshes rows. The sync rule needs none: no row is stale."""
     name, count = parse_refresh(config.schedule.refresh)
     if name == "none" or config.rule.name == "sync":
@@ -332,7 +341,7 @@ def make_refresh(config: Config, index: int, schedules: Sequence[BatchSchedule])
     if name == "all":
         return RefreshAll()
     if name == "lookahead":
-        return Lookahead(index, schedules)
+        return Lookahead(index, schedules, time)
     schedule = schedules[index]
     key = np.random.SeedSequence((schedule.seed, _REFRESH_STREAMS + index))
     return RandomRefresh(schedule.rows, count, np.random.Generator(np.random.Philox(key)))

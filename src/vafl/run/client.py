@@ -37,6 +37,7 @@ from vafl.run.model_store import keep_embedding, run_name
 from vafl.run.plan import Plan, make_plan
 from vafl.transport.grpc.client import FederationClient
 from vafl.transport.grpc.local import LocalCall, Metadata
+from vafl.transport.grpc.refresh_time import MeasuredTime
 from vafl.transport.grpc.terms import Agreement
 from vafl.transport.grpc.wire import run
 from vafl.transport.identity import SERVER, CertificateWitness, Credentials
@@ -270,6 +271,7 @@ class ClientRun:
             witness=witness,
             own_seed=own_seed,
             refresh_rows=rows_at_once(config, widths(plan)[index]),
+            refresh_time=MeasuredTime(config.schedule.batch_size),
             at_evaluation=self._best,
         )
         every = config.network.checkpoint_every

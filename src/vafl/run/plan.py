@@ -123,8 +123,8 @@ def make_plan(
 
     Args:
         data: used instead of loading the [data] section of the configuration.
-        party: with data of the parties, read only this party's: the server reads the labels, a client its features.
-            The models of the other parties are then empty. None reads every table, for a simulation.
+        party: with parties' own data, read only this party's: the server reads the labels, a client its
+            features. The models of the other parties are then empty. None reads all data, for a simulation.
         beginning: what the run starts with; None starts with new models and encoders.
 
     Raises:
@@ -278,7 +278,7 @@ def load_data(config: Config, party: str | None = None, beginning: Beginning | N
 
 
 def tables_of(config: Config, *, labelled: bool = True) -> tuple[DataSettings, Mapping[str, SourceSettings]]:
-    """Return the data settings with all client names, and the table settings of every party.
+    """Return the data settings with all client names, and the source settings of every party.
 
     Each party has its own file, or columns of one shared CSV file.
 
@@ -321,8 +321,8 @@ def _check_public(config: Config, *, is_table: bool, fitted: bool = False) -> No
 def _models(config: Config, data: VerticalData, task: Task) -> tuple[list[nn.Module], nn.Module]:
     """Create the initial models from the run's seed, without changing torch's global generator.
 
-    With data of the parties, each party seeds its model separately. A party cannot build the models of the others, so a
-    shared random stream would be at a different position at every party.
+    With parties' own data, each party seeds its model separately. A party cannot build the models of the
+    others, so a shared random stream would be at a different position at every party.
     """
     seeds_separately = config.data.is_tabular
     names = [party.name for party in data.parties]

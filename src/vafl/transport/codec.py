@@ -72,6 +72,7 @@ class _Layout:
         matrix: a float matrix, in the run's encoding.
         words: a matrix of 64-bit words.
         counters: a sequence of integers.
+        more_counters: a second one of the same length, or none; the header's flag tells which.
         text: a string at the end.
         content: bytes at the end.
         contents: several byte strings at the end; their lengths are the counters.
@@ -83,6 +84,7 @@ class _Layout:
     matrix: str = ""
     words: str = ""
     counters: str = ""
+    more_counters: str = ""
     text: str = ""
     content: str = ""
     contents: str = ""
@@ -115,7 +117,12 @@ _LAYOUTS: dict[type[Message], _Layout] = {
     Decline: _Layout(("sequence", "request"), text="reason"),
     Finished: _Layout(("sequence",), text="reason"),
     Welcome: _Layout(("iteration", "durable", "run"), counters="activations", content="mark"),
-    Gradient: _Layout(("activation", "iteration"), matrix="gradients", counters="activations"),
+    Gradient: _Layout(
+        ("activation", "iteration", "refreshed"),
+        matrix="gradients",
+        counters="activations",
+        more_counters="stored",
+    ),
     Skipped: _Layout(("activation", "iteration"), counters="activations", text="reason"),
     Request: _Layout(("number",), rows="rows", text="permute"),
     Evaluate: _Layout(("number", "best"), flag="restore", rows="rows"),
@@ -247,7 +254,7 @@ class Codec:
             _BEGINNING,
             _NUMBERS[type(message)],
             self._number,
-            bool(layout.flag and getattr(message, layout.flag)),
+            bool((name := layout.flag or layout.more_counters) and getattr(message, name)),
             *numbers,
             *(0,) * (3 - len(numbers)),
             *_shape(message, layout),
@@ -319,6 +326,8 @@ class Codec:
             fields[layout.words] = words.astype(np.uint64).reshape(lines, width)
         end = len(frame) - text if layout.ends_freely else len(frame)
         counted = struct.unpack_from(f"<{counters}Q", frame, end - 8 * counters) if layout.counts else ()
+        if layout.more_counters and flag:
+            counted, fields[layout.more_counters] = _halves(counted)
         if layout.counters:
             fields[layout.counters] = counted
         if not layout.ends_freely:
@@ -392,9 +401,22 @@ def _counters_and_text(message: Message, layout: _Layout) -> tuple[Sequence[int]
         contents = getattr(message, layout.contents)
         return [len(content) for content in contents], b"".join(contents)
     counters = getattr(message, layout.counters) if layout.counters else ()
+    if layout.more_counters:
+        counters += getattr(message, layout.more_counters)
     if layout.content:
         return counters, getattr(message, layout.content)
     return counters, getattr(message, layout.text).encode()[:LONGEST_TEXT] if layout.text else b""
+
+
+def _halves(counters: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Cut counters into two sequences of one length."""
+    half = len(counters) // 2
+    if 2 * half != len(counters):
+        raise InvalidMessage(
+            "VFL-6081",
+            f"two sequences of counters must have the same length. Found {len(counters)} counters in all.",
+        )
+    return counters[:half], counters[half:]
 
 
 def _cut(content: bytes, lengths: Sequence[int]) -> tuple[bytes, ...]:

@@ -106,6 +106,9 @@ class Gradient:
         iteration: the global iteration k whose step this gradient belongs to.
         gradients: [batch, width], in the order of the upload's rows.
         activations: how often each client has been active, for look-ahead refresh.
+        refreshed: the sequence number of the last `Refresh` that the server has stored, if it has stored one
+            since the last answer to this client and had not requested it; otherwise -1.
+        stored: `activations` at the moment when it was stored; empty without one.
     """
 
     client: int
@@ -113,6 +116,8 @@ class Gradient:
     iteration: int
     gradients: Matrix
     activations: tuple[int, ...]
+    refreshed: int = -1
+    stored: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         require_matrix("gradients", self.gradients)

@@ -299,6 +299,8 @@ class FederationClient:
             )
         if isinstance(message, (Welcome, Gradient, Skipped)):
             self._check_counts(message.iteration, message.activations)
+        if isinstance(message, Gradient) and message.stored:
+            self._check_counts(message.iteration, message.stored)
         if isinstance(message, (Gradient, Skipped)):
             self._skips = self._skips + 1 if isinstance(message, Skipped) else 0
         elif isinstance(message, Welcome):
