@@ -11,6 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from vafl.commands.configured import as_json
+from vafl.data.encoding import Encoder
+from vafl.data.sources.base import RecordEncoder
+from vafl.data.sources.series import SeriesEncoder
 from vafl.errors import RunFolderError
 from vafl.models.store import MANIFEST, StoredModel, read_model
 from vafl.run.model_store import MODELS
@@ -71,12 +74,8 @@ def table_of(models: Sequence[StoredModel]) -> Table:
 
 
 def _lines(model: StoredModel) -> dict[str, str]:
-    manifest, settings, embedding, encoder = (
-        model.manifest,
-        model.settings,
-        model.embedding,
-        encoder_of(model),
-    )
+    manifest, settings, embedding = model.manifest, model.settings, model.embedding
+    encoder = encoder_of(model)
     architecture = settings.head if embedding is None else embedding.model
     hidden = list(embedding.hidden if embedding else settings.head_hidden if architecture == "mlp" else ())
     lines = {
@@ -85,7 +84,7 @@ def _lines(model: StoredModel) -> dict[str, str]:
         "parameters": f"{manifest.size:,}",
         "outputs": ", ".join(manifest.classes) or f"{manifest.outputs} number",
         "data": str(manifest.settings.get("data", {}).get("name", "")),
-        "raw columns": ", ".join(column.name for column in encoder.columns) if encoder else "not encoded",
+        "raw columns": _raw(encoder),
         "trained in run": manifest.run,
         "trained on records": manifest.records or "unnamed",
         "config digest": manifest.config_digest,
@@ -103,3 +102,11 @@ def _lines(model: StoredModel) -> dict[str, str]:
         lines["defaults for absent"] = ", ".join(model.defaults) or "none"
         del lines["raw columns"]
     return lines
+
+
+def _raw(encoder: RecordEncoder | None) -> str:
+    """Return the columns that the model reads, or the kind of its records if they have no columns."""
+    if encoder is None:
+        return "not encoded"
+    columns = encoder.columns if isinstance(encoder, Encoder | SeriesEncoder) else ()
+    return ", ".join(column.name for column in columns) or f"none ({encoder.kind})"

@@ -16,6 +16,7 @@ from vafl.config import Config, from_document, read_document
 from vafl.config.agreement import chosen_by_party, sections_of, shared_settings
 from vafl.config.schema import seen_by
 from vafl.data.columns import match_columns
+from vafl.data.encoding import Encoder
 from vafl.data.partition import Party, VerticalData
 from vafl.errors import ConfigError, RunFolderError
 from vafl.files import make_private_folder
@@ -359,7 +360,7 @@ def feature_groups(
 ) -> dict[str, RowIds]:
     """Return the feature indices of each group of columns whose importance can be measured, by group name.
 
-    Columns of a table keep their names. The features of a matrix are called "feature 1" and so on. Images and
+    Columns of a table keep their names. The numbers of a vector are called "feature 1" and so on. Images and
     series have no groups. A group whose name does not fit into a message is left out.
 
     Args:
@@ -369,16 +370,19 @@ def feature_groups(
     Raises:
         DataError: a group names a column that the model does not use.
     """
-    encoder, features = encoder_of(stored), stored.manifest.features
+    encoder = encoder_of(stored)
     columns: dict[str, list[int]] = {}
-    if encoder is not None:
+    if isinstance(encoder, Encoder):
         first = 0
         for column in encoder.columns:
             last = first + len(column.names(encoder.form))
             columns[column.name] = list(range(first, last))
             first = last
-    elif len(features) == 1:
-        columns = {f"feature {number + 1}": [number] for number in range(features[0])}
+    else:
+        # Without the mark of absent records, which follows the numbers of a vector.
+        shape = stored.manifest.features if encoder is None else encoder.record_shape
+        if len(shape) == 1:
+            columns = {f"feature {number + 1}": [number] for number in range(shape[0])}
     names = list(columns)
     setting = f"parties.{stored.manifest.party}.source.groups"
     indices = {}

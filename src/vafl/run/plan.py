@@ -19,7 +19,7 @@ from vafl.data.partition import Party, VerticalData, partition
 from vafl.data.public import load
 from vafl.data.settings import LABEL_HOLDER, DataSettings
 from vafl.data.source_settings import SourceSettings
-from vafl.data.sources.base import RecordEncoder
+from vafl.data.sources.base import RecordEncoder, encoder_from_dict
 from vafl.data.split import Split
 from vafl.errors import ConfigError, DataError, RunFolderError
 from vafl.files import return_freed_memory
@@ -377,8 +377,8 @@ def inputs_of(encoder: RecordEncoder | None) -> list[Input]:
     return [*inputs, *([CategoryInput(2)] if encoder.flags_absent else [])]
 
 
-def encoder_of(stored: StoredModel) -> Encoder | None:
-    """Return the encoder from the party's columns to the model's features; None if there is none.
+def encoder_of(stored: StoredModel) -> RecordEncoder | None:
+    """Return the encoder from the party's records to the model's features; None if there is none.
 
     Raises:
         RunFolderError: The manifest's schema is damaged, or its features do not match the model's.
@@ -386,12 +386,12 @@ def encoder_of(stored: StoredModel) -> Encoder | None:
     if not stored.manifest.schema:
         return None
     try:
-        encoder = Encoder.from_dict(stored.manifest.schema)
+        encoder = encoder_from_dict(stored.manifest.schema)
     except DataError as error:
         raise RunFolderError(
             "VFL-7156",
             f'the manifest in "{stored.path}" must hold the schema of an encoder. Restore it, or train '
             f"again. Found: {error}",
         ) from error
-    stored.require({"features": [len(encoder.names)]})
+    stored.require({"features": list(encoder.shape)})
     return encoder
