@@ -29,6 +29,7 @@ from sklearn.metrics import log_loss
 from experiments.people import SOURCES, People
 from vafl.arrays import Array, Doubles
 from vafl.config import read_config
+from vafl.data.encoding import Encoder
 from vafl.data.tables import open_table
 from vafl.names import SERVER
 from vafl.observe.importance import Importance
@@ -80,7 +81,7 @@ class Pooled(BaseEstimator):  # type: ignore[misc]
         """Return the probability of the second class, [rows]."""
         batch, parts = pl.DataFrame(table.to_dict("list")), []
         for own, encoder, model in zip(self.tables, self.encoders, self.models, strict=True):
-            assert encoder is not None
+            assert isinstance(encoder, Encoder)
             parts.append(embed(model, torch.from_numpy(encoder.encode(own, batch))))
         chance: Doubles = torch.sigmoid(self.head(torch.cat(parts, 1))[:, 0]).double().numpy()
         return chance

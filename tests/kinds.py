@@ -53,7 +53,7 @@ def write_kinds(folder, people=120, seed=0, share=0.9):
     own, held = signals[:, 0], some()
     holder = write_table(folder, names, "labels", label=labels)
     table = write_table(
-        folder, [names[n] for n in held], number=own[held], word=["a", "b"] * (len(held) // 2)
+        folder, [names[n] for n in held], number=own[held], word=np.resize(["a", "b"], len(held))
     )
     held = some()
     lines = [(names[n], step, signals[n, 1], step) for n in held for step in range(n % 2, 3)]
@@ -91,7 +91,7 @@ def kinds_document(folder, *parties, sources=None, **sections):
         "parties": {name: {"source": sources[name]} for name in ("server", *clients)},
         "schedule": {"batch_size": 16},
         "optimiser": {"name": "AdamW", "step_size": 0.01},
-        "stop": {"updates": 100, "patience": 0},
+        "stop": {"updates": 60, "patience": 0},
         "evaluation": {"every": 50},
     }
     for name in clients:

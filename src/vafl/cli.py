@@ -125,6 +125,11 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
         party.set_defaults(command={"server": _server, "client": _client, "up": _up}[name])
         if name == "client":
             party.add_argument("--party", help="the name of this party, if the file is for all parties")
+            party.add_argument(
+                "--join",
+                action="store_true",
+                help="join parties that start from an earlier run (--from), which this party was not in",
+            )
             add_client_options(party)
         if name == "server":
             add_ledger_option(party)
@@ -213,6 +218,7 @@ def _client(options: argparse.Namespace, console: "Console") -> None:
         accept_ledger=options.accept_ledger,
         console=console,
         earlier=options.earlier,
+        joins=options.join,
     )
     console.print(f"the run is over: {reason}; the model is in {out / 'models'}")
 

@@ -28,7 +28,7 @@ import polars as pl
 from vafl.arrays import Doubles, Floats
 from vafl.conversion import make
 from vafl.data.sources.base import Source
-from vafl.data.sources.common import of_kind
+from vafl.data.sources.common import lacking, of_kind
 from vafl.data.tables import POSITION, Table
 from vafl.errors import DataError
 
@@ -407,6 +407,10 @@ class Encoder:
                 "the same meaning, and correct its values.",
             )
         return features
+
+    def misfit(self, source: Source) -> str:
+        """Return why a changed table needs a new encoder: it lacks a column."""
+        return lacking(self.columns, source.features)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the encoder as values that TOML and JSON can represent."""

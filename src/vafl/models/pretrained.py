@@ -1,7 +1,8 @@
-"""Start an embedding from pretrained parameters, and freeze part of it."""
+"""Start an embedding from pretrained parameters or near 0, and freeze part of it."""
 
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
@@ -9,6 +10,9 @@ from torch import nn
 from vafl.errors import ConfigError
 from vafl.models.embeddings import WithDefault
 from vafl.models.settings import EmbeddingSettings
+from vafl.models.tabular import Tabular
+
+_NEAR_ZERO = 0.01  # not 0: a ReLU after the last layer would never get a gradient
 
 
 def prepared(model: nn.Module, settings: EmbeddingSettings) -> nn.Module:
@@ -26,10 +30,27 @@ def prepared(model: nn.Module, settings: EmbeddingSettings) -> nn.Module:
     if settings.train != "all":
         inner.requires_grad_(False)
     if settings.train == "last":
-        layers = [layer for layer in inner.modules() if any(True for _ in layer.parameters(recurse=False))]
-        for parameter in layers[-1].parameters() if layers else ():
-            parameter.requires_grad_(True)
+        for layer in _last_layers(inner):
+            layer.requires_grad_(True)
     return model
+
+
+@torch.no_grad()
+def start_near_zero(model: nn.Module) -> None:
+    """Scale the model's last layers so that its embeddings are close to 0 at first. Keep frozen ones."""
+    inner = model.inner if isinstance(model, WithDefault) else model
+    for layer in _last_layers(inner):
+        for parameter in layer.parameters():
+            if parameter.requires_grad:
+                parameter.mul_(_NEAR_ZERO)
+
+
+def _last_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the layers that make the embedding: of any module, its last layer with parameters."""
+    if isinstance(model, Tabular):
+        return [model.network[-1], model.linear]  # they are parallel
+    layers = [layer for layer in model.modules() if any(True for _ in layer.parameters(recurse=False))]
+    return layers[-1:]
 
 
 def _load(model: nn.Module, path: Path) -> None:

@@ -200,15 +200,14 @@ class ModelSettings:
             ConfigError: a width is set for an unknown party, or a width does not fit the head.
         """
         owners = [table_owner(name) for name in parties]
-        chosen = self.width if isinstance(self.width, dict) else dict.fromkeys(owners, self.width)
-        if unknown := [name for name in chosen if name not in owners]:
+        named = self.width if isinstance(self.width, dict) else {}
+        if unknown := [name for name in named if name not in owners]:
             raise ConfigError(
                 "VFL-3018",
                 f"model.width must name parties with features: {', '.join(owners)}. Found "
                 f"{', '.join(unknown)}.",
             )
-        default = outputs if self.head == "bias" else 32 if self.head in ("tabular", "gated") else 16
-        widths = [chosen.get(name, 0) or default for name in owners]
+        widths = [self.width_of(name, outputs) for name in owners]
         if self.head == "bias" and set(widths) != {outputs}:
             raise ConfigError(
                 "VFL-3039",
@@ -222,6 +221,12 @@ class ModelSettings:
                 'or use combine = "concat".',
             )
         return widths
+
+    def width_of(self, party: str, outputs: int) -> int:
+        """Return the width of one party's embedding, without checking that it fits the head."""
+        width = self.width.get(table_owner(party), 0) if isinstance(self.width, dict) else self.width
+        default = outputs if self.head == "bias" else 32 if self.head in ("tabular", "gated") else 16
+        return width or default
 
     def head_inputs(self, widths: Sequence[int]) -> int:
         """Return the width of the head's input: of one embedding if they are summed, otherwise of all."""

@@ -51,7 +51,7 @@ _WRITTEN = re.compile(  # every file that a run may leave, including files left 
     | models/{_NAME}/(model\.safetensors|manifest\.toml)
     | logs/{_NAME}\.log
     | state/server\.marks
-    | state/{_NAME}/({re.escape(LOCK)}|labels\.safetensors|table\.records)
+    | state/{_NAME}/({re.escape(LOCK)}|labels\.safetensors|table\.records|encoder\.json)
     | state/{_NAME}/((best|evaluated)/)?checkpoint\.safetensors
     | certs/({_NAME}/)?{_NAME}\.(key|pem)(\.[0-9a-f]{{16}})?
     | {SIMULATED_LEDGERS}/{_NAME}\.ledger(\.head)?

@@ -72,6 +72,7 @@ def make_terms(plan: Plan) -> Agreement:
         schedule_digest=schedule_digest(schedules) if config.schedule.seed == "shared" else "private",
         encoding=config.network.encoding,
         settings=settled(_common(config, plan.data.rows, clients)),
+        from_earlier_run=plan.from_earlier_run,
     )
 
 

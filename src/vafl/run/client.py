@@ -134,6 +134,7 @@ def run_client(
     accept_ledger: bool = False,
     console: Console | None = None,
     earlier: Path | None = None,
+    joins: bool = False,
 ) -> str:
     """Take part in a run as one client and return the server's reason for ending it.
 
@@ -146,6 +147,7 @@ def run_client(
         accept_ledger: continue if the ledger lacks the last mark that the server received.
         console: where to show progress; None shows nothing.
         earlier: the folder of a run whose model this client starts with.
+        joins: whether this client joins parties that start from an earlier run, which it was not in.
     """
     folder = path / STATE / check_client(party)
     if not (resume or overwrite) and has_checkpoint(folder) and load_facts(folder)["activation"] > 0:
@@ -155,7 +157,8 @@ def run_client(
             "Add --resume to continue from it, or --overwrite to discard it and start again.",
         )
     config = over_network(config)
-    plan = make_plan(config, party=party, beginning=beginning_of(config, path, earlier, resume=resume))
+    beginning = beginning_of(config, path, earlier, party=party, joins=joins, resume=resume)
+    plan = make_plan(config, party=party, beginning=beginning)
     names = [each.name for each in plan.data.parties]
     if party not in names:
         raise DataError(
@@ -168,6 +171,8 @@ def run_client(
     written = _Written(path, folder)
     make_private_folder(path / STATE)
     with HeldFolder(folder):
+        if not resume:
+            keep_encoder(folder, plan.data.parties[names.index(party)].encoder if earlier else None)
         client = ClientRun(
             plan,
             party,
@@ -178,8 +183,6 @@ def run_client(
             takes_over=resume or replace,
             accept_ledger=accept_ledger,
         )
-        if earlier is not None:
-            keep_encoder(folder, plan.data.parties[names.index(party)].encoder)
         if not (path / "config.toml").exists() or not (resume or (path / STATE / SERVER).is_dir()):
             write_atomically(path / "config.toml", plan.config.to_toml().encode())
         progress = ClientProgress(console or Console(quiet=True), folder, client.view)

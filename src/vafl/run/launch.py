@@ -34,7 +34,7 @@ from vafl.protocol.staleness import DelaySummary
 from vafl.run.assembly import Run, build
 from vafl.run.best import Best
 from vafl.run.conclusion import Conclusion, beside_alone, conclude
-from vafl.run.continued import EarlierRun
+from vafl.run.continued import beginning_of
 from vafl.run.controller import End
 from vafl.run.ledgers import read_statements
 from vafl.run.model_store import keep_all
@@ -63,7 +63,7 @@ def launch(
         KeyboardInterrupt: the run was interrupted.
         BudgetExhausted: the privacy budget allowed no update.
     """
-    run = build(config, beginning=None if earlier is None else EarlierRun(earlier, config))
+    run = build(config, beginning=beginning_of(config, path, earlier))
     with RunFolder(path, overwrite=overwrite) as folder:
         folder.begin(config.to_toml())
         for warning in leakage.warnings(run.data):

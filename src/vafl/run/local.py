@@ -15,6 +15,7 @@ from vafl.protocol.server import Server
 from vafl.run.agreement import STATE, require_same_run
 from vafl.run.checkpoint import has_checkpoint
 from vafl.run.client import ClientRun
+from vafl.run.continued import require_new_models
 from vafl.run.plan import Plan
 from vafl.transport.grpc.client import FederationClient
 from vafl.transport.grpc.server import FederationServer, Served
@@ -46,7 +47,9 @@ def local_client(
         return None
     folder = path / STATE / LOCAL_CLIENT
     # A server that was killed before it started to serve has not written this client's first checkpoint.
-    resume = resume and has_checkpoint(folder)
+    if resume and not has_checkpoint(folder):
+        resume = False
+        require_new_models(folder)
     if resume:
         require_same_run(folder, terms)
     index = names.index(LOCAL_CLIENT)

@@ -61,6 +61,9 @@ class Plan:
 
     In a simulation it holds the data and models of all parties. In a federation it holds one party's data and
     model, and only the names of the others.
+
+    Attributes:
+        from_earlier_run: whether the run starts from the models of an earlier one.
     """
 
     config: Config
@@ -68,6 +71,7 @@ class Plan:
     task: Task
     models: list[nn.Module]
     head: nn.Module
+    from_earlier_run: bool = False
 
     @property
     def loss(self) -> Loss:
@@ -104,7 +108,14 @@ def loss_weights(config: Config, data: VerticalData) -> list[float]:
 
 
 class Beginning(Protocol):
-    """What a run starts with, if not with new models and encoders."""
+    """What a run starts with, if not with new models and encoders.
+
+    Attributes:
+        from_earlier_run: whether the run starts from the models of an earlier one.
+    """
+
+    @property
+    def from_earlier_run(self) -> bool: ...
 
     def encoder(self, party: str) -> RecordEncoder | None:
         """Return the encoder of a party's earlier model; None to fit a new one."""
@@ -155,9 +166,10 @@ def make_plan(
     models, head = _models(config, data, task)
     if task.loss == "squared" and isinstance(head, HeadInUnit) and party in (None, LABEL_HOLDER):
         head.measure(data.labels[data.train])
-    plan = Plan(config, data, task, models, head)
-    if beginning is not None:
-        beginning.carry_over(plan, party)
+    if beginning is None:
+        return Plan(config, data, task, models, head)
+    plan = Plan(config, data, task, models, head, beginning.from_earlier_run)
+    beginning.carry_over(plan, party)
     return plan
 
 

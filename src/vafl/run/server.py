@@ -234,7 +234,7 @@ class ServerRun:
             KeyboardInterrupt: a signal ended the run. The run folder is complete if the run was evaluated.
         """
         original = self.config = over_network(self.config)
-        beginning = beginning_of(self.config, self.path, self.earlier, resume=self.resume)
+        beginning = beginning_of(self.config, self.path, self.earlier, party=SERVER, resume=self.resume)
         plan = make_plan(self.config, party=SERVER, beginning=beginning)
         self.config = plan.config
         if self.prepare is None:
@@ -250,15 +250,15 @@ class ServerRun:
                 self.config = sized(prepared, plan.data.rows, len(plan.data.parties))
             credentials = load_credentials(self.config, SERVER)
             make_private_folder(self.path / STATE)
+            for own in plan.data.parties if self.earlier is not None else ():
+                if own.name == LOCAL_CLIENT:
+                    keep_encoder(self.path / STATE / LOCAL_CLIENT, own.encoder)
             marks = MarkFile(marks_path(self.config, self.path), [party.name for party in plan.data.parties])
             recall_rows = min(RECALL_ROWS, self._fitting)
             state = ServerState(
                 plan, self.path / STATE / SERVER, resume=self.resume, marks=marks, recall_rows=recall_rows
             )
             folder.begin(self.config.to_toml())
-            for own in plan.data.parties if self.earlier is not None else ():
-                if own.name == LOCAL_CLIENT:
-                    keep_encoder(self.path / STATE / LOCAL_CLIENT, own.encoder)
             if leak := self.config.labels.leak:
                 log.warning("%s", leak)
             for warning in leakage.warnings(plan.data):

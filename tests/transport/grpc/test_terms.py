@@ -23,7 +23,7 @@ def test_terms_survive_the_way():
 )
 def test_every_difference_is_named(field):
     value = getattr(TERMS, field)
-    more = {int: 1, str: "x", list: [5]}[type(value)]
+    more = {int: 1, str: "x", list: [5], bool: True}[type(value)]
     other = dataclasses.replace(TERMS, **{field: value + more})
     assert TERMS.difference(other).startswith(f"{field} {value!r} at the server")
 

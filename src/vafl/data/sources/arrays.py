@@ -28,6 +28,7 @@ from vafl.data.sources.common import (
     fingerprint_of,
     of_kind,
     parts_of,
+    reshaped,
     section_of,
 )
 from vafl.data.sources.records import EncodedRecords, check_trainable, places_of
@@ -314,6 +315,11 @@ class ArrayEncoder(EncodedRecords):
             means, deviations = np.array(self.means, np.float32), np.array(self.deviations, np.float32)
             records = (records - means) / deviations
         return records
+
+    def misfit(self, source: Source) -> str:
+        """Return why a changed source needs a new encoder: its records have another shape."""
+        own = of_kind(ArraySource, source, self.kind, source.section)
+        return reshaped(self.record_shape, own.record_shape)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the encoder as values that TOML and JSON can represent."""

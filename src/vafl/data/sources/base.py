@@ -91,6 +91,13 @@ class RecordEncoder(Protocol):
             into: an array to fill, such as a memory-mapped file; None creates one.
         """
 
+    def misfit(self, source: Source) -> str:
+        """Return why a changed source needs a new encoder; empty if this one still fits.
+
+        Args:
+            source: a source of this encoder's kind.
+        """
+
     def to_dict(self) -> dict[str, Any]:
         """Return the encoder as values that TOML and JSON can represent."""
 

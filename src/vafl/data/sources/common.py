@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,6 +57,18 @@ def parts_of(count: int, record_bytes: int) -> Iterator[slice]:
     size = max(1, PART_BYTES // max(1, record_bytes))
     for start in range(0, count, size):
         yield slice(start, min(start + size, count))
+
+
+def lacking(columns: Iterable[Any], source_columns: Collection[str]) -> str:
+    """Return that a source has lost some of an encoder's columns; empty if it has all of them."""
+    missing = [column.name for column in columns if column.name not in source_columns]
+    return f"its source no longer has the columns {', '.join(missing[:5])}" if missing else ""
+
+
+def reshaped(before: Sequence[int], now: Sequence[int]) -> str:
+    """Return that the records' shape has changed; empty if it has not."""
+    same = tuple(before) == tuple(now)
+    return "" if same else f"its records had the shape {list(before)} and have {list(now)}"
 
 
 def check_shape(shape: Sequence[int]) -> None:

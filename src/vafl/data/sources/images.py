@@ -31,6 +31,7 @@ from vafl.data.sources.common import (
     damaged_encoder,
     fingerprint_of,
     of_kind,
+    reshaped,
     section_of,
 )
 from vafl.data.sources.records import EncodedRecords, check_complete, check_trainable
@@ -271,6 +272,12 @@ class ImageEncoder(EncodedRecords):
         if pixels.ndim == 2:
             return np.broadcast_to(pixels, (channels, height, width))
         return pixels.transpose(2, 0, 1)
+
+    def misfit(self, source: Source) -> str:
+        """Return why a changed source needs a new encoder: it asks for another size or other channels."""
+        settings = of_kind(ImageSource, source, self.kind, source.section).settings
+        channels, *size = self.record_shape
+        return reshaped(self.record_shape, [settings.channels or channels, *(settings.size or size)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the encoder as values that TOML and JSON can represent."""

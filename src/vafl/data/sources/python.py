@@ -28,6 +28,7 @@ from vafl.data.sources.common import (
     damaged_encoder,
     fingerprint_of,
     of_kind,
+    reshaped,
     section_of,
 )
 from vafl.data.sources.records import EncodedRecords
@@ -223,6 +224,11 @@ class PythonEncoder(EncodedRecords):
                 f"Found {list(own.record_shape)}. Read the same features as in training.",
             )
         return self.read_each(source, wanted, rows, into, own.records)
+
+    def misfit(self, source: Source) -> str:
+        """Return why a changed source needs a new encoder: its records have another shape."""
+        own = of_kind(PythonSource, source, self.kind, source.section)
+        return reshaped(self.record_shape, own.record_shape)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the encoder as values that TOML and JSON can represent."""

@@ -31,7 +31,9 @@ from vafl.data.sources.common import (
     as_stored,
     damaged_encoder,
     fingerprint_of,
+    lacking,
     of_kind,
+    reshaped,
     section_of,
 )
 from vafl.data.sources.records import EncodedRecords, check_complete, check_trainable
@@ -506,6 +508,12 @@ class SeriesEncoder(EncodedRecords):
         records[record[kept], self.steps - before_end[kept]] = lines["values"][kept]
         self.put(features, rows, records)
         return len(rows)
+
+    def misfit(self, source: Source) -> str:
+        """Return why a changed source needs a new encoder: it lacks a column, or names other steps."""
+        series = of_kind(SeriesSource, source, self.kind, source.section)
+        steps = series.settings.steps or self.steps
+        return lacking(self.columns, series.columns) or reshaped(self.record_shape, [steps, len(self.names)])
 
     def _check_odd(self, series: SeriesSource, odd: Integers, count: int) -> None:
         """Raise DataError if most values of a column are not numbers: it has changed its meaning."""

@@ -86,6 +86,7 @@ class Agreement(Terms):
         encoding: network.encoding.
         settings: dotted name -> value, as `settled` writes them; empty if `model` determines them.
         model: the trained model that is used; empty while one is trained.
+        from_earlier_run: whether the run starts from the models of an earlier one.
     """
 
     records: int
@@ -96,6 +97,7 @@ class Agreement(Terms):
     encoding: str
     settings: dict[str, str] = field(default_factory=dict)
     model: str = ""
+    from_earlier_run: bool = False
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
