@@ -69,7 +69,7 @@ def test_a_setting_that_would_do_nothing_is_refused(mode, more):
 def test_a_mode_with_a_guarantee_needs_a_budget(mode):
     needed = {name: TRAINED[name] for name in MODES[mode].needs}
     with pytest.raises(ConfigError, match=rf"VFL-5105.*privacy.mode {mode}.*privacy.mu_max"):
-        PrivacySettings(mode=mode, **needed)
+        PrivacySettings(mode=mode, **needed).check_budget()
     assert PrivacySettings(mode=mode, mu_max=2.0, **needed).limit == 2.0
     assert PrivacySettings(mode=mode, mu_max="unlimited", **needed).limit == math.inf
 

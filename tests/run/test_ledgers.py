@@ -9,14 +9,15 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from tests.companies import configuration
+from tests.companies import configuration, document
 from vafl.cli import main
-from vafl.config import read_config
+from vafl.config import from_document, read_config
 from vafl.errors import ConfigError, LedgerError, RunFolderError
 from vafl.privacy.ledger.ledger import read_ledger
 from vafl.privacy.settings import PrivacySettings
 from vafl.run.assembly import make_guard, make_plan
 from vafl.run.launch import launch
+from vafl.run.ledgers import ledger_path, read_statements
 from vafl.run.predict import Deployed
 
 FROZEN = {"mode": "frozen", "clip": 1.0, "noise": 4.0, "mu_max": 1.0}  # mu^2 1/4 an upload, four of them
@@ -163,6 +164,19 @@ def test_predictions_without_noise_are_entered_too(tmp_path):
     assert len(client._budget.spend(np.arange(5), "prediction")) == 5
     client._budget.ledger.close()
     assert sorted(spent(now).values()) == [0.25] * 25 + [math.inf] * 5
+
+
+def test_each_party_has_its_own_budget_and_folder(tmp_path):
+    write_tables(tmp_path, range(40))
+    whole = document(tmp_path, data={"scale": "none"}, model={"head": "linear", "width": 2}, privacy=FROZEN)
+    whole["parties"]["bank"]["privacy"] = {"mu_max": 2.0, "ledger": str(tmp_path / "kept")}
+    config = from_document(whole)
+    (tmp_path / "kept").mkdir()
+    upload_all(config, tmp_path / "run")
+    assert ledger_path(config, "bank", tmp_path / "run") == tmp_path / "kept" / "bank.ledger"
+    (statement,) = read_statements(config, tmp_path / "run")
+    assert statement.as_json()["mu_max"] == 2.0
+    assert ledger_path(config, "shop", tmp_path / "run") == tmp_path / "shop.ledger"
 
 
 def test_a_relative_ledger_folder_is_taken_from_the_config_file(tmp_path, monkeypatch):

@@ -22,6 +22,7 @@ from vafl.data.fitting import ColumnReport
 from vafl.data.labels import label_classes, read_labels
 from vafl.data.settings import LABEL_HOLDER, DataSettings
 from vafl.data.source_settings import SourceSettings, TableSettings
+from vafl.data.sources.base import RecordEncoder, Source
 from vafl.data.sources.opening import open_source
 from vafl.data.split import Split
 from vafl.data.tables import POSITION, Table, open_table
@@ -95,12 +96,7 @@ def preview(config: Config, name: str) -> Preview:
     settings, tables = tables_of(config)
     source, alignment = open_source(tables, name), _alignment(settings, tables, name)
     records = source.ids()
-    if alignment is None:
-        wanted, trained = pl.DataFrame({"id": records, POSITION: np.arange(len(records))}), len(records)
-    else:
-        check_label_unused(source, alignment)
-        split = Split.of(alignment.rows, settings, config.seed)
-        wanted, trained = positions(split, alignment), split.parts.train
+    wanted, trained = _rows_of(config, source, alignment)
     training = wanted.filter(pl.col(POSITION) < trained)
     sizes = (len(records), alignment is not None, wanted.height, training.height)
     labels = {}
@@ -108,16 +104,39 @@ def preview(config: Config, name: str) -> Preview:
         labels = _labels(config, table, wanted)
     if name == LABEL_HOLDER and not source.features:
         return Preview(name, source.location, *sizes, labels=labels)
-    encoder, columns = source.fit(
+    encoder, columns = _fit(config, name, source, training)
+    if settings.name == "csv":  # the other columns belong to other parties
+        columns = [report for report in columns if report.name in source.features]
+    return Preview(name, source.location, *sizes, math.prod(encoder.shape), columns, labels)
+
+
+def fitted_encoder(config: Config, name: str, alignment: Alignment | None) -> RecordEncoder:
+    """Return the encoder of a party's training records; of all its records if it is not aligned yet."""
+    source = open_source(tables_of(config)[1], name)
+    wanted, trained = _rows_of(config, source, alignment)
+    return _fit(config, name, source, wanted.filter(pl.col(POSITION) < trained))[0]
+
+
+def _rows_of(config: Config, source: Source, alignment: Alignment | None) -> tuple[pl.DataFrame, int]:
+    """Return `id` and POSITION of a party's records, and the number of training rows, which come first."""
+    if alignment is None:
+        records = source.ids()
+        return pl.DataFrame({"id": records, POSITION: np.arange(len(records))}), len(records)
+    check_label_unused(source, alignment)
+    split = Split.of(alignment.rows, config.data, config.seed)
+    return positions(split, alignment), split.parts.train
+
+
+def _fit(
+    config: Config, name: str, source: Source, training: pl.DataFrame
+) -> tuple[RecordEncoder, list[ColumnReport]]:
+    return source.fit(
         training,
         form=form_for(config, name),
         scale=config.data.scale != "none",
         public=config.privacy.protection.guaranteed,
         flags_absent=config.data.records == "labelled",
     )
-    if settings.name == "csv":  # the other columns belong to other parties
-        columns = [report for report in columns if report.name in source.features]
-    return Preview(name, source.location, *sizes, math.prod(encoder.shape), columns, labels)
 
 
 def _suspects(config: Config) -> list[str]:

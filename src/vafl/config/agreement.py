@@ -27,7 +27,7 @@ def training_settings(config: Config) -> dict[str, Any]:
 
 def agreed_digest(config: Config) -> str:
     """Return a short digest of everything that the parties must agree on before they train."""
-    agreed = shared_settings(config) | training_settings(config)
+    agreed = shared_settings(config) | _select(config, Scope.TRAINING)
     return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()[:16]
 
 

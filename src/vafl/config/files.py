@@ -10,7 +10,7 @@ start at the folder of the file that holds them.
 """
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,12 @@ def read_config(path: Path, overrides: list[str] | None = None) -> Config:
 def read_document(path: Path, overrides: list[str] | None = None) -> dict[str, Any]:
     """Read a configuration as nested dictionaries in the form of one file, without checking any value."""
     document = _load(path)
+    own: Sequence[str] = ()
     if is_party_file(document):
         document = _merged(path, document)
+        own = ("parties", document["party"])
     for override in overrides or []:
-        _override(document, override)
+        _override(document, override, own)
     _anchor(document, path.parent)  # paths that are absolute by now do not change
     return document
 
@@ -132,11 +134,18 @@ def _settings(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield "", name
 
 
-def _override(document: dict[str, Any], text: str) -> None:
+def _override(document: dict[str, Any], text: str, own: Sequence[str] = ()) -> None:
+    """Change one setting.
+
+    Args:
+        own: in a party's file, the keys of the section with what the party chooses alone.
+    """
     dotted, equals, value = text.partition("=")
     keys = dotted.strip().split(".")
     if not equals or not all(keys):
         raise ConfigError("VFL-1023", f'--set takes section.key=value. Found "{text}".')
+    if own and keys[0] in _OWN and not _is_shared(keys):
+        keys = [*own, *keys]
     *sections, last = keys
     for name in sections:
         document = document.setdefault(name, {})
@@ -146,6 +155,12 @@ def _override(document: dict[str, Any], text: str) -> None:
         document[last] = tomllib.loads(f"value = {value.strip()}")["value"]
     except tomllib.TOMLDecodeError:
         document[last] = value.strip()  # a word without quotes is a string: --set rule.name=sync
+
+
+def _is_shared(keys: Sequence[str]) -> bool:
+    """Return whether a setting of a section that a party may have is decided by all parties."""
+    scopes = {(name, key): declared.scope for name, key, declared in declarations(Config)}
+    return scopes.get((keys[0], keys[-1])) in (Scope.MODEL, Scope.TRAINING)
 
 
 def _anchor(document: dict[str, Any], folder: Path) -> None:

@@ -115,6 +115,9 @@ class Config:
             )
         self._check_parties()
         self._check_weights()
+        for name in self._clients():
+            own = self.parties.get(name)
+            (self.privacy if own is None or own.privacy is None else own.privacy).check_budget()
         if self.privacy.secure_sum:
             self._check_secure_sum()
 
@@ -149,6 +152,15 @@ class Config:
             for name, source in sources.items()
         }
         return replace(self, parties={**self.parties, **changed})
+
+    def _clients(self) -> tuple[str, ...]:
+        """Return the clients that this configuration is for; "" if the general sections are for all of them.
+
+        The label holder may have no features. Its own client is checked when it is made.
+        """
+        if self.party:
+            return () if self.party == LABEL_HOLDER else (self.party,)
+        return self.data.parties or ("",)
 
     def _check_parties(self) -> None:
         known = (LABEL_HOLDER, *self.data.parties)

@@ -83,7 +83,29 @@ class PrivacySettings:
                 "Run `vafl calibrate` to find values for a budget.",
             )
         self._check_unused()
-        self._check_budget()
+        number = isinstance(self.mu_max, float | int) and 0 < self.mu_max < math.inf
+        if not (number or self.mu_max is None or self.mu_max == UNLIMITED):
+            raise ConfigError(
+                "VFL-5106",
+                f'privacy.mu_max must be a number above 0, or "{UNLIMITED}". Found {self.mu_max!r}.',
+            )
+
+    def check_budget(self) -> None:
+        """Check that a mode with a guarantee has a budget.
+
+        Without one, a server could request one record until the noise of the answers averages out.
+
+        Raises:
+            ConfigError: there is none. A party without records needs none, so the constructor allows it.
+        """
+        if self.protection.guaranteed and self.mu_max is None:
+            raise ConfigError(
+                "VFL-5105",
+                f"privacy.mode {self.kind} needs a budget: privacy.mu_max, the most mu that may be spent on "
+                "one record. Found none. `vafl calibrate` prints a [privacy] section for a budget. Set "
+                f'privacy.mu_max = "{UNLIMITED}" to answer every request, no matter how often the server '
+                "requests a record.",
+            )
 
     def check_clients(self, clients: int) -> None:
         """Raise ConfigError if a secure sum has too few clients to hide each one's part."""
@@ -99,23 +121,6 @@ class PrivacySettings:
     def _require_not_negative(name: str, value: float) -> None:
         if not 0 <= value < math.inf:
             raise ConfigError("VFL-5104", f"privacy.{name} must be 0 or more. Found {value}.")
-
-    def _check_budget(self) -> None:
-        # Without a budget, a server could request one record until the noise of the answers averages out.
-        if self.protection.guaranteed and self.mu_max is None:
-            raise ConfigError(
-                "VFL-5105",
-                f"privacy.mode {self.kind} needs a budget: privacy.mu_max, the most mu that may be spent on "
-                "one record. Found none. `vafl calibrate` prints a [privacy] section for a budget. Set "
-                f'privacy.mu_max = "{UNLIMITED}" to answer every request, no matter how often the server '
-                "requests a record.",
-            )
-        number = isinstance(self.mu_max, float | int) and 0 < self.mu_max < math.inf
-        if not (number or self.mu_max is None or self.mu_max == UNLIMITED):
-            raise ConfigError(
-                "VFL-5106",
-                f'privacy.mu_max must be a number above 0, or "{UNLIMITED}". Found {self.mu_max!r}.',
-            )
 
     def _check_unused(self) -> None:
         """Refuse settings that have no effect in this mode: a user who sets them expects protection."""

@@ -31,8 +31,8 @@ def ledger_path(config: Config, party: str, run: Path) -> Path:
     must survive every run and every alignment.
     """
     name = f"{party}.ledger"
-    if config.privacy.ledger:
-        return Path(config.privacy.ledger) / name
+    if folder := config.of(party).privacy.ledger:
+        return Path(folder) / name
     if (owner := table_owner(party)) in config.sources:
         source = config.sources[owner]
         return Path(getattr(source, "path", "") or source.alignment).parent / name
@@ -65,7 +65,8 @@ def make_statement(path: Path, ledger: Ledger, config: Config) -> "Statement":
     """Return a statement of a party's ledger, under the settings of a run."""
     from vafl.privacy.ledger.statement import Statement  # noqa: PLC0415 - loads scipy, which no client needs
 
-    return Statement(path.stem, ledger, config.privacy, config.schedule.batch_size, config.rule.local_steps)
+    own = config.of(path.stem)
+    return Statement(path.stem, ledger, own.privacy, own.schedule.batch_size, own.rule.local_steps)
 
 
 def is_entered(config: Config, party: str, path: Path | None) -> bool:

@@ -1,7 +1,7 @@
 """The plan of a run, which every party derives from the configuration: data, task and initial models."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -15,7 +15,7 @@ from vafl.config import Config
 from vafl.data.aligned import load_tables
 from vafl.data.encoding import Encoder, Form, NumberColumn
 from vafl.data.one_file import deal
-from vafl.data.partition import Party, VerticalData, partition
+from vafl.data.partition import VerticalData, partition
 from vafl.data.public import load
 from vafl.data.settings import LABEL_HOLDER, DataSettings
 from vafl.data.source_settings import SourceSettings
@@ -268,7 +268,7 @@ def load_data(config: Config, party: str | None = None, beginning: Beginning | N
         ConfigError, DataError: the data are missing, damaged or not allowed by the privacy mode.
     """
     if config.data.is_tabular:
-        _check_public(config, is_table=True)
+        check_public(config, is_table=True)
         settings, tables = tables_of(config)
         private = config.privacy.kind in GUARANTEED
         forms = partial(form_for, config)
@@ -284,7 +284,7 @@ def load_data(config: Config, party: str | None = None, beginning: Beginning | N
             'or "mlp".',
         )
     loaded = load(config.data)
-    _check_public(config, is_table=loaded.is_table, fitted=loaded.fitted)
+    check_public(config, is_table=loaded.is_table, fitted=loaded.fitted)
     split = Split.of_dataset(loaded, config.data, config.seed)
     return partition(loaded, split, config.partition, config.data.scale)
 
@@ -302,7 +302,7 @@ def tables_of(config: Config, *, labelled: bool = True) -> tuple[DataSettings, M
     return config.data, config.sources
 
 
-def _check_public(config: Config, *, is_table: bool, fitted: bool = False) -> None:
+def check_public(config: Config, *, is_table: bool, fitted: bool = False) -> None:
     """Check that a privacy mode with a guarantee uses no features that depend on other records.
 
     Such statistics (a mean, a clipping quantile) would leak information about every record, and the noise
@@ -351,20 +351,31 @@ def _models(config: Config, data: VerticalData, task: Task) -> tuple[list[nn.Mod
         for index, party in enumerate(data.parties):
             if seeds_separately:
                 torch.manual_seed(config.seed + (index + 1) * _MODEL_STREAMS)
-            has_features = party.features.numel() > 0
-            models.append(_model(config, party, widths[index]) if has_features else nn.Identity())
+            if not party.features.numel():
+                models.append(nn.Identity())
+                continue
+            shape = party.features.shape[1:]
+            models.append(first_model(config, party.name, shape, party.encoder, widths[index]))
         if seeds_separately:
             torch.manual_seed(config.seed)
         return models, make_head(config.model, widths, task.outputs)
 
 
-def _model(config: Config, party: Party, width: int) -> nn.Module:
-    """Create one party's initial model, with its pretrained weights and frozen layers."""
-    settings, encoder = config.of(party.name).embedding, party.encoder
+def first_model(
+    config: Config, party: str, shape: Sequence[int], encoder: RecordEncoder | None, width: int
+) -> nn.Module:
+    """Create one party's initial model, with its pretrained weights and frozen layers, on its device.
+
+    Args:
+        shape: the shape of one record's features.
+        width: the width of the embedding.
+
+    Raises:
+        ConfigError: the network, the weights or the device do not fit.
+    """
+    settings = config.of(party).embedding
     record_shape = None if encoder is None else encoder.record_shape
-    model = make_embedding(
-        settings, party.features.shape[1:], width, inputs_of(encoder), record_shape=record_shape
-    )
+    model = make_embedding(settings, shape, width, inputs_of(encoder), record_shape=record_shape)
     return on_device(prepared(model, settings), settings)
 
 

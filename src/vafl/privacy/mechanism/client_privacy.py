@@ -137,9 +137,10 @@ def guard(
         local_steps: the number of local updates per minibatch.
 
     Raises:
-        ConfigError: the model mixes records, which would carry them past the noise.
+        ConfigError: there is no budget, or the model mixes records, which would carry them past the noise.
         BudgetExhausted: the budget does not allow releasing the features.
     """
+    settings.check_budget()
     noise, protection = Noise(), settings.protection
     if protection.guaranteed:
         require_separate_records(model, noise.gaussian((4, *features.shape[1:]), 1.0))
