@@ -27,12 +27,21 @@ def prepared(model: nn.Module, settings: EmbeddingSettings) -> nn.Module:
     inner = model.inner if isinstance(model, WithDefault) else model
     if settings.weights:
         _load(inner, Path(settings.weights))
-    if settings.train != "all":
-        inner.requires_grad_(False)
-    if settings.train == "last":
-        for layer in _last_layers(inner):
-            layer.requires_grad_(True)
+    if settings.train == "all":
+        return model
+    inner.requires_grad_(False)
+    last = _last_layers(inner) if settings.train == "last" else []
+    for layer in last:
+        layer.requires_grad_(True)
+    for layer in inner.modules():
+        if isinstance(layer, nn.modules.batchnorm._NormBase) and layer not in last:
+            layer.register_forward_pre_hook(_use_kept_statistics)
     return model
+
+
+def _use_kept_statistics(layer: nn.Module, inputs: tuple[object, ...]) -> None:
+    """Let a frozen layer normalise by the statistics that it has, and not by those of each batch."""
+    layer.eval()
 
 
 @torch.no_grad()

@@ -26,6 +26,7 @@ class Average:
     minibatches cancels. Training continues from `trained`; `kept` is evaluated and saved.
 
     The two modules share their buffers, so evaluations use the statistics that layers collect in training.
+    They share frozen parameters, so a checkpoint restores those of both.
 
     Attributes:
         kept: the module with the averaged parameters.
@@ -34,10 +35,10 @@ class Average:
     """
 
     def __init__(self, kept: nn.Module) -> None:
-        self.kept, self.trained = kept, deepcopy(kept)
+        frozen = [parameter for parameter in kept.parameters() if not parameter.requires_grad]
+        shared: dict[int, Any] = {id(tensor): tensor for tensor in (*kept.buffers(), *frozen)}
+        self.kept, self.trained = kept, deepcopy(kept, shared)
         self.steps = 0
-        for original, copied in zip(kept.modules(), self.trained.modules(), strict=True):
-            copied._buffers.update(original._buffers)
         pairs = zip(self.trained.parameters(), kept.parameters(), strict=True)
         moving = [(new.data, mean.data) for new, mean in pairs if new.requires_grad]
         self._new, self._mean = [new for new, _ in moving], [mean for _, mean in moving]
