@@ -3,8 +3,11 @@
 `on_device` is the only place where tensors cross it: records go in, embeddings come out, and autograd carries
 gradients back the same way. Outside, the model maps CPU tensors to CPU tensors. Its parameters keep their
 names, so a model that was trained on one device is loaded on any other.
+
+Modes that add noise split a model, and compute gradients per record in numpy. They need it on the CPU.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,17 +17,26 @@ from vafl.errors import ConfigError
 from vafl.models.settings import EmbeddingSettings
 
 
-def on_device(model: nn.Module, settings: EmbeddingSettings) -> nn.Module:
+def on_device(model: nn.Module, settings: EmbeddingSettings, *, adds_noise: bool = False) -> nn.Module:
     """Move the model to the device that the settings choose, and return it.
 
+    Args:
+        adds_noise: whether the party's privacy mode adds noise.
+
     Raises:
-        ConfigError: this machine does not have the device.
+        ConfigError: this machine does not have the device, or the privacy mode needs the CPU.
     """
     name = settings.device
     if name == "auto":
-        name = _accelerator() if settings.is_heavy else "cpu"
+        name = _accelerator() if settings.is_heavy and not adds_noise else "cpu"
     if name == "cpu":
         return model
+    if adds_noise:
+        raise ConfigError(
+            "VFL-3028",
+            f'a privacy.mode that adds noise needs embedding.device = "auto" or "cpu". Found "{name}". '
+            "Remove it.",
+        )
     device = torch.device(name)
     if not _is_present(device):
         raise ConfigError(
@@ -37,17 +49,24 @@ def on_device(model: nn.Module, settings: EmbeddingSettings) -> nn.Module:
 
 def moved(model: nn.Module, device: torch.device) -> nn.Module:
     """Move a model to a device, and make it take and return tensors on the CPU."""
-
-    def enter(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(value.to(device) for value in inputs)
-
-    def leave(module: nn.Module, inputs: tuple[Any, ...], embeddings: Tensor) -> Tensor:
-        return embeddings.cpu()
-
     model.to(device)
-    model.register_forward_pre_hook(enter)
-    model.register_forward_hook(leave)
+    model.register_forward_pre_hook(_Enter(device))
+    model.register_forward_hook(_leave)
     return model
+
+
+@dataclass(frozen=True)
+class _Enter:
+    """Moves the inputs of a model to its device. It is a class, so that models can be pickled."""
+
+    device: torch.device
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(value.to(self.device) for value in inputs)
+
+
+def _leave(module: nn.Module, inputs: tuple[Any, ...], embeddings: Tensor) -> Tensor:
+    return embeddings.cpu()
 
 
 def _accelerator() -> str:

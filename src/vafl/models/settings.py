@@ -42,7 +42,7 @@ class EmbeddingSettings:
             `none` freezes the whole model.
         device: the device that computes the embeddings: `cpu`, `cuda`, `cuda:N` or `mps`. `auto` uses an
             accelerator for a cnn, an lstm, a transformer or the user's own model if there is one. Other
-            models are too small to gain from it.
+            models are too small to gain from it. A privacy.mode that adds noise needs the CPU.
     """
 
     model: str = "linear"

@@ -393,6 +393,11 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the numbers of a tensor of any type and device as bytes, for digests."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 

@@ -320,7 +320,7 @@ class Dropout(nn.Module):
         if not self.training or not self._share:
             return values
         kept = torch.rand(values.shape, generator=self._generator) >= self._share
-        return values * kept / (1 - self._share)
+        return values * kept.to(values.device) / (1 - self._share)  # the generator is one of the CPU
 
     def __getstate__(self) -> dict[str, object]:
         """Leave out the generator, which cannot be pickled; __setstate__ makes it from the seed."""

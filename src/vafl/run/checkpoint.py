@@ -28,6 +28,7 @@ from torch import Tensor
 
 from vafl.errors import Diverged, RunFolderError
 from vafl.files import make_private_file, make_private_folder, reserve, sync_folder, write_atomically
+from vafl.models.store import bytes_of
 
 _FILE = "checkpoint.safetensors"
 
@@ -45,7 +46,7 @@ def save_checkpoint(
         RunFolderError: the file cannot be written.
     """
     # Clone, because safetensors refuses two names for the same memory (shared parameters).
-    plain = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     for name, tensor in plain.items():
         if name not in buffers and not torch.isfinite(tensor).all():
             raise Diverged(
@@ -95,7 +96,7 @@ def _digest(facts: str, tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.blake2b(facts.encode(), digest_size=32)
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(bytes_of(tensor))
     return digest.hexdigest()
 
 

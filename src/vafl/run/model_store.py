@@ -23,7 +23,7 @@ from vafl.files import make_private_folder
 from vafl.models.decisions import Decision
 from vafl.models.embeddings import make_embedding
 from vafl.models.heads import make_head
-from vafl.models.store import SharedFacts, StoredModel, read_model, write_model
+from vafl.models.store import SharedFacts, StoredModel, bytes_of, read_model, write_model
 from vafl.names import SERVER, check_party, table_owner
 from vafl.protocol.messages import EVERYTHING, LONGEST_GROUP
 from vafl.protocol.rows import mean_of_rows
@@ -133,7 +133,7 @@ def keep_all(run: Run, decision: Decision, path: Path) -> None:
         decision: as for `keep_head`.
     """
     tensors = [tensor for module in (*run.models, run.head) for tensor in module.state_dict().values()]
-    name = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()[:16]
+    name = hashlib.sha256(b"".join(map(bytes_of, tensors))).hexdigest()[:16]
     for index in range(len(run.models)):
         keep_embedding(run, index, path, name)
     # Under a secure sum the server never sees a single client's embeddings, so it has no defaults.

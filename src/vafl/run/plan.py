@@ -376,7 +376,8 @@ def first_model(
     settings = config.of(party).embedding
     record_shape = None if encoder is None else encoder.record_shape
     model = make_embedding(settings, shape, width, inputs_of(encoder), record_shape=record_shape)
-    return on_device(prepared(model, settings), settings)
+    adds_noise = config.of(party).privacy.protection.noises_anything
+    return on_device(prepared(model, settings), settings, adds_noise=adds_noise)
 
 
 def form_for(config: Config, party: str) -> Form:

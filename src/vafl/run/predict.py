@@ -123,7 +123,9 @@ class Deployed:
         """
         config, subjects = self.config, self.subjects
         index = self.parties.index(self.party)
-        module = on_device(rebuild(self.model, config.embedding.model), config.embedding)
+        adds_noise = config.privacy.protection.noises_anything
+        module = rebuild(self.model, config.embedding.model)
+        module = on_device(module, config.embedding, adds_noise=adds_noise)
         sender = None
         if config.privacy.secure_sum:
             purpose = f"{config.network.run_id}: prediction"
