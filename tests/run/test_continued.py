@@ -19,11 +19,20 @@ from vafl.data.partition import Party, VerticalData
 from vafl.data.split import Parts
 from vafl.errors import ConfigError, RunFolderError
 from vafl.models.decisions import Decision
+from vafl.models.heads import make_head
 from vafl.models.pretrained import start_near_zero
+from vafl.models.settings import ModelSettings
 from vafl.names import LOCAL_CLIENT
 from vafl.run.assembly import build, widths
 from vafl.run.checkpoint import save_checkpoint
-from vafl.run.continued import EarlierRun, ResumedRun, beginning_of, keep_encoder, require_new_models
+from vafl.run.continued import (
+    EarlierRun,
+    ResumedRun,
+    beginning_of,
+    copy_head,
+    keep_encoder,
+    require_new_models,
+)
 from vafl.run.launch import launch
 from vafl.run.model_store import keep_all, open_model, rebuild
 from vafl.run.plan import encoder_of, make_plan
@@ -184,6 +193,31 @@ def test_new_parties_add_almost_nothing_to_a_sum(kinds, earlier, head, as_proces
     run.train()
     changed = [not torch.equal(one, two) for one, two in zip(before, parameters(run), strict=True)]
     assert np.mean(changed) > 0.9, "no new party is dead"
+
+
+@pytest.mark.parametrize("hidden", [(4,), (), (4, 3)])
+@pytest.mark.parametrize("head", CONCATENATING)
+def test_a_head_is_copied_by_party(head, hidden):
+    """One party leaves, one changes its width, one joins, and the order changes."""
+    torch.manual_seed(0)
+    settings = ModelSettings(head=head, combine="concat", head_hidden=hidden)
+    was = {"bank": slice(0, 2), "shop": slice(2, 5), "clinic": slice(5, 6), "lab": slice(6, 8)}
+    now = {"new": slice(0, 3), "lab": slice(3, 5), "shop": slice(5, 9), "bank": slice(9, 11)}
+    before, after = make_head(settings, [2, 3, 1, 2], 2).eval(), make_head(settings, [3, 2, 4, 2], 2).eval()
+    for parameter in before.parameters():
+        torch.nn.init.normal_(parameter)
+    if head in ("tabular", "gated"):
+        before.measure(torch.tensor([90.0, 100.0, 110.0]))
+    copy_head(before, after, was, now)
+    if head == "gated":  # a party that is not there adds no bias
+        for party in (1, 2):
+            torch.nn.init.zeros_(before.parties[party].bias)
+    kept = {name: torch.randn(5, 2) for name in ("bank", "lab")}
+    old, new = torch.zeros(5, 8), torch.randn(5, 11)  # the embeddings of new parties do not count
+    for name, embeddings in kept.items():
+        old[:, was[name]], new[:, now[name]] = embeddings, embeddings
+    assert torch.allclose(after(new), before(old), atol=1e-5)
+    assert not torch.allclose(after(new), after(torch.zeros(5, 11)), atol=1e-2)
 
 
 @pytest.mark.parametrize("head", CONCATENATING)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vafl import kernels
 from vafl.arrays import Doubles, Flags, Matrix, RowIds
@@ -181,7 +182,10 @@ class NoisyUpdates:
         means = [np.zeros(shape) for _, shape in self._places]
         for start in range(0, len(inputs), _RECORDS_AT_ONCE):
             part = slice(start, start + _RECORDS_AT_ONCE)
-            by_name = each(trained, inputs[part], slopes[part], tuple(noise[part] for noise in drawn))
+            # torch cannot vectorise its fast attention: it would compute the records one by one, 9 times as
+            # slowly, and warn about that.
+            with sdpa_kernel(SDPBackend.MATH):
+                by_name = each(trained, inputs[part], slopes[part], tuple(noise[part] for noise in drawn))
             gradients = [by_name[name].flatten(1) for name in self._names]
             lengths = np.hypot.reduce([lengths_of(gradient) for gradient in gradients])
             factors = scaling(lengths, self._clip / len(slopes))
