@@ -33,17 +33,21 @@ ALONE, COMMON, LABELLED, POOLED = "label holder alone", "federated, common peopl
 WAYS = (ALONE, COMMON, LABELLED, POOLED)
 
 
-def write_tables(people: People, seed: int, out: Path) -> dict[str, Any]:
-    """Write each company's CSV in its own random order; return the [parties.NAME.source] sections."""
+def write_tables(people: People, seed: int, out: Path, known: float = KNOWN) -> dict[str, Any]:
+    """Write each company's CSV in its own random order; return the [parties.NAME.source] sections.
+
+    Args:
+        known: the share of the people that each company but the first knows.
+    """
     generator, whole = np.random.default_rng(seed), pl.concat([people.known, people.new])
     whole = whole.with_columns(person=pl.Series(f"P{n:07d}" for n in generator.permutation(whole.height)))
     out.mkdir(parents=True, exist_ok=True)
     sections: dict[str, Any] = {}
     holder = next(iter(people.columns))
     for party, columns in {"server": ["label"], **people.columns}.items():
-        share = 1.0 if party in ("server", holder) else KNOWN
-        known = generator.permutation(whole.height)[: round(share * whole.height)]
-        whole[known].select("person", *columns).write_csv(out / f"{party}.csv")
+        share = 1.0 if party in ("server", holder) else known
+        lines = generator.permutation(whole.height)[: round(share * whole.height)]
+        whole[lines].select("person", *columns).write_csv(out / f"{party}.csv")
         sections[party] = {"path": str(out / f"{party}.csv"), "id": "person"}
         categories = [column for column in columns if column in people.categories]
         sections[party] |= {"label": "label"} if party == "server" else {"categories": categories}

@@ -17,6 +17,7 @@ from experiments import (
     absent_records,
     convergence,
     gated_head,
+    joining,
     privacy_curves,
     realtime_mnist,
     strongly_convex,
@@ -141,18 +142,38 @@ def test_results_come_in_the_order_of_the_jobs(workers):
     assert in_groups([1, 2, 3, 4], 2) == [[1, 2], [3, 4]]
 
 
-def test_companies_are_compared_on_the_same_people(tmp_path):
+def forged_adult(folder, gain=0.0):
+    """Return people like Adult's, whose capital gain counts `gain` times as much as ten years of age."""
     generator, lines = np.random.default_rng(0), []
     for _ in range(600):
         age, hours = generator.integers(20, 60), generator.integers(10, 60)
-        income = ">50K" if age + hours + generator.normal() * 5 > 80 else "<=50K"
+        gained = int(generator.integers(0, 2)) if gain else 0
+        score = age + hours + generator.normal() * 5 + 10 * gain * (2 * gained - 1)
+        income = ">50K" if score > 80 else "<=50K"
         job = generator.choice(["Sales", "Tech", "?"])
         home = generator.choice(["Single", "Married"])
-        lines.append(f"{age}, ?, 1, HS, 9, {home}, {job}, Wife, Any, Male, 0, 0, {hours}, Here, {income}")
-    (tmp_path / "adult").mkdir()
+        money = f"{5000 * gained}, {generator.integers(0, 2) if gain else 0}"
+        lines.append(f"{age}, ?, 1, HS, 9, {home}, {job}, Wife, Any, Male, {money}, {hours}, Here, {income}")
+    (folder / "adult").mkdir()
     for name, content in (("adult.data.gz", lines[:400]), ("adult.test.gz", ["|first", *lines[400:]])):
-        (tmp_path / "adult" / name).write_bytes(gzip.compress("\n".join(content).encode()))
-    people = adult(tmp_path, {"adult.data": 400, "adult.test": 200})
+        (folder / "adult" / name).write_bytes(gzip.compress("\n".join(content).encode()))
+    return adult(folder, {"adult.data": 400, "adult.test": 200})
+
+
+@pytest.mark.parametrize("head", joining.HEADS)
+def test_a_company_joins_the_others(tmp_path, head):
+    trial = joining.Trial(head, 0, tmp_path, tmp_path / "out", updates=300)
+    found = joining.measure(trial, forged_adult(tmp_path, gain=2.0))
+    assert found["at the start log_loss"] == pytest.approx(found["before log_loss"], rel=0.02)
+    assert found["after as many log_loss"] < found["before log_loss"] - 0.02
+    assert found["after as many auc"] > found["before auc"]
+    _, after, _, loss_after = joining._verdicts({head: found})
+    assert after.holds == (found["after a tenth auc"] >= found["before auc"])
+    assert loss_after.holds == (found["after a tenth log_loss"] <= found["before log_loss"])
+
+
+def test_companies_are_compared_on_the_same_people(tmp_path):
+    people = forged_adult(tmp_path)
     found = {}
     for way in absent_records.WAYS:
         trial = absent_records.Trial("adult", way, 0, tmp_path, tmp_path / "out", quick=True)
