@@ -23,6 +23,7 @@ from vafl.models.heads import make_head
 from vafl.models.pretrained import start_near_zero
 from vafl.models.settings import ModelSettings
 from vafl.names import LOCAL_CLIENT
+from vafl.observe.record import RunFolder
 from vafl.run.assembly import build, widths
 from vafl.run.checkpoint import save_checkpoint
 from vafl.run.continued import (
@@ -578,3 +579,15 @@ def _four_signals(rows=2000):
     labels = (torch.rand(rows, generator=generator) < torch.sigmoid(scores)).long()
     parties = tuple(Party(f"client-{number}", part) for number, part in enumerate(features, 1))
     return VerticalData(parties, labels, Parts(rows // 2, test=rows // 2), ("no", "yes"))
+
+
+def test_a_continued_run_is_written_and_may_be_replaced(kinds, earlier, tmp_path):
+    path = earlier("linear", *FIRST)
+    config = configured(kinds, *FIRST, model={"head": "linear"}, stop={"updates": 20})
+    recorded = launch(config, tmp_path / "run", **QUIET, earlier=path)
+    assert recorded.summary["updates"] == 20
+    assert encoder_of(open_model(tmp_path / "run", "table")) == encoder_of(open_model(path, "table"))
+    keep_encoder(tmp_path / "run" / "state" / "table", encoder_of(open_model(path, "table")))
+    with RunFolder(tmp_path / "run", overwrite=True):
+        pass
+    assert not (tmp_path / "run" / "state").exists()

@@ -1,6 +1,8 @@
 """Models of every kind of source, used on the records of people who came later."""
 
 import io
+import json
+import shutil
 
 import pytest
 import torch
@@ -10,8 +12,9 @@ from tests.kinds import KINDS, ids_of, kinds_configuration, write_kinds
 from tests.run.test_prediction_driver import batch_of
 from vafl.commands.inspect import table_of
 from vafl.models.store import read_model
+from vafl.observe.report.inputs import read_inputs
 from vafl.run.assembly import build
-from vafl.run.launch import launch
+from vafl.run.launch import launch, report_run
 from vafl.run.model_store import feature_groups, model_folder, open_model, rebuild
 from vafl.run.plan import encoder_of
 from vafl.run.predict import Deployed
@@ -67,3 +70,15 @@ def test_inspect_shows_the_columns_or_the_kind(trained):
     (line,) = [line for line in shown.getvalue().splitlines() if "raw columns" in line]
     for expected in ("number, word", "a, b", "none (images)", "none (arrays)", "none (python)"):
         assert expected in line
+
+
+def test_a_report_counts_columns_that_the_server_did_not_know(trained, tmp_path):
+    """In separate processes, only the manifests of the clients' models tell them."""
+    config, run = trained
+    shutil.copytree(run, tmp_path / "run")
+    path = tmp_path / "run" / "summary.json"
+    summary = json.loads(path.read_text())
+    assert summary["columns"] == {"table": 2, "series": 9, "images": 24, "arrays": 2, "python": 2}
+    path.write_text(json.dumps({**summary, "columns": dict.fromkeys(KINDS)}))
+    assert read_inputs(tmp_path / "run").columns == summary["columns"]
+    assert report_run(config, tmp_path / "run").is_file()

@@ -343,10 +343,15 @@ def _row_counts(data: VerticalData) -> dict[str, int]:
 
 
 def _columns(party: Party) -> int | None:
-    """Return the number of columns that a party uses; None if this process does not know it."""
+    """Return how many columns a party uses, or how many numbers a record has without columns.
+
+    None if this process does not know it.
+    """
+    if not party.features.numel():
+        return None
     if isinstance(party.encoder, Encoder):
         return len(party.encoder.columns)
-    return math.prod(party.features.shape[1:]) if party.features.numel() else None
+    return math.prod(party.features.shape[1:] if party.encoder is None else party.encoder.record_shape)
 
 
 @contextmanager

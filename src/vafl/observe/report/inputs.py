@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -134,15 +135,19 @@ def read_inputs(folder: Path, accounts: Sequence[Mapping[str, Any]] = ()) -> Inp
 
 
 def _columns(folder: Path, party: str, known: int | None) -> int | None:
-    """Return the number of columns that a party uses; None if unknown.
+    """Return how many columns a party uses, or how many numbers a record has without columns.
 
-    A server does not learn how many columns its clients use. If all parties run on one machine, the number is
-    in the manifests of their models.
+    A server does not learn that of its clients. If all parties run on one machine, it is in the manifests of
+    their models. None if it is unknown.
     """
     manifest = folder / "models" / party / MANIFEST
     if known is not None or not manifest.is_file():
         return known
-    return len(tomllib.loads(manifest.read_text(encoding="utf-8"))["schema"]["columns"])
+    described = tomllib.loads(manifest.read_text(encoding="utf-8"))
+    schema = described["schema"]
+    if schema.get("kind") == "table":
+        return len(schema["columns"])
+    return int(math.prod(described["features"]) - bool(schema.get("flags_absent")))
 
 
 def _read_scores(path: Path, classes: Sequence[str]) -> Scores | None:
