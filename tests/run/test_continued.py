@@ -37,6 +37,7 @@ from vafl.run.continued import (
 from vafl.run.launch import launch
 from vafl.run.model_store import keep_all, open_model, rebuild
 from vafl.run.plan import encoder_of, make_plan
+from vafl.transport.grpc.terms import JOINS
 
 CONCATENATING = ["linear", "mlp", "tabular", "gated"]
 FIRST = KINDS[:3]
@@ -181,7 +182,7 @@ def test_new_parties_add_almost_nothing_to_a_sum(kinds, earlier, head, as_proces
     if as_process:  # of the new party, which has no folder of an earlier run
         beginning = beginning_of(config, path.parent / "new", None, party="arrays", joins=True)
         plan = make_plan(config, party="arrays", beginning=beginning)
-        assert plan.from_earlier_run
+        assert plan.from_earlier_run == JOINS
         own = plan.data.parties[3].features
         assert plan.models[3](own).abs().max() < 0.1 * make_plan(config, party="arrays").models[3](own).max()
         return
@@ -363,7 +364,8 @@ def test_each_process_takes_its_own_model(kinds, earlier, head):
     path = earlier(head, *FIRST)
     config = configured(kinds, *FIRST, model={"head": head})
     for index, name in enumerate(FIRST):
-        plan = make_plan(config, party=name, beginning=EarlierRun(path, config))
+        plan = make_plan(config, party=name, beginning=EarlierRun(path, config, name))
+        assert plan.from_earlier_run == open_model(path, "server").manifest.run
         stored = open_model(path, name).tensors
         assert all(torch.equal(stored[key], value) for key, value in plan.models[index].state_dict().items())
     plan = make_plan(config, party="server", beginning=EarlierRun(path, config))
@@ -489,6 +491,13 @@ def test_a_folder_without_models_is_refused(kinds, tmp_path):
         EarlierRun(tmp_path, configured(kinds, *FIRST))
 
 
+def test_the_server_needs_the_head(kinds, earlier, tmp_path):
+    shutil.copytree(earlier("linear", *FIRST), tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "models" / "server")
+    with pytest.raises(RunFolderError, match="VFL-7228"):
+        begun(configured(kinds, *FIRST, model={"head": "linear"}), tmp_path / "run")
+
+
 def test_a_model_in_another_party_s_folder_is_refused(kinds, earlier, tmp_path):
     shutil.copytree(earlier("linear", *FIRST), tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "models" / "table")
@@ -516,9 +525,9 @@ def test_a_run_starts_from_another_or_resumes_itself(kinds, earlier, tmp_path):
 def test_a_resumed_run_uses_the_encoder_that_it_started_with(kinds, earlier, tmp_path):
     stored = encoder_of(open_model(earlier("linear", *FIRST), "table"))
     keep_encoder(tmp_path / "table", stored)
-    save_checkpoint(tmp_path / "table", {}, {"terms": {"from_earlier_run": True}})
+    save_checkpoint(tmp_path / "table", {}, {"terms": {"from_earlier_run": "0a1b"}})
     resumed = ResumedRun(tmp_path, "table")
-    assert resumed.from_earlier_run
+    assert resumed.from_earlier_run == "0a1b"
     assert resumed.encoder("table") == stored
     assert resumed.encoder("series") is None
     keep_encoder(tmp_path / "table", None)

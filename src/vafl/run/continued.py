@@ -41,6 +41,7 @@ from vafl.run.assembly import widths
 from vafl.run.checkpoint import load_facts
 from vafl.run.model_store import model_folder, open_model, rebuild
 from vafl.run.plan import Beginning, Plan, encoder_of, form_for, tables_of
+from vafl.transport.grpc.terms import JOINS
 
 log = logging.getLogger("vafl.model")
 
@@ -53,14 +54,16 @@ class EarlierRun:
     Args:
         path: the run folder of the earlier run; None for a client that was not in it.
         config: the configuration of the new run.
+        party: the party of this process; empty in a simulation.
+
+    Attributes:
+        from_earlier_run: the name of the earlier run; JOINS if the party was not in it.
 
     Raises:
         RunFolderError: the folder has no models.
     """
 
-    from_earlier_run = True
-
-    def __init__(self, path: Path | None, config: Config) -> None:
+    def __init__(self, path: Path | None, config: Config, party: str = "") -> None:
         self._path, self._config = path, config
         self._examined: dict[str, StoredModel | None] = {}  # clients in this process; None starts anew
         if path is not None and not any((path / "models").glob(f"*/{MANIFEST}")):
@@ -69,6 +72,8 @@ class EarlierRun:
                 f'--from needs the folder of a finished run with trained models. Found none in "{path}". '
                 "Name another folder, or start without --from.",
             )
+        stored = self._stored(party) if party else None
+        self.from_earlier_run = JOINS if stored is None else stored.manifest.run
 
     def encoder(self, party: str) -> RecordEncoder | None:
         """Return the encoder of a party whose model is kept; None if the party needs a new one."""
@@ -82,7 +87,7 @@ class EarlierRun:
             party: the party of this process; None in a simulation, which has all models.
 
         Raises:
-            RunFolderError: the earlier run had other classes, or less protection.
+            RunFolderError: there is no head, or the earlier run had other classes or less protection.
         """
         for index, each in enumerate(plan.data.parties):
             if not each.features.numel():
@@ -177,8 +182,11 @@ class EarlierRun:
     def _carry_head(self, plan: Plan) -> None:
         stored = self._stored(SERVER)
         if stored is None:
-            log.warning('the server starts with a new head: "%s" has none', self._path)
-            return
+            raise RunFolderError(
+                "VFL-7228",
+                f'--from needs the head of the earlier run at the server. Found none in "{self._path}". Name '
+                "the server's own run folder.",
+            )
         stored.require({"classes": list(plan.data.classes or ()), "outputs": plan.task.outputs})
         self._require_label_protection()
         names, sizes = [each.name for each in plan.data.parties], widths(plan)
@@ -339,7 +347,7 @@ def beginning_of(
         )
     if resume:
         return ResumedRun(path / STATE, party)
-    return EarlierRun(earlier, config) if joins or earlier is not None else None
+    return EarlierRun(earlier, config, party) if joins or earlier is not None else None
 
 
 class ResumedRun:
@@ -352,7 +360,7 @@ class ResumedRun:
         party: the party of this process.
 
     Attributes:
-        from_earlier_run: whether the run started from the models of an earlier one.
+        from_earlier_run: the run whose models it started from; empty if there is none.
 
     Raises:
         RunFolderError: the party has no checkpoint, or it is damaged.
@@ -361,7 +369,7 @@ class ResumedRun:
     def __init__(self, folder: Path, party: str) -> None:
         self._folder = folder
         terms = load_facts(folder / party).get("terms", {})
-        self.from_earlier_run = bool(terms.get("from_earlier_run"))
+        self.from_earlier_run = str(terms.get("from_earlier_run", ""))
 
     def encoder(self, party: str) -> RecordEncoder | None:
         """Return the encoder that the run started with, if it came from an earlier run."""

@@ -63,7 +63,7 @@ class Plan:
     model, and only the names of the others.
 
     Attributes:
-        from_earlier_run: whether the run starts from the models of an earlier one.
+        from_earlier_run: the run whose models this one starts from, as in `Agreement`; empty if none.
     """
 
     config: Config
@@ -71,7 +71,7 @@ class Plan:
     task: Task
     models: list[nn.Module]
     head: nn.Module
-    from_earlier_run: bool = False
+    from_earlier_run: str = ""
 
     @property
     def loss(self) -> Loss:
@@ -111,11 +111,11 @@ class Beginning(Protocol):
     """What a run starts with, if not with new models and encoders.
 
     Attributes:
-        from_earlier_run: whether the run starts from the models of an earlier one.
+        from_earlier_run: as in `Plan`.
     """
 
     @property
-    def from_earlier_run(self) -> bool: ...
+    def from_earlier_run(self) -> str: ...
 
     def encoder(self, party: str) -> RecordEncoder | None:
         """Return the encoder of a party's earlier model; None to fit a new one."""

@@ -7,7 +7,7 @@ import pytest
 
 from vafl.errors import ConfigError, InvalidMessage
 from vafl.protocol.schedule import BatchSchedule
-from vafl.transport.grpc.terms import Agreement, schedule_digest, settled
+from vafl.transport.grpc.terms import JOINS, Agreement, schedule_digest, settled
 from vafl.transport.settings import NetworkSettings
 
 TERMS = Agreement(1, "run", 100, "abc", [3, 4], 2, "def", "float32", {"rule.t": "2"})
@@ -23,7 +23,7 @@ def test_terms_survive_the_way():
 )
 def test_every_difference_is_named(field):
     value = getattr(TERMS, field)
-    more = {int: 1, str: "x", list: [5], bool: True}[type(value)]
+    more = {int: 1, str: "x", list: [5]}[type(value)]
     other = dataclasses.replace(TERMS, **{field: value + more})
     assert TERMS.difference(other).startswith(f"{field} {value!r} at the server")
 
@@ -33,6 +33,18 @@ def test_digests_are_shown_where_nothing_else_says_what_differs():
     assert TERMS.difference(other) == "rule.t 2 at the server, 3 at the client"
     alone = dataclasses.replace(TERMS, record_digest="x")
     assert TERMS.difference(alone) == "record_digest 'abc' at the server, 'x' at the client"
+
+
+def test_parties_start_from_the_same_earlier_run_and_a_new_one_joins():
+    earlier, other, joins, new = (
+        dataclasses.replace(TERMS, from_earlier_run=run) for run in ("0a1b", "2c3d", JOINS, "")
+    )
+    assert not earlier.difference(earlier)
+    assert not earlier.difference(joins)
+    assert earlier.difference(other) == "from_earlier_run '0a1b' at the server, '2c3d' at the client"
+    assert earlier.difference(new)
+    assert new.difference(earlier)
+    assert new.difference(joins)
 
 
 def test_long_settings_are_told_apart_and_fit():

@@ -179,7 +179,8 @@ async def agree(context: ServerCall, terms: Terms, seconds: float) -> None:
         raise InvalidMessage(
             "VFL-6106",
             f"the parties must agree on the terms. Different: {difference}. Use the same configuration and "
-            "data at every party. If the server starts with --from, every client needs --from or --join.",
+            "data at every party. If from_earlier_run differs, every party needs --from with its folder of "
+            "the same run, and a new client --join.",
         )
 
 

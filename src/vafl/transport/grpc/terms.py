@@ -7,13 +7,14 @@ A client sends its terms as the first message of its stream, and the server comp
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self, get_origin, get_type_hints
 
 from vafl.errors import InvalidMessage
 from vafl.protocol.schedule import BatchSchedule
 from vafl.transport.grpc.wire import LARGEST_TERMS, printable
 
+JOINS = "joins"  # no run has this name: it is not hexadecimal
 _LONGEST_SETTING = 120  # characters of a setting; longer ones are cut and get a digest
 
 
@@ -86,7 +87,8 @@ class Agreement(Terms):
         encoding: network.encoding.
         settings: dotted name -> value, as `settled` writes them; empty if `model` determines them.
         model: the trained model that is used; empty while one is trained.
-        from_earlier_run: whether the run starts from the models of an earlier one.
+        from_earlier_run: the run whose models this one starts from; empty if all models are new. JOINS at a
+            client that was not in that run.
     """
 
     records: int
@@ -97,7 +99,7 @@ class Agreement(Terms):
     encoding: str
     settings: dict[str, str] = field(default_factory=dict)
     model: str = ""
-    from_earlier_run: bool = False
+    from_earlier_run: str = ""
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
@@ -113,6 +115,12 @@ class Agreement(Terms):
         entries = super().entries()
         del entries["settings"]
         return entries | self.settings
+
+    def difference(self, other: Terms) -> str:
+        """Describe the terms that differ. A client that joins agrees with any earlier run."""
+        if isinstance(other, Agreement) and self.from_earlier_run and other.from_earlier_run == JOINS:
+            other = replace(other, from_earlier_run=self.from_earlier_run)
+        return super().difference(other)
 
 
 def differing(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[tuple[str, str, str]]:
