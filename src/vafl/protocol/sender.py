@@ -19,27 +19,23 @@ class Sender(ABC):
     Attributes:
         summed: whether the server can read only sums over all clients. The client then answers a request for
             all of its rows or for none.
+        sequence: the number of the message made last on this connection; 0 if there was none.
     """
 
     summed: bool
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self._sequence = 0
+        self.sequence = 0
 
     def restart(self) -> None:
         """Start a new connection. Sequence numbers begin again."""
-        self._sequence = 0
+        self.sequence = 0
 
     def number(self) -> int:
         """Return the next sequence number of this connection."""
-        self._sequence += 1
-        return self._sequence
-
-    @property
-    def sequence(self) -> int:
-        """Return the number of the message made last."""
-        return self._sequence
+        self.sequence += 1
+        return self.sequence
 
     @property
     @abstractmethod

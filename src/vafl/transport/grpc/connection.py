@@ -64,7 +64,7 @@ class Connection(Stream):
 
     @property
     def is_full(self) -> bool:
-        return self.queued > _OUTBOX
+        return len(self._outbox) > _OUTBOX
 
     def note_heard(self) -> None:
         """Record that a message of the client has arrived."""
