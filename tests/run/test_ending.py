@@ -96,7 +96,7 @@ def test_checkpoints_do_not_wait_for_an_evaluation():
     federation = Federation(configuration())
     server, driver, saved = federation.server, federation.driver, []
     server.absent = set()
-    driver.checkpoint = lambda: saved.append(server.iteration) or server.settled()
+    driver.checkpoint = lambda: saved.append(server.iteration) or server.uploads_done()
     end = SimpleNamespace(
         began=0.0, now=0.0, updates=0, server=server, traffic=[], finish=None, connections={}
     )

@@ -347,7 +347,7 @@ def test_a_resumed_server_has_the_head_of_the_best_evaluation(tmp_path):
     moved(state.server.head)
     state.save({})
     resumed = ServerState(make_plan(CONFIG), tmp_path, resume=True)
-    assert (resumed.best.point, resumed.best.count) == (point, 1)
+    assert (resumed.best.evaluation, resumed.best.count) == (point, 1)
     assert not same(dict(resumed.server.head.state_dict()), dict(head))
     resumed.best.restore()
     assert same(dict(resumed.server.head.state_dict()), dict(head))

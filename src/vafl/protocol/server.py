@@ -250,7 +250,7 @@ class Server:
             if self.bound is not None:
                 if self.bound.waits_for(request.client, number):
                     continue
-                self.bound.settle(request.client, number, declined=True)
+                self.bound.note_answer(request.client, number, declined=True)
             self.requests.expire(request)
             self.overdue.add(request.client)
         return self._advance()
@@ -280,7 +280,7 @@ class Server:
         """Return whether this client has uploaded anything in this run."""
         return self.activations[client] > 0
 
-    def settled(self) -> list[int]:
+    def uploads_done(self) -> list[int]:
         """Return how many uploads of each client a checkpoint may count: those before the first that waits.
 
         A crash loses the turns that wait, so their clients must upload them again.
@@ -392,7 +392,7 @@ class Server:
         self.table.check(refresh.client, refresh.rows, refresh.embeddings)
         more: list[ServerMessage] = []
         if refresh.request is not None:
-            more = self._settle(self.requests.check(refresh), declined=False)
+            more = self._close_request(self.requests.check(refresh), declined=False)
         else:
             self._refreshed[refresh.client] = refresh.sequence, tuple(self.activations)
         self._sequences[refresh.client] = refresh.sequence
@@ -449,7 +449,7 @@ class Server:
         if self.sums is not None:
             self.sums.take_decline(decline)
         else:
-            more = self._settle(self.requests.check(decline), declined=True)
+            more = self._close_request(self.requests.check(decline), declined=True)
         self._sequences[decline.client] = decline.sequence
         return more
 
@@ -563,11 +563,11 @@ class Server:
         if self.bound:
             self.bound.forget(client)
 
-    def _settle(self, request: Asked, *, declined: bool) -> list[ServerMessage]:
+    def _close_request(self, request: Asked, *, declined: bool) -> list[ServerMessage]:
         """Close a request; return the requests to send next."""
         self.overdue.discard(request.client)
         if self.bound:
-            self.bound.settle(request.client, request.number, declined=declined)
+            self.bound.note_answer(request.client, request.number, declined=declined)
         return [*self.requests.answered(request, declined=declined)]
 
     def _store(self, message: Upload | Refresh) -> None:

@@ -94,7 +94,7 @@ def make_app(
         return web.Response(body=text.encode(), headers={**_HEADERS, "Content-Type": CONTENT_TYPE})
 
     @web.middleware
-    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         path = request.path if request.path in _PATHS else "other"
         caller, outcome = "", "ok"
         try:
@@ -116,7 +116,7 @@ def make_app(
         finally:
             requests[path, outcome, caller] += 1
 
-    app = web.Application(middlewares=[guard], client_max_size=1024 + largest * _ID_BYTES)
+    app = web.Application(middlewares=[error_middleware], client_max_size=1024 + largest * _ID_BYTES)
     routes = [web.post("/predict", post), web.get("/health", get_health), web.get("/metrics", get_metrics)]
     app.add_routes(routes)
     return app

@@ -255,7 +255,7 @@ class NetworkDriver:
 
     def _log_end(self, last: Evaluation, end: End) -> None:
         """Log why the run ends, and the figures of the models that are kept, which may not be the last."""
-        kept = last if self.best is None or self.best.point is None else self.best.point
+        kept = last if self.best is None or self.best.evaluation is None else self.best.evaluation
         rows = "validation" if len(self.tests) else "test"
         log.info(
             "the run ends: %s. It keeps the models of update %d of %d: %s %s",

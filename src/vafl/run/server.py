@@ -166,13 +166,13 @@ class ServerState:
         tensors, optimiser = flatten("optimiser", server.descent.state())
         counted, delays = flatten("delays", server.delays.state())
         tensors |= counted | {f"head.{name}": tensor for name, tensor in server.head.state_dict().items()}
-        settled = server.settled()
+        counts = server.uploads_done()
         facts = {
             "terms": asdict(self.terms),
             "run": server.run,
             "label_epsilon": self._epsilon,
             "iteration": server.iteration,
-            "activations": settled,
+            "activations": counts,
             "forgettable": self._checkpoint_every + _BEFORE_A_CHECKPOINT,
             "optimiser": optimiser,
             "delays": delays,
@@ -180,7 +180,7 @@ class ServerState:
         }
         buffers = {f"head.{name}" for name, _ in server.head.named_buffers()}
         save_checkpoint(self._folder, tensors, facts, buffers)
-        return settled
+        return counts
 
 
 def _with_kept_labels(plan: Plan, folder: Path, *, resume: bool) -> Plan:
@@ -263,8 +263,8 @@ class ServerRun:
                 log.warning("%s", leak)
             for warning in leakage.warnings(plan.data):
                 log.warning("%s", warning)
-            points = folder.rewind(state.facts.get("account", {}).get("seconds", 0.0))
-            driver, federation = self._assemble(plan, state, credentials, folder, points)
+            evaluations = folder.rewind(state.facts.get("account", {}).get("seconds", 0.0))
+            driver, federation = self._assemble(plan, state, credentials, folder, evaluations)
             local = local_client(
                 replace(plan, config=self.config),
                 self.path,
@@ -286,7 +286,7 @@ class ServerRun:
                 defaults = stand_ins(plan.data, state.server.table, driver.measured)
                 conclusion = conclude(self.config, plan.task, state.plan.data, state.outputs)
                 keep_head(plan, conclusion.decision, defaults, self.path, run_name(state.server.run))
-                summary = self._summary(state.plan, federation, points, driver, conclusion)
+                summary = self._summary(state.plan, federation, evaluations, driver, conclusion)
                 finish(folder, summary, conclusion, original, state.plan.data, self.console)
             self._require_result(driver.controller, state.server.iteration)
         recorded = read_run(self.path)
@@ -302,12 +302,12 @@ class ServerRun:
         state: ServerState,
         credentials: Credentials | None,
         folder: RunFolder,
-        points: list[Evaluation],
+        evaluations: list[Evaluation],
     ) -> tuple[NetworkDriver, FederationServer[Server]]:
-        def observe(point: Evaluation) -> None:
-            points.append(point)
-            folder.append(point)
-            self._shown.observe(point)
+        def observe(evaluation: Evaluation) -> None:
+            evaluations.append(evaluation)
+            folder.append(evaluation)
+            self._shown.observe(evaluation)
 
         config, data = self.config, plan.data
         best = state.best if config.stop.patience else None
@@ -318,13 +318,13 @@ class ServerRun:
             plan.task.metrics,
             has_test_rows=tests.stop > tests.start,
             checkpoint_every=config.network.checkpoint_every,
-            has_result=bool(points),
+            has_result=bool(evaluations),
         )
-        for point in points:
-            controller.recall(point)
-        if best is not None and best.point is not None and best.point not in points:
+        for evaluation in evaluations:
+            controller.recall(evaluation)
+        if best is not None and best.evaluation is not None and best.evaluation not in evaluations:
             # A crash removed this evaluation from the history, but its models are still on disk.
-            controller.recall(best.point)
+            controller.recall(best.evaluation)
         driver = NetworkDriver(
             controller=controller,
             best=best,
@@ -384,7 +384,7 @@ class ServerRun:
         self,
         plan: Plan,
         federation: FederationServer[Server],
-        points: list[Evaluation],
+        evaluations: list[Evaluation],
         driver: NetworkDriver,
         conclusion: Conclusion,
     ) -> dict[str, Any]:
@@ -394,7 +394,7 @@ class ServerRun:
             self.config,
             plan.task,
             plan.data,
-            points[-1] if points else unmeasured,
+            evaluations[-1] if evaluations else unmeasured,
             server.delays.summaries(),
             server.activations,
             traffic=federation.traffic,

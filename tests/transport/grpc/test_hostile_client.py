@@ -67,7 +67,7 @@ def test_a_first_join_that_claims_what_no_run_can_reach_is_refused_and_the_other
                 await hostile.say(Join(0, 2**62, 2**62))
                 refused = await hostile.hear(Refused)
             reason = await federation.client(1).run()
-            return refused, reason, federation.server.activations, federation.server.settled()
+            return refused, reason, federation.server.activations, federation.server.uploads_done()
 
     refused, reason, activations, settled = complete(story())
     assert f"at most 0 uploads of client 0 can have been answered. Found {2**62}" in refused.reason

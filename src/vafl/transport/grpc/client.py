@@ -72,7 +72,7 @@ from vafl.transport.grpc.local import ClientCall, LocalCall, Metadata
 from vafl.transport.grpc.pace import Pace
 from vafl.transport.grpc.reconnect import FIRST_PAUSE, LONGEST_PAUSE, Reconnect, dial
 from vafl.transport.grpc.session import Session
-from vafl.transport.grpc.terms import Agreement
+from vafl.transport.grpc.terms import RunTerms
 from vafl.transport.grpc.wire import CLAIM, INSTANCE, PATH, TAKES_OVER, printable
 from vafl.transport.grpc.worker import HELD_BACK, Worker
 from vafl.transport.identity import Credentials
@@ -112,7 +112,7 @@ class FederationClient:
         self,
         client: PredictionClient,
         party: str,
-        terms: Agreement,
+        terms: RunTerms,
         settings: NetworkSettings,
         credentials: Credentials | None,
         sleeper: Sleeper | None = None,

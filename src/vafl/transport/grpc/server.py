@@ -71,7 +71,7 @@ from vafl.transport.encodings import Frame
 from vafl.transport.grpc.admission import agree, arrival, identify, refuse, serve_streams
 from vafl.transport.grpc.connection import Allowance, Connection
 from vafl.transport.grpc.local import LocalCall, Metadata, ServerCall
-from vafl.transport.grpc.terms import Agreement
+from vafl.transport.grpc.terms import RunTerms
 from vafl.transport.grpc.wire import MANY_VIOLATIONS, METHOD
 from vafl.transport.grpc.worker import HELD_BACK, Worker
 from vafl.transport.identity import Credentials
@@ -142,7 +142,7 @@ class FederationServer(Generic[Served]):
         self,
         server: Served,
         parties: Sequence[str],
-        terms: Agreement,
+        terms: RunTerms,
         settings: NetworkSettings,
         credentials: Credentials | None,
         after: Callable[["FederationServer[Served]"], list[ServerMessage]],

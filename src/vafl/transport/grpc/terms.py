@@ -74,7 +74,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Agreement(Terms):
+class RunTerms(Terms):
     """The terms of a run.
 
     Attributes:
@@ -84,7 +84,7 @@ class Agreement(Terms):
         clients: number of clients.
         schedule_digest: see `schedule_digest`.
         encoding: network.encoding.
-        settings: dotted name -> value, as `settled` writes them; empty if `model` determines them.
+        settings: dotted name -> value, as `flat_settings` writes them; empty if `model` determines them.
         model: the trained model that is used; empty while one is trained.
     """
 
@@ -124,7 +124,7 @@ def differing(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[tuple[
     return [entry for entry in entries if not entry[0].endswith("_digest")] or entries
 
 
-def settled(sections: Mapping[str, Any]) -> dict[str, str]:
+def flat_settings(sections: Mapping[str, Any]) -> dict[str, str]:
     """Return settings as text, by dotted name. A long one is cut and followed by a digest of all of it."""
     flat: dict[str, str] = {}
     for section, values in sections.items():

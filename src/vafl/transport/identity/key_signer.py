@@ -25,7 +25,7 @@ _CONTEXT = b"vafl statement\0"
 _LENGTH = struct.Struct("<H")
 
 
-class CertificateWitness:
+class CertificateSigner:
     """Sign statements with this party's key, and check the proofs of other parties.
 
     A proof is the length of a signature (uint16), the signature (ECDSA) and the certificate (DER).
@@ -44,7 +44,7 @@ class CertificateWitness:
         certificate = x509.load_pem_x509_certificate(credentials.certificate)
         self._certificate = certificate.public_bytes(Encoding.DER)
 
-    def vouch(self, statement: bytes) -> bytes:
+    def sign(self, statement: bytes) -> bytes:
         """Return a proof that this party made the statement."""
         signature = self._key.sign(_CONTEXT + statement, ec.ECDSA(SHA256()))
         return _LENGTH.pack(len(signature)) + signature + self._certificate
