@@ -17,7 +17,8 @@ from vafl.run.checkpoint import has_checkpoint
 from vafl.run.client import ClientRun
 from vafl.run.plan import Plan
 from vafl.transport.grpc.client import FederationClient
-from vafl.transport.grpc.server import FederationServer, Served
+from vafl.transport.grpc.handler import Served
+from vafl.transport.grpc.server import FederationServer
 from vafl.transport.grpc.terms import RunTerms
 from vafl.transport.identity import Credentials
 

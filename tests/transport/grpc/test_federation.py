@@ -191,7 +191,7 @@ def test_a_turn_of_the_worker_whose_messages_another_took_does_nothing():
         federation = Federation(configuration())
         serving = asyncio.create_task(federation.serve())
         await federation.listening.wait()
-        federation.end._worker.do(federation.end._handle)
+        federation.end._worker.do(federation.end._handler.handle)
         await federation.end._worker.settle()
         federation.end.finish("enough")
         await serving

@@ -118,11 +118,11 @@ def test_a_client_that_is_back_before_the_server_has_noticed_that_it_was_gone_st
                 end._worker.do(hold)
                 await until(busy.is_set)
                 await other.say(upload(1))
-                await until(lambda: end._inbox)
+                await until(lambda: end._handler.inbox)
             await until(lambda: 0 not in end.connections)
             async with dialled(federation, 0) as again:
                 await again.say(Join(0))
-                await until(lambda: len(end._inbox) == 2)
+                await until(lambda: len(end._handler.inbox) == 2)
                 over.set()
                 await again.hear(Welcome)
                 await end._worker.settle()
