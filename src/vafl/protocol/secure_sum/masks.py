@@ -106,7 +106,9 @@ class KeyAgreement:
             return b""
         try:
             secret = private.exchange(X25519PublicKey.from_public_bytes(key))
-        except ValueError as error:  # wrong length, or a low-order point: the secret would be 0
+        except ValueError as error:
+            # The key has the wrong length, or is a point of small order. With such a point the secret would
+            # be 0 whatever this client's key is, so anyone could compute the masks of this pair.
             raise InvalidMessage(
                 "VFL-4142",
                 f"the key of {self._parties[other]} must be a valid X25519 public key. Found {len(key)} "

@@ -19,8 +19,8 @@ from vafl.transport.identity import pem
 from vafl.transport.identity.credentials import Credentials, check_name
 from vafl.transport.identity.usage import check_usage
 
-# Signed in front of every statement. TLS signs other prefixes with the same key, so that a signature made for
-# one purpose is never valid for the other.
+# Precedes every signed statement. TLS signs with the same key, but puts another prefix in front, so a
+# signature made for one purpose is never valid for the other.
 _CONTEXT = b"vafl statement\0"
 _LENGTH = struct.Struct("<H")
 
