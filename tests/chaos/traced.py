@@ -16,7 +16,7 @@ import numpy as np
 from vafl import cli
 from vafl.protocol.server import Server
 from vafl.protocol.table import FOREVER
-from vafl.run.server import ServerState
+from vafl.run.server_state import ServerState
 from vafl.transport.grpc.server import FederationServer
 
 
