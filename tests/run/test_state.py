@@ -32,7 +32,8 @@ from vafl.run.client import ClientState, run_client, run_until_over
 from vafl.run.controller import RunController
 from vafl.run.model_store import run_name
 from vafl.run.plan import make_plan
-from vafl.run.server import ServerRun, ServerState, _serve
+from vafl.run.server import ServerRun, _serve
+from vafl.run.server_state import ServerState
 from vafl.transport.grpc.worker import Worker
 from vafl.transport.traffic import Traffic
 

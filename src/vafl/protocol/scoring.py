@@ -12,7 +12,7 @@ Invariants:
 2. All checks come before the first change: a message that raises InvalidMessage changes nothing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 import numpy as np
 import torch
@@ -120,6 +120,13 @@ class Scorer:
         if self._sums is not None:
             self.overdue.clear()  # A sum needs every client, so the next round asks all of them again.
             self._sums.close(inquiry)
+
+    def start_without(self, seen: Set[int]) -> None:
+        """Do not wait for clients that missed the start: those that are absent and were never `seen`.
+
+        Clients that were seen may be about to join.
+        """
+        self.overdue |= self.absent - seen
 
     def score(self, inquiry: Inquiry) -> Tensor:
         """Close the inquiry; return the outputs [rows, outputs], with defaults for missing embeddings."""

@@ -255,6 +255,10 @@ class Server:
             self.overdue.add(request.client)
         return self._advance()
 
+    def end_steps(self) -> None:
+        """Make no further step, because the run ends. Uploads are still taken."""
+        self.last_iteration = self.iteration
+
     def restore(
         self, iteration: int, activations: Sequence[int], optimiser: dict[str, Any], *, forgettable: int
     ) -> None:

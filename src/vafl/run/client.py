@@ -77,8 +77,8 @@ class ClientState:
         tensors, facts = load_checkpoint(self._folder)
         with restoring(self._folder):
             client.load({name: tensors[f"model.{name}"] for name in client.model.state_dict()})
-            client.restore(facts["activation"], facts["iteration"], unflatten(facts["optimiser"], tensors))
-            client.run = facts["run"]
+            optimiser = unflatten(facts["optimiser"], tensors)
+            client.restore(facts["activation"], facts["iteration"], optimiser, run=facts["run"])
 
     def save_if_due(self) -> None:
         """Save if enough activations have passed, or if the server has returned to an older checkpoint."""

@@ -125,7 +125,7 @@ class NetworkDriver:
             self._complete(federation)
         step = controller.next(federation, self._blocked(federation))
         if controller.end is not None:  # what is evaluated last is what is saved
-            federation.server.last_iteration = federation.updates
+            federation.server.end_steps()
             if step is Step.SAVE:
                 messages += self._save(federation)
                 controller.saved()

@@ -14,9 +14,9 @@ Invariants:
 import asyncio
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,8 +88,6 @@ class ServerRun:
     watch: Callable[[], None] = lambda: None
     accept_ledger: bool = False
     earlier: Path | None = None
-    _shown: Progress = field(init=False)
-    _fitting: int = field(init=False)  # rows of embeddings that fit into one message
 
     def run(self, listening: Callable[[str], None] = lambda address: None) -> RecordedRun:
         """Serve until the run is over, write the run folder and return the recorded run.
@@ -108,7 +106,7 @@ class ServerRun:
             load_credentials(self.config, SERVER)  # fail before the run folder is changed
         if self.resume:
             require_same_run(self.path / STATE / SERVER, make_terms(plan))
-        self._fitting = rows_at_once(self.config, max(widths(plan)))  # fail early, too
+        most_rows = rows_at_once(self.config, max(widths(plan)))  # fail early, too
         require_free(self.config.network.address)
         opened = RunFolder(self.path, overwrite=self.overwrite, resume=self.resume)
         with opened as folder, limited_threads(self.config.threads):
@@ -118,7 +116,7 @@ class ServerRun:
             credentials = load_credentials(self.config, SERVER)
             make_private_folder(self.path / STATE)
             marks = MarkFile(marks_path(self.config, self.path), [party.name for party in plan.data.parties])
-            recall_rows = min(RECALL_ROWS, self._fitting)
+            recall_rows = min(RECALL_ROWS, most_rows)
             state = ServerState(
                 plan, self.path / STATE / SERVER, resume=self.resume, marks=marks, recall_rows=recall_rows
             )
@@ -131,7 +129,8 @@ class ServerRun:
             for warning in leakage.warnings(plan.data):
                 log.warning("%s", warning)
             evaluations = folder.rewind(state.facts.get("account", {}).get("seconds", 0.0))
-            driver, federation = self._assemble(plan, state, credentials, folder, evaluations)
+            observers = [evaluations.append, folder.append]
+            driver, federation = self._assemble(plan, state, credentials, evaluations, observers, most_rows)
             local = local_client(
                 replace(plan, config=self.config),
                 self.path,
@@ -145,7 +144,7 @@ class ServerRun:
                 self._progress(state.plan, federation, driver) as progress,
                 nullcontext() if local is None else local.saved(),
             ):
-                self._shown = progress
+                observers.append(progress.observe)
                 local_federation = None if local is None else local.federation
                 run(_serve(federation, driver.controller, listening, self.watch, local_federation))
             require_updates(self.config, driver.controller.end, state.server.iteration)
@@ -168,13 +167,21 @@ class ServerRun:
         plan: Plan,
         state: ServerState,
         credentials: Credentials | None,
-        folder: RunFolder,
-        evaluations: list[Evaluation],
+        evaluations: Sequence[Evaluation],
+        observers: Sequence[Callable[[Evaluation], None]],
+        most_rows: int,
     ) -> tuple[NetworkDriver, FederationServer[Server]]:
+        """Create the driver, and the server that calls it.
+
+        Args:
+            evaluations: those from before this process.
+            observers: called with each evaluation, in order.
+            most_rows: rows of embeddings that fit into one message.
+        """
+
         def observe(evaluation: Evaluation) -> None:
-            evaluations.append(evaluation)
-            folder.append(evaluation)
-            self._shown.observe(evaluation)
+            for each in observers:
+                each(evaluation)
 
         config, data = self.config, plan.data
         best = state.best if config.stop.patience else None
@@ -204,7 +211,7 @@ class ServerRun:
             observe=observe,
             checkpoint=lambda: state.save(federation.account()),
             answer_timeout=config.network.answer_timeout,
-            most_rows=self._fitting,
+            most_rows=most_rows,
             undo=state.plan.undo,
             outputs=state.outputs,
         )
