@@ -130,7 +130,7 @@ def test_a_client_that_is_told_to_end_ends_after_its_turn():
 
     async def story():
         async with served() as federation, dialled(federation, 1) as other:
-            await other.say(Join(1))
+            await other.send(Join(1))
             client = federation.client(0)
             in_turn, over = threading.Event(), threading.Event()
 

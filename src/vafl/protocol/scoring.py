@@ -192,7 +192,7 @@ class Scorer:
         welcome = Welcome(client, 0, (0,) * self.clients, mark=self._marks.recall(client))
         if self._sums is not None:
             rekeyed = self._sums.end_epoch(client, f"client {client} joined", self.absent)
-            return [welcome, Rekey(client, self._sums.epochs.number, "welcome"), *rekeyed]
+            return [welcome, Rekey(client, self._sums.key_epochs.number, "welcome"), *rekeyed]
         requests = [request for inquiry in self.inquiries for request in self._ask(inquiry, client)]
         return [welcome, *requests]
 
@@ -219,7 +219,7 @@ class Scorer:
         replies: list[ServerMessage] = []
         if isinstance(message, Decline):
             sums.take_decline(message)
-        elif sums.epochs.is_void(message.epoch):
+        elif sums.key_epochs.is_void(message.epoch):
             return []  # The client sent this before it knew of the current epoch.
         elif isinstance(message, Offer):
             replies = sums.take_offer(message)

@@ -217,7 +217,7 @@ class Server:
     @property
     def may_poll(self) -> bool:
         """Return whether `poll` may be called now. A sum needs the keys of all clients."""
-        return self.sums is None or not self.sums.epochs.missing
+        return self.sums is None or not self.sums.key_epochs.missing
 
     def poll(self, rows: RowIds, best: int = -1, *, restore: bool = False) -> Poll:
         """Ask every client that is here and answers for embeddings of held-out rows.
@@ -325,8 +325,8 @@ class Server:
             names: the names of the clients. Without them, the text has the clients' numbers.
         """
         who, gone = "" if names else "clients ", listed(self.absent, names)
-        if self.sums is not None and (missing := self.sums.epochs.missing):
-            epoch = self.sums.epochs.number
+        if self.sums is not None and (missing := self.sums.key_epochs.missing):
+            epoch = self.sums.key_epochs.number
             return f"keys of {who}{listed(missing, names)} for epoch {epoch} of masks; gone: {gone}"
         if self.bound and self._group:
             rows = np.concatenate([turn.rows for turn in self._group])
@@ -407,12 +407,12 @@ class Server:
         client = message.client
         replies: list[ServerMessage] = []
         require_growth(client, message.sequence, self._sequences)
-        if sums.epochs.is_void(message.epoch):
+        if sums.key_epochs.is_void(message.epoch):
             return []  # The client sent this before it knew of the current epoch.
         if isinstance(message, Offer):
             replies = sums.take_offer(message)
         else:
-            sums.epochs.require_keys(client)
+            sums.key_epochs.require_keys(client)
             self.table.check(0, message.rows, message.words)
             if isinstance(message, MaskedRefresh):
                 total = sums.take_answer(message)
@@ -488,7 +488,7 @@ class Server:
         # First take back the open round, so that Welcome has the counts that the clients continue from.
         rekeyed = self._end_epoch(client, f"client {client} joined")
         if self.sums is not None:
-            rekeyed = [Rekey(client, self.sums.epochs.number, "welcome"), *rekeyed]
+            rekeyed = [Rekey(client, self.sums.key_epochs.number, "welcome"), *rekeyed]
         self._met.add(client)
         self.absent.discard(client)
         self.finished.discard(client)

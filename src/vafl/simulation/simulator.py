@@ -161,9 +161,9 @@ class Simulator:
     def _wake(self, index: int, life: int) -> None:
         if life == self._lives[index]:
             self._asleep[index] = False
-            self._say(index, self.clients[index].wake())
+            self._send_and_sleep(index, self.clients[index].wake())
 
-    def _say(self, index: int, messages: Sequence[ClientMessage]) -> None:
+    def _send_and_sleep(self, index: int, messages: Sequence[ClientMessage]) -> None:
         """Send a client's messages; let it sleep unless it waits for an answer."""
         self._send(index, messages)
         if not (self.clients[index].waiting or self._asleep[index]):
@@ -199,7 +199,7 @@ class Simulator:
         if isinstance(message, Request):  # A client that is slow to activate is slow to answer, too.
             self._at(self._sleepers[message.client].wakes_at(self.now), partial(self._answer, message, life))
         else:
-            self._say(message.client, self.clients[message.client].receive(message))
+            self._send_and_sleep(message.client, self.clients[message.client].receive(message))
 
     def _answer(self, request: Request, life: int) -> None:
         if life == self._lives[request.client]:

@@ -120,18 +120,18 @@ class Hand:
         self._stream, self._client = stream, client
         self._heard = deque()
 
-    async def say(self, *messages):
+    async def send(self, *messages):
         for message in messages:
             await self._stream.write(Codec().encode(message))
 
-    async def hear(self, kind):
+    async def receive(self, kind):
         """Return the next message of this kind, and drop others before it."""
         while True:
-            message = await self.hear_next()
+            message = await self.receive_next()
             if isinstance(message, kind):
                 return message
 
-    async def hear_next(self):
+    async def receive_next(self):
         if not self._heard:
             self._heard += Codec().frames(await self._stream.read())
         return Codec().from_server(self._heard.popleft(), self._client)

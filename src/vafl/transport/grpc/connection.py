@@ -76,7 +76,7 @@ class Connection(Stream):
         self.unhandled -= 1
         self.give_credit(1)
 
-    def say(self, content: bytes) -> None:
+    def send(self, content: bytes) -> None:
         """Queue a message. Only the first one after a message of the client restarts the clock of `silence`.
 
         So further messages give the client no more time to answer the first.

@@ -327,7 +327,7 @@ class FederationServer(Generic[Served]):
             await connection.run(self._read(connection), connection.expire(self._settings.answer_timeout))
         finally:
             # A stream that was replaced is no longer its client's: then the newer stream speaks for the
-            # client, and the protocol must not hear that it left.
+            # client, and the protocol must not receive a Leave.
             if self.connections.get(client) is connection:
                 del self.connections[client]
                 log.info("%s is gone", connection.party)
@@ -424,7 +424,7 @@ class FederationServer(Generic[Served]):
             ends: streams to end once their outbox is empty.
         """
         for connection, content in contents:
-            connection.say(content)
+            connection.send(content)
         for connection in handled:
             connection.note_handled()
         for connection in ends:
