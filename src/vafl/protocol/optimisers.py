@@ -64,6 +64,7 @@ class SGD:
             self._velocities[place] *= self._momentum
             self._velocities[place] += gradient
         for place, move in enumerate(self._velocities or gradients):
+            # The dtype keeps a step size of NumPy's float64 from making the product float64.
             self._values[place] -= np.multiply(move, step_size, dtype=np.float32)
 
     def state(self) -> dict[str, Any]:

@@ -383,6 +383,7 @@ class Server:
         require_growth(client, upload.sequence, self._sequences)
         self.table.check(client, upload.rows, upload.embeddings)
         self._check_turn(client, upload.activation, upload.rows)
+        # The checks are done. `_store` looks at the count of uploads before this one.
         self._sequences[client] = upload.sequence
         self._store(upload)
         self.activations[client] += 1
@@ -395,6 +396,7 @@ class Server:
         require_growth(refresh.client, refresh.sequence, self._sequences)
         self.table.check(refresh.client, refresh.rows, refresh.embeddings)
         more: list[ServerMessage] = []
+        # `requests.check` is the last check: it raises before `_close_request` changes anything.
         if refresh.request is not None:
             more = self._close_request(self.requests.check(refresh), declined=False)
         else:
@@ -504,6 +506,7 @@ class Server:
         mark = self._marks.recall(client)
         counts = tuple(self.activations)
         welcome = Welcome(client, self.iteration, counts, self.durable[client], self.run, mark)
+        # Only after the counts are final: an upload that the server never got is not owed an answer.
         owed = self._owed(client, range(join.applied, min(join.activation, self.activations[client])))
         return [welcome, *owed, *recalled, *rekeyed]
 

@@ -91,7 +91,7 @@ class BestHead:
             self.evaluation, self.count = Evaluation(**facts["point"]), facts["count"]
 
     def keep(self, evaluation: Evaluation) -> None:
-        """The head as it is now was measured, and is the best so far."""
+        """Keep the head as it is now: it was measured, and is the best so far."""
         self.evaluation, self.count = evaluation, self.count + 1
         facts = {"point": asdict(evaluation), "count": self.count}
         outputs = {_OUTPUTS + part: outputs for part, outputs in self._measured.items()}
@@ -100,7 +100,7 @@ class BestHead:
         save_checkpoint(self._folder, self._head.state_dict() | outputs, facts, exempt)
 
     def restore(self) -> None:
-        """Go back to it."""
+        """Return to the head that was kept last, if any, and to what its evaluation measured."""
         if self.evaluation is None:
             return
         tensors, _ = load_checkpoint(self._folder)
@@ -124,6 +124,9 @@ class BestEmbedding:
         """Save the model, or restore the best one; `best` and `restore` are as in `Evaluate`."""
         if has_checkpoint(self._last):
             _, facts = load_checkpoint(self._last)
+            # The server has counted one more best evaluation, so the model of the last one was the best. Move
+            # it before the line below replaces it. After a crash in between, the server asks again with the
+            # same count, and there is no last model left to move.
             if facts["best"] != best:
                 move_checkpoint(self._last, self._best)
         if restore:

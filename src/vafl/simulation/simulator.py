@@ -151,6 +151,8 @@ class Simulator:
         self._events = [entry for entry in self._events if entry not in answers]
 
     def _at(self, time: float, event: Event) -> None:
+        # The counter orders events of the same time by their creation. It also keeps the heap from comparing
+        # the events themselves, which have no order.
         heapq.heappush(self._events, (time, next(self._order), event))
 
     def _sleep(self, index: int) -> None:
@@ -216,6 +218,7 @@ class Simulator:
         self._send(index, [self.clients[index].join()])
 
     def _cut(self, index: int) -> None:
+        # Events of the old life stay in the heap, and are ignored when their time comes.
         self._lives[index] += 1
         self._up[index].cut()
         self._down[index].cut()
