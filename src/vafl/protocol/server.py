@@ -335,7 +335,7 @@ class Server:
         if self.bound and self.bound.skipped_rows:
             return (
                 f"fresh embeddings from {who}{listed(self.bound.lacking, names)}: every upload since "
-                f"iteration {self.iteration} was skipped for want of them (delay bound); gone: {gone}"
+                f"iteration {self.iteration} was skipped because they are missing (delay bound); gone: {gone}"
             )
         here = listed({turn.client for turn in self._waiting}, names)
         if self._lead is not None and self._waiting and self.rule.quorum == 1:
@@ -738,4 +738,4 @@ class Server:
 def listed(clients: Iterable[int], names: Sequence[str]) -> str:
     """Return the clients' names, or their numbers if there are no names."""
     numbers = sorted(clients)
-    return ", ".join(names[client] for client in numbers) or "nobody" if names else str(numbers)
+    return ", ".join(names[client] for client in numbers) or "none" if names else str(numbers)

@@ -238,7 +238,7 @@ class AlignmentServer:
         while True:
             await asyncio.sleep(self._settings.heartbeat)
             streams = [client.stream for client in self._clients.values()]
-            # The 1 stands for a client's COUNT, so a client also hears of its own admission.
+            # The 1 stands for a client's COUNT: an admission is progress, too.
             now = sum(1 + stream.received for stream in streams)
             for stream in streams:
                 if now != before and not stream.is_full:
