@@ -2,7 +2,7 @@
 
 A run that is planned in epochs ends after a number of updates. Without a limit, the fast clients would use
 them up: of a client that needs fifty times as long for an upload, the head would hardly learn anything. Its
-uploads would also be the most valuable ones, because the fast clients repeat rows that they have uploaded before.
+uploads would also be the most valuable ones, because the fast clients repeat what they have shown before.
 """
 
 from collections.abc import Sequence, Set

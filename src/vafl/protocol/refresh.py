@@ -70,7 +70,7 @@ class RefreshPolicy:
         """The rows chosen last were sent. `sequence` is the number of the last message with them."""
 
     def stored(self, sequence: int, activations: Sequence[int]) -> None:
-        """The server has stored a refresh. `activations` are the clients' numbers of uploads at that moment."""
+        """The server has stored a refresh, when the clients had made `activations` uploads."""
 
     def restart(self) -> None:
         """A new connection begins. Refreshes of the last one are no longer acknowledged."""
