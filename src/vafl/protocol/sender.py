@@ -1,4 +1,4 @@
-"""What a client sends its embeddings as: plain messages here, masked ones in secure_sum/sender.py.
+"""Make the messages that carry a client's embeddings: plain ones here, masked ones in secure_sum/sender.py.
 
 A client decides which rows it embeds and may send. Its `Sender` numbers the messages of a connection, and
 makes those that carry embeddings.

@@ -1,4 +1,4 @@
-"""What a server must not lose in a crash: the embedding table, the head, the optimiser and the counters."""
+"""The server's durable state: the embedding table, the head, the optimiser and the counters."""
 
 import secrets
 from dataclasses import asdict

@@ -331,7 +331,7 @@ class FederationClient:
     def _wait_for_pace(self, session: Session, seconds: float, answers: list[ClientMessage]) -> bool:
         """Send answers, then wait. Return False if the connection ends first.
 
-        The client reads nothing meanwhile, so flow control makes the server wait as well.
+        The client reads nothing in the meantime, so flow control makes the server wait as well.
         """
         self._act(self._after)
         self._worker.tell(session.send, self._codec.contents(answers))
