@@ -86,11 +86,13 @@ class PlainSender(Sender):
     def upload(
         self, activation: int, rows: RowIds, embeddings: Matrix, *, answer: bool, in_flight: int
     ) -> list[ClientMessage]:
+        number = self.number()
         with made_here():
-            return [Upload(self.index, self.number(), activation, rows, embeddings, answer, in_flight)]
+            return [Upload(self.index, number, activation, rows, embeddings, answer, in_flight)]
 
     def refresh(
         self, rows: RowIds, embeddings: Matrix, request: int | None, *, in_flight: int = 0
     ) -> list[ClientMessage]:
+        number = self.number()
         with made_here():
-            return [Refresh(self.index, self.number(), rows, embeddings, request, in_flight)]
+            return [Refresh(self.index, number, rows, embeddings, request, in_flight)]
