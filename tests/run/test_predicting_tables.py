@@ -111,9 +111,9 @@ def test_the_server_counts_its_records_without_a_score(tmp_path, console, record
     write_companies(tmp_path)
     config = configuration(tmp_path, data={"records": records}, **LOOPBACK)
     launch(config, tmp_path / "run", console)
-    records = Deployed.load(config, "server", tmp_path / "run").records
-    assert records.unscored == 400 - records.rows
-    assert (records.unscored > 0) == (records == "common")
+    own = Deployed.load(config, "server", tmp_path / "run").records
+    assert own.unscored == 400 - own.rows
+    assert (own.unscored > 0) == (records == "common")
     assert Deployed.load(config, "bank", tmp_path / "run").records.unscored == 0
 
 
