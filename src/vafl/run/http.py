@@ -207,9 +207,8 @@ class HttpServer:
                 if family == socket.AF_INET6:
                     listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 listener.bind((place[0], port, *place[2:]))
-                port = (
-                    port or listener.getsockname()[1]
-                )  # use the chosen free port for the other families, too
+                # Port 0 lets the system choose. Use the port that it chose for the other families, too.
+                port = port or listener.getsockname()[1]
                 listener.listen(_BACKLOG)
                 listener.setblocking(False)
         except OSError as error:

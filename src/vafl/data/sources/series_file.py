@@ -94,9 +94,8 @@ class SeriesFile:
         if self.is_wide:
             return self.table.ids()
         name = self.settings.id
-        distinct = [
-            batch[name].unique(maintain_order=True) for batch in self.table.all_batches([name])
-        ]  # few of a long file's lines begin a record
+        # Reduce each batch first: few of a long file's lines begin a record.
+        distinct = [batch[name].unique(maintain_order=True) for batch in self.table.all_batches([name])]
         if not distinct:
             distinct = [pl.Series(name, [], dtype=pl.String)]
         return canonical_ids(pl.concat(distinct).unique(maintain_order=True), self.location)

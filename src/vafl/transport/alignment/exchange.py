@@ -88,6 +88,7 @@ class Offer:
             async with self._grown:
                 while len(self._chunks) <= place:
                     await self._grown.wait()
+            # Send without holding the condition, so that a slow client does not hold up the others.
             await stream.send(pack(Kind.POINTS, self._chunks[place]))
 
 

@@ -22,9 +22,8 @@ from typing import Any, TypeVar
 
 import torch
 
-HELD_BACK = (
-    0.001  # seconds of work for which messages may wait to be sent together; longer, and the peer idles
-)
+# Seconds of work for which messages may wait so that they are sent together. With more, the peer would idle.
+HELD_BACK = 0.001
 BRIEF = 0.003  # CPU seconds per message below which a function in the thread counts as brief
 BEARABLE = 0.02  # seconds per message below which a function on the event loop counts as brief
 _PROVEN = 16  # brief functions in a row before work moves to the event loop
