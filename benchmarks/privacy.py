@@ -21,7 +21,7 @@ from vafl.privacy.settings import PrivacySettings
 from vafl.protocol.messages import Gradient, Upload
 from vafl.protocol.schedule import ScheduleSettings
 from vafl.protocol.settings import OptimiserSettings
-from vafl.run.assembly import limited_threads, make_client, make_guard
+from vafl.run.assembly import limited_threads, make_client, make_privacy
 from vafl.run.plan import make_plan
 
 _TRAINED = PrivacySettings(clip=1.0, noise=1.0, gradient_clip=1.0, gradient_noise=1.0, mu_max="unlimited")
@@ -60,7 +60,7 @@ def _cost(embedding: EmbeddingSettings) -> Figure:
 def _steps(config: Config, data: VerticalData, ledgers: Path | None = None) -> Callable[[], None]:
     """Return a function that makes some activations of one client, answered immediately."""
     plan = make_plan(config, data)
-    client = make_client(plan, 0, own=make_guard(plan, 0, ledgers))
+    client = make_client(plan, 0, privacy=make_privacy(plan, 0, ledgers))
     answer = torch.randn(config.schedule.batch_size, 10).div(config.schedule.batch_size).numpy()
 
     def step() -> None:

@@ -94,7 +94,7 @@ def _losses(axes: Axes, outcome: Outcome) -> None:
 
 
 def _with_loss(run: Timed) -> Doubles:
-    known = [point.train_loss is not None for point in run.run.points[1:]]
+    known = [point.train_loss is not None for point in run.run.evaluations[1:]]
     return run.passes[1:][known]
 
 
@@ -129,8 +129,8 @@ def _moving_mean(values: Doubles, width: int) -> Doubles:
 
 def _smooth(run: Timed) -> Doubles:
     """Return the loss at each evaluation except the first, as the mean of enough minibatches."""
-    losses = np.array([point.train_loss for point in run.run.points[1:] if point.train_loss is not None])
-    each = run.run.points[-1].updates / len(losses)
+    losses = np.array([point.train_loss for point in run.run.evaluations[1:] if point.train_loss is not None])
+    each = run.run.evaluations[-1].updates / len(losses)
     return _moving_mean(losses, math.ceil(_SMOOTHED / each))
 
 

@@ -94,7 +94,7 @@ def pooled_importance(path: Path, run: Path, people: People, rows: int) -> dict[
     server = Deployed.load(config, SERVER, run)
     tested, labels = held_out(server.config, server.model)
     chosen = np.sort(np.random.default_rng(0).permutation(len(tested))[:rows])
-    ids = server.subjects.ids.gather(tested[chosen])
+    ids = server.records.ids.gather(tested[chosen])
     columns = [name for own in people.columns.values() for name in own]
     whole = pl.DataFrame({"person": ids})
     for party in people.columns:

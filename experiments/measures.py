@@ -93,7 +93,7 @@ def _row(study: Study, every: Sequence[Found], found: Found, level: float) -> Ro
         high=max(ends),
         seconds=crossing(runs, "seconds", level) if timed else None,
         megabytes=crossing(runs, "megabytes", level) if timed else None,
-        updates=float(np.mean([run.run.points[-1].updates for run in runs])),
+        updates=float(np.mean([run.run.evaluations[-1].updates for run in runs])),
         delay=float(np.mean([run.delay for run in runs])),
         longest_delay=max(run.longest_delay for run in runs),
         never=float(np.mean([run.never for run in runs])),

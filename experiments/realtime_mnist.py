@@ -83,7 +83,7 @@ def race(rule: Rule, seed: int, scale: Scale, folder: str, out: Path) -> Recorde
 def seconds_to(run: RecordedRun, target: float) -> float:
     """Return the seconds to the target, or those of the whole run if it never reached the target."""
     reached = run.first_reaching(target)
-    return (reached or run.points[-1]).seconds
+    return (reached or run.evaluations[-1]).seconds
 
 
 def report(
@@ -107,8 +107,8 @@ def report(
             rule.name: {
                 "step_size": rule.step_size,
                 "seconds": [seconds_to(run, scale.target) for run in runs],
-                "updates": [run.points[-1].updates for run in runs],
-                "accuracy": [run.points[-1].metric for run in runs],
+                "updates": [run.evaluations[-1].updates for run in runs],
+                "accuracy": [run.evaluations[-1].metric for run in runs],
             }
             for rule, runs in ((ASYNC, asynchronous), (SYNC, synchronous))
         },

@@ -165,11 +165,11 @@ def predict(path: Path, run: Path, new: dict[str, Path], ids: pl.Series) -> Arra
     scores = outputs(
         [rebuild(own.model) for own in parties],
         rebuild(head.model),
-        [own.subjects.features for own in parties],
+        [own.records.features for own in parties],
         summed=config.model.combine == "sum",
     )
     shares: Array = head.decision.probabilities(scores) if head.classes else scores.numpy()
-    places = pl.DataFrame({ID: head.subjects.ids}).with_row_index("place")
+    places = pl.DataFrame({ID: head.records.ids}).with_row_index("place")
     order = pl.DataFrame({ID: ids}).join(places, on=ID, how="left", maintain_order="left")["place"].to_numpy()
     ordered: Array = shares[order]
     return ordered[:, -1] if shares.shape[1] <= 2 else ordered

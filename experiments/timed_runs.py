@@ -78,16 +78,16 @@ class Timed:
 
     @property
     def seconds(self) -> Doubles:
-        return np.array([point.seconds for point in self.run.points])
+        return np.array([point.seconds for point in self.run.evaluations])
 
     @property
     def megabytes(self) -> Doubles:
         """Return the traffic of all clients, in both directions."""
-        return np.array([(point.bytes_up + point.bytes_down) / 1e6 for point in self.run.points])
+        return np.array([(point.bytes_up + point.bytes_down) / 1e6 for point in self.run.evaluations])
 
     @property
     def metric(self) -> Doubles:
-        return np.array([point.metric for point in self.run.points], float)
+        return np.array([point.metric for point in self.run.evaluations], float)
 
     @property
     def final(self) -> float:
@@ -182,7 +182,7 @@ def _timed(run: RecordedRun, config: Config, job: Job) -> Timed:
     delays = list(summary["delays"].values())
     uses, never = sum(each["uses"] for each in delays), sum(each["never"] for each in delays)
     share = {"async": 1, "t-sync": config.rule.t}.get(config.rule.name, summary["clients"])
-    uploads = np.array([point.updates for point in run.points]) * share / summary["clients"]
+    uploads = np.array([point.updates for point in run.evaluations]) * share / summary["clients"]
     return Timed(
         run=run,
         step_size=job.step_size,

@@ -162,11 +162,11 @@ def pooled(people: People, folder: Path) -> np.ndarray[Any, Any]:
     config, parts = read_config(path), []
     for party in COMPANIES:
         own = Deployed.load(config, party, folder / "pooled")
-        parts.append(embed(rebuild(own.model), own.subjects.features))
+        parts.append(embed(rebuild(own.model), own.records.features))
     head = Deployed.load(config, SERVER, folder / "pooled")
     with torch.no_grad():
         outputs = rebuild(head.model)(torch.stack(parts).sum(0))[:, 0].numpy()
-    return _labelled(people, head.subjects.ids, outputs)
+    return _labelled(people, head.records.ids, outputs)
 
 
 def _labelled(people: People, ids: pl.Series, scores: Any) -> np.ndarray[Any, Any]:

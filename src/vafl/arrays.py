@@ -12,7 +12,7 @@ Integers = npt.NDArray[np.int64]  # other whole numbers: counts, positions, clas
 Iterations = npt.NDArray[np.int32]  # iterations of the server, and delays in iterations
 Words = npt.NDArray[np.uint64]  # masked scores: integers modulo 2^64
 Bytes = npt.NDArray[np.uint8]
-States = npt.NDArray[np.uint8]  # [rows, clients]: indices into `protocol.scoring.STATES`
+States = npt.NDArray[np.uint8]  # [rows, clients]: indices into `protocol.inquiry.STATES`
 Flags = npt.NDArray[np.bool_]
 
 Floats = npt.NDArray[np.float32]  # what models and messages use

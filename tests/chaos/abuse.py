@@ -24,7 +24,7 @@ from vafl.run.agreement import STATE, make_terms
 from vafl.run.assembly import build, make_client
 from vafl.run.client import ClientState
 from vafl.run.plan import make_plan
-from vafl.transport.grpc.terms import Agreement
+from vafl.transport.grpc.terms import RunTerms
 from vafl.transport.grpc.wire import CLAIM
 from vafl.transport.identity import SERVER, Credentials, issue
 
@@ -114,7 +114,7 @@ def _knock_on_every_door(parties: Parties, turncoat: Turncoat, times: int) -> No
 
 def _come_to_reason(parties: Parties, turncoat: Turncoat) -> None:
     """Start the hostile party's regular client, and wait for the end of the run."""
-    terms = Agreement.from_bytes(turncoat.terms)
+    terms = RunTerms.from_bytes(turncoat.terms)
     ClientState(turncoat.client, parties.folder / NAME / STATE / NAME, 1, terms, resume=False)
     parties.start(NAME, resume=True)
     parties.until_over()

@@ -16,8 +16,8 @@ import numpy as np
 from vafl import cli
 from vafl.protocol.server import Server
 from vafl.protocol.table import FOREVER
-from vafl.run.server import ServerState
-from vafl.transport.grpc.server import FederationServer
+from vafl.run.server_state import ServerState
+from vafl.transport.grpc.handler import Handler
 
 
 class Trace:
@@ -93,16 +93,17 @@ def _waiting(server, client):
 
 def trace_digests(trace: Trace) -> None:
     """Write a line whenever the state that training depends on has changed; check a few times a second."""
-    attend, last = FederationServer._attend, [""]
+    attend, last = Handler.attend, [""]
 
-    def traced_attend(federation):
-        attend(federation)
-        digest = digest_of(federation.server)
+    def traced_attend(handler):
+        handled = attend(handler)
+        digest = digest_of(handler._server)
         if digest != last[0]:
             last[0] = digest
-            trace.write("state", digest=digest, iteration=federation.server.iteration)
+            trace.write("state", digest=digest, iteration=handler._server.iteration)
+        return handled
 
-    FederationServer._attend = traced_attend
+    Handler.attend = traced_attend
 
 
 def main():

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.federation import run_of, vertical_data
-from vafl.commands.expected_usage import courses_of, expected_activations
+from vafl.commands.expected_usage import expected_activations, expected_usages
 from vafl.config import from_document
 from vafl.errors import ConfigError
 from vafl.run.plan import make_plan
@@ -48,7 +48,7 @@ def plan(**sections):
 
 
 def test_epochs_are_taken_at_their_word():
-    found = courses_of(plan(schedule={"batch_size": 16}), epochs=5)
+    found = expected_usages(plan(schedule={"batch_size": 16}), epochs=5)
     assert [course.activations for course in found] == [35, 35]  # 112 rows are 7 batches
     assert found[0].others == (35,)
 
@@ -56,7 +56,9 @@ def test_epochs_are_taken_at_their_word():
 def test_the_rest_of_the_configuration_arrives():
     rule = {"start": "upload", "delay_bound": 4, "local_steps": 2}
     schedule = {"batch_size": 16, "refresh": "random:20", "kind": "iid"}
-    one, _ = courses_of(plan(rule=rule, schedule=schedule, stop={"updates": 100}, evaluation={"every": 25}))
+    one, _ = expected_usages(
+        plan(rule=rule, schedule=schedule, stop={"updates": 100}, evaluation={"every": 25})
+    )
     assert (one.full_start, one.delay_bound, one.local_steps) == (True, True, 2)
     assert (one.refresh, one.refresh_rows, one.kind) == ("random", 20, "iid")
     assert (one.rows, one.held_out, one.evaluations) == (112, 38, 5)  # at 0, 25, 50, 75 and 100
@@ -64,22 +66,22 @@ def test_the_rest_of_the_configuration_arrives():
 
 def test_validation_rows_are_what_is_evaluated():
     data = {"name": "iris", "validation_fraction": 0.1}
-    assert courses_of(plan(data=data, schedule={"batch_size": 16}))[0].held_out == 15
+    assert expected_usages(plan(data=data, schedule={"batch_size": 16}))[0].held_out == 15
 
 
 def test_nothing_is_refreshed_in_sync():
-    one, _ = courses_of(plan(rule={"name": "sync"}, stop={"updates": 100}))
+    one, _ = expected_usages(plan(rule={"name": "sync"}, stop={"updates": 100}))
     assert (one.refresh, one.activations) == ("none", 100)
 
 
 def test_evaluations_by_the_clock():
     sections = {"delays": {"kind": "fixed"}, "evaluation": {"every_seconds": 5.0}}
-    one, _ = courses_of(plan(stop={"updates": 150}, **sections))
+    one, _ = expected_usages(plan(stop={"updates": 150}, **sections))
     assert one.evaluations == 22  # 150 activations at 1.5 a second
-    one, _ = courses_of(plan(stop={"updates": 10**6, "seconds": 50.0}, **sections))
+    one, _ = expected_usages(plan(stop={"updates": 10**6, "seconds": 50.0}, **sections))
     assert one.evaluations == 12
 
 
 def test_a_centralised_run_uploads_nothing():
     with pytest.raises(ConfigError, match="VFL-9041"):
-        courses_of(plan(rule={"name": "centralised"}))
+        expected_usages(plan(rule={"name": "centralised"}))

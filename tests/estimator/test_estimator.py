@@ -110,7 +110,7 @@ def test_with_rows_held_out_the_models_of_the_lowest_loss_are_kept():
     X, y = WINE
     model = wine(validation_fraction=0.25, step_size=0.3, l2=0.0, embedding="linear")
     losses = [point.metrics["log_loss"] for point in model.history_]
-    assert model.best_ is model.run_.best.point
+    assert model.best_ is model.run_.best.evaluation
     assert model.best_.metrics["log_loss"] == min(losses) < losses[-1]
     assert model.run_.evaluator() == model.best_.metrics
     assert wine().best_ is None

@@ -154,7 +154,7 @@ def test_models_of_every_kind_are_trained_stored_continued_and_used_on_a_device(
     keep_all(run, Decision(), tmp_path / "run")
     again = build(config, beginning=EarlierRun(tmp_path / "run", config))
     for index, name in enumerate(KINDS):
-        client = Deployed.load(config, name, tmp_path / "run").respondent()
+        client = Deployed.load(config, name, tmp_path / "run").prediction_client()
         assert device_of(client.model) == device_of(again.models[index]) == "cuda"
         embeddings = client._embedded(client.model, client._features, None, evaluating=True)
         on_the_cpu = rebuild(open_model(tmp_path / "run", name))(client._features)

@@ -63,14 +63,14 @@ def test_a_dot_marks_the_models_that_are_kept_unless_they_are_the_last(drawn):
 
 def test_evaluations_without_the_metric_are_left_out(drawn):
     whole = run((1.0, 0.5, 0.4))
-    gap = replace(whole, points=[replace(whole.points[0], metric=None), *whole.points[1:]])
+    gap = replace(whole, evaluations=[replace(whole.evaluations[0], metric=None), *whole.evaluations[1:]])
     assert drawn(gap)[1].lines[0].get_xdata().tolist() == [1, 2]
-    drawn(replace(whole, points=[replace(point, metric=None) for point in whole.points]))
+    drawn(replace(whole, evaluations=[replace(point, metric=None) for point in whole.evaluations]))
 
 
 def test_a_metric_that_hardly_changes_is_no_cliff(drawn):
     level = run([1.0] * 12)
-    low, high = drawn(replace(level, points=[replace(point, metric=0.8) for point in level.points]))[
-        0
-    ].get_ylim()
+    low, high = drawn(
+        replace(level, evaluations=[replace(point, metric=0.8) for point in level.evaluations])
+    )[0].get_ylim()
     assert high - low == pytest.approx(0.109)

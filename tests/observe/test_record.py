@@ -33,7 +33,7 @@ def test_what_a_crash_undid_is_taken_out_of_the_history(tmp_path):
         assert folder.rewind(20.0) == [point(0), point(10)]  # that of update 20 took until 20.5
         folder.append(point(20))
         folder.finish(SUMMARY)
-    assert [each.updates for each in read_run(tmp_path).points] == [0, 10, 20]
+    assert [each.updates for each in read_run(tmp_path).evaluations] == [0, 10, 20]
 
 
 @pytest.mark.parametrize("line", [b"\0\0\n", b"[]\n", b'{"of": "another version"}\n'])
@@ -66,7 +66,7 @@ def test_a_run_that_went_on_with_another_headline_is_read_by_the_last(tmp_path):
         folder.append(Evaluation(0.5, 0, 10, 20, None, 0.7, {"auc": 0.7, "accuracy": 0.5}))
         folder.append(Evaluation(1.5, 10, 10, 20, None, 0.6, {"auc": 0.8, "accuracy": 0.6}))
         folder.finish(SUMMARY)
-    assert [each.metric for each in read_run(tmp_path).points] == [0.5, 0.6]
+    assert [each.metric for each in read_run(tmp_path).evaluations] == [0.5, 0.6]
 
 
 def test_what_is_not_a_number_is_not_recorded(tmp_path):

@@ -166,8 +166,8 @@ def test_up_ends_where_a_simulation_does_and_predict_answers_from_its_own_table(
     assert (scores["missing"] == "").all()
     config = read_config(tmp_path / "new.toml")
     parts = [Deployed.load(config, party, run) for party in CLIENTS]
-    said = sum(rebuild(own.model)(own.subjects.features) for own in parts)
+    said = sum(rebuild(own.model)(own.records.features) for own in parts)
     server = Deployed.load(config, "server", run)
     chances = probabilities(rebuild(server.model)(said).detach().double().numpy())[:, 1]
-    expected = dict(zip(server.subjects.ids.to_list(), chances.tolist(), strict=True))
+    expected = dict(zip(server.records.ids.to_list(), chances.tolist(), strict=True))
     assert scores["p(yes)"].to_list() == pytest.approx([expected[each] for each in scores["id"]], abs=1e-5)

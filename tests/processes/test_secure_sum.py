@@ -68,4 +68,4 @@ def test_killed_on_both_sides_rounds_begin_anew_and_a_signal_ends_the_run_orderl
     assert summary["interrupted"] is True
     assert summary["metric"]["value"] > 0.7
     assert summary["violations"] == {}
-    assert "nobody vouches" not in machine.log("client-1")
+    assert "secure sum without certificates" not in machine.log("client-1")

@@ -296,7 +296,7 @@ def test_only_the_answer_to_what_the_step_asked_settles_it(answers):
     bound.ask({0: np.array([2]), 1: np.array([3])}, set(), requests)
     asked, declined = {0: 0, 1: 1}, set()
     for client, number, no in answers:
-        bound.settle(client, number, declined=no)
+        bound.note_answer(client, number, declined=no)
         if client == number and asked.pop(client, None) is not None and no:
             declined.add(client)
         assert (bound.asked, bound.declined) == (asked, declined)

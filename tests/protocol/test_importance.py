@@ -22,7 +22,7 @@ def permutations(*names):
     return Permutations(np.random.default_rng(3), {name: np.array([m]) for m, name in enumerate(names)})
 
 
-def respondent(index=0, allowed=None, budget=None, features=FEATURES):
+def prediction_client(index=0, allowed=None, budget=None, features=FEATURES):
     model = nn.Linear(WIDTH, WIDTH, bias=False)
     nn.init.eye_(model.weight)
     return PredictionClient(index, features, model, permutations=allowed, budget=budget)
@@ -34,14 +34,14 @@ def answer_to(client, group, asked=EVERYONE):
 
 
 def test_everything_is_permuted_record_by_record():
-    said = answer_to(respondent(allowed=permutations()), EVERYTHING)
+    said = answer_to(prediction_client(allowed=permutations()), EVERYTHING)
     assert said.rows.tolist() == EVERYONE.tolist()
     assert sorted(map(tuple, said.embeddings)) == sorted(map(tuple, FEATURES.numpy()))
     assert (said.embeddings != FEATURES.numpy()).any()
 
 
 def test_a_group_moves_and_all_other_features_stay():
-    client = respondent(allowed=permutations("age"))
+    client = prediction_client(allowed=permutations("age"))
     said = answer_to(client, "age")
     assert sorted(said.embeddings[:, 0]) == FEATURES[:, 0].tolist()
     assert said.embeddings[:, 0].tolist() != FEATURES[:, 0].tolist()
@@ -55,7 +55,7 @@ def test_values_come_from_the_rows_asked_for_and_from_no_others(asked, seed):
     """A row whose budget is spent, or that was not asked for, must not reach the server under another row."""
     allowed = Permutations(np.random.default_rng(seed), {"both": np.arange(WIDTH), "one": np.array([1])})
     for group in (EVERYTHING, "both", "one"):
-        said = answer_to(respondent(allowed=allowed), group, rows(*asked))
+        said = answer_to(prediction_client(allowed=allowed), group, rows(*asked))
         assert said.rows.tolist() == asked
         assert set(said.embeddings.ravel().tolist()) <= set(FEATURES[asked].ravel().tolist())
 
@@ -63,9 +63,9 @@ def test_values_come_from_the_rows_asked_for_and_from_no_others(asked, seed):
 def test_what_a_client_does_not_offer_is_declined_and_charged_to_nobody():
     budget = Cap(9)
     asked = [
-        (respondent(budget=budget), EVERYTHING),
-        (respondent(budget=budget), "age"),
-        (respondent(allowed=permutations("age"), budget=budget), "income"),
+        (prediction_client(budget=budget), EVERYTHING),
+        (prediction_client(budget=budget), "age"),
+        (prediction_client(allowed=permutations("age"), budget=budget), "income"),
     ]
     for client, group in asked:
         assert isinstance(answer_to(client, group), Decline)
@@ -75,7 +75,7 @@ def test_what_a_client_does_not_offer_is_declined_and_charged_to_nobody():
 def test_a_group_costs_two_uploads_and_everything_one():
     """If only some features are permuted, two answers depend on each record."""
     budget = Cap(3)
-    client = respondent(allowed=permutations("age"), budget=budget)
+    client = prediction_client(allowed=permutations("age"), budget=budget)
     answer_to(client, EVERYTHING)
     assert budget.spent.tolist() == [1] * ROWS
     answer_to(client, "age", rows(0, 1))
@@ -117,8 +117,8 @@ class Parties:
     def __init__(self, *budgets):
         budget = budgets[0] if budgets else None
         self.clients = [
-            respondent(0, permutations()),
-            respondent(1, permutations("age"), budget, features=-FEATURES),
+            prediction_client(0, permutations()),
+            prediction_client(1, permutations("age"), budget, features=-FEATURES),
         ]
         self.scorer = ImportanceScorer(ROWS, nn.Identity(), DEFAULTS, summed=True)
         for client in self.clients:

@@ -60,7 +60,7 @@ class Fragile(Exchange):
 
     def save_server(self):
         head, optimiser = deepcopy(self.server.head.state_dict()), deepcopy(self.server.descent.state())
-        self.saved_server = self.server.iteration, self.server.settled(), head, optimiser
+        self.saved_server = self.server.iteration, self.server.uploads_done(), head, optimiser
 
     def kill_server(self):
         """Kill the server. The table is a file and survives; every connection breaks."""
@@ -202,7 +202,7 @@ def test_an_upload_that_waits_when_the_checkpoint_is_written_is_not_told_durable
     exchange = Fragile(rule=rule)
     exchange.play(("wake", 0))
     exchange.play(("up", 0))
-    assert (exchange.server.activations[0], exchange.server.settled()) == (1, [0] * CLIENTS)
+    assert (exchange.server.activations[0], exchange.server.uploads_done()) == (1, [0] * CLIENTS)
     exchange.save_server()
     assert exchange.server.made_durable(exchange.saved_server[1]) == []
     exchange.kill_server()

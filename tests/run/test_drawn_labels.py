@@ -8,7 +8,7 @@ from vafl.errors import DataError, RunFolderError
 from vafl.privacy.mechanism.labels import randomise
 from vafl.run.drawn_labels import draw_once
 from vafl.run.plan import make_plan
-from vafl.run.server import ServerState
+from vafl.run.server_state import ServerState
 
 TRUE = torch.arange(600) % 3
 

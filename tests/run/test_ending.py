@@ -96,7 +96,7 @@ def test_checkpoints_do_not_wait_for_an_evaluation():
     federation = Federation(configuration())
     server, driver, saved = federation.server, federation.driver, []
     server.absent = set()
-    driver.checkpoint = lambda: saved.append(server.iteration) or server.settled()
+    driver.checkpoint = lambda: saved.append(server.iteration) or server.uploads_done()
     end = SimpleNamespace(
         began=0.0, now=0.0, updates=0, server=server, traffic=[], finish=None, connections={}
     )
@@ -130,7 +130,7 @@ def test_a_client_that_is_told_to_end_ends_after_its_turn():
 
     async def story():
         async with served() as federation, dialled(federation, 1) as other:
-            await other.say(Join(1))
+            await other.send(Join(1))
             client = federation.client(0)
             in_turn, over = threading.Event(), threading.Event()
 

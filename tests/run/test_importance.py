@@ -58,7 +58,7 @@ def test_parties_groups_and_columns_are_ranked_by_what_they_tell(tmp_path, capsy
 
 
 def read_rows(folder, path):
-    return np.arange(round(len(Deployed.load(read_config(path), "server", folder / "run").subjects.ids) / 4))
+    return np.arange(round(len(Deployed.load(read_config(path), "server", folder / "run").records.ids) / 4))
 
 
 FROZEN = {"mode": "frozen", "clip": 1.0, "noise": 4.0, "mu_max": 2**0.5}  # mu^2 1/4 an upload, eight of them
@@ -100,7 +100,7 @@ def test_a_secure_sum_and_a_client_that_allows_nothing(tmp_path, capsys):
     launch(read_config(path, ["privacy.secure_sum=true"]), tmp_path / "sum", Console(file=io.StringIO()))
     with pytest.raises(ConfigError, match="VFL-7161"):
         Deployed.load(read_config(path), "server", tmp_path / "sum").importance_scorer()
-    masked = Deployed.load(read_config(path), "client-1", tmp_path / "sum").respondent()
+    masked = Deployed.load(read_config(path), "client-1", tmp_path / "sum").prediction_client()
     assert masked._permutations is None
     assert main(["importance", str(path), "--model", str(tmp_path / "sum")]) == ConfigError.exit_code
 

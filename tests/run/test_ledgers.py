@@ -15,7 +15,7 @@ from vafl.config import from_document, read_config
 from vafl.errors import ConfigError, LedgerError, RunFolderError
 from vafl.privacy.ledger.ledger import read_ledger
 from vafl.privacy.settings import PrivacySettings
-from vafl.run.assembly import make_guard, make_plan
+from vafl.run.assembly import make_plan, make_privacy
 from vafl.run.launch import launch
 from vafl.run.ledgers import ledger_path, read_statements
 from vafl.run.predict import Deployed
@@ -46,7 +46,7 @@ def upload_all(config, run, times=1):
     """Let the bank upload every row `times` times; return its people and how many rows each upload had."""
     plan = make_plan(config, party="bank")
     index = config.data.parties.index("bank")
-    own = make_guard(plan, index, run)
+    own = make_privacy(plan, index, run)
     rows = np.arange(len(own.features))
     uploaded = [len(own.budget.spend(rows, "request")) for _ in range(times)]
     own.budget.ledger.close()
@@ -109,7 +109,7 @@ def test_predictions_go_on_with_the_ledger_of_the_training_wherever_the_new_tabl
     launch(settings(then), run, Console(file=io.StringIO()))
     upload_all(settings(then), run, 3)
     write_tables(now, range(20, 40))
-    client = Deployed.load(settings(now), "bank", run).respondent()
+    client = Deployed.load(settings(now), "bank", run).prediction_client()
     assert len(client._budget.spend(np.arange(20), "prediction")) == 20
     assert len(client._budget.spend(np.arange(20), "prediction")) == 10
     client._budget.ledger.close()
@@ -124,7 +124,7 @@ def test_a_run_folder_cannot_choose_where_a_new_ledger_is_written(tmp_path):
     text = (run / "config.toml").read_text()
     (run / "config.toml").write_text(text.replace('ledger = ""', f'ledger = "{elsewhere}"'))
     elsewhere.mkdir()
-    client = Deployed.load(settings(tables), "bank", run).respondent()
+    client = Deployed.load(settings(tables), "bank", run).prediction_client()
     client._budget.ledger.close()
     assert not list(elsewhere.iterdir())
     assert Deployed.load(settings(tables), "server", run)._marks().parent != elsewhere
@@ -139,7 +139,7 @@ def unprotected(folder, **privacy):
 def test_where_a_ledger_is_a_run_without_noise_must_say_so_and_is_entered(tmp_path, capsys):
     folder = tmp_path / "tables"
     write_tables(folder, range(30))
-    assert make_guard(make_plan(unprotected(folder), party="bank"), 0, tmp_path / "run") is None
+    assert make_privacy(make_plan(unprotected(folder), party="bank"), 0, tmp_path / "run") is None
     first, _ = upload_all(settings(folder), tmp_path / "first")
     with pytest.raises(ConfigError, match=r"VFL-7111.*bank"):
         upload_all(unprotected(folder), tmp_path / "second")
@@ -159,8 +159,8 @@ def test_predictions_without_noise_are_entered_too(tmp_path):
     write_tables(now, range(10, 40))
     upload_all(settings(now), tmp_path / "other")
     with pytest.raises(ConfigError, match="VFL-7111"):
-        Deployed.load(unprotected(now), "bank", run).respondent()
-    client = Deployed.load(unprotected(now, mode="none"), "bank", run).respondent()
+        Deployed.load(unprotected(now), "bank", run).prediction_client()
+    client = Deployed.load(unprotected(now, mode="none"), "bank", run).prediction_client()
     assert len(client._budget.spend(np.arange(5), "prediction")) == 5
     client._budget.ledger.close()
     assert sorted(spent(now).values()) == [0.25] * 25 + [math.inf] * 5

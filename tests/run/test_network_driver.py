@@ -47,7 +47,7 @@ class Federation:
             ),
             losses=LossLog(),
             over=False,
-            last_iteration=0,
+            end_steps=self._end_steps,
             may_poll=True,
             may_stand_in=True,
             open_requests=set(),
@@ -75,6 +75,9 @@ class Federation:
         self.server.open_requests = set()
         self._poll.waiting.clear()
         return []
+
+    def _end_steps(self):
+        self.last_step = self.updates
 
     def finish(self, reason, *, failed):
         self.reason, self.failed = reason, failed
@@ -259,10 +262,10 @@ class Kept:
     """Records what is kept, and the evaluation when it was restored."""
 
     def __init__(self):
-        self.point, self.count, self.restored = None, 0, 0
+        self.evaluation, self.count, self.restored = None, 0, 0
 
-    def keep(self, point):
-        self.point, self.count = point, self.count + 1
+    def keep(self, evaluation):
+        self.evaluation, self.count = evaluation, self.count + 1
 
     def restore(self):
         self.restored += 1
@@ -282,8 +285,8 @@ def test_patience_ends_a_run_and_only_then_are_the_test_rows_asked_for_by_the_be
         ([6, 7, 8], True)
     ]
     assert [point.metric for point in points] == [0.0, 1.0, 1.0, 0.0]
-    assert (best.point, best.restored) == (points[1], 1)
-    assert federation.server.last_iteration == 30
+    assert (best.evaluation, best.restored) == (points[1], 1)
+    assert federation.last_step == 30
     assert drive.tested["accuracy"] == 1.0
     assert drive.controller.end.reason is Ending.NO_IMPROVEMENT
     (end,) = [each.getMessage() for each in caplog.records if "the run ends" in each.getMessage()]

@@ -37,7 +37,7 @@ def test_a_model_keeps_its_encoder(trained, party):
     fitted = {each.name: each.encoder for each in build(config).data.parties}
     stored = open_model(run, party)
     assert encoder_of(stored) == fitted[party]
-    embeddings = rebuild(stored)(Deployed.load(config, party, run).subjects.features)
+    embeddings = rebuild(stored)(Deployed.load(config, party, run).records.features)
     assert embeddings.shape[1] == 4
     assert torch.isfinite(embeddings).all()
 

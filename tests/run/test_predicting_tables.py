@@ -23,7 +23,7 @@ from vafl.run.launch import launch
 from vafl.run.model_store import model_folder, open_model, read_deployed, rebuild
 from vafl.run.plan import make_plan
 from vafl.run.predict import Deployed
-from vafl.run.prediction_records import load_subjects
+from vafl.run.prediction_records import load_records
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_people_who_came_later_are_scored_as_the_training_encoded(tmp_path, cons
     joined = scores.join(labels, left_on="id", right_on="person")
     assert (joined["prediction"] == joined["repaid"]).mean() > 0.75
 
-    own = Deployed.load(config, "bank", tmp_path / "run").subjects.features
+    own = Deployed.load(config, "bank", tmp_path / "run").records.features
     embeddings = rebuild(open_model(tmp_path / "run", "bank"))(own)
     assert torch.isfinite(embeddings).all()
     lacking = int((own[:, -1] == 1).sum()) if records == "labelled" else 0
@@ -98,7 +98,7 @@ def test_what_was_learnt_for_people_it_does_not_know_stands_in_for_a_party(tmp_p
     scores = batch_of(impatient(config), tmp_path / "run", tmp_path / "scores.parquet", ["shop"])
     assert (scores["missing"] == "bank: absent").all()
     shop = Deployed.load(config, "shop", tmp_path / "run")
-    said = rebuild(shop.model)(shop.subjects.features) + learnt
+    said = rebuild(shop.model)(shop.records.features) + learnt
     chances = torch.sigmoid(rebuild(head)(said))[:, 0]
     number_of = dict(zip(_everyone(config), chances.tolist(), strict=True))
     assert scores["p(yes)"].to_list() == pytest.approx(
@@ -111,10 +111,10 @@ def test_the_server_counts_its_records_without_a_score(tmp_path, console, record
     write_companies(tmp_path)
     config = configuration(tmp_path, data={"records": records}, **LOOPBACK)
     launch(config, tmp_path / "run", console)
-    subjects = Deployed.load(config, "server", tmp_path / "run").subjects
-    assert subjects.unscored == 400 - subjects.rows
-    assert (subjects.unscored > 0) == (records == "common")
-    assert Deployed.load(config, "bank", tmp_path / "run").subjects.unscored == 0
+    own = Deployed.load(config, "server", tmp_path / "run").records
+    assert own.unscored == 400 - own.rows
+    assert (own.unscored > 0) == (records == "common")
+    assert Deployed.load(config, "bank", tmp_path / "run").records.unscored == 0
 
 
 def test_predict_says_how_many_records_have_no_score_and_what_to_do(tmp_path, console):
@@ -153,7 +153,7 @@ def test_a_model_of_labelled_records_scores_an_alignment_of_common_ones(tmp_path
     scores = batch_of(common, tmp_path / "run", tmp_path / "scores.parquet", ["bank", "shop"])
     assert scores["id"].sort().to_list() == _everyone(common).sort().to_list()
     assert scores["missing"].eq("").all()
-    assert Deployed.load(common, "server", tmp_path / "run").subjects.unscored == 400 - scores.height
+    assert Deployed.load(common, "server", tmp_path / "run").records.unscored == 400 - scores.height
 
 
 def align(config):
@@ -208,10 +208,10 @@ def test_tables_that_changed_are_refused(tmp_path, console):
     bank, stored = pl.read_csv(path), open_model(tmp_path / "run", "bank")
     bank.drop("income").write_csv(path)
     with pytest.raises(DataError, match=r"VFL-2194.*income"):
-        load_subjects(before, "bank", stored)
+        load_records(before, "bank", stored)
     bank.with_columns(income=pl.lit("a lot")).write_csv(path)
     with pytest.raises(DataError, match=r"VFL-2195.*income"):
-        load_subjects(before, "bank", stored)
+        load_records(before, "bank", stored)
 
 
 def test_a_model_is_used_as_it_was_trained_whatever_the_configuration_says_now(tmp_path, console, caplog):
@@ -301,13 +301,13 @@ def test_a_model_of_one_csv_scores_new_lines_of_another(tmp_path, console):
     common = {"stop": {"updates": 5, "patience": 0}, "schedule": {"batch_size": 8}, **LOOPBACK}
     config = from_document({"data": data, **common})
     launch(config, tmp_path / "run", console)
-    trained = load_subjects(config, "client-2", open_model(tmp_path / "run", "client-2"))
+    trained = load_records(config, "client-2", open_model(tmp_path / "run", "client-2"))
     assert len(trained.chosen) == 40
     new = rows.head(5).select(pl.lit("new").alias("extra"), "z", "x")
     new.write_csv(tmp_path / "new.csv")
     later = from_document({"data": {**data, "path": str(tmp_path / "new.csv")}, **common})
     stored = open_model(tmp_path / "run", "client-2")
-    found = load_subjects(later, "client-2", stored)
+    found = load_records(later, "client-2", stored)
     assert torch.equal(found.features, trained.features[:5])
     assert found.ids.to_list() == ["0", "1", "2", "3", "4"]
     assert found.source != trained.source  # the same line numbers in another file denote other people
@@ -315,4 +315,4 @@ def test_a_model_of_one_csv_scores_new_lines_of_another(tmp_path, console):
     assert scores["id"].cast(pl.String).to_list() == ["0", "1", "2", "3", "4"]
     new.drop("z").write_csv(tmp_path / "new.csv")
     with pytest.raises(DataError, match=r"VFL-2194.*z"):
-        load_subjects(later, "client-2", stored)
+        load_records(later, "client-2", stored)

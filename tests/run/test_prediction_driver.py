@@ -45,7 +45,7 @@ def batch_of(config, run, out, present=PARTIES):
     deployed = Deployed.load(config, "server", run)
     with ScoreFile(out) as file:
         batch = Batch(
-            deployed.subjects.chosen, config.prediction, lambda *chunk: file.append(deployed.table(*chunk))
+            deployed.records.chosen, config.prediction, lambda *chunk: file.append(deployed.table(*chunk))
         )
         server = deployed.serve(deployed.scorer(cached=False), batch)
         complete(_run(config, run, server, present))
@@ -59,7 +59,7 @@ async def _run(config, run, server, present):
     clients = []
     for name in present:
         own = Deployed.load(config, name, run)
-        clients.append(FederationClient(own.respondent(), name, own.terms(), network, None))
+        clients.append(FederationClient(own.prediction_client(), name, own.terms(), network, None))
     try:
         await asyncio.gather(*(client.run() for client in clients))
     finally:
@@ -123,7 +123,7 @@ def test_nobody_at_all_is_an_error_and_leaves_no_file(tmp_path):
     config = trained(tmp_path / "run", network={"join_timeout": 0.5})
     deployed = Deployed.load(config, "server", tmp_path / "run")
     server = deployed.serve(
-        deployed.scorer(cached=False), Batch(deployed.subjects.chosen, config.prediction, print)
+        deployed.scorer(cached=False), Batch(deployed.records.chosen, config.prediction, print)
     )
     with pytest.raises(Stalled, match="VFL-7171"), ScoreFile(tmp_path / "scores.csv"):
         complete(server.serve())
@@ -223,13 +223,13 @@ def test_models_of_another_run_are_refused(tmp_path):
     trained(tmp_path / "other", stop={"updates": 30})
     mixed = Deployed.load(config, "client-1", tmp_path / "other")
     server = Deployed.load(config, "server", tmp_path / "run")
-    end = server.serve(server.scorer(cached=False), Batch(server.subjects.chosen, config.prediction, print))
+    end = server.serve(server.scorer(cached=False), Batch(server.records.chosen, config.prediction, print))
 
     async def join():
         listening = asyncio.Future()
         serving = asyncio.create_task(end.serve(listening.set_result))
         network = configuration(network={"address": await listening}).network
-        client = FederationClient(mixed.respondent(), "client-1", mixed.terms(), network, None)
+        client = FederationClient(mixed.prediction_client(), "client-1", mixed.terms(), network, None)
         try:
             await client.run()
         finally:
@@ -244,7 +244,7 @@ def test_a_second_process_of_a_party_is_told_of_options_that_its_command_has(tmp
     """`vafl serve` and `vafl predict` have --replace, and no --resume."""
     config = trained(tmp_path / "run")
     server, own = (Deployed.load(config, party, tmp_path / "run") for party in ("server", "client-1"))
-    end = server.serve(server.scorer(cached=False), Batch(server.subjects.chosen, config.prediction, print))
+    end = server.serve(server.scorer(cached=False), Batch(server.records.chosen, config.prediction, print))
 
     async def join_twice():
         listening = asyncio.Future()
@@ -252,7 +252,9 @@ def test_a_second_process_of_a_party_is_told_of_options_that_its_command_has(tmp
         network = configuration(network={"address": await listening}).network
 
         def client(**options):
-            return FederationClient(own.respondent(), "client-1", own.terms(), network, None, **options).run()
+            return FederationClient(
+                own.prediction_client(), "client-1", own.terms(), network, None, **options
+            ).run()
 
         first = asyncio.create_task(client())
         while not end.connections:

@@ -144,7 +144,7 @@ def test_patience_keeps_the_models_of_the_best_evaluation(rule):
     points = run.train(lambda point: seen.append(parameters(run)))
     best = min(range(len(points)), key=lambda place: points[place].metrics["log_loss"])
     assert best == len(points) - 3
-    assert run.best.point is points[best]
+    assert run.best.evaluation is points[best]
     assert same(parameters(run), seen[best])
     assert not same(seen[-1], seen[best])
 

@@ -32,7 +32,8 @@ from vafl.run.client import ClientState, run_client, run_until_over
 from vafl.run.controller import RunController
 from vafl.run.model_store import run_name
 from vafl.run.plan import make_plan
-from vafl.run.server import ServerRun, ServerState, _serve
+from vafl.run.server import ServerRun, _serve
+from vafl.run.server_state import ServerState
 from vafl.transport.grpc.worker import Worker
 from vafl.transport.traffic import Traffic
 
@@ -347,7 +348,7 @@ def test_a_resumed_server_has_the_head_of_the_best_evaluation(tmp_path):
     moved(state.server.head)
     state.save({})
     resumed = ServerState(make_plan(CONFIG), tmp_path, resume=True)
-    assert (resumed.best.point, resumed.best.count) == (point, 1)
+    assert (resumed.best.evaluation, resumed.best.count) == (point, 1)
     assert not same(dict(resumed.server.head.state_dict()), dict(head))
     resumed.best.restore()
     assert same(dict(resumed.server.head.state_dict()), dict(head))

@@ -1,6 +1,8 @@
 """Every message survives encoding and decoding, and no bytes whatsoever do harm."""
 
+import hashlib
 from contextlib import suppress
+from dataclasses import astuple
 
 import numpy as np
 import pytest
@@ -31,7 +33,8 @@ from vafl.protocol.messages import (
     Upload,
     Welcome,
 )
-from vafl.transport.codec import _BEGINNING, _HEADER, _KINDS, HEADER_BYTES, Codec
+from vafl.transport.codec import _BEGINNING, _HEADER, _KINDS, _LAYOUTS, HEADER_BYTES, Codec
+from vafl.transport.grpc.wire import PROTOCOL
 from vafl.transport.settings import ENCODINGS
 
 counts = st.integers(0, 2**40)
@@ -237,6 +240,13 @@ def test_bytes_are_header_rows_and_numbers():
 def test_text_counts_as_utf8(text, length):
     for message in (Decline(0, 0, 0, text), Stop(0, text), Refused(0, text), Skipped(0, 0, 0, (), text)):
         assert Codec().size(message) == HEADER_BYTES + length
+
+
+def test_another_layout_is_another_protocol():
+    """Parties of different versions refuse each other by PROTOCOL; without that they would misread frames."""
+    layouts = [(kind.__name__, astuple(layout)) for kind, layout in _LAYOUTS.items()]
+    content = repr((_BEGINNING, _HEADER.format, layouts)).encode()
+    assert (PROTOCOL, hashlib.sha256(content).hexdigest()[:16]) == (7, "7b9f35a8596a1d14")
 
 
 def test_a_header_is_48_bytes():

@@ -24,7 +24,7 @@ from vafl.arrays import Doubles, Matrix, RowIds
 from vafl.config import Config
 from vafl.privacy.ledger.accounts import KINDS
 from vafl.privacy.ledger.ledger import Ledger
-from vafl.privacy.mechanism.client_privacy import ClientPrivacy, guard
+from vafl.privacy.mechanism.client_privacy import ClientPrivacy, protect
 from vafl.privacy.settings import UNLIMITED, PrivacySettings
 from vafl.protocol.client import Client
 from vafl.protocol.descent import Descent
@@ -180,7 +180,7 @@ def _score_release(claimed: PrivacySettings, used: PrivacySettings, coins: Tenso
     features = torch.zeros(len(coins), 2)
     features[:, 0] = _LOUD * used.clip * _presence(used, coins)
     records = np.arange(len(coins))
-    private = guard(used, nn.Linear(2, 2), features, Ledger.in_memory(len(coins)), records)
+    private = protect(used, nn.Linear(2, 2), features, Ledger.in_memory(len(coins)), records)
     score = private.features[:, 0] - _middle(claimed, claimed.clip)
     return score, np.full(len(coins), claimed.upload_cost)
 
@@ -237,7 +237,7 @@ def _client(
         model.weight[0] = _LOUD * max(settings.clip, settings.gradient_clip, settings.gradient_noise)
     limits = replace(settings, mu_max=settings.mu_max and UNLIMITED, ledger="")
     steps = config.rule.local_steps
-    private = guard(limits, model, features, Ledger.in_memory(rows), np.arange(rows), steps)
+    private = protect(limits, model, features, Ledger.in_memory(rows), np.arange(rows), steps)
     schedules = [make_schedule(config, training_rows, index) for index in range(clients)]
     client = Client(
         0,

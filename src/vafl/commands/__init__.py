@@ -1,1 +1,1 @@
-"""Commands that are more than a few lines: each module has `add_parser` and what the command does."""
+"""Commands that are more than a few lines: each module has `add_options` and what the command does."""

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vafl.commands.configured import add_config_options, as_json, overrides
-from vafl.commands.expected_usage import courses_of
+from vafl.commands.expected_usage import expected_usages
 from vafl.config import from_document, read_document
 from vafl.errors import ConfigError
 from vafl.privacy.analysis import accountant
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
     config = from_document({**document, "privacy": _noised(document.get("privacy", {}))})
     wish = Wish.of(config.privacy, document.get("privacy", {}), options)
     plan = make_plan(replace(config, privacy=PrivacySettings()), party=a_party(config))
-    usages = courses_of(plan, options.epochs)
+    usages = expected_usages(plan, options.epochs)
     names = [party.name for party in plan.data.parties]
     report = _report(wish, usages, dict(zip(names, map(expose, usages), strict=True)))
     if options.json:

@@ -117,7 +117,7 @@ _SETTING = (
 
 
 def _headline(runs: list[RecordedRun], target: float) -> str:
-    times = {run.name: point.seconds for run in runs if (point := run.first_reaching(target))}
+    times = {run.name: evaluation.seconds for run in runs if (evaluation := run.first_reaching(target))}
     ratio = times["sync"] / times["async"]
     ceiling = runs[-1].test
     return (

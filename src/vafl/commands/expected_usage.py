@@ -12,7 +12,7 @@ from vafl.protocol.schedule import parse_refresh
 from vafl.run.plan import Plan
 
 
-def courses_of(plan: Plan, epochs: float | None = None) -> list[ExpectedUsage]:
+def expected_usages(plan: Plan, epochs: float | None = None) -> list[ExpectedUsage]:
     """Return the expected usage of each client.
 
     The number of activations is known in advance only if every step needs every client. Even then, a client

@@ -13,7 +13,7 @@ from rich.table import Table
 from vafl.commands.configured import as_json
 from vafl.data.encoding import Encoder
 from vafl.data.sources.base import RecordEncoder
-from vafl.data.sources.series import SeriesEncoder
+from vafl.data.sources.series_encoder import SeriesEncoder
 from vafl.errors import RunFolderError
 from vafl.models.store import MANIFEST, StoredModel, read_model
 from vafl.run.model_store import MODELS

@@ -14,12 +14,12 @@ class StopSettings:
     """A run ends at the first of these.
 
     Attributes:
-        updates: steps of the server; 0 is as many as make schedule.epochs.
-        seconds: on the run's clock; 0 means no limit.
-        metric: as soon as the headline metric (model.metric) is this good; leave out for no such limit.
-        patience: after this many evaluations in a row without a better one; 0 means no such limit. A run with
+        updates: the number of server steps. 0 derives it from schedule.epochs.
+        seconds: the time on the run's clock. 0 sets no limit.
+        metric: the value of the headline metric (model.metric) to reach. Leave it out for no limit.
+        patience: the number of evaluations in a row without a better one. 0 sets no limit. A run with
             patience keeps the models of its best evaluation, whatever ends it.
-        select: the metric that tells which of two evaluations is better, for patience and for the models to
+        select: the metric that decides which of two evaluations is better, for patience and for the models to
             keep: `loss` (log loss, or the root mean squared error of numbers) or a name that model.metric
             takes.
     """
@@ -55,8 +55,8 @@ class EvaluationSettings:
     """How often the model is measured on the validation rows, or on the test rows if there are none.
 
     Attributes:
-        every: updates between two evaluations; 0 is one epoch of the clients.
-        every_seconds: seconds on the run's clock instead, if above 0.
+        every: updates between two evaluations. 0 evaluates once per epoch of the clients.
+        every_seconds: seconds between two evaluations on the run's clock. If above 0, it replaces `every`.
     """
 
     every: int = 50
@@ -79,17 +79,20 @@ class PredictionSettings:
     """How a trained model is used, in batches (`vafl predict`) and live (`vafl serve`).
 
     Attributes:
-        chunk: rows that clients are asked for at a time, in a batch.
-        patience: seconds a client has to answer for a chunk, or to come back; then its default is used.
-        deadline: seconds a live question may wait for clients; then the defaults of the late ones are used.
-        gather: seconds a live question waits for others, to be asked together with them.
-        cache: the live server keeps embeddings and uses them again, which costs a private client nothing;
-            false asks each time, for features that change.
-        largest_request: ids in one live request.
-        importance: what a client lets the server measure the importance of (`vafl importance`). `party`: the
-            client's features together, and each group in its source's `groups`. `columns`: each column, too;
-            the server learns the columns' names, and each record's values up to a scale if embeddings have no
-            noise. `none`: nothing.
+        chunk: `vafl predict` requests this number of rows at a time.
+        patience: seconds a client has to answer for a chunk, or to come back. After that, the server uses the
+            client's default embedding.
+        deadline: seconds that a live request may wait for clients. After that, the server uses the default
+            embeddings of the late ones.
+        gather: seconds that a live request waits for others, so that clients are asked for all of them
+            together.
+        cache: whether the live server keeps embeddings and uses them again, which costs a private client
+            nothing. Set false for features that change.
+        largest_request: the most ids in one live request.
+        importance: which importance a client lets the server measure (`vafl importance`). `party`: that of
+            all its features together, and of each group in its source's `groups`. `columns`: that of each
+            column, too; the server learns the columns' names, and each record's values up to a scale if
+            embeddings have no noise. `none`: no importance.
     """
 
     chunk: int = 4096

@@ -168,8 +168,8 @@ class Config:
             if self.data.name == "parties" and name not in known:
                 raise ConfigError(
                     "VFL-1016",
-                    f"[parties.{name}] is no party of this run. Its parties: {', '.join(known)}. Add "
-                    f'"{name}" to data.parties, or remove the section.',
+                    f"[parties.NAME] must name a party of this run: {', '.join(known)}. Found "
+                    f'[parties.{name}]. Add "{name}" to data.parties, or remove the section.',
                 )
             if own.local_steps < 0:
                 raise ConfigError(

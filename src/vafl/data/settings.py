@@ -39,7 +39,8 @@ class DataSettings:
         name: the data set. Bundled with scikit-learn: `digits`, `breast_cancer`, `wine`, `iris`, `diabetes`.
             Public, in the data folder: `mnist`, `fashion_mnist`, `cifar10`, `parkinson`, `modelnet40`,
             `physionet2012`, `mimic3`, `adult`, `credit_default`. `csv` is one file whose columns [partition]
-            divides among the parties. `parties` is one file per party, set in [parties.NAME.source].
+            divides among the parties. With `parties`, each party has its own data, which its
+            [parties.NAME.source] describes.
         path: for `csv`: the CSV or Parquet file. A relative path starts at the config file's folder.
         label: for `csv`: the label column.
         weight: for `csv`: the column with the weight of each row in the training loss, numbers of 0 or more.
@@ -117,7 +118,7 @@ class DataSettings:
 
     @property
     def is_tabular(self) -> bool:
-        """Return whether parties read and encode tables: one file each, or columns of one file."""
+        """Return whether parties read and encode sources: their own, or columns of one file."""
         return self.name in ("csv", "parties")
 
     @property

@@ -187,7 +187,7 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         run = build(config, data)
         history = run.train(self._report, keep_best=held_out)
         self.history_ = list(map(self._in_units, history))
-        best = run.best and run.best.point
+        best = run.best and run.best.evaluation
         self.best_ = self._in_units(best) if best else None
         self._keep(run)
         return self
@@ -300,15 +300,15 @@ class VerticalEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         """Return each party's features [rows, ...], encoded as in fit."""
         return {party: encode(party, table, self.encoders_[party]) for party, table in tables.items()}
 
-    def _report(self, point: Evaluation) -> None:
+    def _report(self, evaluation: Evaluation) -> None:
         if self.verbose:
-            loss = "" if point.train_loss is None else f", training loss {point.train_loss:.4f}"
-            figures = as_text(self._in_units(point).metrics)
-            print(f"{point.updates} updates, {point.seconds:.1f} simulated s{loss}, {figures}")
+            loss = "" if evaluation.train_loss is None else f", training loss {evaluation.train_loss:.4f}"
+            figures = as_text(self._in_units(evaluation).metrics)
+            print(f"{evaluation.updates} updates, {evaluation.seconds:.1f} simulated s{loss}, {figures}")
 
-    def _in_units(self, point: Evaluation) -> Evaluation:
+    def _in_units(self, evaluation: Evaluation) -> Evaluation:
         """Return the evaluation with errors in the unit of y."""
-        return point
+        return evaluation
 
     def _keep(self, run: Run) -> None:
         names = list(self._layout.columns)

@@ -111,10 +111,10 @@ class VerticalRegressor(RegressorMixin, VerticalEstimator):  # type: ignore[misc
         self.target_scale_ = float(labels[train].std()) or 1.0
         return ((labels - self.target_mean_) / self.target_scale_).astype(np.float32), None
 
-    def _in_units(self, point: Evaluation) -> Evaluation:
+    def _in_units(self, evaluation: Evaluation) -> Evaluation:
         headline, scale = Metrics.of("squared", 1, self.metric).headline.name, self.target_scale_
         metrics = {
             name: value * scale if value is not None and name in IN_LABEL_UNITS else value
-            for name, value in point.metrics.items()
+            for name, value in evaluation.metrics.items()
         }
-        return replace(point, metrics=metrics, metric=metrics[headline])
+        return replace(evaluation, metrics=metrics, metric=metrics[headline])

@@ -1,8 +1,8 @@
-/* The loops of portable.py, which says what each of them means, in one pass.
+/* The loops of portable.py, each in one pass over its arrays. portable.py defines what each loop does.
 
-   Arrays come by the buffer protocol. Types, shapes, alignment and, last, every index are checked before
-   anything is written: no arguments can make a loop read or write beside its arrays, as long as those share
-   no memory and no other thread changes them meanwhile. */
+   Arrays arrive by the buffer protocol. Every function checks types, shapes, alignment and, last, every index
+   before it writes anything. So no arguments can make a loop read or write outside its arrays, as long as the
+   arrays share no memory and no other thread changes them at the same time. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
@@ -12,13 +12,14 @@
 #include <string.h>
 
 enum {
-    AHEAD = 12,          /* rows that are asked of memory before they are needed */
-    NEAR_BYTES = 1024,   /* of such a row, 16 cache lines: the processor itself asks for those that follow */
-    LONG_BYTES = 1 << 16 /* of work, during which other threads may run */
+    AHEAD = 12,          /* how many rows before its use a row is prefetched */
+    NEAR_BYTES = 1024,   /* bytes of a row to prefetch (16 cache lines); the processor prefetches the rest itself */
+    LONG_BYTES = 1 << 16 /* from this many bytes of work on, other Python threads may run: the GIL is released */
 };
 
-/* Loops that gain by wider vectors are compiled twice, and the loader takes the one for the processor it finds:
-   where the C library can do that. Without fused multiplication, so that both give the same numbers. */
+/* Loops that gain from wider vectors are compiled twice, and the loader chooses the version for the processor,
+   if the C library supports that. AVX2 without FMA: a fused multiplication rounds once instead of twice, and the
+   two versions would give different numbers. */
 #if defined(__x86_64__) && defined(__GLIBC__) && (defined(__clang__) ? __clang_major__ >= 14 : __GNUC__ >= 6)
 #define VECTORS __attribute__((target_clones("avx2", "default")))
 #else
@@ -30,8 +31,8 @@ enum {
 enum { STRIDED = PyBUF_STRIDES, CONTIGUOUS = PyBUF_C_CONTIGUOUS, WRITABLE = PyBUF_WRITABLE };
 
 typedef struct {
-    const char *types; /* format characters; NULL: anything but objects, whose references are counted */
-    int itemsize, axes, flags; /* itemsize 0: any that `number` reads */
+    const char *types; /* format characters; NULL: any type but objects, whose references would be miscounted */
+    int itemsize, axes, flags; /* itemsize 0: any size that `number` can read */
 } Kind;
 
 #define PLACES {"lq", 8, 1, CONTIGUOUS}
@@ -46,7 +47,8 @@ static int has_numbers(const Py_buffer *view)
     return view->itemsize == 1 || view->itemsize == 2 || view->itemsize == 4 || view->itemsize == 8;
 }
 
-/* Takes hold of the first arguments, arrays of these kinds; the others are the caller's. */
+/* Acquire the buffers of the first arguments, which must be arrays of these kinds. The caller reads the other
+   arguments. Return 0 with an exception set if the number of arguments or an array is wrong. */
 static int acquire(PyObject *const *given, Py_ssize_t count, Py_ssize_t expected, Py_buffer *views,
                    const Kind *kinds, int arrays)
 {
@@ -94,7 +96,8 @@ static int of_one_shape(int same)
     return same;
 }
 
-/* Whole numbers without a sign, of any size: what is below 0 is beyond all bounds. */
+/* Return an integer of any size as an unsigned one. A negative number becomes a huge one, so a check of the
+   upper bound refuses it, too. */
 static inline uint64_t number(const Py_buffer *view, Py_ssize_t i)
 {
     switch (view->itemsize) {
@@ -105,7 +108,7 @@ static inline uint64_t number(const Py_buffer *view, Py_ssize_t i)
     }
 }
 
-/* Whether all of these are places among `bound`. */
+/* Return whether all of these indices are in 0..bound - 1. */
 static int within(const Py_buffer *places, Py_ssize_t bound)
 {
     uint64_t furthest = 0;
@@ -174,7 +177,7 @@ static PyObject *gather(PyObject *self, PyObject *const *given, Py_ssize_t count
     done = done && of_one_shape(out->len == rows->shape[0] * bytes) && within(rows, from->shape[0]);
     if (done) {
         PyThreadState *state = begin(out->len);
-        switch (bytes) { /* a known size is copied without a call */
+        switch (bytes) { /* the compiler replaces a memcpy of constant size by a move */
         case 1: copy_rows(from, rows, out->buf, 1); break;
         case 2: copy_rows(from, rows, out->buf, 2); break;
         case 4: copy_rows(from, rows, out->buf, 4); break;
@@ -187,7 +190,7 @@ static PyObject *gather(PyObject *self, PyObject *const *given, Py_ssize_t count
     return done ? Py_NewRef(Py_None) : NULL;
 }
 
-/* Sums as float32. */
+/* Gather rows of float64 sums as float32. */
 static PyObject *gather_sums(PyObject *self, PyObject *const *given, Py_ssize_t count)
 {
     static const Kind kinds[] = {SUMS(0), PLACES, FLOATS(2, CONTIGUOUS | WRITABLE)};
@@ -222,12 +225,12 @@ static void delays_at(const Py_buffer *stored_at, const Py_buffer *rows, uint32_
             fetch(line(stored_at, row[i + AHEAD]), 4 * clients);
         const uint32_t *restrict then = (const uint32_t *)line(stored_at, row[i]);
         for (Py_ssize_t j = 0; j < clients; j++)
-            to[j] = now - then[j]; /* without a sign, what overflows is defined */
+            to[j] = now - then[j]; /* unsigned, because signed overflow is undefined */
     }
 }
 
 typedef struct {
-    int32_t longest, shortest; /* of the delays below `forever`; 0 if none is longer, or shorter */
+    int32_t longest, shortest; /* of the delays below `forever`, and of 0 */
 } Range;
 
 VECTORS static Range range_of(const int32_t *delay, Py_ssize_t length, int32_t forever)
@@ -280,7 +283,7 @@ static PyObject *count_delays(PyObject *self, PyObject *const *given, Py_ssize_t
     return done && !range.shortest ? PyLong_FromLong(range.longest) : NULL;
 }
 
-/* `fresh` takes the place of `cell`; keeps `sum` up. Whether no value that came or went is beyond `largest`. */
+/* Replace `cell` by `fresh` and update `sum`. Return whether all values, old and new, are at most `largest`. */
 static inline int change(double *restrict sum, float *restrict cell, const float *restrict fresh, Py_ssize_t width,
                          float largest)
 {
@@ -293,7 +296,7 @@ static inline int change(double *restrict sum, float *restrict cell, const float
     return exact;
 }
 
-/* `views` as `replace` has them. */
+/* The loop of `store` and `store_summed`; `views` are those of `replace`. */
 static inline int replace_rows(const Py_buffer *views, int summed, int32_t iteration, float largest)
 {
     const Py_buffer *cells = &views[0], *stored_at = &views[1], *rows = &views[2], *fresh = &views[3];
@@ -329,8 +332,8 @@ VECTORS static int replace_summed(const Py_buffer *views, int32_t iteration, flo
     return replace_rows(views, 1, iteration, largest);
 }
 
-/* The last array, if there are five, are the sums; after the arrays come the iteration and, for sums, the
-   largest value. */
+/* Check the arguments of `store` (four arrays, iteration) or `store_summed` (five arrays with the sums last,
+   iteration, largest value), and run the loop. */
 static PyObject *replace(PyObject *const *given, Py_ssize_t count, int arrays)
 {
     static const Kind kinds[] = {FLOATS(2, STRIDED | WRITABLE), ITERATIONS(1, STRIDED | WRITABLE), PLACES,
@@ -385,7 +388,7 @@ static PyObject *add_row(PyObject *self, PyObject *const *given, Py_ssize_t coun
     return done ? Py_NewRef(Py_None) : NULL;
 }
 
-/* In float64, so many columns at a time. */
+/* Sum in float64, COLUMNS at a time, so that the sums stay in registers. */
 static PyObject *sum_rows(PyObject *self, PyObject *const *given, Py_ssize_t count)
 {
     enum { COLUMNS = 16 };
@@ -415,11 +418,12 @@ static PyObject *sum_rows(PyObject *self, PyObject *const *given, Py_ssize_t cou
 
 /* --- losses --- */
 
-/* e^x for x <= 0, within 2 units in the last place; not a number where x is none. By a polynomial (Cephes'
-   coefficients) in the rest that whole powers of two leave: the compiler makes vectors of it. */
+/* Return e^x for x <= 0, within 2 units in the last place; NaN for NaN. x is split into a whole number of
+   factors of 2 and a rest, and a polynomial (Cephes' coefficients) gives e^rest. Unlike expf, this has no call
+   and no branch, so the compiler can vectorise the loop. */
 static inline float power_of_e(float x)
 {
-    const float rounder = 12582912.0f; /* 1.5 * 2^23: added, it leaves a whole number in the last bits */
+    const float rounder = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number */
     float shifted = x * 1.44269504f + rounder, whole = shifted - rounder;
     float rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
     float sum = 1.9875691500e-4f;
@@ -433,7 +437,7 @@ static inline float power_of_e(float x)
         float value;
         uint32_t bits;
     } power = {shifted};
-    power.bits = (power.bits + 127u) << 23; /* 2^whole: the rounder's own bits are shifted out */
+    power.bits = (power.bits + 127u) << 23; /* 2^whole; the shift drops the bits of the rounder */
     return x < -87.0f ? 0.0f : sum * power.value;
 }
 

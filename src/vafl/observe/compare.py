@@ -66,7 +66,9 @@ def by_common_metric(runs: Sequence[RecordedRun], name: str | None = None) -> li
         ConfigError: the runs have different headline metrics, or a run has not measured `name`.
     """
     shared = [
-        name for name in runs[0].points[-1].metrics if all(name in run.points[-1].metrics for run in runs)
+        name
+        for name in runs[0].evaluations[-1].metrics
+        if all(name in run.evaluations[-1].metrics for run in runs)
     ]
     headlines = sorted({run.metric for run in runs})
     remedy = f"Choose one with --metric: {', '.join(shared)}." if shared else "They share none."
@@ -99,7 +101,7 @@ def compare(runs: Sequence[RecordedRun], target: float) -> list[Comparison]:
 
 
 def _compared(run: RecordedRun, target: float) -> Comparison:
-    end, reached = run.points[-1], run.first_reaching(target)
+    end, reached = run.evaluations[-1], run.first_reaching(target)
     return Comparison(
         run=run.name,
         rule=run.summary["rule"],
@@ -197,7 +199,7 @@ def figures_table(run: RecordedRun) -> Table:
     ]
     for heading, _ in columns:
         shown.add_column(heading, justify="right")
-    names = [run.metric, *(name for name in run.points[-1].metrics if name != run.metric)]
+    names = [run.metric, *(name for name in run.evaluations[-1].metrics if name != run.metric)]
     for name in names:
         shown.add_row(shown_name(name), *(figure(figures.get(name)) for _, figures in columns))
     return shown

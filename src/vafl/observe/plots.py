@@ -30,9 +30,9 @@ STYLE: Any = {
 _DECADES_ALONE = 100  # label only the decades if a logarithmic axis spans at least this factor
 _LEAST_SPAN = 0.1  # smallest range of a metric's axis, so that noise from a few rows does not look large
 _AXES = (
-    ("seconds", "seconds (the run's clock)", lambda point: point.seconds),
-    ("updates", "server updates", lambda point: point.updates),
-    ("bytes", "megabytes, both ways", lambda point: (point.bytes_up + point.bytes_down) / 1e6),
+    ("seconds", "seconds (the run's clock)", lambda evaluation: evaluation.seconds),
+    ("updates", "server updates", lambda evaluation: evaluation.updates),
+    ("bytes", "megabytes, both ways", lambda evaluation: (evaluation.bytes_up + evaluation.bytes_down) / 1e6),
 )
 
 
@@ -79,18 +79,25 @@ def save(figure: "Figure", stem: Path) -> list[Path]:
 def _draw_metric(axis: "Axes", run: RecordedRun, colour: str, reading: Any) -> None:
     """Draw the metric as a line. A centralised run, which has no clock and sends nothing, is a level line."""
     kept = run.summary["kept"]["updates"]
-    across, values = [reading(point) for point, _ in run.measured], [value for _, value in run.measured]
+    across, values = (
+        [reading(evaluation) for evaluation, _ in run.measured],
+        [value for _, value in run.measured],
+    )
     if across and across[-1] == 0:
         axis.axhline(values[-1], color=colour, linestyle="--", linewidth=1.4, label=run.name)
         return
     axis.plot(across, values, color=colour, linewidth=1.8, label=run.name)
-    for point, value in run.measured[:-1]:  # the end of the line needs no dot
-        if point.updates == kept:
-            axis.plot(reading(point), value, "o", color=colour, markersize=6)
+    for evaluation, value in run.measured[:-1]:  # the end of the line needs no dot
+        if evaluation.updates == kept:
+            axis.plot(reading(evaluation), value, "o", color=colour, markersize=6)
 
 
 def _draw_loss(axis: "Axes", run: RecordedRun, colour: str) -> None:
-    known = [(point.updates, point.train_loss) for point in run.points if point.train_loss is not None]
+    known = [
+        (evaluation.updates, evaluation.train_loss)
+        for evaluation in run.evaluations
+        if evaluation.train_loss is not None
+    ]
     axis.plot([updates for updates, _ in known], [loss for _, loss in known], color=colour, linewidth=1.5)
 
 

@@ -71,7 +71,7 @@ class Progress:
     clients: Callable[[], list[ClientStatus]]
     delays: Callable[[], Sequence[DelaySummary]]
     waiting: Callable[[], str] = lambda: ""
-    _point: Evaluation | None = None
+    _evaluation: Evaluation | None = None
     _delays: Sequence[DelaySummary] = ()
     _measured: float = 0.0
     _pace: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_PACE))
@@ -98,9 +98,9 @@ class Progress:
         if self.console.is_terminal:
             self._live.stop()
 
-    def observe(self, point: Evaluation) -> None:
+    def observe(self, evaluation: Evaluation) -> None:
         """Show an evaluation. Call this in the run's thread."""
-        self._point = point
+        self._evaluation = evaluation
         if (now := time.monotonic()) - self._measured > _EVERY:
             self._measured, self._delays = now, self.delays()
         if not self.console.is_terminal and self._tenths.is_due(share := self.share_done()):
@@ -143,10 +143,10 @@ class Progress:
 
     def _line(self, seen: Status) -> str:
         parts = [f"{seen.updates:,} updates", f"{seen.rate:,.0f}/s", f"clock {seen.seconds:,.1f} s"]
-        if self._point and self._point.train_loss is not None:
-            parts.append(f"training loss {figure(self._point.train_loss)}")
-        if self._point:
-            parts.append(f"{self.figures.rows} {self.figures.metric} {figure(self._point.metric)}")
+        if self._evaluation and self._evaluation.train_loss is not None:
+            parts.append(f"training loss {figure(self._evaluation.train_loss)}")
+        if self._evaluation:
+            parts.append(f"{self.figures.rows} {self.figures.metric} {figure(self._evaluation.metric)}")
         return "  ".join(parts)
 
     def _render(self) -> RenderableType:

@@ -105,16 +105,19 @@ class RunFolder:
         Raises:
             RunFolderError: a line is damaged.
         """
-        points, length = list[Evaluation](), 0
+        evaluations, length = list[Evaluation](), 0
         for line in self._history.read_bytes().splitlines(keepends=True):
-            if not line.endswith(b"\n") or (point := self._read_point(line, len(points))).seconds > seconds:
+            if not line.endswith(b"\n"):
                 break
-            points.append(point)
+            evaluation = self._read_evaluation(line, len(evaluations))
+            if evaluation.seconds > seconds:
+                break
+            evaluations.append(evaluation)
             length += len(line)
         os.truncate(self._history, length)
-        return points
+        return evaluations
 
-    def _read_point(self, line: bytes, before: int) -> Evaluation:
+    def _read_evaluation(self, line: bytes, before: int) -> Evaluation:
         try:
             return Evaluation(**json.loads(line))
         except (ValueError, TypeError) as error:
@@ -185,7 +188,7 @@ class RunFolder:
         if any(self.path.glob(LOCK)) or any(self.path.glob(f"state/*/{LOCK}")):
             return True
         try:
-            return bool(_read_points(self.path))
+            return bool(_read_evaluations(self.path))
         except (OSError, ValueError, TypeError):
             return False
 
@@ -202,10 +205,10 @@ class RunFolder:
     def __exit__(self, *raised: object) -> None:
         self._held.close()
 
-    def append(self, point: Evaluation) -> None:
+    def append(self, evaluation: Evaluation) -> None:
         """Add one evaluation. It is in the file when this returns, even if the process is killed then."""
         with self._history.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(point), allow_nan=False) + "\n")
+            file.write(json.dumps(asdict(evaluation), allow_nan=False) + "\n")
 
     def keep_scores(self, scores: "pl.DataFrame") -> None:
         """Write the labels and scores of the held-out rows to a file that only its owner can read."""
@@ -218,7 +221,7 @@ class RunFolder:
         write_atomically(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
 
 
-def _read_points(path: Path) -> list[Evaluation]:
+def _read_evaluations(path: Path) -> list[Evaluation]:
     lines = (path / HISTORY).read_text(encoding="utf-8").splitlines()
     return [Evaluation(**json.loads(line)) for line in lines]
 
@@ -236,7 +239,7 @@ class RecordedRun:
     name: str
     path: Path
     summary: Mapping[str, Any]
-    points: Sequence[Evaluation]
+    evaluations: Sequence[Evaluation]
 
     @property
     def metric(self) -> str:
@@ -255,7 +258,7 @@ class RecordedRun:
     @property
     def measured(self) -> list[tuple[Evaluation, float]]:
         """The evaluations that define the headline metric, and its values."""
-        return [(point, point.metric) for point in self.points if point.metric is not None]
+        return [(each, each.metric) for each in self.evaluations if each.metric is not None]
 
     def kept(self, rows: str) -> Mapping[str, float | None]:
         """Return every metric of the kept models on "validation" or "test" rows; empty if unknown."""
@@ -283,16 +286,18 @@ class RecordedRun:
 
     def by(self, metric: str) -> "RecordedRun":
         """Return the run with another of its metrics as the headline."""
-        points = [replace(point, metric=point.metrics.get(metric)) for point in self.points]
+        evaluations = [replace(each, metric=each.metrics.get(metric)) for each in self.evaluations]
         value = self.kept(self.watched).get(metric)
         return replace(
-            self, points=points, summary={**self.summary, "metric": {"name": metric, "value": value}}
+            self,
+            evaluations=evaluations,
+            summary={**self.summary, "metric": {"name": metric, "value": value}},
         )
 
     def first_reaching(self, target: float) -> Evaluation | None:
         """Return the first evaluation that is at least as good as `target`; None if there is none."""
         sign = 1 if self.higher_is_better else -1
-        return next((point for point, value in self.measured if sign * (value - target) >= 0), None)
+        return next((evaluation for evaluation, value in self.measured if sign * (value - target) >= 0), None)
 
 
 def read_run(path: Path) -> RecordedRun:
@@ -303,8 +308,8 @@ def read_run(path: Path) -> RecordedRun:
     """
     try:
         summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
-        points = _read_points(path)
-        if not points:
+        evaluations = _read_evaluations(path)
+        if not evaluations:
             raise ValueError("it has no evaluation")
         if missing := [name for name in _NEEDED if name not in summary]:
             raise ValueError(f"{SUMMARY} has no {', '.join(missing)}")
@@ -320,7 +325,7 @@ def read_run(path: Path) -> RecordedRun:
             f'"{path}" must be the folder of a finished run. It is damaged: {error}. Restore it, or run '
             "again.",
         ) from error
-    run = RecordedRun(path.resolve().name, path, summary, points)
+    run = RecordedRun(path.resolve().name, path, summary, evaluations)
     # A run that was resumed with another model.metric has evaluations with different headline metrics. Every
     # evaluation has all metrics, so select the final one everywhere.
     return run.by(run.metric)

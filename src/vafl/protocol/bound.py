@@ -37,7 +37,7 @@ class DelayBound:
     skipped_rows: int = 0
     lacking: frozenset[int] = frozenset()
 
-    def settle(self, client: int, number: int, *, declined: bool) -> None:
+    def note_answer(self, client: int, number: int, *, declined: bool) -> None:
         """Note that a client has answered or declined a request."""
         if self.asked.get(client) == number:
             del self.asked[client]

@@ -267,9 +267,9 @@ class Client(PredictionClient):
         """Return how many uploads were answered, which is the number of the oldest upload in flight."""
         return min(self._flights, default=self.activation)
 
-    def restore(self, activation: int, iteration: int, optimiser: dict[str, Any]) -> None:
-        """Go back to a checkpoint. The caller restores the model's parameters."""
-        self.activation, self.iteration = activation, iteration
+    def restore(self, activation: int, iteration: int, optimiser: dict[str, Any], *, run: int = 0) -> None:
+        """Go back to a checkpoint of this run. The caller restores the model's parameters."""
+        self.activation, self.iteration, self.run = activation, iteration, run
         self.descent.restore(optimiser)
 
     def load(self, parameters: Mapping[str, Tensor]) -> None:

@@ -191,6 +191,8 @@ class Chain:
         Returns:
             The slopes, and the gradient of each parameter.
         """
+        # From the last layer to the first, so each layer adds its bias before its weight: reversed, the list
+        # is in the order of the parameters.
         gradients: list[Array] = []
         for place in range(len(layer_inputs) - 1, self._first - 1, -1):
             affine = self._affine[place]
@@ -198,6 +200,8 @@ class Chain:
                 slopes = slopes * (layer_inputs[place] > 0)
                 continue
             gradients += (kernels.sum_rows(slopes), slopes.T @ layer_inputs[place])
+            # Stop before the product with the first layer's weights. It is a head's largest one, and a model
+            # does not need it. `_back_to_block` makes it for the blocks that are wanted.
             slopes = slopes if place == self._first else slopes @ affine[0]
         return slopes, gradients[::-1]
 
@@ -299,8 +303,10 @@ def _plain_layers(module: nn.Module, parameters: Sequence[Tensor]) -> list[nn.Mo
     layers = _in_order(module)
     tensors: list[Tensor | None] = []
     for layer in layers:
+        # A hook has to be called, so torch must make the forward pass.
         if layer._forward_hooks or layer._forward_pre_hooks:
             return []
+        # Not isinstance: a subclass may compute something else.
         if type(layer) is nn.Linear:
             tensors += (layer.weight, layer.bias)
         elif type(layer) is not nn.ReLU:

@@ -2,7 +2,7 @@
 
 A run that is planned in epochs ends after a number of updates. Without a limit, the fast clients would use
 them up: of a client that needs fifty times as long for an upload, the head would hardly learn anything. Its
-uploads would also be the most valuable ones, as the others repeat what they have shown before.
+uploads would also be the most valuable ones, because the fast clients repeat what they have shown before.
 """
 
 from collections.abc import Sequence, Set
@@ -14,7 +14,7 @@ class Lead:
     """Holds back the uploads of clients that are too far ahead of the slowest client.
 
     Only clients that are present and have not finished count. After a client has joined, all counts start
-    again: nobody waits until it has caught up.
+    again, so the others do not wait until it has caught up.
 
     Args:
         factor: how many times as many uploads as the slowest client another one may make; at least 1.

@@ -8,8 +8,10 @@ The server remembers the last mark that each client has sent:
       |  m1 is not in the ledger: stop      |   the server keeps m1
       |  m1 is in the ledger: enter m2      |
       | -- LedgerMark m2 -----------------> |   the server remembers m2, on disk, in place of m1
-      | -- embeddings -------------------> |
-      | -- LedgerMark m3 -----------------> |   after every 32 uploads
+      | -- embeddings --------------------> |
+      | -- LedgerMark m3 -----------------> |   after every 32 charges
+
+A client that has charged nothing since m1, because only its connection was lost, makes no m2.
 
 A ledger that was rolled back to a point before m3 does not contain m3, so the client stops when it joins
 again. A rollback to a point after the last mark is not detected.

@@ -52,7 +52,7 @@ def make_optimiser(settings: OptimiserSettings, parameters: Sequence[Tensor]) ->
 
 
 class SGD:
-    """The same as torch.optim.SGD, with or without momentum."""
+    """SGD with or without momentum. It makes the same steps as torch.optim.SGD."""
 
     def __init__(self, parameters: Sequence[Tensor], momentum: float = 0.0) -> None:
         self._values = [value.numpy() for value in _memory(parameters)]
@@ -64,6 +64,7 @@ class SGD:
             self._velocities[place] *= self._momentum
             self._velocities[place] += gradient
         for place, move in enumerate(self._velocities or gradients):
+            # The dtype keeps a step size of NumPy's float64 from making the product float64.
             self._values[place] -= np.multiply(move, step_size, dtype=np.float32)
 
     def state(self) -> dict[str, Any]:
@@ -77,7 +78,7 @@ class SGD:
 
 
 class Adam:
-    """The same as torch.optim.Adam (AdamW if `decoupled`), with the same layout of its state."""
+    """Adam (AdamW if `decoupled`), with the same steps and the same layout of its state as torch.optim."""
 
     def __init__(
         self,

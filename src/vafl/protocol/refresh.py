@@ -37,7 +37,7 @@ class RefreshTime(Protocol):
         """Return how many rows may be refreshed now; None sets no limit."""
 
     def refreshing(self, rows: int) -> AbstractContextManager[None]:
-        """Measure how long it takes to embed so many rows."""
+        """Measure how long it takes to embed this number of rows."""
 
 
 class UnlimitedTime:
@@ -70,7 +70,7 @@ class RefreshPolicy:
         """The rows chosen last were sent. `sequence` is the number of the last message with them."""
 
     def stored(self, sequence: int, activations: Sequence[int]) -> None:
-        """The server has stored a refresh when the clients had made so many uploads."""
+        """The server has stored a refresh, when the clients had made `activations` uploads."""
 
     def restart(self) -> None:
         """A new connection begins. Refreshes of the last one are no longer acknowledged."""

@@ -1,4 +1,4 @@
-"""What the server has asked its clients for, and has not received yet.
+"""The requests of the server that its clients have not answered yet.
 
 A request is a `Request` or an `Evaluate`. It is open until it is answered, declined, expired, or forgotten
 because its client left or joined again:
@@ -8,7 +8,7 @@ because its client left or joined again:
               │ └──forget────> closed
               └──expire──> late ──answered or forget──> closed
 
-Nobody waits for a late request. Its answer is still valid when it comes: slow is not wrong.
+No evaluation waits for a late request. Its answer is still valid when it comes: the server stores it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,12 +25,12 @@ Asked = Request | Evaluate
 
 @dataclass(eq=False)
 class Poll:
-    """One evaluation, or one part of it: the same rows, asked of several clients at once.
+    """One evaluation, or one part of it: a request for the same rows to several clients.
 
     Attributes:
-        requests: what was asked, one message a client.
+        requests: the messages to send, one per client.
         waiting: numbers of the requests that may still be answered in time.
-        answered: the clients that have sent what was asked.
+        answered: the clients that have sent the rows.
     """
 
     requests: list[Evaluate]
@@ -62,7 +62,7 @@ class Requests:
         self._open: dict[int, Asked] = {}
         self._late: dict[int, Asked] = {}
         self._polls: dict[int, Poll] = {}  # by the number of an open request
-        self._later: dict[int, Sequence[Part]] = {}  # by request: what to ask for once it is answered
+        self._later: dict[int, Sequence[Part]] = {}  # by request: the parts to ask for once it is answered
         self.made = 0
 
     @property
@@ -107,7 +107,7 @@ class Requests:
         return [request]
 
     def answered(self, request: Asked, *, declined: bool = False) -> list[Asked]:
-        """Close a request; return what is to be asked next."""
+        """Close a request; return the requests to send next."""
         self._close(request, fulfilled=not declined)
         return self.make_in_turn(request.client, self._later.pop(request.number, ()))
 
@@ -117,7 +117,7 @@ class Requests:
         self._late[request.number] = request
 
     def forget(self, client: int) -> None:
-        """Close every request to this client, and drop what it was to be asked next."""
+        """Close every request to this client, and drop those that were to follow."""
         for request in [*self.of(client), *(late for late in self._late.values() if late.client == client)]:
             self._close(request, fulfilled=False)
             self._later.pop(request.number, None)

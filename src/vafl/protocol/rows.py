@@ -1,4 +1,4 @@
-"""Array types of the protocol, and functions on row numbers.
+"""Functions on row numbers.
 
 The protocol uses numpy arrays. Only models, optimisers and noise use torch: on small batches, creating a
 tensor costs more than computing with it.

@@ -110,19 +110,18 @@ class BatchSchedule:
         batch_size: rows in a minibatch. The last batch of an epoch may be smaller.
         seed: the seed of the run, or the client's private seed.
         stream: distinguishes the clients' schedules. Equal streams give equal batches.
+
+    Attributes:
+        batches_per_epoch: the number of batches in an epoch, including a smaller last one.
     """
 
     _REMEMBERED = 4  # epochs to cache; look-ahead reads across the boundary of two epochs
 
     def __init__(self, kind: ScheduleKind, rows: int, batch_size: int, seed: int, stream: int) -> None:
         self.rows, self.seed = rows, seed
+        self.batches_per_epoch = -(-rows // batch_size)  # rounded up
         self._kind, self._batch_size, self._stream = kind, batch_size, stream
         self._drawn: OrderedDict[int, npt.NDArray[np.int32]] = OrderedDict()
-
-    @property
-    def batches_per_epoch(self) -> int:
-        """Return the number of batches in an epoch, including a smaller last one."""
-        return -(-self.rows // self._batch_size)
 
     def batch(self, activation: int) -> RowIds:
         """Return the distinct rows of activation `activation`, counted from 0, in ascending order."""

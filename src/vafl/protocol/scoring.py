@@ -12,7 +12,7 @@ Invariants:
 2. All checks come before the first change: a message that raises InvalidMessage changes nothing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 import numpy as np
 import torch
@@ -121,6 +121,13 @@ class Scorer:
             self.overdue.clear()  # A sum needs every client, so the next round asks all of them again.
             self._sums.close(inquiry)
 
+    def start_without(self, seen: Set[int]) -> None:
+        """Do not wait for clients that missed the start: those that are absent and were never `seen`.
+
+        Clients that were seen may be about to join.
+        """
+        self.overdue |= self.absent - seen
+
     def score(self, inquiry: Inquiry) -> Tensor:
         """Close the inquiry; return the outputs [rows, outputs], with defaults for missing embeddings."""
         self.inquiries.remove(inquiry)
@@ -185,7 +192,7 @@ class Scorer:
         welcome = Welcome(client, 0, (0,) * self.clients, mark=self._marks.recall(client))
         if self._sums is not None:
             rekeyed = self._sums.end_epoch(client, f"client {client} joined", self.absent)
-            return [welcome, Rekey(client, self._sums.epochs.number, "welcome"), *rekeyed]
+            return [welcome, Rekey(client, self._sums.key_epochs.number, "welcome"), *rekeyed]
         requests = [request for inquiry in self.inquiries for request in self._ask(inquiry, client)]
         return [welcome, *requests]
 
@@ -212,7 +219,7 @@ class Scorer:
         replies: list[ServerMessage] = []
         if isinstance(message, Decline):
             sums.take_decline(message)
-        elif sums.epochs.is_void(message.epoch):
+        elif sums.key_epochs.is_void(message.epoch):
             return []  # The client sent this before it knew of the current epoch.
         elif isinstance(message, Offer):
             replies = sums.take_offer(message)

@@ -1,4 +1,4 @@
-"""What a client sends its embeddings as: plain messages here, masked ones in secure_sum/sender.py.
+"""Make the messages that carry a client's embeddings: plain ones here, masked ones in secure_sum/sender.py.
 
 A client decides which rows it embeds and may send. Its `Sender` numbers the messages of a connection, and
 makes those that carry embeddings.
@@ -19,27 +19,23 @@ class Sender(ABC):
     Attributes:
         summed: whether the server can read only sums over all clients. The client then answers a request for
             all of its rows or for none.
+        sequence: the number of the message made last on this connection; 0 if there was none.
     """
 
     summed: bool
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self._sequence = 0
+        self.sequence = 0
 
     def restart(self) -> None:
         """Start a new connection. Sequence numbers begin again."""
-        self._sequence = 0
+        self.sequence = 0
 
     def number(self) -> int:
         """Return the next sequence number of this connection."""
-        self._sequence += 1
-        return self._sequence
-
-    @property
-    def sequence(self) -> int:
-        """Return the number of the message made last."""
-        return self._sequence
+        self.sequence += 1
+        return self.sequence
 
     @property
     @abstractmethod
@@ -90,11 +86,13 @@ class PlainSender(Sender):
     def upload(
         self, activation: int, rows: RowIds, embeddings: Matrix, *, answer: bool, in_flight: int
     ) -> list[ClientMessage]:
+        number = self.number()
         with made_here():
-            return [Upload(self.index, self.number(), activation, rows, embeddings, answer, in_flight)]
+            return [Upload(self.index, number, activation, rows, embeddings, answer, in_flight)]
 
     def refresh(
         self, rows: RowIds, embeddings: Matrix, request: int | None, *, in_flight: int = 0
     ) -> list[ClientMessage]:
+        number = self.number()
         with made_here():
-            return [Refresh(self.index, self.number(), rows, embeddings, request, in_flight)]
+            return [Refresh(self.index, number, rows, embeddings, request, in_flight)]

@@ -112,7 +112,9 @@ from vafl.protocol.settings import LARGEST_COUNT, LARGEST_WINDOW
 from vafl.protocol.staleness import DelayLog
 from vafl.protocol.table import FOREVER, EmbeddingTable
 
-_COUNTED_CLIENTS = 8  # up to this many clients the delay of every used cell is counted; beyond, a sample
+# With up to this many clients the delay of every used cell is counted. With more, and without a delay bound,
+# only those of some rows are, so that a step takes as long for 40 clients as for 4.
+_COUNTED_CLIENTS = 8
 _FRUITLESS = 2  # after this many epochs of all clients without a step, the run counts as fruitless
 RECALL_ROWS = 65_536  # rows in one request for lost embeddings
 
@@ -177,9 +179,7 @@ class Server:
         self.requests = Requests()
         self.recall_rows, self.run = recall_rows, run
         self._met: set[int] = set()
-        self._forgettable = (
-            0  # uploads of one client that this server can have lost in a crash; see `restore`
-        )
+        self._forgettable = 0  # uploads of one client that a crash can have lost; see `restore`
         self._evaluate = HeadStep(labels, descent.trains(head), loss, descent, mask, weights)
         self.losses = self._evaluate.losses
         self._training_rows = len(labels)
@@ -217,7 +217,7 @@ class Server:
     @property
     def may_poll(self) -> bool:
         """Return whether `poll` may be called now. A sum needs the keys of all clients."""
-        return self.sums is None or not self.sums.epochs.missing
+        return self.sums is None or not self.sums.key_epochs.missing
 
     def poll(self, rows: RowIds, best: int = -1, *, restore: bool = False) -> Poll:
         """Ask every client that is here and answers for embeddings of held-out rows.
@@ -250,10 +250,14 @@ class Server:
             if self.bound is not None:
                 if self.bound.waits_for(request.client, number):
                     continue
-                self.bound.settle(request.client, number, declined=True)
+                self.bound.note_answer(request.client, number, declined=True)
             self.requests.expire(request)
             self.overdue.add(request.client)
         return self._advance()
+
+    def end_steps(self) -> None:
+        """Make no further step, because the run ends. Uploads are still taken."""
+        self.last_iteration = self.iteration
 
     def restore(
         self, iteration: int, activations: Sequence[int], optimiser: dict[str, Any], *, forgettable: int
@@ -280,7 +284,7 @@ class Server:
         """Return whether this client has uploaded anything in this run."""
         return self.activations[client] > 0
 
-    def settled(self) -> list[int]:
+    def uploads_done(self) -> list[int]:
         """Return how many uploads of each client a checkpoint may count: those before the first that waits.
 
         A crash loses the turns that wait, so their clients must upload them again.
@@ -321,8 +325,8 @@ class Server:
             names: the names of the clients. Without them, the text has the clients' numbers.
         """
         who, gone = "" if names else "clients ", listed(self.absent, names)
-        if self.sums is not None and (missing := self.sums.epochs.missing):
-            epoch = self.sums.epochs.number
+        if self.sums is not None and (missing := self.sums.key_epochs.missing):
+            epoch = self.sums.key_epochs.number
             return f"keys of {who}{listed(missing, names)} for epoch {epoch} of masks; gone: {gone}"
         if self.bound and self._group:
             rows = np.concatenate([turn.rows for turn in self._group])
@@ -331,7 +335,7 @@ class Server:
         if self.bound and self.bound.skipped_rows:
             return (
                 f"fresh embeddings from {who}{listed(self.bound.lacking, names)}: every upload since "
-                f"iteration {self.iteration} was skipped for want of them (delay bound); gone: {gone}"
+                f"iteration {self.iteration} was skipped because they are missing (delay bound); gone: {gone}"
             )
         here = listed({turn.client for turn in self._waiting}, names)
         if self._lead is not None and self._waiting and self.rule.quorum == 1:
@@ -379,6 +383,7 @@ class Server:
         require_growth(client, upload.sequence, self._sequences)
         self.table.check(client, upload.rows, upload.embeddings)
         self._check_turn(client, upload.activation, upload.rows)
+        # The checks are done. `_store` looks at the count of uploads before this one.
         self._sequences[client] = upload.sequence
         self._store(upload)
         self.activations[client] += 1
@@ -391,8 +396,9 @@ class Server:
         require_growth(refresh.client, refresh.sequence, self._sequences)
         self.table.check(refresh.client, refresh.rows, refresh.embeddings)
         more: list[ServerMessage] = []
+        # `requests.check` is the last check: it raises before `_close_request` changes anything.
         if refresh.request is not None:
-            more = self._settle(self.requests.check(refresh), declined=False)
+            more = self._close_request(self.requests.check(refresh), declined=False)
         else:
             self._refreshed[refresh.client] = refresh.sequence, tuple(self.activations)
         self._sequences[refresh.client] = refresh.sequence
@@ -403,12 +409,12 @@ class Server:
         client = message.client
         replies: list[ServerMessage] = []
         require_growth(client, message.sequence, self._sequences)
-        if sums.epochs.is_void(message.epoch):
+        if sums.key_epochs.is_void(message.epoch):
             return []  # The client sent this before it knew of the current epoch.
         if isinstance(message, Offer):
             replies = sums.take_offer(message)
         else:
-            sums.epochs.require_keys(client)
+            sums.key_epochs.require_keys(client)
             self.table.check(0, message.rows, message.words)
             if isinstance(message, MaskedRefresh):
                 total = sums.take_answer(message)
@@ -449,7 +455,7 @@ class Server:
         if self.sums is not None:
             self.sums.take_decline(decline)
         else:
-            more = self._settle(self.requests.check(decline), declined=True)
+            more = self._close_request(self.requests.check(decline), declined=True)
         self._sequences[decline.client] = decline.sequence
         return more
 
@@ -484,7 +490,7 @@ class Server:
         # First take back the open round, so that Welcome has the counts that the clients continue from.
         rekeyed = self._end_epoch(client, f"client {client} joined")
         if self.sums is not None:
-            rekeyed = [Rekey(client, self.sums.epochs.number, "welcome"), *rekeyed]
+            rekeyed = [Rekey(client, self.sums.key_epochs.number, "welcome"), *rekeyed]
         self._met.add(client)
         self.absent.discard(client)
         self.finished.discard(client)
@@ -500,6 +506,7 @@ class Server:
         mark = self._marks.recall(client)
         counts = tuple(self.activations)
         welcome = Welcome(client, self.iteration, counts, self.durable[client], self.run, mark)
+        # Only after the counts are final: an upload that the server never got is not owed an answer.
         owed = self._owed(client, range(join.applied, min(join.activation, self.activations[client])))
         return [welcome, *owed, *recalled, *rekeyed]
 
@@ -563,11 +570,11 @@ class Server:
         if self.bound:
             self.bound.forget(client)
 
-    def _settle(self, request: Asked, *, declined: bool) -> list[ServerMessage]:
+    def _close_request(self, request: Asked, *, declined: bool) -> list[ServerMessage]:
         """Close a request; return the requests to send next."""
         self.overdue.discard(request.client)
         if self.bound:
-            self.bound.settle(request.client, request.number, declined=declined)
+            self.bound.note_answer(request.client, request.number, declined=declined)
         return [*self.requests.answered(request, declined=declined)]
 
     def _store(self, message: Upload | Refresh) -> None:
@@ -705,7 +712,8 @@ class Server:
         shared, iteration = self.rule.common_rows, self.iteration
         if self.sums is not None:
             self.table.store(0, group[0].rows, self.sums.sum_round(), iteration)
-        self._record_delays(group[:1] if shared else group, shared)
+        for turn in group[:1] if shared else group:
+            self.delays.record(self.table, turn.rows, iteration, None if shared else turn.client)
         parts = self._evaluate(self.table, group, iteration, shared=shared)
         self.iteration += group[0].steps
         counts = tuple(self.activations)
@@ -726,19 +734,8 @@ class Server:
             self._answers.add(answer)
         return list(answers)
 
-    def _record_delays(self, turns: Sequence[Turn], shared: bool) -> None:
-        """Record how stale the used cells were.
-
-        With many clients and no delay bound, `delays.sample` takes only some of the rows. A step then costs
-        the same for 4 or 40 clients.
-        """
-        for turn in turns:
-            rows = self.delays.sample(turn.rows)
-            if len(rows):
-                self.delays.record(self.table, rows, self.iteration, None if shared else turn.client)
-
 
 def listed(clients: Iterable[int], names: Sequence[str]) -> str:
     """Return the clients' names, or their numbers if there are no names."""
     numbers = sorted(clients)
-    return ", ".join(names[client] for client in numbers) or "nobody" if names else str(numbers)
+    return ", ".join(names[client] for client in numbers) or "none" if names else str(numbers)

@@ -15,9 +15,7 @@ from vafl.scope import Scope, declared, setting
 
 LARGEST_COUNT = 2**62  # the largest number of uploads or steps; counters are 64-bit integers on wire and disk
 _WARM_UP = 300  # the cosine schedule warms up for at most this many iterations
-LARGEST_WINDOW = (
-    64  # the most uploads a client may have in flight, which bounds the server's memory per client
-)
+LARGEST_WINDOW = 64  # the most uploads a client may have in flight: bounds the server's memory per client
 RuleName = Literal["async", "t-sync", "sync", "centralised"]
 Order = Literal["upload-first", "query-first"]
 Unanswered = Literal["wait", "skip", "use"]

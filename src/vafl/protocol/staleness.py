@@ -54,16 +54,19 @@ class DelayLog:
         self._longest = np.zeros(clients, dtype=np.int64)
         self._excess = np.zeros(clients, dtype=np.int64)  # sum of what delays exceed the longest bin by
 
-    def sample(self, rows: RowIds) -> RowIds:
-        """Return the rows of the next step to record. The result may be empty."""
-        if self._every == 1:
-            return rows
-        sampled = rows[self._skipping :: self._every].copy()
-        self._skipping = (self._skipping - len(rows)) % self._every
-        return sampled
-
     def record(self, table: EmbeddingTable, rows: RowIds, iteration: int, own: int | None) -> None:
-        """Record the delays of these rows at step `iteration`, except those of `own`, which just uploaded."""
+        """Record the delays of one in `every` of these rows at step `iteration`.
+
+        Args:
+            own: the client that has just uploaded the rows, whose delays are not recorded. None records
+                those of all clients.
+        """
+        if self._every > 1:
+            sampled = rows[self._skipping :: self._every].copy()
+            self._skipping = (self._skipping - len(rows)) % self._every
+            if not len(sampled):
+                return
+            rows = sampled
         left_out = -1 if own is None else own
         # `count_delays` counts nothing if the longest delay has no bin. Then add bins and count again.
         longest = table.count_delays(rows, iteration, self._counts, left_out)

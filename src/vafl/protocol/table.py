@@ -40,6 +40,7 @@ class EmbeddingTable:
         stored_at: [rows, clients], the iteration that each cell was stored for.
         sums: [rows, width], or None if not summed.
         columns: the slice of each client's embedding in a row of `cells`, if not summed.
+        clients: the number of clients.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class EmbeddingTable:
                 'Give every client the same width, or use combine = "concat".',
             )
         self.rows, self.widths, self.columns = rows, tuple(widths), slices_of(widths)
+        self.clients = len(widths)
         kind = record_type(widths, summed=summed)
         self.records: Array = _zeros(rows, kind) if memory is None else np.asarray(memory).view(kind)
         self.stored_at: Iterations = self.records["stored_at"]
@@ -77,10 +79,6 @@ class EmbeddingTable:
             expected = self.cells[part].sum(1, dtype=np.float64)
             wrong = ~np.isclose(sums[part], expected, rtol=_DRIFT, atol=_DRIFT).all(1)
             sums[part][wrong] = expected[wrong]
-
-    @property
-    def clients(self) -> int:
-        return len(self.widths)
 
     @property
     def nbytes(self) -> int:

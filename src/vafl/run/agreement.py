@@ -11,7 +11,7 @@ from vafl.run.assembly import make_schedule, widths
 from vafl.run.checkpoint import load_facts
 from vafl.run.plan import Plan, sized
 from vafl.transport.codec import Codec
-from vafl.transport.grpc.terms import Agreement, differing, schedule_digest, settled
+from vafl.transport.grpc.terms import RunTerms, differing, flat_settings, schedule_digest
 from vafl.transport.grpc.wire import PROTOCOL
 
 _RENEGOTIATED = ("protocol", "encoding")  # entries of an agreement that a resumed run may change
@@ -32,7 +32,7 @@ def rows_at_once(config: Config, width: int) -> int:
     return codec.most_rows(width, masked=config.privacy.secure_sum)
 
 
-def require_same_run(folder: Path, terms: Agreement) -> None:
+def require_same_run(folder: Path, terms: RunTerms) -> None:
     """Check that a checkpoint belongs to a run with this agreement.
 
     A checkpoint is only valid for the same rows, clients and models. The network, the rule, the optimiser and
@@ -58,11 +58,11 @@ def require_same_run(folder: Path, terms: Agreement) -> None:
         )
 
 
-def make_terms(plan: Plan) -> Agreement:
+def make_terms(plan: Plan) -> RunTerms:
     """Return this party's view of the settings that all parties of the run must agree on."""
     config, clients = over_network(plan.config), len(plan.data.parties)
     schedules = [make_schedule(config, plan.data.rows, index) for index in range(clients)]
-    return Agreement(
+    return RunTerms(
         protocol=PROTOCOL,
         run_id=config.network.run_id,
         records=plan.data.parts.total,
@@ -71,7 +71,7 @@ def make_terms(plan: Plan) -> Agreement:
         clients=clients,
         schedule_digest=schedule_digest(schedules) if config.schedule.seed == "shared" else "private",
         encoding=config.network.encoding,
-        settings=settled(_common(config, plan.data.rows, clients)),
+        settings=flat_settings(_common(config, plan.data.rows, clients)),
         from_earlier_run=plan.from_earlier_run,
     )
 

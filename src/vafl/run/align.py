@@ -102,7 +102,7 @@ def _source(config: Config, party: str) -> Source:
         )
     if party not in parties:
         raise ConfigError(
-            "VFL-7012", f'"{party}" is no party of this run. Its parties: {", ".join(parties)}.'
+            "VFL-7012", f'--party must name a party of this run: {", ".join(parties)}. Found "{party}".'
         )
     if party not in config.sources:
         raise ConfigError(

@@ -17,7 +17,7 @@ from vafl.data.settings import LABEL_HOLDER
 from vafl.names import LOCAL_CLIENT
 from vafl.observe.evaluation import Evaluation
 from vafl.privacy.ledger.ledger import Ledger
-from vafl.privacy.mechanism.client_privacy import ClientPrivacy, guard
+from vafl.privacy.mechanism.client_privacy import ClientPrivacy, protect
 from vafl.privacy.mechanism.labels import GradientMask
 from vafl.protocol.bound import DelayBound
 from vafl.protocol.centralised import Centralised
@@ -81,14 +81,17 @@ class Run:
     end: End | None = None
 
     def train(
-        self, observe: Callable[[Evaluation], None] = lambda point: None, *, keep_best: bool | None = None
+        self,
+        observe: Callable[[Evaluation], None] = lambda evaluation: None,
+        *,
+        keep_best: bool | None = None,
     ) -> list[Evaluation]:
         """Train until a stop criterion holds, and return all evaluations. Set `end` to the reason.
 
         Args:
             observe: called with every evaluation as soon as it is measured.
             keep_best: whether to restore the models of the best evaluation at the end. That evaluation is
-                then `best.point`. None restores them if stop.patience is set.
+                then `best.evaluation`. None restores them if stop.patience is set.
         """
         keep_best = self.config.stop.patience > 0 if keep_best is None else keep_best
         self.best = BestModels([*self.models, self.head], self.evaluator.measured) if keep_best else None
@@ -131,9 +134,9 @@ def build(config: Config, data: VerticalData | None = None, beginning: Beginning
     plan = with_drawn_labels(make_plan(config, data, beginning=beginning))
     config = plan.config
     centralised = config.rule.name == "centralised"
-    guards = [None if centralised else make_guard(plan, index) for index in range(len(plan.models))]
+    privacies = [None if centralised else make_privacy(plan, index) for index in range(len(plan.models))]
     models, features = plan.models, [party.features for party in plan.data.parties]
-    for index, privacy in enumerate(guards):
+    for index, privacy in enumerate(privacies):
         if privacy is not None:  # evaluate what the server would receive, not the features behind it
             features[index] = privacy.features
             models = [*models[:index], privacy.whole_model(), *models[index + 1 :]]
@@ -146,17 +149,17 @@ def build(config: Config, data: VerticalData | None = None, beginning: Beginning
         plan.data.parts,
         summed=config.model.combine == "sum",
         undo=plan.undo,
-        budgets=[privacy.budget for privacy in guards if privacy is not None],
+        budgets=[privacy.budget for privacy in privacies if privacy is not None],
     )
-    runtime = CentralisedRuntime(_centralised(plan)) if centralised else _simulator(plan, guards)
-    ledgers = [privacy.budget.ledger for privacy in guards if privacy is not None]
+    runtime = CentralisedRuntime(_centralised(plan)) if centralised else _simulator(plan, privacies)
+    ledgers = [privacy.budget.ledger for privacy in privacies if privacy is not None]
     return Run(config, plan.data, plan.task, plan.models, plan.head, runtime, evaluator, ledgers)
 
 
-def _simulator(plan: Plan, guards: Sequence[ClientPrivacy | None]) -> Simulator:
+def _simulator(plan: Plan, privacies: Sequence[ClientPrivacy | None]) -> Simulator:
     config, parties = plan.config, range(len(plan.models))
     schedules = [make_schedule(config, plan.data.rows, index) for index in parties]
-    clients = [make_client(plan, index, schedules, privacy) for index, privacy in enumerate(guards)]
+    clients = [make_client(plan, index, schedules, privacy) for index, privacy in enumerate(privacies)]
     names, codec = [party.name for party in plan.data.parties], Codec(config.network.encoding)
     local = names.index(LOCAL_CLIENT) if LOCAL_CLIENT in names else None
     return Simulator(make_server(plan), clients, config.delays, config.seed, codec, local)
@@ -232,7 +235,7 @@ def widths(plan: Plan | Run) -> list[int]:
     return plan.config.model.widths([party.name for party in plan.data.parties], plan.task.outputs)
 
 
-def make_guard(
+def make_privacy(
     plan: Plan, index: int, run: Path | None = None, *, accept_ledger: bool = False
 ) -> ClientPrivacy | None:
     """Return the noise and accounting of client `index`; None if neither its settings nor a ledger need them.
@@ -251,7 +254,7 @@ def make_guard(
     ledger, accounts = open_ledger(
         config, party.name, ids, data.source, names, run=run, path=path, accept_ledger=accept_ledger
     )
-    return guard(
+    return protect(
         config.privacy,
         plan.models[index],
         party.features,
@@ -265,11 +268,11 @@ def make_client(
     plan: Plan,
     index: int,
     schedules: Sequence[BatchSchedule] | None = None,
-    own: ClientPrivacy | None = None,
+    privacy: ClientPrivacy | None = None,
     *,
     with_held_out: bool = False,
-    witness: KeySigner | None = None,
-    own_seed: int | None = None,
+    signer: KeySigner | None = None,
+    private_seed: int | None = None,
     refresh_rows: int | None = None,
     refresh_time: RefreshTime | None = None,
     at_evaluation: AtEvaluation | None = None,
@@ -278,36 +281,36 @@ def make_client(
 
     Args:
         schedules: the schedules of all clients, which clients in one process may share; None creates them.
-        own: makes the client private.
+        privacy: makes the client private.
         with_held_out: whether it has the features of the held-out rows, too, so that it can answer for them.
-        witness: signs the keys of a secure sum; None leaves them unsigned, for parties in one process.
-        own_seed: the seed of a private schedule; None uses the run's seed.
+        signer: signs the keys of a secure sum; None leaves them unsigned, for parties in one process.
+        private_seed: the seed of a private schedule; None uses the run's seed.
         refresh_time: limits the time spent on look-ahead refreshes; None sets no limit.
         refresh_rows, at_evaluation: as for `Client`.
     """
     party = plan.data.parties[index]
     config = plan.config.of(party.name)
     rows, clients = plan.data.rows, len(plan.data.parties)
-    schedules = schedules or [make_schedule(config, rows, client, own_seed) for client in range(clients)]
-    model = plan.models[index] if own is None else own.model
+    schedules = schedules or [make_schedule(config, rows, client, private_seed) for client in range(clients)]
+    model = plan.models[index] if privacy is None else privacy.model
     features = party.features if with_held_out else party.features[plan.data.train]
     sender = None
     if config.privacy.secure_sum:
         names = [party.name for party in plan.data.parties]
-        keys = KeyAgreement(config.network.run_id, names, index, witness or NoKeySigner())
+        keys = KeyAgreement(config.network.run_id, names, index, signer or NoKeySigner())
         sender = MaskedSender(index, keys)
     return Client(
         index,
-        features if own is None else own.features,
+        features if privacy is None else privacy.features,
         model,
-        _descent(config, model, average=own is None or own.updates is None),
+        _descent(config, model, average=privacy is None or privacy.updates is None),
         schedules[index],
         make_refresh(config, index, schedules, refresh_time),
         config.rule,
         l2=config.optimiser.l2,
-        embed_batch=own.updates if own else None,
-        perturb=own.release if own else None,
-        budget=own.budget if own else None,
+        embed_batch=privacy.updates if privacy else None,
+        perturb=privacy.release if privacy else None,
+        budget=privacy.budget if privacy else None,
         refresh_rows=refresh_rows,
         at_evaluation=at_evaluation,
         sender=sender,
@@ -320,14 +323,14 @@ def _descent(config: Config, model: nn.Module, *, server: bool = False, average:
     return Descent.of(config.optimiser, model.parameters(), server=server)
 
 
-def make_schedule(config: Config, rows: int, index: int, own_seed: int | None = None) -> BatchSchedule:
+def make_schedule(config: Config, rows: int, index: int, private_seed: int | None = None) -> BatchSchedule:
     """Return the minibatch schedule of client `index`. Under the sync rule all clients share one schedule."""
     settings = config.schedule
     if config.rule.name in ("sync", "centralised"):
         stream = _COMMON_STREAM
     else:
         stream = index + 1 + (_PRIVATE_STREAMS if settings.seed == "private" else 0)
-    seed = config.seed if own_seed is None else own_seed
+    seed = config.seed if private_seed is None else private_seed
     return BatchSchedule(settings.kind, rows, settings.batch_size, seed, stream)
 
 

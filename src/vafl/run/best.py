@@ -30,14 +30,14 @@ class Best(Protocol):
     """Keeps the models of the best evaluation so far.
 
     Attributes:
-        point: that evaluation; None before the first.
+        evaluation: that evaluation; None before the first.
         count: how many evaluations were the best so far.
     """
 
-    point: Evaluation | None
+    evaluation: Evaluation | None
     count: int
 
-    def keep(self, point: Evaluation) -> None:
+    def keep(self, evaluation: Evaluation) -> None:
         """Keep the models as they are now. This evaluation of them is the best so far."""
 
     def restore(self) -> None:
@@ -55,11 +55,11 @@ class BestModels:
         self._modules, self._measured = modules, measured
         self._states: list[dict[str, Tensor]] = []
         self._outputs: dict[str, Tensor] = {}
-        self.point: Evaluation | None = None
+        self.evaluation: Evaluation | None = None
         self.count = 0
 
-    def keep(self, point: Evaluation) -> None:
-        self.point, self.count = point, self.count + 1
+    def keep(self, evaluation: Evaluation) -> None:
+        self.evaluation, self.count = evaluation, self.count + 1
         self._outputs = dict(self._measured)
         self._states = [
             {name: tensor.clone() for name, tensor in module.state_dict().items()} for module in self._modules
@@ -78,30 +78,30 @@ class BestHead:
         measured: the outputs of the last evaluation by part, which `restore` brings back too.
 
     Attributes:
-        point: that evaluation; None before the first.
+        evaluation: that evaluation; None before the first.
         count: how many evaluations were the best so far.
     """
 
     def __init__(self, head: nn.Module, folder: Path, measured: dict[str, Tensor], *, resume: bool) -> None:
         self._head, self._folder, self._measured = head, folder, measured
-        self.point: Evaluation | None = None
+        self.evaluation: Evaluation | None = None
         self.count = 0
         if resume and has_checkpoint(folder):
             _, facts = load_checkpoint(folder)
-            self.point, self.count = Evaluation(**facts["point"]), facts["count"]
+            self.evaluation, self.count = Evaluation(**facts["point"]), facts["count"]
 
-    def keep(self, point: Evaluation) -> None:
-        """The head as it is now was measured, and is the best so far."""
-        self.point, self.count = point, self.count + 1
-        facts = {"point": asdict(point), "count": self.count}
+    def keep(self, evaluation: Evaluation) -> None:
+        """Keep the head as it is now: it was measured, and is the best so far."""
+        self.evaluation, self.count = evaluation, self.count + 1
+        facts = {"point": asdict(evaluation), "count": self.count}
         outputs = {_OUTPUTS + part: outputs for part, outputs in self._measured.items()}
         # Buffers are saved as they are. So are the outputs: a metric that is not finite is no damage.
         exempt = {*dict(self._head.named_buffers()), *outputs}
         save_checkpoint(self._folder, self._head.state_dict() | outputs, facts, exempt)
 
     def restore(self) -> None:
-        """Go back to it."""
-        if self.point is None:
+        """Return to the head that was kept last, if any, and to what its evaluation measured."""
+        if self.evaluation is None:
             return
         tensors, _ = load_checkpoint(self._folder)
         for name in [name for name in tensors if name.startswith(_OUTPUTS)]:
@@ -124,6 +124,9 @@ class BestEmbedding:
         """Save the model, or restore the best one; `best` and `restore` are as in `Evaluate`."""
         if has_checkpoint(self._last):
             _, facts = load_checkpoint(self._last)
+            # The server has counted one more best evaluation, so the model of the last one was the best. Move
+            # it before the line below replaces it. After a crash in between, the server asks again with the
+            # same count, and there is no last model left to move.
             if facts["best"] != best:
                 move_checkpoint(self._last, self._best)
         if restore:

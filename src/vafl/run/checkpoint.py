@@ -213,7 +213,8 @@ class MappedArray:
         with _writing(path, size):
             if fresh:
                 make_private_file(path)
-            # Allocate the disk space now. Writing to a mapped page without space would kill the process.
+            # Allocate the disk space now. Writing to a mapped page without space would kill the process, at
+            # any upload and without an error that Python could catch.
             reserve(path, size)
         self.array = np.memmap(path, dtype=kind, mode="r+", shape=shape)
 

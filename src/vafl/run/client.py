@@ -20,7 +20,7 @@ from vafl.names import check_client
 from vafl.observe.client_progress import ClientProgress, ClientView
 from vafl.protocol.client import Client
 from vafl.run.agreement import STATE, make_terms, over_network, require_same_run, rows_at_once
-from vafl.run.assembly import limited_threads, make_client, make_guard, widths
+from vafl.run.assembly import limited_threads, make_client, make_privacy, widths
 from vafl.run.best import BestEmbedding
 from vafl.run.checkpoint import (
     flatten,
@@ -38,9 +38,9 @@ from vafl.run.plan import Plan, make_plan
 from vafl.transport.grpc.client import FederationClient
 from vafl.transport.grpc.local import LocalCall, Metadata
 from vafl.transport.grpc.refresh_time import MeasuredTime
-from vafl.transport.grpc.terms import Agreement
+from vafl.transport.grpc.terms import RunTerms
 from vafl.transport.grpc.wire import run
-from vafl.transport.identity import SERVER, CertificateWitness, Credentials
+from vafl.transport.identity import SERVER, CertificateSigner, Credentials
 
 log = logging.getLogger("vafl.client")
 
@@ -51,7 +51,7 @@ class ClientState:
     Args:
         every: activations between two checkpoints.
         terms: the run's agreement. A resumed run compares its own agreement with it.
-        own_seed: the seed of a private schedule; None if the schedule uses the run's seed.
+        private_seed: the seed of a private schedule; None if the schedule uses the run's seed.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class ClientState:
         client: Client,
         folder: Path,
         every: int,
-        terms: Agreement,
+        terms: RunTerms,
         *,
         resume: bool,
-        own_seed: int | None = None,
+        private_seed: int | None = None,
     ) -> None:
         self._client, self._folder, self._every = client, folder, every
-        self._terms, self._own_seed = terms, own_seed
+        self._terms, self._private_seed = terms, private_seed
         if resume:
             self._restore()
         else:
@@ -77,8 +77,8 @@ class ClientState:
         tensors, facts = load_checkpoint(self._folder)
         with restoring(self._folder):
             client.load({name: tensors[f"model.{name}"] for name in client.model.state_dict()})
-            client.restore(facts["activation"], facts["iteration"], unflatten(facts["optimiser"], tensors))
-            client.run = facts["run"]
+            optimiser = unflatten(facts["optimiser"], tensors)
+            client.restore(facts["activation"], facts["iteration"], optimiser, run=facts["run"])
 
     def save_if_due(self) -> None:
         """Save if enough activations have passed, or if the server has returned to an older checkpoint."""
@@ -104,7 +104,7 @@ class ClientState:
             "activation": client.applied,
             "iteration": client.iteration,
             "optimiser": optimiser,
-            "own_seed": self._own_seed,
+            "own_seed": self._private_seed,
         }
         buffers = {f"model.{name}" for name, _ in client.model.named_buffers()}
         save_checkpoint(self._folder, tensors, facts, buffers)
@@ -118,8 +118,8 @@ def draw_seed(config: Config, folder: Path, *, resume: bool) -> int | None:
     if config.schedule.seed == "shared":
         return None
     if resume:
-        own_seed: int = load_facts(folder)["own_seed"]
-        return own_seed
+        private_seed: int = load_facts(folder)["own_seed"]
+        return private_seed
     return secrets.randbits(128)
 
 
@@ -249,7 +249,7 @@ class ClientRun:
         plan: Plan,
         party: str,
         path: Path,
-        terms: Agreement,
+        terms: RunTerms,
         credentials: Credentials | None,
         *,
         resume: bool,
@@ -261,24 +261,24 @@ class ClientRun:
         config, names, folder = plan.config, [each.name for each in plan.data.parties], path / STATE / party
         index = names.index(party)
         remove_drafts(folder)
-        privacy = make_guard(plan, index, path, accept_ledger=accept_ledger)
-        own_seed, witness = draw_seed(config, folder, resume=resume), witness_of(config, credentials)
+        privacy = make_privacy(plan, index, path, accept_ledger=accept_ledger)
+        private_seed, signer = draw_seed(config, folder, resume=resume), key_signer(config, credentials)
         # Before ClientState writes its first checkpoint: a new run first removes the best model of an older
         # run, so that a crash between the two cannot leave that model behind to be resumed.
         self._best = BestEmbedding(folder, resume=resume)
         client = make_client(
             plan,
             index,
-            own=privacy,
+            privacy=privacy,
             with_held_out=True,
-            witness=witness,
-            own_seed=own_seed,
+            signer=signer,
+            private_seed=private_seed,
             refresh_rows=rows_at_once(config, widths(plan)[index]),
             refresh_time=MeasuredTime(config.schedule.batch_size),
             at_evaluation=self._best,
         )
         every = config.network.checkpoint_every
-        self._state = ClientState(client, folder, every, terms, resume=resume, own_seed=own_seed)
+        self._state = ClientState(client, folder, every, terms, resume=resume, private_seed=private_seed)
         self._plan, self._index, self._path, self._client = plan, index, path, client
         sleeper = config.delays.clock(len(names), config.seed)[index] if config.network.real_delays else None
         self.federation = FederationClient(
@@ -329,12 +329,12 @@ class ClientRun:
             keep_embedding(self._plan, self._index, self._path, run_name(self._client.run))
 
 
-def witness_of(config: Config, credentials: Credentials | None) -> CertificateWitness | None:
+def key_signer(config: Config, credentials: Credentials | None) -> CertificateSigner | None:
     """Return the signer of this party's secure-sum keys; None if it has no certificate to sign them with."""
     if credentials is not None:
-        return CertificateWitness(credentials)
+        return CertificateSigner(credentials)
     if config.privacy.secure_sum:
-        log.warning("secure sum without certificates: nobody vouches for the keys that the server relays")
+        log.warning("secure sum without certificates: the keys that the server relays are not signed")
     return None
 
 

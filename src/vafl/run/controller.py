@@ -289,7 +289,7 @@ class RunController:
         return None
 
     def _progress(self, clock: Clock) -> float:
-        """How far the run is, in the unit of the evaluation interval: seconds or updates."""
+        """Return how far the run is, in the unit of the evaluation interval: seconds or updates."""
         return clock.now if self._evaluation.every_seconds else clock.updates
 
     def _next_due(self, clock: Clock) -> float:

@@ -61,9 +61,8 @@ def _lacks_certificates(config: Config) -> bool:
     folder = config.network.certificates
     try:
         return not folder or (is_loopback(config.network.address) and not Path(folder).exists())
-    except (
-        OSError
-    ):  # no permission to list it, so it exists: reading its files raises a ConfigError that says so
+    except OSError:
+        # The folder exists, and this user may not look into it. Reading its files raises a clear ConfigError.
         return False
 
 

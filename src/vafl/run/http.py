@@ -94,7 +94,7 @@ def make_app(
         return web.Response(body=text.encode(), headers={**_HEADERS, "Content-Type": CONTENT_TYPE})
 
     @web.middleware
-    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         path = request.path if request.path in _PATHS else "other"
         caller, outcome = "", "ok"
         try:
@@ -116,7 +116,7 @@ def make_app(
         finally:
             requests[path, outcome, caller] += 1
 
-    app = web.Application(middlewares=[guard], client_max_size=1024 + largest * _ID_BYTES)
+    app = web.Application(middlewares=[error_middleware], client_max_size=1024 + largest * _ID_BYTES)
     routes = [web.post("/predict", post), web.get("/health", get_health), web.get("/metrics", get_metrics)]
     app.add_routes(routes)
     return app
@@ -207,9 +207,8 @@ class HttpServer:
                 if family == socket.AF_INET6:
                     listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 listener.bind((place[0], port, *place[2:]))
-                port = (
-                    port or listener.getsockname()[1]
-                )  # use the chosen free port for the other families, too
+                # Port 0 lets the system choose. Use the port that it chose for the other families, too.
+                port = port or listener.getsockname()[1]
                 listener.listen(_BACKLOG)
                 listener.setblocking(False)
         except OSError as error:

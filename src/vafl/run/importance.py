@@ -112,7 +112,7 @@ def measure_locally(
     try:
         for party in deployed.parties:
             client_config = _by_column(configs(party))
-            clients.append(Deployed.load(client_config, party, run_folder).respondent())
+            clients.append(Deployed.load(client_config, party, run_folder).prediction_client())
         with limited_threads(deployed.config.threads), counted:
             for client in clients:
                 _deliver(scorer, clients, scorer.receive(client.join()))

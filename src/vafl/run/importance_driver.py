@@ -32,8 +32,7 @@ class Questions:
         scorer, now = federation.server, time.monotonic()
         if not self._began:
             self._began = True
-            # Do not wait again for clients that missed the start of the run.
-            scorer.overdue |= scorer.absent - federation.seen
+            scorer.start_without(federation.seen)
         for inquiry in self.study.waiting:
             if inquiry.is_open and now - self._asked_at.setdefault(inquiry, now) > self.patience:
                 scorer.give_up(inquiry)

@@ -68,7 +68,7 @@ def launch(
         folder.begin(config.to_toml())
         for warning in leakage.warnings(run.data):
             log.warning("%s", warning)
-        points, interrupted = _train(run, folder, console)
+        evaluations, interrupted = _train(run, folder, console)
         run.evaluator.test()  # before the ledgers are saved, because it is charged to them
         conclusion = conclude(config, run.task, run.data, run.evaluator.measured)
         keep_all(run, conclusion.decision, path)
@@ -79,7 +79,7 @@ def launch(
             config,
             run.task,
             run.data,
-            points[-1],
+            evaluations[-1],
             run.delays(),
             counts,
             traffic=run.runtime.traffic if isinstance(run.runtime, Simulator) else (),
@@ -95,7 +95,7 @@ def launch(
     report_run(config, path)
     if interrupted:
         raise KeyboardInterrupt(what_was_reached(recorded))
-    require_updates(config, run.end, points[-1].updates)
+    require_updates(config, run.end, evaluations[-1].updates)
     return recorded
 
 
@@ -193,21 +193,21 @@ def _train(run: Run, folder: RunFolder, console: Console) -> tuple[list[Evaluati
     Returns:
         The evaluations, and whether the run was interrupted.
     """
-    points: list[Evaluation] = []
+    evaluations: list[Evaluation] = []
 
-    def observe(point: Evaluation) -> None:
-        points.append(point)
-        folder.append(point)
-        progress.observe(point)
+    def observe(evaluation: Evaluation) -> None:
+        evaluations.append(evaluation)
+        folder.append(evaluation)
+        progress.observe(evaluation)
 
     with _progress(run, folder.path, console) as progress, _signals_interrupt():
         try:
             run.train(observe)
         except KeyboardInterrupt:
-            if not points:
+            if not evaluations:
                 raise  # interrupted before the first evaluation: there is no result to save
-            return points, True
-    return points, False
+            return evaluations, True
+    return evaluations, False
 
 
 def _progress(run: Run, folder: Path, console: Console) -> Progress:
@@ -284,7 +284,7 @@ def summarise(
         best: the best evaluation, if its models are the ones that are kept.
         end: the reason why the run ended; None if it is not known.
     """
-    kept = last if best is None or best.point is None else best.point
+    kept = last if best is None or best.evaluation is None else best.evaluation
     names, classes = [party.name for party in data.parties], data.classes or ()
     watched = data.parts.watched
     figures, outputs = {watched: kept.metrics, **conclusion.figures}, conclusion.outputs

@@ -18,8 +18,9 @@ from vafl.run.client import ClientRun
 from vafl.run.continued import require_new_models
 from vafl.run.plan import Plan
 from vafl.transport.grpc.client import FederationClient
-from vafl.transport.grpc.server import FederationServer, Served
-from vafl.transport.grpc.terms import Agreement
+from vafl.transport.grpc.handler import Served
+from vafl.transport.grpc.server import FederationServer
+from vafl.transport.grpc.terms import RunTerms
 from vafl.transport.identity import Credentials
 
 log = logging.getLogger("vafl.server")
@@ -30,7 +31,7 @@ _TOLD_EVERY = 15.0  # seconds between two log lines while this process waits
 def local_client(
     plan: Plan,
     path: Path,
-    terms: Agreement,
+    terms: RunTerms,
     server: FederationServer[Server],
     credentials: Credentials | None,
     *,

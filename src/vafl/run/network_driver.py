@@ -62,9 +62,9 @@ class NetworkDriver:
         checkpoint: saves the server's state; returns how many uploads of each client it holds.
         answer_timeout: seconds a client has to answer a request.
         best: keeps the head of the best evaluation, as the clients keep their models; None keeps nothing.
-        tests: rows that are measured at the end only; none if those are the ones held out.
+        tests: the rows that are measured only at the end; empty if the test rows are those in `held_out`.
         test_labels: their labels.
-        most_rows: rows to ask clients for at a time: answers must fit into messages.
+        most_rows: the most rows in one request: the answers must fit into messages.
         undo: undoes the effect of class weights on the outputs before they are measured.
         clock: seconds, for deadlines.
 
@@ -72,7 +72,7 @@ class NetworkDriver:
         outputs: "validation" or "test" -> the head's outputs on these rows when they were last measured.
             `best` brings back those of the best evaluation, if it is given the same dictionary.
         tested: the metrics on the test rows, at the end; None if they are not known.
-        waiting: what has kept the run from its next update for a while; empty while it goes on.
+        waiting: what the run waits for, if it has made no update for a while; otherwise empty.
     """
 
     controller: RunController
@@ -108,7 +108,7 @@ class NetworkDriver:
         return self.tests if self.tested is not None else self.held_out
 
     def __call__(self, federation: FederationServer[Server]) -> list[ServerMessage]:
-        """Do whatever is due now; return messages to send."""
+        """Do everything that is due now; return messages to send."""
         controller = self.controller
         if controller.phase is Phase.ENDED or (federation.began is None and not controller.interrupted):
             return []
@@ -125,7 +125,7 @@ class NetworkDriver:
             self._complete(federation)
         step = controller.next(federation, self._blocked(federation))
         if controller.end is not None:  # what is evaluated last is what is saved
-            federation.server.last_iteration = federation.updates
+            federation.server.end_steps()
             if step is Step.SAVE:
                 messages += self._save(federation)
                 controller.saved()
@@ -180,7 +180,7 @@ class NetworkDriver:
         return []
 
     def _must_wait_for_joins(self, federation: FederationServer[Server]) -> bool:
-        """Return whether a client is connected and about to join: asked a moment later, it can answer too."""
+        """Return whether to wait for a client that is connected and about to join, so that it can answer."""
         if not federation.connections.keys() & federation.server.absent:
             self._joining_since = None
             return False
@@ -255,7 +255,7 @@ class NetworkDriver:
 
     def _log_end(self, last: Evaluation, end: End) -> None:
         """Log why the run ends, and the figures of the models that are kept, which may not be the last."""
-        kept = last if self.best is None or self.best.point is None else self.best.point
+        kept = last if self.best is None or self.best.evaluation is None else self.best.evaluation
         rows = "validation" if len(self.tests) else "test"
         log.info(
             "the run ends: %s. It keeps the models of update %d of %d: %s %s",
@@ -335,7 +335,7 @@ class NetworkDriver:
         return list(federation.server.made_durable(self.checkpoint()))
 
     def _watch(self, federation: FederationServer[Server]) -> None:
-        """Nothing hangs silently: log what the run waits for, every so often."""
+        """Log what the run waits for if it has made no update for a while: it must not hang silently."""
         updates, since = self._last_update
         now = self.clock()
         if federation.updates != updates or not since:

@@ -63,7 +63,7 @@ class Plan:
     model, and only the names of the others.
 
     Attributes:
-        from_earlier_run: the run whose models this one starts from, as in `Agreement`; empty if none.
+        from_earlier_run: the run whose models this one starts from, as in `RunTerms`; empty if none.
     """
 
     config: Config

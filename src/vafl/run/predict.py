@@ -22,7 +22,7 @@ from vafl.models.store import StoredModel
 from vafl.names import LOCAL_CLIENT, check_client, table_owner
 from vafl.observe.counting import CountProgress
 from vafl.observe.scores import ScoreFile, missing_column
-from vafl.privacy.mechanism.client_privacy import guard
+from vafl.privacy.mechanism.client_privacy import protect
 from vafl.protocol.importance import ImportanceScorer
 from vafl.protocol.inquiry import ANSWERED, STATES
 from vafl.protocol.messages import ServerMessage
@@ -34,17 +34,17 @@ from vafl.protocol.secure_sum.scoring import ScoringSums
 from vafl.protocol.secure_sum.sender import MaskedSender
 from vafl.run.agreement import rows_at_once
 from vafl.run.assembly import limited_threads
-from vafl.run.client import run_until_over, witness_of
+from vafl.run.client import key_signer, run_until_over
 from vafl.run.credentials import load_credentials
 from vafl.run.ledgers import is_entered, ledger_path, open_ledger
 from vafl.run.local import serve_with
 from vafl.run.marks import MarkFile, marks_path
 from vafl.run.model_store import as_trained, feature_groups, open_model, rebuild
 from vafl.run.prediction_driver import Batch, Served
-from vafl.run.prediction_records import PredictionRecords, load_subjects
+from vafl.run.prediction_records import PredictionRecords, load_records
 from vafl.transport.grpc.client import FederationClient
 from vafl.transport.grpc.server import FederationServer
-from vafl.transport.grpc.terms import Agreement
+from vafl.transport.grpc.terms import RunTerms
 from vafl.transport.grpc.wire import PROTOCOL, run
 from vafl.transport.identity import SERVER
 
@@ -60,7 +60,7 @@ class Deployed:
     config: Config
     party: str
     model: StoredModel
-    subjects: PredictionRecords
+    records: PredictionRecords
     run: Path
 
     @classmethod
@@ -75,7 +75,7 @@ class Deployed:
         model = open_model(run, party)
         config = as_trained(config.document(), model, run)
         config.privacy.check_clients(len(model.manifest.parties))
-        return cls(config, party, model, load_subjects(config, party, model), run)
+        return cls(config, party, model, load_records(config, party, model), run)
 
     @property
     def parties(self) -> list[str]:
@@ -95,14 +95,14 @@ class Deployed:
         """How the head's outputs become probabilities and a class."""
         return self.model.manifest.decision
 
-    def terms(self) -> Agreement:
+    def terms(self) -> RunTerms:
         """Return this party's view of the settings that all parties must agree on."""
         manifest, config = self.model.manifest, self.config
-        return Agreement(
+        return RunTerms(
             protocol=PROTOCOL,
             run_id=config.network.run_id,
-            records=self.subjects.rows,
-            record_digest=self.subjects.digest,
+            records=self.records.rows,
+            record_digest=self.records.digest,
             widths=manifest.widths,
             clients=len(manifest.parties),
             schedule_digest="prediction",
@@ -110,18 +110,18 @@ class Deployed:
             model=f"{manifest.config_digest} of run {manifest.run}",
         )
 
-    def respondent(
-        self, witness: KeySigner | None = None, *, accept_ledger: bool = False
+    def prediction_client(
+        self, signer: KeySigner | None = None, *, accept_ledger: bool = False
     ) -> PredictionClient:
         """Create the prediction client, with the same privacy as in training.
 
         It charges the ledger of the training run, unless privacy.ledger names another folder.
 
         Args:
-            witness: signs the keys of a secure sum.
+            signer: signs the keys of a secure sum.
             accept_ledger: continue if the ledger lacks the last mark that the server received.
         """
-        config, subjects = self.config, self.subjects
+        config, records = self.config, self.records
         index = self.parties.index(self.party)
         adds_noise = config.privacy.protection.noises_anything
         module = rebuild(self.model, config.embedding.model)
@@ -129,19 +129,17 @@ class Deployed:
         sender = None
         if config.privacy.secure_sum:
             purpose = f"{config.network.run_id}: prediction"
-            keys = KeyAgreement(purpose, self.parties, index, witness or NoKeySigner())
+            keys = KeyAgreement(purpose, self.parties, index, signer or NoKeySigner())
             sender = MaskedSender(index, keys)
         path = self._ledger()
         if not is_entered(config, self.party, path):
             permutations = self._permutations()
-            return PredictionClient(
-                index, subjects.features, module, permutations=permutations, sender=sender
-            )
+            return PredictionClient(index, records.features, module, permutations=permutations, sender=sender)
         ledger, accounts = open_ledger(
             config,
             self.party,
-            subjects.ids,
-            subjects.source,
+            records.ids,
+            records.source,
             self.parties,
             run=self.run,
             path=path,
@@ -149,8 +147,8 @@ class Deployed:
             accept_ledger=accept_ledger,
         )
         steps = config.rule.local_steps
-        private = guard(config.privacy, module, subjects.features, ledger, accounts, steps)
-        columns = private.features.shape[1:] == subjects.features.shape[1:]
+        private = protect(config.privacy, module, records.features, ledger, accounts, steps)
+        columns = private.features.shape[1:] == records.features.shape[1:]
         return PredictionClient(
             index,
             private.features,
@@ -211,7 +209,7 @@ class Deployed:
                 "it. Train with privacy.secure_sum = false to measure importance.",
             )
         head, defaults, summed, marks = self._scoring()
-        return ImportanceScorer(self.subjects.rows, head, defaults, summed=summed, marks=marks)
+        return ImportanceScorer(self.records.rows, head, defaults, summed=summed, marks=marks)
 
     def scorer(self, *, cached: bool) -> Scorer:
         """Return the server's scorer. It uses zeros for a client without a default embedding.
@@ -225,9 +223,7 @@ class Deployed:
             # Nothing can stand in for one client's part of a sum, and no sum is requested twice.
             sums, cached = ScoringSums(len(self.parties), len(defaults[0]), decode), False
             defaults = [torch.zeros_like(default) for default in defaults]
-        return Scorer(
-            self.subjects.rows, head, defaults, summed=summed, cached=cached, marks=marks, sums=sums
-        )
+        return Scorer(self.records.rows, head, defaults, summed=summed, cached=cached, marks=marks, sums=sums)
 
     def _scoring(self) -> tuple[nn.Module, list[Tensor], bool, MarkFile]:
         """Return the head, default embeddings, whether the head takes their sum, and the clients' marks."""
@@ -249,7 +245,7 @@ class Deployed:
 
     def table(self, rows: RowIds, outputs: Tensor, states: States) -> pl.DataFrame:
         """Return one row per record: its id, the prediction, and the clients that did not answer for it."""
-        columns: dict[str, pl.Series] = {"id": self.subjects.ids.gather(rows)}
+        columns: dict[str, pl.Series] = {"id": self.records.ids.gather(rows)}
         if self.classes:
             shares = self.decision.probabilities(outputs)
             columns["prediction"] = pl.Series(self.classes, dtype=pl.String).gather(
@@ -273,7 +269,7 @@ def answer(
     deployed = Deployed.load(config, check_client(party), run)
     config = deployed.config
     credentials = load_credentials(config, party)
-    client = deployed.respondent(witness_of(config, credentials), accept_ledger=accept_ledger)
+    client = deployed.prediction_client(key_signer(config, credentials), accept_ledger=accept_ledger)
     federation = FederationClient(
         client, party, deployed.terms(), config.network, credentials, takes_over=replace
     )
@@ -295,7 +291,7 @@ def local_answers(
         return None
     config = deployed.config
     local, credentials = Deployed.load(config, LOCAL_CLIENT, deployed.run), load_credentials(config, SERVER)
-    client = local.respondent(witness_of(config, credentials), accept_ledger=accept_ledger)
+    client = local.prediction_client(key_signer(config, credentials), accept_ledger=accept_ledger)
     return FederationClient(
         client, LOCAL_CLIENT, local.terms(), config.network, credentials, connect=server.connect
     )
@@ -344,7 +340,7 @@ def predict(
     missing = np.zeros(len(deployed.parties), dtype=np.int64)
     counted = CountProgress(console, "records")
     with ScoreFile(out) as file, limited_threads(config.threads), counted:
-        counted.begin(len(deployed.subjects.chosen))
+        counted.begin(len(deployed.records.chosen))
 
         def write(rows: RowIds, outputs: Tensor, states: States) -> None:
             file.append(deployed.table(rows, outputs, states))
@@ -352,7 +348,7 @@ def predict(
             counted.advance(len(rows))
 
         chunk = min(config.prediction.chunk, rows_at_once(config, max(deployed.model.manifest.widths)))
-        batch = Batch(deployed.subjects.chosen, replace(config.prediction, chunk=chunk), write)
+        batch = Batch(deployed.records.chosen, replace(config.prediction, chunk=chunk), write)
         federation = deployed.serve(deployed.scorer(cached=False), batch)
         local = local_answers(deployed, federation, accept_ledger=accept_ledger)
         run(_until_scored(federation, local, batch, listening))
@@ -363,7 +359,7 @@ def predict(
         out,
         batch.done,
         {party: count for party, count in counts.items() if count},
-        deployed.subjects.unscored,
+        deployed.records.unscored,
         config.data.records,
     )
 

@@ -51,9 +51,7 @@ class Batch:
         scorer = federation.server
         if not self._began:
             self._began = True
-            # Do not wait again for clients that missed the start of the run. Clients that were seen may be
-            # about to join.
-            scorer.overdue |= scorer.absent - federation.seen
+            scorer.start_without(federation.seen)
         while self._under_way and self._is_over(scorer, *self._under_way[0]):
             self._finish(scorer, self._under_way.popleft()[0])
         messages: list[ServerMessage] = []

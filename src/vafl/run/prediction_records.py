@@ -44,7 +44,7 @@ class PredictionRecords:
         return len(self.ids)
 
 
-def load_subjects(config: Config, party: str, model: StoredModel) -> PredictionRecords:
+def load_records(config: Config, party: str, model: StoredModel) -> PredictionRecords:
     """Load the records to score.
 
     The parties' own data are encoded as in training, and all their records are scored. In other data sets the

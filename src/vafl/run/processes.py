@@ -61,9 +61,8 @@ class Progress:
         """Return whether the process has made no progress for `patience` seconds. Call this regularly."""
         now = time.monotonic()
         try:
-            fields = (
-                self._path.read_bytes().rpartition(b")")[2].split()
-            )  # the name before it may contain spaces and parentheses
+            # The process's name comes before, in parentheses. It may contain spaces and parentheses itself.
+            fields = self._path.read_bytes().rpartition(b")")[2].split()
         except OSError:
             return False
         state, used = fields[0], int(fields[11]) + int(fields[12])

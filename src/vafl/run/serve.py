@@ -76,7 +76,7 @@ class Service:
         self._scorer = deployed.scorer(cached=settings.cache)
         self._federation = deployed.serve(self._scorer, self._live)
         self._local = local_answers(deployed, self._federation, accept_ledger=accept_ledger)
-        self._rows = {each: row for row, each in enumerate(deployed.subjects.ids.to_list())}
+        self._rows = {each: row for row, each in enumerate(deployed.records.ids.to_list())}
 
     async def run(self, access: Access, listening: Callable[[str, str], None]) -> None:
         """Serve clients and HTTP in one event loop until SIGINT or SIGTERM."""
@@ -108,7 +108,7 @@ class Service:
         states = self._states()
         starting, complete = self._federation.began is None, set(states.values()) == {"here"}
         status = "starting" if starting else "ok" if complete else "degraded"
-        return {"status": status, "parties": states, "records": self._deployed.subjects.rows}
+        return {"status": status, "parties": states, "records": self._deployed.records.rows}
 
     def _states(self) -> dict[str, str]:
         """Return the state of each client, one of `_CLIENT_STATES`."""
@@ -123,7 +123,7 @@ class Service:
         for party, state in self._states().items():
             for each in _CLIENT_STATES:
                 yield "vafl_serve_client", {"client": party, "state": each}, int(each == state)
-        yield "vafl_serve_records", {}, self._deployed.subjects.rows
+        yield "vafl_serve_records", {}, self._deployed.records.rows
         yield "vafl_serve_cells_total", {"source": "cache"}, self._scorer.recalled
         yield "vafl_serve_cells_total", {"source": "client"}, self._scorer.needed - self._scorer.recalled
 

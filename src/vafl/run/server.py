@@ -13,43 +13,30 @@ Invariants:
 
 import asyncio
 import logging
-import secrets
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 
 from vafl.config import Config
 from vafl.data import leakage
-from vafl.errors import RunError, RunFolderError, VaflError
-from vafl.files import make_private_folder, remove_drafts
+from vafl.errors import RunError, VaflError
+from vafl.files import make_private_folder
 from vafl.names import LOCAL_CLIENT
 from vafl.observe.evaluation import Evaluation
 from vafl.observe.plots import plot_runs
 from vafl.observe.progress import Progress
 from vafl.observe.record import RecordedRun, RunFolder, read_run
 from vafl.observe.status import ClientStatus
-from vafl.protocol.marks import MarkMemory
 from vafl.protocol.server import RECALL_ROWS, Server
-from vafl.protocol.table import FOREVER, EmbeddingTable, record_type
 from vafl.run.agreement import STATE, make_terms, over_network, require_same_run, rows_at_once
-from vafl.run.assembly import limited_threads, make_server, make_table, widths, with_drawn_labels
-from vafl.run.best import BestHead
-from vafl.run.checkpoint import (
-    MappedArray,
-    flatten,
-    load_checkpoint,
-    restoring,
-    save_checkpoint,
-    unflatten,
-)
+from vafl.run.assembly import limited_threads, widths
 from vafl.run.conclusion import Conclusion, conclude
 from vafl.run.continued import beginning_of, keep_encoder
 from vafl.run.controller import Phase, RunController
@@ -68,6 +55,7 @@ from vafl.run.marks import MarkFile, marks_path
 from vafl.run.model_store import keep_head, run_name, stand_ins
 from vafl.run.network_driver import NetworkDriver
 from vafl.run.plan import Plan, make_plan, sized
+from vafl.run.server_state import ServerState
 from vafl.transport.grpc.admission import require_free
 from vafl.transport.grpc.client import FederationClient
 from vafl.transport.grpc.server import FederationServer
@@ -77,127 +65,6 @@ from vafl.transport.identity import SERVER, Credentials
 log = logging.getLogger("vafl.server")
 
 _WATCHED_EVERY = 1.0  # seconds between two calls of `ServerRun.watch`
-# The server may accept this many uploads of one client between the moment a checkpoint is due and the moment
-# it is written: uploads that wait for a step, and uploads in the same batch of messages.
-_BEFORE_A_CHECKPOINT = 1024
-
-
-class ServerState:
-    """The server's durable state: the embedding table in a memory-mapped file, and a checkpoint of the rest.
-
-    Attributes:
-        plan: the run's plan, with the labels that the server trains on.
-        outputs: "validation" or "test" -> the head's outputs on these rows at the last evaluation.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        folder: Path,
-        *,
-        resume: bool,
-        marks: MarkMemory | None = None,
-        recall_rows: int = RECALL_ROWS,
-    ) -> None:
-        make_private_folder(folder)
-        remove_drafts(folder)
-        self._folder, self.terms, self._epsilon = folder, make_terms(plan), plan.config.labels.epsilon
-        self._checkpoint_every = plan.config.network.checkpoint_every
-        self._mapped: MappedArray | None = None
-        rows = plan.data.parts.total
-        if plan.config.privacy.secure_sum:  # every round computes new sums, so no table is kept
-            table = make_table(plan, rows)
-        else:
-            table = self._mapped_table(plan, rows, fresh=not resume)
-        tensors, self.facts = load_checkpoint(folder) if resume else ({}, {})
-        if (before := self.facts.get("label_epsilon", self._epsilon)) != self._epsilon:
-            raise RunFolderError(
-                "VFL-7211",
-                f"--resume needs the labels.epsilon that the run started with: the run in "
-                f'"{folder}" has {before:g} (0 means unchanged labels). Found {self._epsilon:g}. Set it to '
-                f"{before:g}, or start a new run.",
-            )
-        self.plan = _with_kept_labels(plan, folder, resume=resume)
-        run = self.facts.get("run") or secrets.randbits(62)
-        self.server = make_server(self.plan, table, marks, run=run, recall_rows=recall_rows)
-        self.outputs: dict[str, torch.Tensor] = {}
-        self.best = BestHead(self.server.head, folder / "best", self.outputs, resume=resume)
-        if resume:
-            self._restore(tensors)
-        else:
-            self.save({})  # a server that is killed at any time from here on can be resumed
-
-    def _mapped_table(self, plan: Plan, rows: int, *, fresh: bool) -> EmbeddingTable:
-        """Return an embedding table in a memory-mapped file, which survives this process."""
-        client_widths, summed = widths(plan), plan.config.model.combine == "sum"
-        kind = record_type(client_widths, summed=summed)
-        self._mapped = MappedArray(self._folder / "table.records", (rows,), kind, fresh=fresh)
-        if fresh:
-            self._mapped.array["stored_at"] = -FOREVER
-        return EmbeddingTable(rows, client_widths, summed=summed, memory=self._mapped.array)
-
-    def _restore(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Return to the checkpoint.
-
-        The table treats cells that were stored after the checkpoint as unknown until their clients send
-        them again.
-        """
-        server, facts = self.server, self.facts
-        with restoring(self._folder):
-            server.head.load_state_dict({name: tensors[f"head.{name}"] for name in server.head.state_dict()})
-            server.restore(
-                facts["iteration"],
-                facts["activations"],
-                unflatten(facts["optimiser"], tensors),
-                forgettable=facts["forgettable"],
-            )
-        server.delays.restore(unflatten(facts["delays"], tensors))
-
-    def save(self, account: dict[str, Any]) -> list[int]:
-        """Write a checkpoint and return how many uploads of each client it includes.
-
-        Args:
-            account: time and traffic of the run so far; empty before it starts.
-        """
-        # The table must be on disk before the checkpoint that refers to it replaces the old one.
-        if self._mapped is not None:
-            self._mapped.flush()
-        server = self.server
-        tensors, optimiser = flatten("optimiser", server.descent.state())
-        counted, delays = flatten("delays", server.delays.state())
-        tensors |= counted | {f"head.{name}": tensor for name, tensor in server.head.state_dict().items()}
-        settled = server.settled()
-        facts = {
-            "terms": asdict(self.terms),
-            "run": server.run,
-            "label_epsilon": self._epsilon,
-            "iteration": server.iteration,
-            "activations": settled,
-            "forgettable": self._checkpoint_every + _BEFORE_A_CHECKPOINT,
-            "optimiser": optimiser,
-            "delays": delays,
-            "account": account,
-        }
-        buffers = {f"head.{name}" for name, _ in server.head.named_buffers()}
-        save_checkpoint(self._folder, tensors, facts, buffers)
-        return settled
-
-
-def _with_kept_labels(plan: Plan, folder: Path, *, resume: bool) -> Plan:
-    """Return the plan with the labels to train on.
-
-    A resumed run trains on the labels that it started with, because drawing them again would spend epsilon
-    again.
-    """
-    path = folder / "labels.safetensors"
-    settings = plan.config.labels
-    if resume and settings.epsilon and not settings.file and not path.is_file():
-        raise RunFolderError(
-            "VFL-7212",
-            f'--resume with labels.epsilon needs the labels that the run drew. "{path}" is missing. Restore '
-            "it, or start without --resume, which draws new labels and spends epsilon again.",
-        )
-    return with_drawn_labels(plan, path)
 
 
 @dataclass
@@ -221,8 +88,6 @@ class ServerRun:
     watch: Callable[[], None] = lambda: None
     accept_ledger: bool = False
     earlier: Path | None = None
-    _shown: Progress = field(init=False)
-    _fitting: int = field(init=False)  # rows of embeddings that fit into one message
 
     def run(self, listening: Callable[[str], None] = lambda address: None) -> RecordedRun:
         """Serve until the run is over, write the run folder and return the recorded run.
@@ -241,7 +106,7 @@ class ServerRun:
             load_credentials(self.config, SERVER)  # fail before the run folder is changed
         if self.resume:
             require_same_run(self.path / STATE / SERVER, make_terms(plan))
-        self._fitting = rows_at_once(self.config, max(widths(plan)))  # fail early, too
+        most_rows = rows_at_once(self.config, max(widths(plan)))  # fail early, too
         require_free(self.config.network.address)
         opened = RunFolder(self.path, overwrite=self.overwrite, resume=self.resume)
         with opened as folder, limited_threads(self.config.threads):
@@ -254,7 +119,7 @@ class ServerRun:
                 if own.name == LOCAL_CLIENT:
                     keep_encoder(self.path / STATE / LOCAL_CLIENT, own.encoder)
             marks = MarkFile(marks_path(self.config, self.path), [party.name for party in plan.data.parties])
-            recall_rows = min(RECALL_ROWS, self._fitting)
+            recall_rows = min(RECALL_ROWS, most_rows)
             state = ServerState(
                 plan, self.path / STATE / SERVER, resume=self.resume, marks=marks, recall_rows=recall_rows
             )
@@ -263,8 +128,9 @@ class ServerRun:
                 log.warning("%s", leak)
             for warning in leakage.warnings(plan.data):
                 log.warning("%s", warning)
-            points = folder.rewind(state.facts.get("account", {}).get("seconds", 0.0))
-            driver, federation = self._assemble(plan, state, credentials, folder, points)
+            evaluations = folder.rewind(state.facts.get("account", {}).get("seconds", 0.0))
+            observers = [evaluations.append, folder.append]
+            driver, federation = self._assemble(plan, state, credentials, evaluations, observers, most_rows)
             local = local_client(
                 replace(plan, config=self.config),
                 self.path,
@@ -278,7 +144,7 @@ class ServerRun:
                 self._progress(state.plan, federation, driver) as progress,
                 nullcontext() if local is None else local.saved(),
             ):
-                self._shown = progress
+                observers.append(progress.observe)
                 local_federation = None if local is None else local.federation
                 run(_serve(federation, driver.controller, listening, self.watch, local_federation))
             require_updates(self.config, driver.controller.end, state.server.iteration)
@@ -286,7 +152,7 @@ class ServerRun:
                 defaults = stand_ins(plan.data, state.server.table, driver.measured)
                 conclusion = conclude(self.config, plan.task, state.plan.data, state.outputs)
                 keep_head(plan, conclusion.decision, defaults, self.path, run_name(state.server.run))
-                summary = self._summary(state.plan, federation, points, driver, conclusion)
+                summary = self._summary(state.plan, federation, evaluations, driver, conclusion)
                 finish(folder, summary, conclusion, original, state.plan.data, self.console)
             self._require_result(driver.controller, state.server.iteration)
         recorded = read_run(self.path)
@@ -301,13 +167,21 @@ class ServerRun:
         plan: Plan,
         state: ServerState,
         credentials: Credentials | None,
-        folder: RunFolder,
-        points: list[Evaluation],
+        evaluations: Sequence[Evaluation],
+        observers: Sequence[Callable[[Evaluation], None]],
+        most_rows: int,
     ) -> tuple[NetworkDriver, FederationServer[Server]]:
-        def observe(point: Evaluation) -> None:
-            points.append(point)
-            folder.append(point)
-            self._shown.observe(point)
+        """Create the driver, and the server that calls it.
+
+        Args:
+            evaluations: those from before this process.
+            observers: called with each evaluation, in order.
+            most_rows: rows of embeddings that fit into one message.
+        """
+
+        def observe(evaluation: Evaluation) -> None:
+            for each in observers:
+                each(evaluation)
 
         config, data = self.config, plan.data
         best = state.best if config.stop.patience else None
@@ -318,13 +192,13 @@ class ServerRun:
             plan.task.metrics,
             has_test_rows=tests.stop > tests.start,
             checkpoint_every=config.network.checkpoint_every,
-            has_result=bool(points),
+            has_result=bool(evaluations),
         )
-        for point in points:
-            controller.recall(point)
-        if best is not None and best.point is not None and best.point not in points:
+        for evaluation in evaluations:
+            controller.recall(evaluation)
+        if best is not None and best.evaluation is not None and best.evaluation not in evaluations:
             # A crash removed this evaluation from the history, but its models are still on disk.
-            controller.recall(best.point)
+            controller.recall(best.evaluation)
         driver = NetworkDriver(
             controller=controller,
             best=best,
@@ -337,7 +211,7 @@ class ServerRun:
             observe=observe,
             checkpoint=lambda: state.save(federation.account()),
             answer_timeout=config.network.answer_timeout,
-            most_rows=self._fitting,
+            most_rows=most_rows,
             undo=state.plan.undo,
             outputs=state.outputs,
         )
@@ -384,7 +258,7 @@ class ServerRun:
         self,
         plan: Plan,
         federation: FederationServer[Server],
-        points: list[Evaluation],
+        evaluations: list[Evaluation],
         driver: NetworkDriver,
         conclusion: Conclusion,
     ) -> dict[str, Any]:
@@ -394,7 +268,7 @@ class ServerRun:
             self.config,
             plan.task,
             plan.data,
-            points[-1] if points else unmeasured,
+            evaluations[-1] if evaluations else unmeasured,
             server.delays.summaries(),
             server.activations,
             traffic=federation.traffic,

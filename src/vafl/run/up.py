@@ -43,9 +43,8 @@ def up(
     try:
         recorded = served.run(clients.start)
     except KeyboardInterrupt:
-        if (
-            path / SUMMARY
-        ).is_file():  # the run ended after an evaluation, so the clients are saving their models
+        if (path / SUMMARY).is_file():
+            # The run ended after an evaluation, so the clients are saving their models.
             clients.end()
         else:
             clients.kill()
@@ -54,9 +53,8 @@ def up(
         clients.kill()
         raise
     clients.end()
-    report_run(
-        served.config, path
-    )  # write it again, now that the clients have saved their models and ledgers
+    # Write the report again, now that the clients have saved their models and ledgers.
+    report_run(served.config, path)
     return recorded
 
 

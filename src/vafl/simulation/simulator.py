@@ -151,6 +151,8 @@ class Simulator:
         self._events = [entry for entry in self._events if entry not in answers]
 
     def _at(self, time: float, event: Event) -> None:
+        # The counter orders events of the same time by their creation. It also keeps the heap from comparing
+        # the events themselves, which have no order.
         heapq.heappush(self._events, (time, next(self._order), event))
 
     def _sleep(self, index: int) -> None:
@@ -161,9 +163,9 @@ class Simulator:
     def _wake(self, index: int, life: int) -> None:
         if life == self._lives[index]:
             self._asleep[index] = False
-            self._say(index, self.clients[index].wake())
+            self._send_and_sleep(index, self.clients[index].wake())
 
-    def _say(self, index: int, messages: Sequence[ClientMessage]) -> None:
+    def _send_and_sleep(self, index: int, messages: Sequence[ClientMessage]) -> None:
         """Send a client's messages; let it sleep unless it waits for an answer."""
         self._send(index, messages)
         if not (self.clients[index].waiting or self._asleep[index]):
@@ -199,7 +201,7 @@ class Simulator:
         if isinstance(message, Request):  # A client that is slow to activate is slow to answer, too.
             self._at(self._sleepers[message.client].wakes_at(self.now), partial(self._answer, message, life))
         else:
-            self._say(message.client, self.clients[message.client].receive(message))
+            self._send_and_sleep(message.client, self.clients[message.client].receive(message))
 
     def _answer(self, request: Request, life: int) -> None:
         if life == self._lives[request.client]:
@@ -216,6 +218,7 @@ class Simulator:
         self._send(index, [self.clients[index].join()])
 
     def _cut(self, index: int) -> None:
+        # Events of the old life stay in the heap, and are ignored when their time comes.
         self._lives[index] += 1
         self._up[index].cut()
         self._down[index].cut()

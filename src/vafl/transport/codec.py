@@ -108,7 +108,8 @@ class _Layout:
         return row, value, 8 * self.counts, int(self.ends_freely)
 
 
-# A kind's position here is its number in the header: append new kinds, and never reorder them.
+# The position of a kind in this table is its number in the header. A change of the table is a change of the
+# protocol: raise PROTOCOL (grpc/wire.py).
 _LAYOUTS: dict[type[Message], _Layout] = {
     Join: _Layout(("activation", "applied", "iteration"), contents="groups"),
     Upload: _Layout(("sequence", "activation", "in_flight"), flag="answer", rows="rows", matrix="embeddings"),
@@ -244,7 +245,7 @@ class Codec:
 
     def _encode(self, message: Message, parts: Parts) -> None:
         layout = _LAYOUTS[type(message)]
-        # None, which only the request of a Refresh can be, is encoded as -1.
+        # Only `request` of a Refresh can be None. It is encoded as -1, which is no number of a request.
         numbers = [-1 if (value := getattr(message, name)) is None else value for name in layout.numbers]
         rows = getattr(message, layout.rows) if layout.rows else None
         matrix = getattr(message, layout.matrix) if layout.matrix else None

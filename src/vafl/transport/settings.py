@@ -18,13 +18,13 @@ class NetworkSettings:
         address: host:port the server listens on and clients dial.
         certificates: folder with ca.pem and this party's certificate and key (`vafl certs` makes them).
         security: `mtls`, or `plaintext` on a loopback address only.
-        run_id: every party must name the same run.
+        run_id: the name of the run. All parties must set the same one.
         encoding: encoding of embeddings and gradients: float32, float16, bfloat16 or int8.
-        largest_message: bytes; a larger message is refused before it is read.
-        largest_norm: an embedding whose norm is larger is refused. 0 derives a limit from the run: embeddings
-            1000 times larger than the client's recent ones are refused.
-        messages_per_second: more than that from one client, on average, are refused. 0 derives a limit from
-            the run: a client that sends 50 times as many as any other is slowed down.
+        largest_message: the most bytes of a message. A larger one is refused before it is read.
+        largest_norm: the largest norm of an embedding that the server accepts. 0 derives a limit from the
+            run: embeddings 1000 times larger than the client's recent ones are refused.
+        messages_per_second: how many messages a client may send per second, on average. 0 derives a limit
+            from the run: a client that sends 50 times as many as any other is slowed down.
         heartbeat: seconds between two heartbeats. A client whose turn it is and that sends nothing for one
             heartbeat is shown as silent. A peer that answers no ping for three heartbeats is disconnected.
         join_timeout: seconds for which the server waits for all clients at the start. It then starts without
@@ -34,7 +34,8 @@ class NetworkSettings:
             continues without the answer: an evaluation uses what the client sent last, and
             rule.when_unanswered decides for the delay bound. A late answer is still used.
         checkpoint_every: updates (for a client: activations) between checkpoints.
-        real_delays: for experiments: clients sleep as [delays] says, in real seconds.
+        real_delays: whether clients sleep between activations as [delays] says, in real seconds. For
+            experiments.
     """
 
     address: str = "127.0.0.1:7443"

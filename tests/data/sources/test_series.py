@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.data.sources.making import fitted, opened, wanted, write_series
 from vafl.data.source_settings import SeriesSettings
-from vafl.data.sources import series
+from vafl.data.sources import series, series_encoder
 from vafl.errors import ConfigError, DataError
 
 
@@ -87,13 +87,13 @@ def test_padding_and_masks_agree_with_the_lines(tmp_path_factory, records, steps
     source = opened(write_series(folder, [(*line, 1 + line[0]) for line in lines], steps=steps))
     everyone = wanted(*range(len(records)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(series, "_BUCKET", data.draw(st.sampled_from([1, 200, 1 << 20])))
-        patch.setattr(series, "_SPOOL", 1)
+        patch.setattr(series_encoder, "_BUCKET", data.draw(st.sampled_from([1, 200, 1 << 20])))
+        patch.setattr(series_encoder, "_SPOOL", 1)
         names = [
-            series.SeriesColumn("a", 0.0, 1.0, False, True),
-            series.SeriesColumn("b", 0.0, 1.0, False, False),
+            series_encoder.SeriesColumn("a", 0.0, 1.0, False, True),
+            series_encoder.SeriesColumn("b", 0.0, 1.0, False, False),
         ]
-        encoder = series.SeriesEncoder(tuple(names), steps, True, data.draw(st.booleans()))
+        encoder = series_encoder.SeriesEncoder(tuple(names), steps, True, data.draw(st.booleans()))
         found = encoder.read(source, everyone, len(records) + 1)
     assert found[-1].tolist() == encoder.absent_row().tolist()
     for place, own in enumerate(records):
@@ -167,7 +167,9 @@ def test_files_that_have_changed_are_noticed(tmp_path):
 )
 def test_times_must_be_numbers_or_dates(tmp_path, times, code):
     source = opened(write_series(tmp_path, [("p", time, number) for number, time in enumerate(times)]))
-    encoder = series.SeriesEncoder((series.SeriesColumn("a", 0.0, 1.0, False, False),), 2, False, False)
+    encoder = series_encoder.SeriesEncoder(
+        (series_encoder.SeriesColumn("a", 0.0, 1.0, False, False),), 2, False, False
+    )
     with pytest.raises(DataError, match=code):
         encoder.read(source, wanted("p"), 1)
 

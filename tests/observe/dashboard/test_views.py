@@ -30,7 +30,7 @@ def test_the_state_of_a_run_follows_from_its_folder(tmp_path, status, summary, s
     seen = view(written(tmp_path / "run", summary=summary, **status), "run")
     assert seen.state == state
     assert why in seen.why
-    assert len(seen.points) == 3
+    assert len(seen.evaluations) == 3
 
 
 def test_a_line_that_is_being_written_and_a_status_of_another_version_are_left_out(tmp_path):
@@ -39,7 +39,7 @@ def test_a_line_that_is_being_written_and_a_status_of_another_version_are_left_o
         file.write('{"seconds": 9')
     (run / "status.json").write_text('{"of": "another version"}')
     seen = view(run, "run")
-    assert [point.updates for point in seen.points] == [0, 40, 80]
+    assert [point.updates for point in seen.evaluations] == [0, 40, 80]
     assert seen.status is None
 
 
@@ -103,7 +103,7 @@ def test_figures_that_no_run_wrote_are_left_out(tmp_path, wrong):
     seen = view(run, "run")
     json.dumps(seen.as_json(), allow_nan=False)
     assert "<b>" not in as_prometheus([seen])
-    assert len(seen.points) == 4
+    assert len(seen.evaluations) == 4
 
 
 def test_runs_are_found_in_folders_of_folders_the_newest_first(tmp_path):
@@ -130,8 +130,8 @@ def test_what_is_not_there_cannot_be_watched(tmp_path):
 
 def test_a_page_gets_no_more_points_than_it_can_show_and_always_the_last(tmp_path):
     facts = view(written(tmp_path / "run", points=1801), "run").as_json()
-    assert len(facts["points"]) <= 400
-    assert facts["points"][-1]["updates"] == 40 * 1800
+    assert len(facts["evaluations"]) <= 400
+    assert facts["evaluations"][-1]["updates"] == 40 * 1800
 
 
 def test_json_has_no_word_for_what_is_not_a_number(tmp_path):
@@ -140,4 +140,4 @@ def test_json_has_no_word_for_what_is_not_a_number(tmp_path):
         file.write(json.dumps(asdict(Evaluation(1.0, 2, 0, 0, math.nan, math.inf))) + "\n")
     facts = view(run, "run").as_json()
     json.dumps(facts, allow_nan=False)
-    assert facts["points"][-1]["metric"] is None
+    assert facts["evaluations"][-1]["metric"] is None

@@ -17,7 +17,7 @@ from vafl.protocol.secure_sum.fixed_point import decode
 from vafl.protocol.secure_sum.masks import KeyAgreement, NoKeySigner
 from vafl.protocol.secure_sum.scoring import ScoringSums
 from vafl.protocol.secure_sum.sender import MaskedSender
-from vafl.run.assembly import make_client, make_guard, make_plan, make_server, make_table
+from vafl.run.assembly import make_client, make_plan, make_privacy, make_server, make_table
 
 NOISE = {"clip": 1.0, "noise": 9.0, "gradient_clip": 1.0, "gradient_noise": 9.0, "mu_max": "unlimited"}
 CLIENTS, WIDTH = 3, 3
@@ -56,8 +56,8 @@ class Parties:
     def start(self, **options):
         """Start new processes and let the client join; return the messages that it sends."""
         self.stop()
-        self.own = make_guard(self.plan, 0, self.run, **options)
-        self.ledger = self.own.budget.ledger
+        self.privacy = make_privacy(self.plan, 0, self.run, **options)
+        self.ledger = self.privacy.budget.ledger
         make = self._training if self.purpose == "training" else self._prediction
         self.client, self.server = make()
         return self.join()
@@ -77,7 +77,7 @@ class Parties:
     def spend(self, uploads):
         """Charge this many uploads; return the marks that are sent."""
         for _ in range(uploads):
-            self.own.budget.spend(np.array([0]), "request")
+            self.privacy.budget.spend(np.array([0]), "request")
         said = self.client._with_mark([])
         for message in said:
             self.server.receive(message)
@@ -89,18 +89,18 @@ class Parties:
 
     def _training(self):
         table = make_table(self.plan, self.plan.data.rows)
-        return make_client(self.plan, 0, own=self.own), make_server(self.plan, table, self.marks)
+        return make_client(self.plan, 0, privacy=self.privacy), make_server(self.plan, table, self.marks)
 
     def _prediction(self):
         names = [party.name for party in self.plan.data.parties]
-        head, rows = nn.Identity(), len(self.own.features)
+        head, rows = nn.Identity(), len(self.privacy.features)
         keys = KeyAgreement("run", names, 0, NoKeySigner())
         client = PredictionClient(
             0,
-            self.own.features,
-            self.own.model,
-            perturb=self.own.release,
-            budget=self.own.budget,
+            self.privacy.features,
+            self.privacy.model,
+            perturb=self.privacy.release,
+            budget=self.privacy.budget,
             sender=MaskedSender(0, keys) if self.masked else None,
         )
         server = Scorer(
@@ -193,6 +193,6 @@ def test_a_mark_that_comes_out_of_turn_is_refused_and_not_remembered(parties):
 
 @pytest.mark.parametrize("purpose", ["training"], indirect=True)
 def test_a_simulation_makes_no_marks(parties):
-    own = make_guard(parties.plan, 0)
+    own = make_privacy(parties.plan, 0)
     own.budget.recognise(bytes(16))
     assert own.budget.due_mark() == b""

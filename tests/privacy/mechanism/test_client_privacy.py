@@ -11,7 +11,7 @@ from vafl.errors import ConfigError
 from vafl.models.embeddings import mlp
 from vafl.privacy.ledger.accounts import KINDS
 from vafl.privacy.ledger.ledger import Ledger
-from vafl.privacy.mechanism.client_privacy import guard
+from vafl.privacy.mechanism.client_privacy import protect
 from vafl.privacy.settings import PrivacySettings
 from vafl.protocol.messages import Decline, Evaluate, Finished, Gradient, Request, Upload
 from vafl.run.assembly import build
@@ -179,7 +179,7 @@ def test_released_gradients_leave_other_records_embeddings_within_the_declared_n
         features[0] = value
         settings = PrivacySettings(**{**TRAINED, "gradient_noise": 1e-9, "noise": 1e-9})
         torch.manual_seed(0)
-        own = guard(settings, nn.Linear(3, 2, bias=False), features, Ledger.in_memory(8), np.arange(8))
+        own = protect(settings, nn.Linear(3, 2, bias=False), features, Ledger.in_memory(8), np.arange(8))
         _, pull_back = own.updates(features)
         shift.append(pull_back(torch.full((8, 2), 1e3))[0] * 8)
     assert (shift[1] - shift[0]).norm() <= 1.0 + 1e-3
@@ -187,7 +187,7 @@ def test_released_gradients_leave_other_records_embeddings_within_the_declared_n
 
 def test_hidden_noise_and_placement_reach_the_model():
     settings = PrivacySettings(mode="embed_only", noise=0.5, layers=(0.3,), placement="output")
-    own = guard(settings, mlp((3,), 2, (4,)), torch.randn(6, 3), Ledger.in_memory(6), np.arange(6))
+    own = protect(settings, mlp((3,), 2, (4,)), torch.randn(6, 3), Ledger.in_memory(6), np.arange(6))
     features = torch.randn(5, 3)
     assert not torch.equal(own.model(features), own.model(features))
 
@@ -195,7 +195,7 @@ def test_hidden_noise_and_placement_reach_the_model():
 def test_a_private_client_with_batch_normalisation_is_refused():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     with pytest.raises(ConfigError, match=r"VFL-5072.*1.*BatchNorm1d"):
-        guard(PrivacySettings(**TRAINED), model, torch.randn(6, 3), Ledger.in_memory(6), np.arange(6))
+        protect(PrivacySettings(**TRAINED), model, torch.randn(6, 3), Ledger.in_memory(6), np.arange(6))
 
 
 def test_scaling_by_all_records_is_refused_for_a_guarantee():

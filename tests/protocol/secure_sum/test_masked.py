@@ -153,7 +153,7 @@ def joined(exchange):
 def test_a_drop_out_aborts_the_round_and_begins_an_epoch():
     exchange = Exchange(run())
     server = joined(exchange)
-    epoch = server.sums.epochs.number
+    epoch = server.sums.key_epochs.number
     for index in (0, 1):
         exchange.play(("wake", index))
     exchange.deliver()
@@ -275,7 +275,7 @@ WORDS = np.zeros((4, 3), dtype=np.uint64)
 
 
 def _upload(server, client=0, **changes):
-    fields = {"client": client, "sequence": 50, "epoch": server.sums.epochs.number, "activation": 0}
+    fields = {"client": client, "sequence": 50, "epoch": server.sums.key_epochs.number, "activation": 0}
     return MaskedUpload(**{**fields, "rows": _batch(), "words": WORDS, **changes})
 
 
@@ -335,7 +335,7 @@ def test_what_was_said_in_an_older_epoch_is_passed_over():
 def test_keys_of_another_epoch_are_refused_by_the_client():
     exchange = Exchange(run())
     server = joined(exchange)
-    with pytest.raises(InvalidMessage, match=rf"VFL-4111.*epoch {server.sums.epochs.number}\b.*epoch 9"):
+    with pytest.raises(InvalidMessage, match=rf"VFL-4111.*epoch {server.sums.key_epochs.number}\b.*epoch 9"):
         exchange.clients[0].receive(Keys(0, 9, (b"a", b"b", b"c")))
 
 
@@ -393,8 +393,8 @@ def test_a_join_that_is_refused_ends_no_epoch():
     exchange = Exchange(run())
     joined(exchange)
     server = exchange.server
-    epoch, before = server.sums.epochs.number, snapshot(server)
+    epoch, before = server.sums.key_epochs.number, snapshot(server)
     with pytest.raises(InvalidMessage, match=r"VFL-4175.*0"):
         server.receive(Join(0, 5, 5))
-    assert (server.sums.epochs.number, server.sums.epochs.missing) == (epoch, set())
+    assert (server.sums.key_epochs.number, server.sums.key_epochs.missing) == (epoch, set())
     assert same(before, snapshot(server))

@@ -51,13 +51,13 @@ def test_row_numbers_and_tokens_are_drawn_anew():
 
 def test_what_is_said_holds_no_id_and_no_bytes_of_an_earlier_alignment(monkeypatch):
     said = []
-    honest = AlignmentStream.say
+    honest = AlignmentStream.send
 
     async def recorded(line, content):
         said.append(bytes(content))
         await honest(line, content)
 
-    monkeypatch.setattr(AlignmentStream, "say", recorded)
+    monkeypatch.setattr(AlignmentStream, "send", recorded)
     ids = [f"customer-{n:06}" for n in range(20)]
     points = []
     for _ in range(2):

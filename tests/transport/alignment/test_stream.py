@@ -47,10 +47,10 @@ def played(story, read, write=take):
 
 def test_messages_arrive_in_order_and_each_must_be_expected():
     async def story(stream):
-        first = await stream.hear(Kind.ROWS)
-        second = await stream.hear(Kind.RECEIVED, Kind.DONE)
+        first = await stream.receive(Kind.ROWS)
+        second = await stream.receive(Kind.RECEIVED, Kind.DONE)
         with pytest.raises(InvalidMessage, match=r"VFL-6061.*RECEIVED.*DONE"):
-            await stream.hear(Kind.RECEIVED)
+            await stream.receive(Kind.RECEIVED)
         return first, second, stream.received
 
     heard = played(story, saying(ROWS, pack(Kind.DONE), pack(Kind.DONE)))
@@ -61,7 +61,7 @@ def test_messages_arrive_in_order_and_each_must_be_expected():
 def test_what_lies_unheard_does_not_hide_that_the_other_end_reads_nothing(unheard):
     async def tell(stream):
         for _ in range(100):
-            await stream.say(ROWS)
+            await stream.send(ROWS)
 
     with pytest.raises(Stalled, match=r"VFL-6065.*shop"):
         played(tell, saying(*[pack(Kind.RECEIVED)] * unheard), never)
@@ -74,12 +74,12 @@ def test_tasks_that_wait_for_room_are_released_when_the_stream_is_closed():
         stream = AlignmentStream("shop", SimpleNamespace(read=never, write=never), LIMIT)
         async with stream.exchanging():
             while not stream.is_full:
-                await stream.say(ROWS)
-            waiting = [asyncio.create_task(stream.say(ROWS)) for _ in range(2)]
+                await stream.send(ROWS)
+            waiting = [asyncio.create_task(stream.send(ROWS)) for _ in range(2)]
             for _ in range(10):
                 await asyncio.sleep(0)
             assert not any(task.done() for task in waiting)
-        await asyncio.gather(*waiting, stream.say(ROWS))
+        await asyncio.gather(*waiting, stream.send(ROWS))
 
     asyncio.run(asyncio.wait_for(play(), LIMIT))
 
@@ -87,7 +87,7 @@ def test_tasks_that_wait_for_room_are_released_when_the_stream_is_closed():
 def test_a_silent_end_is_named_in_the_log_and_given_up(monkeypatch, caplog):
     monkeypatch.setattr(module, "TOLD_EVERY", PATIENCE / 4)
     with caplog.at_level("INFO", "vafl.alignment"), pytest.raises(Stalled, match="VFL-6062"):
-        played(lambda stream: stream.hear(Kind.RECEIVED), never)
+        played(lambda stream: stream.receive(Kind.RECEIVED), never)
     assert len(caplog.messages) >= 3
     assert {text.split(",")[0] for text in caplog.messages} == {"waiting for shop"}
 
@@ -99,7 +99,7 @@ def test_every_call_after_the_end_of_the_stream_raises():
     async def story(stream):
         for _ in range(2):
             with pytest.raises(Stalled, match=r"VFL-6063.*shop"):
-                await stream.hear(Kind.RECEIVED)
+                await stream.receive(Kind.RECEIVED)
 
     played(story, saying(then=end))
 
@@ -113,7 +113,7 @@ def test_what_is_queued_is_sent_before_a_flush_returns():
 
     async def story(stream):
         for kind in (Kind.RESULT, Kind.DONE):
-            await stream.say(pack(kind))
+            await stream.send(pack(kind))
         await stream.flush()
 
     played(story, never, write)

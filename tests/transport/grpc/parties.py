@@ -64,7 +64,7 @@ class Federation:
             metrics=self.plan.task.metrics,
             loss=LOSSES[self.plan.task.loss],
             observe=self.points.append,
-            checkpoint=self.server.settled,
+            checkpoint=self.server.uploads_done,
             answer_timeout=config.network.answer_timeout,
         )
         self.names = [party.name for party in self.plan.data.parties]
@@ -80,9 +80,11 @@ class Federation:
         self.address = address
         self.listening.set()
 
-    def client(self, index, terms=None, own=None, **options):
+    def client(self, index, terms=None, privacy=None, **options):
         network = configuration(network={"address": self.address, **self.overrides}).network
-        client = make_client(self.plan, index, own=own, with_held_out=True, refresh_rows=self.refresh_rows)
+        client = make_client(
+            self.plan, index, privacy=privacy, with_held_out=True, refresh_rows=self.refresh_rows
+        )
         return FederationClient(client, self.names[index], terms or self.terms, network, None, **options)
 
     overrides: dict = {}  # noqa: RUF012
@@ -118,18 +120,18 @@ class Hand:
         self._stream, self._client = stream, client
         self._heard = deque()
 
-    async def say(self, *messages):
+    async def send(self, *messages):
         for message in messages:
             await self._stream.write(Codec().encode(message))
 
-    async def hear(self, kind):
+    async def receive(self, kind):
         """Return the next message of this kind, and drop others before it."""
         while True:
-            message = await self.hear_next()
+            message = await self.receive_next()
             if isinstance(message, kind):
                 return message
 
-    async def hear_next(self):
+    async def receive_next(self):
         if not self._heard:
             self._heard += Codec().frames(await self._stream.read())
         return Codec().from_server(self._heard.popleft(), self._client)

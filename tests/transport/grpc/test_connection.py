@@ -66,15 +66,15 @@ def test_silence_counts_from_when_it_was_the_clients_turn(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("vafl.transport.grpc.connection.time.monotonic", lambda: now[0])
     connection = Connection(None, 0, "bank")
-    connection.say(b"")
+    connection.send(b"")
     now[0] = 3.0
     assert connection.silence == 3.0
     connection.note_heard()
     now[0] = 20.0
     assert connection.silence == 0.0  # the server is busy
     connection.note_handled()
-    connection.say(b"")
+    connection.send(b"")
     now[0] = 25.0
-    connection.say(b"")  # gives the client no more time
+    connection.send(b"")  # gives the client no more time
     now[0] = 31.0
     assert connection.silence == 11.0

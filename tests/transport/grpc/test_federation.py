@@ -11,7 +11,7 @@ from vafl.errors import RemoteFault
 from vafl.run.agreement import make_terms
 from vafl.run.assembly import build
 from vafl.run.plan import make_plan
-from vafl.transport.grpc.terms import Agreement
+from vafl.transport.grpc.terms import RunTerms
 
 
 @pytest.mark.parametrize("rule", ["async", "t-sync", "sync"])
@@ -71,7 +71,7 @@ def test_other_terms_are_refused_with_the_difference(caplog):
         federation = Federation(configuration())
         serving = asyncio.create_task(federation.serve())
         await federation.listening.wait()
-        wrong = Agreement(**{**federation.terms.__dict__, "run_id": "another", "records": 7})
+        wrong = RunTerms(**{**federation.terms.__dict__, "run_id": "another", "records": 7})
         with pytest.raises(RemoteFault, match="VFL-6111"):
             await federation.client(0, wrong).run()
         federation.end.finish("enough")
@@ -119,7 +119,7 @@ def test_a_client_that_is_configured_otherwise_is_told_what_to_change(other, sai
     def terms(**changes):
         return make_terms(make_plan(configuration(**changes)))
 
-    found = Agreement.from_bytes(terms().to_bytes()).difference(terms(**other)) + "."
+    found = RunTerms.from_bytes(terms().to_bytes()).difference(terms(**other)) + "."
     assert said in found
     assert "digest" not in found
 
@@ -191,7 +191,7 @@ def test_a_turn_of_the_worker_whose_messages_another_took_does_nothing():
         federation = Federation(configuration())
         serving = asyncio.create_task(federation.serve())
         await federation.listening.wait()
-        federation.end._worker.do(federation.end._handle)
+        federation.end._worker.do(federation.end._handler.handle)
         await federation.end._worker.settle()
         federation.end.finish("enough")
         await serving

@@ -64,10 +64,10 @@ def test_a_first_join_that_claims_what_no_run_can_reach_is_refused_and_the_other
     async def story():
         async with served(stop={"updates": 40}, network={"join_timeout": 0.1}) as federation:
             async with dialled(federation, 0) as hostile:
-                await hostile.say(Join(0, 2**62, 2**62))
-                refused = await hostile.hear(Refused)
+                await hostile.send(Join(0, 2**62, 2**62))
+                refused = await hostile.receive(Refused)
             reason = await federation.client(1).run()
-            return refused, reason, federation.server.activations, federation.server.settled()
+            return refused, reason, federation.server.activations, federation.server.uploads_done()
 
     refused, reason, activations, settled = complete(story())
     assert f"at most 0 uploads of client 0 can have been answered. Found {2**62}" in refused.reason
@@ -81,11 +81,11 @@ def test_poisoned_embeddings_are_reported_in_log_and_alarms(caplog):
     async def story():
         async with served(stop={"updates": 1_000_000}) as federation, dialled(federation, 0) as hostile:
             running = asyncio.create_task(federation.client(1).run())
-            await hostile.say(Join(0))
-            await hostile.hear(Welcome)
+            await hostile.send(Join(0))
+            await hostile.receive(Welcome)
             await until(lambda: federation.server.activations[1] > 0)
             poison = np.full((16, 3), 1e6, np.float32)
-            await hostile.say(Upload(0, 1, 0, np.arange(16), poison))
+            await hostile.send(Upload(0, 1, 0, np.arange(16), poison))
             await until(lambda: federation.end.vitals.alarms(0))
             kinds = [alarm.kind for alarm in federation.end.vitals.alarms(0)]
             federation.end.finish("enough")
@@ -104,10 +104,10 @@ def test_more_frames_than_may_travel_together_are_refused_in_words():
             dialled(federation, 1) as other,
             dialled(federation, 0) as hostile,
         ):
-            await other.say(Join(1))
-            await hostile.say(Join(0))
+            await other.send(Join(1))
+            await hostile.send(Join(0))
             await hostile._stream.write(Codec().encode(upload(0)) * 200)
-            refused = await hostile.hear(Refused)
+            refused = await hostile.receive(Refused)
             return refused.reason, federation.server.activations
 
     reason, activations = complete(story())
@@ -122,9 +122,9 @@ def test_a_flood_is_answered_and_counted_but_does_not_fill_the_log(caplog):
             dialled(federation, 1) as other,
             dialled(federation, 0) as hostile,
         ):
-            await other.say(Join(1))
-            await hostile.say(Join(0), *[upload(0, 99)] * 100)
-            refused = [await hostile.hear(Refused) for _ in range(100)]
+            await other.send(Join(1))
+            await hostile.send(Join(0), *[upload(0, 99)] * 100)
+            refused = [await hostile.receive(Refused) for _ in range(100)]
             await until(lambda: 0 not in federation.end.connections)  # it was shown the door
             return refused, federation.end.violations
 
@@ -138,11 +138,11 @@ def test_dialling_again_buys_no_messages():
     async def story():
         async with served(network={"messages_per_second": 0.001}) as federation:
             async with dialled(federation, 1) as other:
-                await other.say(Join(1))
+                await other.send(Join(1))
                 for _ in range(2):
                     async with dialled(federation, 0) as fast:
-                        await fast.say(Join(0), *[upload(0, 99)] * 8)
-                        refused = [await fast.hear(Refused) for _ in range(8)]
+                        await fast.send(Join(0), *[upload(0, 99)] * 8)
+                        refused = [await fast.receive(Refused) for _ in range(8)]
             return refused
 
     assert all("VFL-6126" in refusal.reason and "0.001" in refusal.reason for refusal in complete(story()))

@@ -24,7 +24,7 @@ from vafl.protocol.messages import (
     Upload,
     Welcome,
 )
-from vafl.run.assembly import make_guard
+from vafl.run.assembly import make_privacy
 from vafl.transport.codec import Codec
 from vafl.transport.grpc.admission import serve_streams
 from vafl.transport.grpc.session import Session
@@ -52,8 +52,8 @@ async def told_by(stream, config=None, folder=None):
     """
     federation = Federation(config or configuration())
     async with serve_streams(METHOD, stream, federation.config.network, None) as federation.address:
-        own = make_guard(federation.plan, 0, folder) if folder else None
-        client = federation.client(0, own=own)
+        privacy = make_privacy(federation.plan, 0, folder) if folder else None
+        client = federation.client(0, privacy=privacy)
         (error,) = await asyncio.gather(client.run(), return_exceptions=True)
     return error, client.client
 

@@ -18,7 +18,7 @@ REFUSED = "failed to connect to all addresses; last error: UNKNOWN: Connection r
 def test_patience_is_for_a_server_that_is_gone_and_not_for_one_that_has_nothing_to_say():
     async def story():
         async with served(rule={"name": "t-sync", "t": 2}) as federation, dialled(federation, 1) as other:
-            await other.say(Join(1))
+            await other.send(Join(1))
             federation.overrides = {"patience": 1.5}
             running = asyncio.create_task(federation.client(0).run())
             await until(lambda: federation.server.activations[0] == 1)
@@ -38,7 +38,7 @@ def test_a_client_whose_heart_beats_faster_than_the_server_s_is_not_thrown_out()
 
     async def story():
         async with served(rule={"name": "t-sync", "t": 2}) as federation, dialled(federation, 1) as other:
-            await other.say(Join(1))
+            await other.send(Join(1))
             federation.overrides = {"heartbeat": 0.5}
             client = federation.client(0)
             running = asyncio.create_task(client.run())
@@ -71,7 +71,7 @@ def test_after_a_welcome_patience_rules_however_often_connections_are_closed():
 
     async def story():
         async with served(stop={"updates": 1_000_000}) as federation, dialled(federation, 1) as other:
-            await other.say(Join(1))
+            await other.send(Join(1))
             client = federation.client(0)
             running = asyncio.create_task(client.run())
             await until(lambda: federation.server.activations[0] > 0)
@@ -104,7 +104,7 @@ def test_parties_that_disagree_on_the_largest_message_do_not_dial_for_ever(large
         model, network = {"head": "linear", "width": width}, {"largest_message": largest}
         sections = {"schedule": {"batch_size": 64}, "model": model, "network": network}
         async with served(**sections) as federation, dialled(federation, 1) as other:
-            await other.say(Join(1))
+            await other.send(Join(1))
             with pytest.raises(RemoteFault, match=said):
                 await federation.client(0).run()
 

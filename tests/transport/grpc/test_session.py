@@ -55,11 +55,11 @@ def flooded(then, answer=b"!" * 300):
         stream = Flood()
         session = Session(stream, LIMIT)
 
-        def hear(content):
+        def receive(content):
             if answer is not None:
-                session.say([answer], handled=True)
+                session.send([answer], handled=True)
 
-        running = asyncio.create_task(session.converse(hear))
+        running = asyncio.create_task(session.converse(receive))
         await settled()
         try:
             return await then(stream, session, running)

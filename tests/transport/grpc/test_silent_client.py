@@ -10,8 +10,8 @@ QUICK = {"answer_timeout": 0.3}
 
 
 async def joined(hand, client):
-    await hand.say(Join(client))
-    await hand.hear(Welcome)
+    await hand.send(Join(client))
+    await hand.receive(Welcome)
 
 
 async def alone_with_a_silent_client(federation):
@@ -60,8 +60,8 @@ def test_a_delay_bound_skips_uploads_by_its_policy_after_the_deadline():
             await joined(silent, 0)
             await joined(other, 1)
             client = federation.client(1).client
-            await other.say(*client.wake())
-            skipped = await other.hear(Skipped)
+            await other.send(*client.wake())
+            skipped = await other.receive(Skipped)
             return skipped.reason, set(federation.server.overdue)
 
     reason, overdue = complete(story())
@@ -78,14 +78,14 @@ def test_a_late_answer_is_taken_and_its_client_is_asked_again():
         ):
             running = asyncio.create_task(federation.client(1).run())
             await joined(slow, 0)
-            request = await slow.hear(Evaluate)
+            request = await slow.receive(Evaluate)
             await until(lambda: federation.server.overdue == {0})
             client = federation.client(0).client
             client.join()
             (answer,) = client.receive(request)
             assert isinstance(answer, Refresh)
-            await slow.say(answer)
-            await slow.hear(Evaluate)
+            await slow.send(answer)
+            await slow.receive(Evaluate)
             refusals = dict(federation.end.violations)
             federation.end.finish("enough")
             await running
@@ -116,7 +116,7 @@ def test_a_client_is_silent_once_its_turn_has_lasted_a_heartbeat():
             await until(lambda: federation.end.silence(0) > 1.0)
             federation.end.connections[1].party = LOCAL_CLIENT  # it runs in the server's process
             assert federation.end.silence(1) == 0.0
-            await silent.say(*federation.client(0).client.wake())
+            await silent.send(*federation.client(0).client.wake())
             await until(lambda: federation.server.activations[0] == 1)
             return at_first, federation.end.silence(0)
 
@@ -132,7 +132,7 @@ def test_a_client_whose_upload_waits_for_others_owes_nothing():
         ):
             await joined(waiting, 0)
             await joined(slow, 1)
-            await waiting.say(*federation.client(0).client.wake())
+            await waiting.send(*federation.client(0).client.wake())
             await until(lambda: federation.server.activations[0] == 1)
             return [federation.server.owes_reply(client) for client in (0, 1)]
 

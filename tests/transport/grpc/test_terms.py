@@ -7,19 +7,19 @@ import pytest
 
 from vafl.errors import ConfigError, InvalidMessage
 from vafl.protocol.schedule import BatchSchedule
-from vafl.transport.grpc.terms import JOINS, Agreement, schedule_digest, settled
+from vafl.transport.grpc.terms import JOINS, RunTerms, flat_settings, schedule_digest
 from vafl.transport.settings import NetworkSettings
 
-TERMS = Agreement(1, "run", 100, "abc", [3, 4], 2, "def", "float32", {"rule.t": "2"})
+TERMS = RunTerms(1, "run", 100, "abc", [3, 4], 2, "def", "float32", {"rule.t": "2"})
 
 
 def test_terms_survive_the_way():
-    assert Agreement.from_bytes(TERMS.to_bytes()) == TERMS
+    assert RunTerms.from_bytes(TERMS.to_bytes()) == TERMS
     assert TERMS.difference(TERMS) == ""
 
 
 @pytest.mark.parametrize(
-    "field", [field.name for field in dataclasses.fields(Agreement) if field.name != "settings"]
+    "field", [field.name for field in dataclasses.fields(RunTerms) if field.name != "settings"]
 )
 def test_every_difference_is_named(field):
     value = getattr(TERMS, field)
@@ -49,17 +49,17 @@ def test_parties_start_from_the_same_earlier_run_and_a_new_one_joins():
 
 def test_long_settings_are_told_apart_and_fit():
     groups = {f"party-{number}": [f"column-{place}" for place in range(99)] for number in range(64)}
-    long, other = (settled({"partition": {"groups": {**groups, "z": ends}}}) for ends in (["a"], ["b"]))
+    long, other = (flat_settings({"partition": {"groups": {**groups, "z": ends}}}) for ends in (["a"], ["b"]))
     assert long != other
     terms = dataclasses.replace(TERMS, settings={f"section.{n}": long["partition.groups"] for n in range(50)})
-    assert Agreement.from_bytes(terms.to_bytes()) == terms
+    assert RunTerms.from_bytes(terms.to_bytes()) == terms
     assert len(terms.difference(TERMS)) <= 1000
 
 
 def test_another_versions_terms_are_said_to_be_that():
     before = {**dataclasses.asdict(TERMS), "protocol": 2, "secure_sum": False}
     with pytest.raises(InvalidMessage, match="VFL-6132"):
-        Agreement.from_bytes(json.dumps(before).encode())
+        RunTerms.from_bytes(json.dumps(before).encode())
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_another_versions_terms_are_said_to_be_that():
 )
 def test_widths_are_numbers(widths, code):
     with pytest.raises(InvalidMessage, match=code):
-        Agreement.from_bytes(json.dumps({**dataclasses.asdict(TERMS), "widths": widths}).encode())
+        RunTerms.from_bytes(json.dumps({**dataclasses.asdict(TERMS), "widths": widths}).encode())
 
 
 @pytest.mark.parametrize(
@@ -76,15 +76,15 @@ def test_widths_are_numbers(widths, code):
 )
 def test_anything_but_terms_is_refused(content):
     with pytest.raises(InvalidMessage):
-        Agreement.from_bytes(content)
+        RunTerms.from_bytes(content)
 
 
 def test_terms_of_the_wrong_types_are_refused():
     wrong = TERMS.to_bytes().replace(b'"records": 100', b'"records": "100"')
     with pytest.raises(InvalidMessage, match=r"VFL-6133.*records.*int"):
-        Agreement.from_bytes(wrong)
+        RunTerms.from_bytes(wrong)
     with pytest.raises(InvalidMessage, match="VFL-6134"):
-        Agreement.from_bytes(TERMS.to_bytes().replace(b'"rule.t": "2"', b'"rule.t": 2'))
+        RunTerms.from_bytes(TERMS.to_bytes().replace(b'"rule.t": "2"', b'"rule.t": 2'))
 
 
 def test_schedules_are_told_apart_by_what_they_deal_out():

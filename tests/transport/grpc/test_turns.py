@@ -36,7 +36,7 @@ class Stream:
     def __init__(self):
         self.welcome, self.answered, self.said, self.alarms = False, 0, [], []
 
-    def say(self, contents, *, handled=False):
+    def send(self, contents, *, handled=False):
         self.said += contents
 
     def wake_after(self, pause, awake):
@@ -61,9 +61,9 @@ class Party:
         terms = make_terms(plan)
         self.end = FederationClient(make_client(plan, 0), "client-1", terms, plan.config.network, None)
         self.end._worker = Place(may_wait)
-        self.hears(Welcome(0, 0, (0,) * clients, 0, 0))
+        self.receives(Welcome(0, 0, (0,) * clients, 0, 0))
 
-    def hears(self, *messages):
+    def receives(self, *messages):
         for content in Codec().contents(messages):
             self.end._receive(self.stream, content)
 
@@ -74,12 +74,12 @@ class Party:
 def test_brief_uploads_go_together_once_all_answers_are_here():
     party = Party()
     assert party.stream.take() == [WINDOW]
-    party.hears(party.answer(0))
-    party.hears(party.answer(1))
+    party.receives(party.answer(0))
+    party.receives(party.answer(1))
     assert party.stream.take() == [], "the server has yet to answer the third"
-    party.hears(party.answer(2))
+    party.receives(party.answer(2))
     assert party.stream.take() == [WINDOW]
-    party.hears(*map(party.answer, (3, 4, 5)))
+    party.receives(*map(party.answer, (3, 4, 5)))
     assert party.stream.take() == [WINDOW]
     assert not party.stream.alarms, "nothing but an answer is waited for"
 
@@ -89,14 +89,14 @@ def test_others_go_as_soon_as_there_is_room(party):
     party = Party(**party)
     assert party.stream.take() == [WINDOW]
     for activation in range(3):
-        party.hears(party.answer(activation))
+        party.receives(party.answer(activation))
         assert party.stream.take() == [1]
 
 
 def test_after_a_skip_a_client_pauses_and_then_goes_on():
     party = Party()
     assert party.stream.take() == [WINDOW]
-    party.hears(Skipped(0, 0, 0, (0,) * party.clients, "no"))
+    party.receives(Skipped(0, 0, 0, (0,) * party.clients, "no"))
     assert party.stream.take() == []
     (awake,) = party.stream.alarms
     awake()

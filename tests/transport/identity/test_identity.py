@@ -55,7 +55,7 @@ async def serving(credentials):
         await server.stop(None)
 
 
-async def say(address, message, credentials, options=()):
+async def send(address, message, credentials, options=()):
     if credentials is None:
         channel = grpc.aio.insecure_channel(address, options=options)
     else:
@@ -81,7 +81,7 @@ def refused(server, client, options):
     async def attempt():
         async with serving(server) as (echo, address):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await say(address, b"hello", client, options)
+                await send(address, b"hello", client, options)
             assert echo.seen == []
             return caught.value
 
@@ -95,7 +95,7 @@ def test_the_server_sees_each_party_by_its_certificate_whatever_it_says(load):
         async with serving(load("server").server_credentials()) as (echo, address):
             for party in ("client-1", "client-2"):
                 mine = load(party)
-                answer = await say(
+                answer = await send(
                     address, b"I am client-2", mine.channel_credentials(), mine.channel_options()
                 )
                 assert answer == b"I am client-2"
@@ -113,7 +113,7 @@ def test_another_host_name_in_the_certificate_does_not_disturb(tmp_path):
     async def talk(name):
         async with serving(server.server_credentials()) as (_, address):
             options = (("grpc.ssl_target_name_override", name),)
-            return await say(address, b"hello", client.channel_credentials(), options)
+            return await send(address, b"hello", client.channel_credentials(), options)
 
     assert client.channel_options() == (("grpc.ssl_target_name_override", SERVER_NAME),)
     for name in (SERVER_NAME, "10.1.2.3", "fd00::7", "fed.example.org"):
@@ -194,7 +194,7 @@ def test_a_certificate_of_the_authority_that_names_no_party_is_not_believed(load
     async def attempt(nameless):
         async with serving(load("server").server_credentials()) as (echo, address):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await say(address, b"hello", nameless.channel_credentials(), nameless.channel_options())
+                await send(address, b"hello", nameless.channel_credentials(), nameless.channel_options())
             assert echo.seen == []
             return caught.value
 
@@ -207,7 +207,7 @@ def test_a_certificate_of_the_authority_that_names_no_party_is_not_believed(load
 def test_nobody_has_a_name_without_tls():
     async def attempt():
         async with serving(None) as (_, address):
-            await say(address, b"hello", None, LOOPBACK_OPTIONS)
+            await send(address, b"hello", None, LOOPBACK_OPTIONS)
 
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         asyncio.run(attempt())
@@ -235,7 +235,7 @@ def test_a_plaintext_channel_with_the_loopback_options_stays_clear_of_proxies(mo
             codes = []
             for options in ((), LOOPBACK_OPTIONS):
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await say(address, b"hello", None, options)
+                    await send(address, b"hello", None, options)
                 codes.append(caught.value.code())
             return address, codes
 
@@ -260,7 +260,7 @@ def test_a_forwarder_whose_server_is_not_there_is_not_blamed_on_certificates(loa
     async def attempt():
         async with await asyncio.start_server(close, "127.0.0.1", 0) as forwarder:
             address = "{}:{}".format(*forwarder.sockets[0].getsockname())
-            await say(
+            await send(
                 address, b"hello", load("client-1").channel_credentials(), load("client-1").channel_options()
             )
 
@@ -273,7 +273,7 @@ def test_a_server_that_is_not_there_is_not_blamed_on_certificates(load):
     async def attempt():
         async with serving(load("server").server_credentials()) as (_, address):
             pass
-        await say(
+        await send(
             address, b"hello", load("client-1").channel_credentials(), load("client-1").channel_options()
         )
 

@@ -1,7 +1,8 @@
 """Hash ids to points of secp256k1, multiply points by a secret, and digest them, many at a time.
 
-The curve's order is prime, so every finite point generates the whole group. A peer cannot send a point of
-small order to learn bits of a secret.
+The curve's order is prime, so every finite point generates the whole group: there is no point of small order
+that a peer could send to learn a secret modulo that order. The point at infinity has no coordinates, so it
+cannot be sent.
 
 A chunk of points is a byte string with 64 bytes per point: the x and the y coordinate. This module calls
 libsecp256k1 through coincurve's bindings and reuses one point's memory for a whole chunk. coincurve's own
@@ -81,7 +82,7 @@ class _Point:
     def hash(self, text: str) -> Self:
         """Set the point to the hash of an id: BLAKE2b to 64 bytes, then ElligatorSwift to the curve.
 
-        The result is close to uniform over the curve, and nobody knows its discrete logarithm.
+        The result is close to uniform over the curve, and its discrete logarithm is unknown.
         """
         digest = hashlib.blake2b(text.encode(), digest_size=64, person=_HASH).digest()
         lib.secp256k1_ellswift_decode(GLOBAL_CONTEXT.ctx, self._key, digest)

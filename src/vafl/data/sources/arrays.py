@@ -174,7 +174,7 @@ class ArraySource:
         Raises:
             ConfigError: `public` is set, but the settings ask for scaling.
         """
-        check_trainable(self, training)
+        check_trainable(self.location, training)
         wanted = self.settings.scale
         if wanted == "standard" and public:
             raise ConfigError(

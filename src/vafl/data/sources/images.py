@@ -140,7 +140,7 @@ class ImageSource:
         self, training: pl.DataFrame, *, form: Form, scale: bool, public: bool, flags_absent: bool
     ) -> "tuple[ImageEncoder, list[ColumnReport]]":
         """Return an encoder for images of the configured size, or of the size of the first training image."""
-        check_trainable(self, training)
+        check_trainable(self.location, training)
         named, content = next(self.contents(training.head(1)))[1:]
         image = _opened(content, named)
         channels = self.settings.channels or (1 if image.mode in _GREY | _DEEP else 3)
@@ -180,12 +180,12 @@ class ImageSource:
                 yield row, f'"{self.path}", record "{key}"', content
             if lines == wanted.height:
                 return
-        check_complete(self, lines, wanted)
+        check_complete(self.location, lines, wanted)
 
     def _from_files(self, wanted: pl.DataFrame) -> Iterator[tuple[int, str, bytes]]:
         named = pl.DataFrame({"id": self.ids(), "name": pl.Series(list(self._files), dtype=pl.String)})
         found = wanted.join(named, on="id", how="inner").sort(POSITION)
-        check_complete(self, found.height, wanted)
+        check_complete(self.location, found.height, wanted)
         for row, name in found.select(POSITION, "name").iter_rows():
             path = self.path / name
             try:

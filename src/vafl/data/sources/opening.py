@@ -18,7 +18,8 @@ from vafl.data.sources.arrays import ArrayEncoder, ArraySource
 from vafl.data.sources.base import RecordEncoder, Source
 from vafl.data.sources.images import ImageEncoder, ImageSource
 from vafl.data.sources.python import PythonEncoder, PythonSource
-from vafl.data.sources.series import SeriesEncoder, SeriesSource
+from vafl.data.sources.series import SeriesSource
+from vafl.data.sources.series_encoder import SeriesEncoder
 from vafl.data.tables import open_table
 from vafl.errors import DataError
 from vafl.names import table_owner

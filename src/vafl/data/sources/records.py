@@ -92,24 +92,24 @@ def _places(source: Source, wanted: pl.DataFrame) -> tuple[Integers, Integers]:
     ids = source.ids()
     numbered = pl.DataFrame({"id": ids, _PLACE: np.arange(len(ids))})
     found = wanted.join(numbered, on="id", how="inner").sort(POSITION)
-    check_complete(source, found.height, wanted)
+    check_complete(source.location, found.height, wanted)
     return found[POSITION].to_numpy().astype(np.int64), found[_PLACE].to_numpy()
 
 
-def check_trainable(source: Source, training: pl.DataFrame) -> None:
+def check_trainable(location: str, training: pl.DataFrame) -> None:
     """Raise DataError if there is no training record to fit an encoder on."""
     if not training.height:
         raise DataError(
             "VFL-2347",
-            f'"{source.location}": an encoder needs at least one training record. Found none. Add records.',
+            f'"{location}": an encoder needs at least one training record. Found none. Add records.',
         )
 
 
-def check_complete(source: Source, found: int, wanted: pl.DataFrame) -> None:
+def check_complete(location: str, found: int, wanted: pl.DataFrame) -> None:
     """Raise DataError unless every wanted record was found."""
     if found != wanted.height:
         raise DataError(
             "VFL-2344",
-            f'"{source.location}" must hold the records that were aligned. Found {found:,} of '
+            f'"{location}" must hold the records that were aligned. Found {found:,} of '
             f"{wanted.height:,}, so it has changed since. Run `vafl align` again at every party.",
         )

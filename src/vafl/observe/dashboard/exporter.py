@@ -57,8 +57,8 @@ def _of_run(view: View) -> Iterator[Sample]:
             yield "vafl_client_bytes_total", {**labels, "direction": "down"}, client.bytes_down
             yield "vafl_client_delay_mean", labels, client.delay_mean
             yield "vafl_client_delay_max", labels, client.delay_max
-    if view.points:
-        last = view.points[-1]
+    if view.evaluations:
+        last = view.evaluations[-1]
         yield from _metrics("vafl_metric", {**run, "rows": view.rows}, last.metrics)
         if last.train_loss is not None:
             yield "vafl_train_loss", run, last.train_loss

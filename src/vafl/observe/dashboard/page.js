@@ -70,7 +70,7 @@ function bar(share) {
 }
 
 function figures(run) {
-  const last = run.points[run.points.length - 1];
+  const last = run.evaluations[run.evaluations.length - 1];
   const shown = [];
   if (last && last.train_loss !== null) shown.push(["training loss", brief(last.train_loss)]);
   const at = run.status || last;
@@ -82,7 +82,7 @@ function figures(run) {
 
 // A table of every metric of the last evaluation or the kept models, and of the baselines on the same rows.
 function metrics(run) {
-  const last = run.points[run.points.length - 1];
+  const last = run.evaluations[run.evaluations.length - 1];
   const ours = Object.keys(run.kept).length ? run.kept : last ? { [run.rows]: last.metrics } : {};
   const columns = Object.entries(ours);
   if (!columns.length) return null;
@@ -131,7 +131,7 @@ const figure = (value) => (typeof value !== "number" ? "–" : Math.abs(value) <
 
 // The chart shows one metric of every run that has measured it. Different metrics cannot share an axis.
 function drawnMetric() {
-  const known = new Set(runs.flatMap((run) => run.points.slice(-1).flatMap((point) => Object.keys(point.metrics))));
+  const known = new Set(runs.flatMap((run) => run.evaluations.slice(-1).flatMap((point) => Object.keys(point.metrics))));
   if (!known.has(chosen)) chosen = (runs.find((run) => known.has(run.metric)) || { metric: "" }).metric;
   const select = find("metric");
   if ([...select.options].map((option) => option.value).join() !== [...known].join()) {
@@ -146,7 +146,7 @@ function lines(metric) {
     .map((run) => ({
       run,
       colour: colourOf(run.name),
-      points: run.points
+      points: run.evaluations
         .filter((point) => typeof point.metrics[metric] === "number")
         .map((point) => ({ x: ACROSS[across].of(point), y: point.metrics[metric], updates: point.updates })),
     }))

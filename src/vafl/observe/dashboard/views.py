@@ -16,7 +16,7 @@ from vafl.observe.record import HISTORY, SUMMARY
 from vafl.observe.status import STATUS, Baselines, Status, checked_baselines, checked_figures
 
 MOST_RUNS = 24  # runs shown, the most recently changed first
-_MOST_POINTS = 400  # evaluations of a run sent to the page; a screen cannot show more
+_MOST_EVALUATIONS = 400  # evaluations of a run sent to the page; a screen cannot show more
 _ALIVE = 10.0  # seconds without a new status after which a run counts as silent
 Kept = Mapping[str, Mapping[str, float | None]]
 _DEPTHS = ("", "*/", "*/*/")  # where to search for runs in a folder
@@ -40,17 +40,18 @@ class View:
     state: str
     why: str
     status: Status | None
-    points: Sequence[Evaluation]
+    evaluations: Sequence[Evaluation]
     metric: str
     rows: str
     kept: Kept
     baselines: Baselines
 
     def as_json(self) -> dict[str, Any]:
-        """Return the view as JSON, with at most `_MOST_POINTS` evaluations and without NaN or infinity."""
+        """Return the view as JSON, with at most `_MOST_EVALUATIONS` evaluations, no NaN and no infinity."""
         facts: dict[str, Any] = asdict(self)
-        facts["points"] = [
-            {name: _finite(value) for name, value in asdict(point).items()} for point in _thinned(self.points)
+        facts["evaluations"] = [
+            {name: _finite(value) for name, value in asdict(evaluation).items()}
+            for evaluation in _thinned(self.evaluations)
         ]
         return facts
 
@@ -94,7 +95,7 @@ def view(run: Path, name: str) -> View:
         state, why = "waiting", status.waiting
     else:
         state, why = "running", ""
-    return View(name, state, why, status, list(_points(run)), *_figures(status, summary or {}))
+    return View(name, state, why, status, list(_evaluations(run)), *_figures(status, summary or {}))
 
 
 def _figures(status: Status | None, summary: dict[str, Any]) -> tuple[str, str, Kept, Baselines]:
@@ -140,20 +141,22 @@ def _document(path: Path) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def _points(run: Path) -> Iterator[Evaluation]:
+def _evaluations(run: Path) -> Iterator[Evaluation]:
     """Yield the evaluations of a run up to the first unreadable line. The last line may be incomplete."""
     try:
         for line in (run / HISTORY).read_bytes().splitlines():
-            point = Evaluation(**json.loads(line))
-            yield replace(point, metrics={name: _number(value) for name, value in point.metrics.items()})
+            evaluation = Evaluation(**json.loads(line))
+            yield replace(
+                evaluation, metrics={name: _number(value) for name, value in evaluation.metrics.items()}
+            )
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return
 
 
-def _thinned(points: Sequence[Evaluation]) -> Sequence[Evaluation]:
-    """Return at most `_MOST_POINTS` evaluations at equal distances, including the last."""
-    every = math.ceil(len(points) / _MOST_POINTS) or 1
-    return points[(len(points) - 1) % every :: every]
+def _thinned(evaluations: Sequence[Evaluation]) -> Sequence[Evaluation]:
+    """Return at most `_MOST_EVALUATIONS` evaluations at equal distances, including the last."""
+    every = math.ceil(len(evaluations) / _MOST_EVALUATIONS) or 1
+    return evaluations[(len(evaluations) - 1) % every :: every]
 
 
 def _number(value: Any) -> float | None:

@@ -6,7 +6,8 @@ markup.py           HTML and SVG with escaped text
 blocks.py           sections, tables, figures and notices
 words.py            numbers and names as text
 inputs.py           read and check the files of the run folder
-sections.py         the sections that every report has
+result.py           the title, the warnings and the result
+sections.py         the other sections that every report has
 two_classes.py, several_classes.py, numbers.py
                     the sections about the scores, by kind of label
 page.py, page.css   the document and its style

@@ -4,7 +4,7 @@ import base64
 import hashlib
 from importlib.resources import files
 
-from vafl.observe.report import sections
+from vafl.observe.report import result, sections
 from vafl.observe.report.inputs import Inputs
 from vafl.observe.report.markup import Markup, element
 from vafl.observe.report.words import quoted
@@ -26,13 +26,13 @@ def render(inputs: Inputs) -> str:
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
         element("meta", name="referrer", content="no-referrer"),
-        element("title", f"Predicting {sections.target(inputs)}: model report"),
+        element("title", f"Predicting {result.target(inputs)}: model report"),
         element("style", Markup(style)),
     )
     main = element(
         "main",
-        sections.header(inputs),
-        sections.result(inputs),
+        result.header(inputs),
+        result.result(inputs),
         sections.details(inputs),
         sections.importance(inputs),
         sections.parties(inputs),

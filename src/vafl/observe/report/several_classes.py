@@ -101,11 +101,11 @@ def _matrix(held: Scores, counts: Integers, largest: Integers) -> Markup:
         [
             f"actually {name}",
             *(
-                _cell(rows, int(own.sum()), name == other)
-                for other, rows in zip(names, own.tolist(), strict=True)
+                _cell(rows, int(line.sum()), name == other)
+                for other, rows in zip(names, line.tolist(), strict=True)
             ),
         ]
-        for name, own in zip(names, counts, strict=True)
+        for name, line in zip(names, counts, strict=True)
     ]
     caption = "Confusion matrix: actual classes in rows, predicted classes in columns"
     return blocks.section(

@@ -93,21 +93,21 @@ def _ranking(held: Scores, positive: Flags) -> Markup:
 def _tenths(held: Scores, positive: Flags) -> Markup:
     name, tenths = quoted(held.classes[1]), gains(held.scores, positive)
     shares = np.arange(11) / 10
-    found = Curve(shares, np.append(0.0, [own.found for own in tenths]))
+    found = Curve(shares, np.append(0.0, [tenth.found for tenth in tenths]))
     left = Chart((0, 1), (0, 1)).axes("rows, highest scores first", "found so far", percent, percent)
     left.diagonal().line(found, "s0")
-    for place, own in zip(shares[1:].tolist(), tenths, strict=True):
-        left.dot(place, own.found, says=f"{percent(place)} of the rows hold {share(own.found)}")
-    most = max(1.0, *(own.lift for own in tenths))
+    for place, tenth in zip(shares[1:].tolist(), tenths, strict=True):
+        left.dot(place, tenth.found, says=f"{percent(place)} of the rows hold {share(tenth.found)}")
+    most = max(1.0, *(tenth.lift for tenth in tenths))
     right = Chart((0, 10), (0, most * 1.05)).axes(
         "tenth of the rows, highest scores first",
         "lift",
         lambda value: "",
         lambda value: f"{value:g}\N{MULTIPLICATION SIGN}",
     )
-    for number, own in enumerate(tenths):
-        says = f"tenth {number + 1}: {share(own.share)} are {held.classes[1]}, lift {own.lift:.2f}"
-        right.bar(number + 0.1, number + 0.9, own.lift, says=says)
+    for number, tenth in enumerate(tenths):
+        says = f"tenth {number + 1}: {share(tenth.share)} are {held.classes[1]}, lift {tenth.lift:.2f}"
+        right.bar(number + 0.1, number + 0.9, tenth.lift, says=says)
         right.text(right.across(number + 0.5), right.up(0) + 15, str(number + 1), "middle")
     right.level(1.0)
     first, third = tenths[0], tenths[2]
@@ -122,13 +122,13 @@ def _tenths(held: Scores, positive: Flags) -> Markup:
     lines = [
         [
             str(number),
-            count(own.rows),
-            count(own.positives),
-            share(own.share),
-            f"{own.lift:.2f}",
-            share(own.found),
+            count(tenth.rows),
+            count(tenth.positives),
+            share(tenth.share),
+            f"{tenth.lift:.2f}",
+            share(tenth.found),
         ]
-        for number, own in enumerate(tenths, 1)
+        for number, tenth in enumerate(tenths, 1)
     ]
     headings = ["Tenth", "Rows", held.classes[1], "Rate", "Lift", "Found so far"]
     return blocks.section(
@@ -147,18 +147,18 @@ def _tenths(held: Scores, positive: Flags) -> Markup:
 
 def _probabilities(held: Scores, positive: Flags, calibration: Mapping[str, Any]) -> Markup:
     bins = reliability(held.scores, positive)
-    largest = max(max(own.score, own.interval.high) for own in bins)
+    largest = max(max(group.score, group.interval.high) for group in bins)
     top = min(1.0, np.ceil(20 * largest) / 20)
     tick = percent if top > 0.2 else lambda value: f"{100 * value:g}%"
     left = Chart((0, top), (0, top)).axes("predicted probability", "happened", tick, tick).diagonal()
-    for own in bins:
-        says = f"{count(own.rows)} rows: predicted {share(own.score)}, happened {share(own.share)}"
-        left.whisker(own.score, own.interval).dot(own.score, own.share, says=says)
+    for group in bins:
+        says = f"{count(group.rows)} rows: predicted {share(group.score)}, happened {share(group.share)}"
+        left.whisker(group.score, group.interval).dot(group.score, group.share, says=says)
     edges, counts = histogram(held.scores, 0.0, 1.0, _STRIP_BINS)
     right = Chart((0, 1), (0, 1.05 * max(counts))).axes("predicted probability", "rows", percent)
     for low, high, number in zip(edges[:-1].tolist(), edges[1:].tolist(), counts, strict=True):
         right.bar(low, high, number, says=f"{percent(low)} to {percent(high)}: {count(number)} rows")
-    off = sum(own.rows * abs(own.score - own.share) for own in bins) / held.rows
+    off = sum(group.rows * abs(group.score - group.share) for group in bins) / held.rows
     says = (
         "Each dot is a group of rows with similar probabilities, with a 95% interval. On the dashed line, "
         "predicted and actual shares are equal. On average they differ by "
@@ -169,12 +169,12 @@ def _probabilities(held: Scores, positive: Flags, calibration: Mapping[str, Any]
     lines = [
         [
             str(number),
-            count(own.rows),
-            share(own.score),
-            share(own.share),
-            f"{share(own.interval.low)} to {share(own.interval.high)}",
+            count(group.rows),
+            share(group.score),
+            share(group.share),
+            f"{share(group.interval.low)} to {share(group.interval.high)}",
         ]
-        for number, own in enumerate(bins, 1)
+        for number, group in enumerate(bins, 1)
     ]
     return blocks.section(
         "Probabilities",

@@ -59,6 +59,13 @@ def metric_value(metric: str, value: float | None) -> str:
     return rounded(value) if metric in ("rmse", "mae") else signed(f"{value:.3f}")
 
 
+def metric_difference(metric: str, value: float) -> str:
+    """Return the difference of two values of a metric as text."""
+    if metric == "accuracy":
+        return f"{100 * value:.1f} percentage points"
+    return rounded(value) if metric in ("rmse", "mae") else f"{value:.3f}"
+
+
 def metric_interval(metric: str, interval: Interval | None) -> str:
     """Return an interval as text, such as 0.851 to 0.872; a dash if there is none."""
     if interval is None:

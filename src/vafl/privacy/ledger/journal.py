@@ -102,6 +102,8 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         _require_version(path)
         head = self._head = Head(path)
+        # A crash during `replace` left it before the rename, so the file at `path` is still the journal. The
+        # lock on the head is held by now, so no other process is writing it.
         _unfinished(path).unlink(missing_ok=True)
         if not path.exists():
             self._create(head)
@@ -146,8 +148,11 @@ class Journal:
         reached = Seal(before.file, before.entries + 1, before.end + size, digest)
         with self._writing():
             try:
+                # At `before.end`, and not at the end of the file: this overwrites a torn entry.
                 if os.pwritev(self._file, (start, payload, digest), before.end) < size:
                     raise OSError("the disk is full")
+                # A torn entry may have been longer than this one. Its rest would be read as one more entry
+                # that a crash cut short, and would be charged to everyone a second time.
                 if self.torn:
                     os.ftruncate(self._file, reached.end)
                 os.fdatasync(self._file)
@@ -174,9 +179,12 @@ class Journal:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
+            # From here on the head has a seal for each of the two files, so a crash on either side of the
+            # rename leaves a journal that is sealed.
             head.write(seal)
             temporary.replace(self.path)
             sync_folder(self.path.parent)
+            # The descriptor still refers to the old file, which has no name any more: appends would be lost.
             new = os.open(self.path, os.O_RDWR)
             os.close(self._file)
             self._file = new
@@ -344,6 +352,7 @@ def _read(path: Path, key: bytes, slots: Slots) -> Content:
         raise _missing(path) from None
     facts, start = _facts(path, content)
     named = facts.get("file")
+    # During `replace` the two seals are for two files; otherwise both may be for this one.
     seals = [seal for seal in slots if seal is not None and seal.file.hex() == named]
     if not seals:
         raise LedgerError(
@@ -358,6 +367,8 @@ def _read(path: Path, key: bytes, slots: Slots) -> Content:
         entries.append((kind, payload))
         chain.append((end, digest))
     end, digest = chain[-1]
+    # The chain must pass through the sealed point. It may go on beyond it, by the entry that a crash left
+    # written and not sealed. It may not end before it: then sealed entries are missing or damaged.
     if chain[sealed.entries : sealed.entries + 1] != [(sealed.end, sealed.digest)]:
         raise LedgerError(
             "VFL-5040",
@@ -378,7 +389,7 @@ def _whole_entries(
         kind, length = _START.unpack_from(content, place)
         begin, end = place + _START.size, place + _START.size + length
         if end + DIGEST > len(content):
-            return
+            return  # cut short by a crash, or a damaged length
         digest = _next(key, digest, content[place:end])
         place = end + DIGEST
         if content[end:place] != digest:

@@ -184,6 +184,8 @@ class Ledger:
                 charge = charge_as_bytes(accounts, cost, carried, trains)
                 self._loose += self._journal.append(number, charge)
             self.accounts.book(number, accounts, after, carried, trains)
+            # Replacing writes the whole file. It is due only after the charges have grown to the size of the
+            # rest, so the rewriting costs no more than the charges themselves did.
             if self._journal is not None and self._loose > max(_LONGEST, self._firm):
                 self._squeeze(self._journal)
         return affordable
@@ -273,6 +275,8 @@ class Ledger:
 
     def _most(self, limit: float) -> float:
         """Return the limit as mu^2 in the accounts' unit, with a tolerance for rounding errors."""
+        # Without the tolerance, a budget for exactly n uploads could allow only n - 1 of them: the sum of n
+        # rounded costs may exceed the rounded limit.
         return limit**2 / self._unit * (1 + 1e-12)
 
     def _most_spent(self, accounts: Integers) -> float:

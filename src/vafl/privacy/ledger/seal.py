@@ -149,6 +149,7 @@ class Head:
 
     def write(self, seal: Seal) -> None:
         """Write a seal in place of the one not in use, and use it; it is on disk when this returns."""
+        # The page of the current seal is not touched, so a crash in the middle of this write leaves one seal.
         slot = 1 - self._current
         os.pwrite(self._file, _packed(self.key, seal), (slot + 1) * _PAGE)
         os.fdatasync(self._file)

@@ -118,7 +118,7 @@ class ClientPrivacy:
         return self.model if self.release is None else nn.Sequential(self.model, self.release)
 
 
-def guard(
+def protect(
     settings: PrivacySettings,
     model: nn.Module,
     features: Tensor,

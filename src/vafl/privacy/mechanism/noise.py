@@ -26,6 +26,7 @@ class Noise:
     def __init__(self) -> None:
         cipher = algorithms.AES(os.urandom(32))
         self._stream = Cipher(cipher, modes.CTR(bytes(16))).encryptor()
+        # `update_into` requires room for one block less one byte more than the input.
         self._bytes = bytearray(len(_NOTHING) + cipher.block_size // 8 - 1)
         self._words = np.frombuffer(self._bytes, np.int64, _DRAWN_AT_ONCE)
         self._unit = np.empty(_DRAWN_AT_ONCE)
@@ -85,6 +86,8 @@ class Noise:
         erfinv would be infinite.
         """
         self._stream.update_into(_NOTHING, self._bytes)
+        # -2048 clears the low 11 bits and 1024 sets the highest of them: each word becomes an odd multiple of
+        # 2^10. Times 2^-63, that is an odd multiple of 2^-53.
         words = self._words
         words &= -2048
         words |= 1024

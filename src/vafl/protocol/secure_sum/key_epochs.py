@@ -6,7 +6,7 @@ from vafl.errors import InvalidMessage
 from vafl.protocol.messages import Keys, Offer, Rekey
 
 
-class Epochs:
+class KeyEpochs:
     """Collects one key per client and epoch, starting with epoch 0.
 
     Attributes:

@@ -31,7 +31,7 @@ _DOMAIN = b"vafl secure sum 1"
 class KeySigner(Protocol):
     """Signs statements of this party and checks the signatures of others."""
 
-    def vouch(self, statement: bytes) -> bytes:
+    def sign(self, statement: bytes) -> bytes:
         """Return a proof that this party made the statement."""
 
     def check(self, party: str, statement: bytes, proof: bytes) -> None:
@@ -41,7 +41,7 @@ class KeySigner(Protocol):
 class NoKeySigner:
     """Signs nothing. For parties on one machine only: a server that relays keys could replace them."""
 
-    def vouch(self, statement: bytes) -> bytes:
+    def sign(self, statement: bytes) -> bytes:
         return b""
 
     def check(self, party: str, statement: bytes, proof: bytes) -> None:
@@ -55,11 +55,11 @@ class KeyAgreement:
         run_id: identifies the run. Keys are valid for one run.
         parties: the clients' names, in order.
         index: the position of this client in `parties`.
-        witness: signs this client's keys and checks the signatures of the others.
+        signer: signs this client's keys and checks the signatures of the others.
     """
 
-    def __init__(self, run_id: str, parties: Sequence[str], index: int, witness: KeySigner) -> None:
-        self._run_id, self._parties, self._index, self._witness = run_id, list(parties), index, witness
+    def __init__(self, run_id: str, parties: Sequence[str], index: int, signer: KeySigner) -> None:
+        self._run_id, self._parties, self._index, self._signer = run_id, list(parties), index, signer
         self._private: X25519PrivateKey | None = None
         self._offered = b""
 
@@ -67,7 +67,7 @@ class KeyAgreement:
         """Return a fresh public key and the proof that it belongs to this client."""
         self._private = X25519PrivateKey.generate()
         key = self._private.public_key().public_bytes_raw()
-        self._offered = key + self._witness.vouch(self._statement(epoch, self._index, key))
+        self._offered = key + self._signer.sign(self._statement(epoch, self._index, key))
         return self._offered
 
     def agree(self, epoch: int, offers: Sequence[bytes]) -> "Masks":
@@ -88,7 +88,7 @@ class KeyAgreement:
             )
         keys = [offer[:KEY_BYTES] for offer in offers]
         for party, (key, offer) in enumerate(zip(keys, offers, strict=True)):
-            self._witness.check(self._parties[party], self._statement(epoch, party, key), offer[KEY_BYTES:])
+            self._signer.check(self._parties[party], self._statement(epoch, party, key), offer[KEY_BYTES:])
         transcript = _digest(*(self._statement(epoch, party, key) for party, key in enumerate(keys)))
         return Masks(
             self._index, [self._pair(private, other, key, transcript) for other, key in enumerate(keys)]
@@ -106,7 +106,9 @@ class KeyAgreement:
             return b""
         try:
             secret = private.exchange(X25519PublicKey.from_public_bytes(key))
-        except ValueError as error:  # wrong length, or a low-order point: the secret would be 0
+        except ValueError as error:
+            # The key has the wrong length, or is a point of small order. With such a point the secret would
+            # be 0 whatever this client's key is, so anyone could compute the masks of this pair.
             raise InvalidMessage(
                 "VFL-4142",
                 f"the key of {self._parties[other]} must be a valid X25519 public key. Found {len(key)} "

@@ -13,7 +13,7 @@ from vafl.arrays import Matrix, Words
 from vafl.errors import InvalidMessage
 from vafl.protocol.inquiry import ANSWERED, DECLINED, Inquiry
 from vafl.protocol.messages import Decline, MaskedRefresh, Offer, Rekey, Request, ServerMessage
-from vafl.protocol.secure_sum.key_epochs import Epochs
+from vafl.protocol.secure_sum.key_epochs import KeyEpochs
 
 
 class ScoringSums:
@@ -28,11 +28,11 @@ class ScoringSums:
         decode: converts the sum of the words to the sum of the scores, [rows, width].
 
     Attributes:
-        epochs: the current key epoch and the keys offered for it.
+        key_epochs: the current key epoch and the keys offered for it.
     """
 
     def __init__(self, clients: int, width: int, decode: Callable[[Words], Matrix]) -> None:
-        self.epochs = Epochs(clients)
+        self.key_epochs = KeyEpochs(clients)
         self._clients, self._width, self._decode = clients, width, decode
         self._rounds: dict[int, Inquiry] = {}
         self._words: dict[int, dict[int, Words]] = {}
@@ -43,7 +43,7 @@ class ScoringSums:
         number = self._asked
         self._asked += 1
         self._rounds[number] = inquiry
-        return [] if self.epochs.missing else self._requests_of(number)
+        return [] if self.key_epochs.missing else self._requests_of(number)
 
     def close(self, inquiry: Inquiry) -> None:
         """Stop waiting for this round. Words that arrive for it later are ignored."""
@@ -57,7 +57,7 @@ class ScoringSums:
         Returns:
             What to send to the other clients.
         """
-        rekeyed = self.epochs.end(client, why, absent)
+        rekeyed = self.key_epochs.end(client, why, absent)
         if rekeyed is None:
             return []
         self._words.clear()
@@ -67,8 +67,8 @@ class ScoringSums:
 
     def take_offer(self, offer: Offer) -> list[ServerMessage]:
         """Store a key. With the last one, return all keys for every client, and the open rounds' requests."""
-        replies: list[ServerMessage] = [*self.epochs.take(offer)]
-        if not self.epochs.missing:
+        replies: list[ServerMessage] = [*self.key_epochs.take(offer)]
+        if not self.key_epochs.missing:
             replies += [request for number in self._rounds for request in self._requests_of(number)]
         return replies
 
@@ -83,7 +83,7 @@ class ScoringSums:
     def take_answer(self, answer: MaskedRefresh) -> None:
         """Keep a client's words; with the last client's, put the sum of the scores into the inquiry."""
         inquiry, client = self._round(answer.request), answer.client
-        self.epochs.require_keys(client)
+        self.key_epochs.require_keys(client)
         if inquiry is None:
             return
         words = self._words.setdefault(answer.request, {})

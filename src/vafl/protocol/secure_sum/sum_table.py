@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vafl.arrays import Iterations, Matrix, RowIds
+from vafl.arrays import Integers, Iterations, Matrix, RowIds
 from vafl.protocol.rows import NO_ROWS
 from vafl.protocol.table import FOREVER, EmbeddingTable
 
@@ -12,11 +12,7 @@ class SumTable(EmbeddingTable):
 
     def __init__(self, rows: int, clients: int, width: int) -> None:
         super().__init__(rows, [width], summed=True)
-        self._clients = clients
-
-    @property
-    def clients(self) -> int:
-        return self._clients
+        self.clients = clients  # more than the one column
 
     def lose_since(self, iteration: int, client: int | None = None) -> None:
         """Do nothing: every step sums its rows again, so a crash loses no cells."""
@@ -31,13 +27,13 @@ class SumTable(EmbeddingTable):
         Nothing can stand in for one client's part of a sum.
         """
         gap = rows[self.stored_at[rows, 0] == -FOREVER]
-        return self.read(rows), dict.fromkeys(range(self._clients), gap) if len(gap) else {}
+        return self.read(rows), dict.fromkeys(range(self.clients), gap) if len(gap) else {}
 
     def delays(self, rows: RowIds, iteration: int) -> Iterations:
         """Return the delays, [batch, clients]. All parts of a sum have the same delay."""
-        return np.repeat(super().delays(rows, iteration), self._clients, axis=1)
+        return np.repeat(super().delays(rows, iteration), self.clients, axis=1)
 
-    def count_delays(self, rows: RowIds, iteration: int, counts: RowIds, own: int) -> int:
+    def count_delays(self, rows: RowIds, iteration: int, counts: Integers, own: int) -> int:
         """Count the delays of the sums for every client, since each one takes part in every sum."""
         of_sums = np.zeros_like(counts[:1])
         longest = super().count_delays(rows, iteration, of_sums, own)

@@ -57,7 +57,7 @@ from vafl.arrays import Matrix, RowIds, Words
 from vafl.errors import InvalidMessage
 from vafl.protocol.messages import Decline, Evaluate, MaskedRefresh, MaskedUpload, Offer, Rekey, ServerMessage
 from vafl.protocol.requests import Poll
-from vafl.protocol.secure_sum.key_epochs import Epochs
+from vafl.protocol.secure_sum.key_epochs import KeyEpochs
 
 
 class TrainingSums:
@@ -71,11 +71,11 @@ class TrainingSums:
         decode: converts the sum of the words to the sum of the scores, [rows, width].
 
     Attributes:
-        epochs: the current key epoch and the keys offered for it.
+        key_epochs: the current key epoch and the keys offered for it.
     """
 
     def __init__(self, clients: int, decode: Callable[[Words], Matrix]) -> None:
-        self.epochs = Epochs(clients)
+        self.key_epochs = KeyEpochs(clients)
         self._clients, self._decode = clients, decode
         self._words: dict[int, Words] = {}
         self._asked: Evaluate | None = None
@@ -87,7 +87,7 @@ class TrainingSums:
 
     def take_offer(self, offer: Offer) -> list[ServerMessage]:
         """Store a key. With the last one, return all keys for every client, and the open evaluation."""
-        keys = self.epochs.take(offer)
+        keys = self.key_epochs.take(offer)
         return [*keys, *self._ask_again()] if keys else []
 
     def end_epoch(self, client: int, why: str, absent: Set[int]) -> list[Rekey] | None:
@@ -98,7 +98,7 @@ class TrainingSums:
         Returns:
             What to send to the other clients; None if the epoch goes on.
         """
-        rekeyed = self.epochs.end(client, why, absent)
+        rekeyed = self.key_epochs.end(client, why, absent)
         if rekeyed is not None:
             self._words.clear()
         return rekeyed

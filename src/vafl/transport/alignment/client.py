@@ -51,9 +51,9 @@ class _ServerStream(AlignmentStream):
         super().__init__(f"the {SERVER}", call, patience)
         self._client_call = call
 
-    async def _receive(self) -> tuple[Kind, bytes]:
+    async def _receive_any(self) -> tuple[Kind, bytes]:
         while True:
-            kind, body = await super()._receive()
+            kind, body = await super()._receive_any()
             if kind is Kind.FAILED:
                 reason = printable(body.decode("utf-8", "replace"))
                 raise RunError("VFL-6001", f"the server ended the alignment: {reason}")
@@ -136,23 +136,23 @@ class AlignmentClient:
                     raise
 
     async def _align(self, stream: AlignmentStream, pool: ComputePool) -> Alignment:
-        await stream.say(self._terms.to_bytes())
-        await stream.say(pack_facts(Kind.COUNT, {"ids": len(self._ids)}))
-        _, body = await stream.hear(Kind.BEGIN)
+        await stream.send(self._terms.to_bytes())
+        await stream.send(pack_facts(Kind.COUNT, {"ids": len(self._ids)}))
+        _, body = await stream.receive(Kind.BEGIN)
         self._begun = True
         server_count = unpack_count(body)
         log.info("the server has %s ids", f"{server_count:,}")
         pool.expect(server_count)
         order = await self._answer(stream, pool, self._ids, server_count)
-        kind, body = await stream.hear(Kind.RESULT, Kind.AGAIN)
+        kind, body = await stream.receive(Kind.RESULT, Kind.AGAIN)
         if kind is Kind.AGAIN:
             await self._answer_loosely(stream, pool, unpack_loosened(body, server_count))
-            _, body = await stream.hear(Kind.RESULT)
+            _, body = await stream.receive(Kind.RESULT)
         alignment = await self._receive(stream, body, order, server_count)
         # Write the alignment only after DONE: then every party has its rows, and the server's alignment is on
         # disk. Otherwise a failure elsewhere would leave this party with an alignment that no other has.
-        await stream.say(pack(Kind.RECEIVED))
-        await stream.hear(Kind.DONE)
+        await stream.send(pack(Kind.RECEIVED))
+        await stream.receive(Kind.DONE)
         await asyncio.to_thread(self._keep, alignment)
         return alignment
 
@@ -166,8 +166,8 @@ class AlignmentClient:
         """Repeat the exchange with loosened ids, from which the server derives its advice."""
         log.info("the server asks once more: it has %s ids when forms are loosened", f"{server_count:,}")
         loose = loosened(self._ids).unique()
-        await stream.say(pack_facts(Kind.COUNT, {"ids": len(loose)}))
-        await stream.hear(Kind.BEGIN)
+        await stream.send(pack_facts(Kind.COUNT, {"ids": len(loose)}))
+        await stream.receive(Kind.BEGIN)
         await self._answer(stream, pool, loose, server_count)
 
     async def _receive(
@@ -196,7 +196,7 @@ class AlignmentClient:
             )
         content = bytearray()
         while len(content) < count * ROW:
-            content += (await stream.hear(Kind.ROWS))[1]
+            content += (await stream.receive(Kind.ROWS))[1]
         places, numbers = unpack_rows(content)
         if len(places) != count or len(np.unique(places)) != count or (count and places.max() >= len(order)):
             raise InvalidMessage(

@@ -1,4 +1,4 @@
-"""Compute in several processes, one per core, since Python's integer arithmetic uses a single core."""
+"""Compute points in several processes, one per core, because one Python process uses a single core."""
 
 import asyncio
 import multiprocessing

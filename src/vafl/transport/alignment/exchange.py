@@ -45,17 +45,17 @@ async def answer(
         server_count: how many ids the server has announced.
     """
     secret, salt, order = new_secret(), new_salt(), shuffled(len(ids))
-    await stream.say(pack(Kind.SALT, salt))
+    await stream.send(pack(Kind.SALT, salt))
 
     async def send_points() -> None:
         async for points in pool.work(blind_ids, secret, _chunks(ids, order)):
-            await stream.say(pack(Kind.POINTS, points))
+            await stream.send(pack(Kind.POINTS, points))
             progress.advance(len(points) // POINT)
 
     async def send_tags() -> None:
         make = partial(tag_points, salt=bound(salt, party))
         async for tags in pool.work(make, secret, _receive_points(stream, server_count)):
-            await stream.say(pack(Kind.TAGS, tags))
+            await stream.send(pack(Kind.TAGS, tags))
             progress.advance(len(tags) // TAG)
 
     await together(send_points(), send_tags())
@@ -76,19 +76,20 @@ class Offer:
         self._grown = asyncio.Condition()
 
     async def compute(self, pool: ComputePool) -> None:
-        """Compute all points. `say` may run at the same time."""
+        """Compute all points. `send` may run at the same time."""
         async for points in pool.work(blind_ids, self.secret, _chunks(self.ids, self.order)):
             async with self._grown:
                 self._chunks.append(points)
                 self._grown.notify_all()
 
-    async def say(self, stream: AlignmentStream) -> None:
+    async def send(self, stream: AlignmentStream) -> None:
         """Send all points to one client, each chunk as soon as it is computed."""
         for place in range(-(-len(self.ids) // CHUNK)):
             async with self._grown:
                 while len(self._chunks) <= place:
                     await self._grown.wait()
-            await stream.say(pack(Kind.POINTS, self._chunks[place]))
+            # Send without holding the condition, so that a slow client does not hold up the others.
+            await stream.send(pack(Kind.POINTS, self._chunks[place]))
 
 
 async def find(
@@ -114,7 +115,7 @@ async def find(
         """Yield the client's points, and collect the tags that arrive between them."""
         missing_points, missing_tags = client_count, len(offer.ids)
         while missing_points or missing_tags:
-            kind, body = await stream.hear(Kind.POINTS, Kind.TAGS)
+            kind, body = await stream.receive(Kind.POINTS, Kind.TAGS)
             if kind is Kind.POINTS:
                 missing_points -= _items(kind, body, missing_points)
                 yield body
@@ -125,13 +126,13 @@ async def find(
 
     async def receive() -> None:
         # The salt is bound to the client's name, so tags of relayed points compare with no other client's.
-        _, salt = await stream.hear(Kind.SALT)
+        _, salt = await stream.receive(Kind.SALT)
         make = partial(tag_points, salt=bound(salt, party))
         async for tags in pool.work(make, offer.secret, receive_points()):
             client_tags.extend(tags)
             progress.advance(len(tags) // TAG)
 
-    await together(offer.say(stream), receive())
+    await together(offer.send(stream), receive())
     server_places, client_places = await asyncio.to_thread(match, server_tags, client_tags)
     return offer.order[server_places], client_places
 
@@ -139,7 +140,7 @@ async def find(
 async def _receive_points(stream: AlignmentStream, count: int) -> AsyncIterator[bytes]:
     """Yield the server's points, as many as it has announced."""
     while count > 0:
-        kind, body = await stream.hear(Kind.POINTS)
+        kind, body = await stream.receive(Kind.POINTS)
         count -= _items(kind, body, count)
         yield body
 

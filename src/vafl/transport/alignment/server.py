@@ -238,7 +238,7 @@ class AlignmentServer:
         while True:
             await asyncio.sleep(self._settings.heartbeat)
             streams = [client.stream for client in self._clients.values()]
-            # The 1 stands for a client's COUNT, so a client also hears of its own admission.
+            # The 1 stands for a client's COUNT: an admission is progress, too.
             now = sum(1 + stream.received for stream in streams)
             for stream in streams:
                 if now != before and not stream.is_full:
@@ -270,7 +270,7 @@ class AlignmentServer:
         # theirs: see the invariants.
         await asyncio.to_thread(self._keep, alignment)
         self._kept = True  # from here on, a client that leaves is no failure
-        await together(*(client.stream.say(pack(Kind.DONE)) for client in self._clients.values()))
+        await together(*(client.stream.send(pack(Kind.DONE)) for client in self._clients.values()))
         return alignment
 
     async def _meet(self, pool: ComputePool, offer: Offer, watch: Callable[[], None]) -> Matches:
@@ -314,7 +314,7 @@ class AlignmentServer:
                 return await find(streams[party], pool, party, offer, sizes[party], self._progress)
 
         for stream in streams.values():
-            await stream.say(pack_facts(Kind.BEGIN, {"ids": count}))
+            await stream.send(pack_facts(Kind.BEGIN, {"ids": count}))
         matches = await together(*map(exchange_with, sizes))
         return dict(zip(sizes, matches, strict=True))
 
@@ -334,7 +334,7 @@ class AlignmentServer:
         log.info("hardly any ids match those of %s: trying loosened forms of the ids", ", ".join(poor))
         loose = Offer(loosened(self._ids).unique())
         for party in poor:
-            await self._clients[party].stream.say(pack_facts(Kind.AGAIN, {"ids": len(loose.ids)}))
+            await self._clients[party].stream.send(pack_facts(Kind.AGAIN, {"ids": len(loose.ids)}))
         sizes = dict(zip(poor, await together(*map(self._receive_count, poor)), strict=True))
         _, again = await together(loose.compute(pool), self._exchange(pool, loose, sizes))
         advised = {party: advice(party, len(matches[party][0]), len(again[party][0])) for party in poor}
@@ -344,7 +344,7 @@ class AlignmentServer:
     async def _receive_count(self, party: str) -> int:
         """Receive how many ids a client has in the loosened form."""
         with blaming(party):
-            _, body = await self._clients[party].stream.hear(Kind.COUNT)
+            _, body = await self._clients[party].stream.receive(Kind.COUNT)
             return unpack_loosened(body, self._clients[party].ids)
 
     def _number(self, matches: Matches) -> tuple[Alignment, Integers]:
@@ -387,9 +387,9 @@ class AlignmentServer:
             "own": len(order),
         }
         stream = self._clients[party].stream
-        await stream.say(pack_facts(Kind.RESULT, facts))
+        await stream.send(pack_facts(Kind.RESULT, facts))
         for content in pack_rows(places[order], rows[order]):
-            await stream.say(content)
+            await stream.send(content)
         with blaming(party):
-            await stream.hear(Kind.RECEIVED)
+            await stream.receive(Kind.RECEIVED)
         log.info("%s has %s of %s rows", party, f"{len(order):,}", f"{alignment.rows:,}")

@@ -23,13 +23,13 @@ from vafl.transport.grpc.stream import Call, Stream
 log = logging.getLogger("vafl.alignment")
 
 TOLD_EVERY = 15.0  # seconds between two log lines about the party that is awaited
-_UNSENT = 1 << 18  # bytes that may be queued before `say` waits: two full messages of points
+_UNSENT = 1 << 18  # bytes that may be queued before `send` waits: two full messages of points
 
 
 class AlignmentStream(Stream):
     """Send and receive the messages of an alignment while `exchanging`.
 
-    A reader task owns the gRPC call, so the tasks that call `say` and `hear` may be cancelled at any time
+    A reader task owns the gRPC call, so the tasks that call `send` and `receive` may be cancelled at any time
     without breaking the stream.
 
     Args:
@@ -53,8 +53,8 @@ class AlignmentStream(Stream):
         async with self.open(self._read_all()) as (self._writer, _):
             yield
 
-    async def say(self, content: bytes) -> None:
-        """Queue a message; wait while much is unsent. Drop it if the stream has ended: `hear` raises.
+    async def send(self, content: bytes) -> None:
+        """Queue a message; wait while much is unsent. Drop it if the stream has ended: `receive` raises.
 
         Raises:
             Stalled: the other end has read nothing for `patience` seconds.
@@ -86,20 +86,20 @@ class AlignmentStream(Stream):
                 while await self._inbox.get() is not None:
                     self.give_credit(1)
 
-    async def hear(self, *expected: Kind) -> tuple[Kind, bytes]:
+    async def receive(self, *expected: Kind) -> tuple[Kind, bytes]:
         """Return the next message, which must be of an expected kind.
 
         Raises:
             InvalidMessage: the message is of another kind, or malformed.
             Stalled: nothing has arrived for `patience` seconds, or the other end has closed the stream.
         """
-        kind, body = await self._receive()
+        kind, body = await self._receive_any()
         if kind not in expected:
             names = " or ".join(each.name for each in expected)
             raise InvalidMessage("VFL-6061", f"the next message must be {names}. Found {kind.name}.")
         return kind, body
 
-    async def _receive(self) -> tuple[Kind, bytes]:
+    async def _receive_any(self) -> tuple[Kind, bytes]:
         """Return the next message, whatever its kind."""
         content = await self._next()
         if content is None:

@@ -72,7 +72,7 @@ from vafl.transport.grpc.local import ClientCall, LocalCall, Metadata
 from vafl.transport.grpc.pace import Pace
 from vafl.transport.grpc.reconnect import FIRST_PAUSE, LONGEST_PAUSE, Reconnect, dial
 from vafl.transport.grpc.session import Session
-from vafl.transport.grpc.terms import Agreement
+from vafl.transport.grpc.terms import RunTerms
 from vafl.transport.grpc.wire import CLAIM, INSTANCE, PATH, TAKES_OVER, printable
 from vafl.transport.grpc.worker import HELD_BACK, Worker
 from vafl.transport.identity import Credentials
@@ -112,7 +112,7 @@ class FederationClient:
         self,
         client: PredictionClient,
         party: str,
-        terms: Agreement,
+        terms: RunTerms,
         settings: NetworkSettings,
         credentials: Credentials | None,
         sleeper: Sleeper | None = None,
@@ -174,11 +174,11 @@ class FederationClient:
         """Open one connection and use it until it is lost or the run ends; return the server's reason."""
         async with self._dial() as call:
             self._current = session = Session(call, self._settings.largest_message)
-            session.say([self._terms.to_bytes()])
+            session.send([self._terms.to_bytes()])
             self._worker.do(partial(self._join, session))
             self.reconnects += 1
             try:
-                return await session.converse(partial(self._hear, session))
+                return await session.converse(partial(self._pass_on, session))
             except grpc.aio.AioRpcError:
                 if session.welcome:
                     self._reconnect.welcomed = True
@@ -211,14 +211,14 @@ class FederationClient:
         takes_over = self._takes_over or self._reconnect.welcomed
         return (CLAIM, self.party), (INSTANCE, self._instance), (TAKES_OVER, "yes" if takes_over else "no")
 
-    def _hear(self, session: Session, content: bytes) -> None:
+    def _pass_on(self, session: Session, content: bytes) -> None:
         self._reconnect.heard = time.monotonic()
         self.bytes_down += len(content)
         self._worker.do(partial(self._receive, session, content))
 
     def _end_turn(self, session: Session, contents: list[bytes], may_wake: bool, handled: bool) -> None:
         """Send what the worker has made, and schedule its next activation. Runs on the event loop."""
-        session.say(contents, handled=handled)
+        session.send(contents, handled=handled)
         if may_wake:
             awake = partial(self._worker.do, partial(self._turn, session, [], awake=True))
             session.wake_after(self._pause, awake)
@@ -241,7 +241,7 @@ class FederationClient:
     # --- the worker's part ---
 
     def _join(self, session: Session) -> None:
-        self._worker.tell(session.say, [self._codec.encode(self.client.join())])
+        self._worker.tell(session.send, [self._codec.encode(self.client.join())])
 
     def _receive(self, session: Session, content: bytes) -> None:
         """Handle one message of the stream, which may hold several frames."""
@@ -325,16 +325,16 @@ class FederationClient:
         the connection ends first.
         """
         self._act(self._after)
-        self._worker.tell(session.say, self._codec.contents(answers))
+        self._worker.tell(session.send, self._codec.contents(answers))
         return self._worker.wait_for(session.find_room())
 
     def _wait_for_pace(self, session: Session, seconds: float, answers: list[ClientMessage]) -> bool:
         """Send answers, then wait. Return False if the connection ends first.
 
-        The client reads nothing meanwhile, so flow control makes the server wait as well.
+        The client reads nothing in the meantime, so flow control makes the server wait as well.
         """
         self._act(self._after)
-        self._worker.tell(session.say, self._codec.contents(answers))
+        self._worker.tell(session.send, self._codec.contents(answers))
         return self._worker.wait_for(session.pause(seconds))
 
     def _act(self, act: Callable[[], Result]) -> Result:
@@ -395,7 +395,7 @@ class FederationClient:
                 break
             # Sending messages together is cheaper, but the server must not idle while they are made.
             if messages and self._worker.worked() > begin + HELD_BACK:
-                self._worker.tell(session.say, self._codec.contents(messages))
+                self._worker.tell(session.send, self._codec.contents(messages))
                 messages, begin = [], self._worker.worked()
             messages += self._act(self.client.wake)
             goes_on = free

@@ -64,7 +64,7 @@ class Connection(Stream):
 
     @property
     def is_full(self) -> bool:
-        return self.queued > _OUTBOX
+        return len(self._outbox) > _OUTBOX
 
     def note_heard(self) -> None:
         """Record that a message of the client has arrived."""
@@ -76,7 +76,7 @@ class Connection(Stream):
         self.unhandled -= 1
         self.give_credit(1)
 
-    def say(self, content: bytes) -> None:
+    def send(self, content: bytes) -> None:
         """Queue a message. Only the first one after a message of the client restarts the clock of `silence`.
 
         So further messages give the client no more time to answer the first.

@@ -39,7 +39,7 @@ class Outbox(_Awaited):
 
     async def take(self) -> bytes | None:
         """Remove and return the oldest content; wait if there is none."""
-        while not self._contents:
+        while not self._contents:  # again after a wait: `clear` may have run before this task did
             await self._wait()
         return self._contents.popleft()
 

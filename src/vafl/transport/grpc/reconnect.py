@@ -100,7 +100,7 @@ class Reconnect:
             ) from error
 
     async def pause(self) -> None:
-        """Wait before the next attempt: twice as long each time, unless the server was heard meanwhile."""
+        """Wait before the next attempt: twice as long each time, unless the server was heard in between."""
         if self.heard > self._paused_after:
             self._pause = FIRST_PAUSE
         log.info("the server is out of reach; trying again in %.1f s", self._pause)

@@ -33,7 +33,7 @@ class MeasuredTime:
 
     @contextmanager
     def refreshing(self, rows: int) -> Iterator[None]:
-        """Measure how long it takes to embed so many rows."""
+        """Measure how long it takes to embed this number of rows."""
         began = self._clock()
         if self._ended is not None:
             self._pause = _mean(self._pause, began - self._ended)

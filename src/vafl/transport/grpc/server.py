@@ -1,8 +1,8 @@
 """Serve a federation over gRPC: one stream per client, and one worker that owns the protocol's server.
 
-The event loop moves bytes. The worker decodes messages, runs the protocol and encodes replies. Messages that
-arrive while the worker is busy are handled together in its next turn. Each client's queues are bounded, so a
-client that sends faster than the server works is held back by flow control.
+The event loop moves bytes: this module. The worker decodes messages, runs the protocol and encodes replies:
+handler.py. Messages that arrive while the worker is busy are handled together in its next turn. Each client's
+queues are bounded, so a client that sends faster than the server works is held back by flow control.
 
 The run, as `FederationServer.serve` goes through it:
 
@@ -49,31 +49,19 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic
 
-import numpy as np
-
-from vafl.arrays import Matrix
 from vafl.errors import InvalidMessage, RemoteFault, Stalled
 from vafl.names import LOCAL_CLIENT
-from vafl.protocol.messages import (
-    ClientMessage,
-    Join,
-    Leave,
-    Refresh,
-    Refused,
-    ServerMessage,
-    Stop,
-    Upload,
-)
+from vafl.protocol.messages import Leave, Refused, ServerMessage, Stop
 from vafl.transport.codec import Codec
-from vafl.transport.encodings import Frame
 from vafl.transport.grpc.admission import agree, arrival, identify, refuse, serve_streams
-from vafl.transport.grpc.connection import Allowance, Connection
+from vafl.transport.grpc.connection import Connection
+from vafl.transport.grpc.handler import Handler, Refusals, Served
 from vafl.transport.grpc.local import LocalCall, Metadata, ServerCall
-from vafl.transport.grpc.terms import Agreement
-from vafl.transport.grpc.wire import MANY_VIOLATIONS, METHOD
-from vafl.transport.grpc.worker import HELD_BACK, Worker
+from vafl.transport.grpc.terms import RunTerms
+from vafl.transport.grpc.wire import METHOD
+from vafl.transport.grpc.worker import Worker
 from vafl.transport.identity import Credentials
 from vafl.transport.settings import NetworkSettings
 from vafl.transport.traffic import Traffic
@@ -97,25 +85,6 @@ _REPLACE = (
     "start this one again.",
     "End the other process, or add --replace to take its place.",
 )
-_LOGGED = 1.0  # refusals of one party logged per second, after the first ten
-
-Replies = list[tuple[Connection, ServerMessage]]
-
-
-class StateMachine(Protocol):
-    """The part of the protocol that the worker drives: its server, or its scorer."""
-
-    absent: set[int]
-    iteration: int
-
-    def is_under_way(self, client: int) -> bool:
-        """Return whether this client has uploaded, so that only a process with its state may continue."""
-
-    def receive(self, message: ClientMessage) -> list[ServerMessage]:
-        """Process one message and return the replies to send, in order."""
-
-
-Served = TypeVar("Served", bound=StateMachine)
 
 
 class FederationServer(Generic[Served]):
@@ -135,23 +104,22 @@ class FederationServer(Generic[Served]):
         seen: clients that have connected at least once.
         missing_at_start: names of the clients that had not connected when the run began.
         began: when the run began, on the monotonic clock; None before.
-        violations: party -> number of refused messages and connections.
     """
 
     def __init__(
         self,
         server: Served,
         parties: Sequence[str],
-        terms: Agreement,
+        terms: RunTerms,
         settings: NetworkSettings,
         credentials: Credentials | None,
         after: Callable[["FederationServer[Served]"], list[ServerMessage]],
     ) -> None:
         self.server, self.parties = server, list(parties)
-        server.absent = set(range(len(self.parties)))  # until they join
+        for client in range(len(self.parties)):
+            server.receive(Leave(client))  # no client is connected yet
         self.traffic = [Traffic() for _ in parties]
-        self.violations: dict[str, int] = {}
-        self._logged: dict[str, Allowance] = {}
+        self._refusals = Refusals()
         self.connections: dict[int, Connection] = {}
         self._instances: dict[int, str] = {}  # client -> instance id of the process that connected last
         self._replaced: deque[str] = deque(maxlen=1000)  # instance ids that another process has replaced
@@ -162,8 +130,6 @@ class FederationServer(Generic[Served]):
         self._terms, self._settings, self._credentials, self._after = terms, settings, credentials, after
         self._codec = Codec(settings.encoding, settings.largest_message)
         self.vitals = Vitals(self.parties, self._report_alarm, time.monotonic)
-        self._allowances = [Allowance(settings.messages_per_second) for _ in parties]
-        self._inbox: deque[tuple[Connection, bytes]] = deque()
         self._everybody = asyncio.Event()
         self._over = asyncio.Event()
         self._dismissed: set[int] = set()  # clients that were sent Stop
@@ -186,6 +152,11 @@ class FederationServer(Generic[Served]):
     def is_over(self) -> bool:
         """Return whether the run has ended, with or without a result."""
         return self._over.is_set()
+
+    @property
+    def violations(self) -> dict[str, int]:
+        """Party -> number of refused messages and connections."""
+        return self._refusals.counts
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
@@ -227,7 +198,7 @@ class FederationServer(Generic[Served]):
         """Continue counting from the values of a checkpoint."""
         self._earlier = account["seconds"]
         self.traffic = [Traffic(**each) for each in account["traffic"]]
-        self.violations = dict(account["violations"])
+        self._refusals = Refusals(account["violations"])
 
     async def serve(self, listening: Callable[[str], None] = lambda address: None) -> None:
         """Serve until `finish` is called or the worker fails, then send Stop to every client.
@@ -242,6 +213,18 @@ class FederationServer(Generic[Served]):
         self._loop = asyncio.get_running_loop()
         async with serve_streams(METHOD, self._converse, self._settings, self._credentials) as address:
             self._worker = Worker(self.fail)
+            self._handler = Handler(
+                self.server,
+                self._worker,
+                self.connections,
+                self._deliver,
+                partial(self._after, self),
+                self._codec,
+                self._settings,
+                self._refusals,
+                self.traffic,
+                self.vitals,
+            )
             listening(address)
             timers = [asyncio.create_task(self._open()), asyncio.create_task(self._tick())]
             try:
@@ -273,7 +256,7 @@ class FederationServer(Generic[Served]):
 
     def attend(self) -> None:
         """Have the worker call `after` soon, without waiting for a message. Call this on the event loop."""
-        self._worker.do(self._attend)
+        self._worker.do(self._handler.attend)
 
     async def _open(self) -> None:
         """Wait until every client has connected or `join_timeout` has passed, then start the run's clock."""
@@ -344,11 +327,11 @@ class FederationServer(Generic[Served]):
             await connection.run(self._read(connection), connection.expire(self._settings.answer_timeout))
         finally:
             # A stream that was replaced is no longer its client's: then the newer stream speaks for the
-            # client, and the protocol must not hear that it left.
+            # client, and the protocol must not receive a Leave.
             if self.connections.get(client) is connection:
                 del self.connections[client]
                 log.info("%s is gone", connection.party)
-                self._worker.do(partial(self._leave, connection))
+                self._worker.do(partial(self._handler.leave, connection))
 
     def _take_place(self, connection: Connection) -> None:
         """Make this the client's current stream and end an older one.
@@ -381,7 +364,7 @@ class FederationServer(Generic[Served]):
             if not takes_over and not self._over.is_set():
                 self._require_free_place(party, instance)
         except (RemoteFault, Stalled) as fault:
-            self._count(party, fault)
+            self._refusals.count(party, fault)
             await refuse(context, fault)
         return Connection(context, self.parties.index(party), party, instance)
 
@@ -403,6 +386,7 @@ class FederationServer(Generic[Served]):
         Further messages stay unread, so HTTP/2 flow control makes the client wait. The Join must arrive
         within `answer_timeout`, since evaluations wait for clients that are about to join.
         """
+        handler = self._handler
         self.seen.add(connection.client)
         if len(self.seen) == len(self.parties):
             self._everybody.set()
@@ -418,9 +402,9 @@ class FederationServer(Generic[Served]):
             # The worker may empty the inbox in its own thread at any time. Its first message schedules a
             # turn; a message behind others is taken in the turn that those have scheduled. So an inbox with
             # messages always has a turn to come, and at worst a turn finds the inbox empty.
-            self._inbox.append((connection, content))
-            if len(self._inbox) == 1:
-                self._worker.do(self._handle)
+            handler.inbox.append((connection, content))
+            if len(handler.inbox) == 1:
+                self._worker.do(handler.handle)
             # The client in this process needs no network, so it may well send far more than the others.
             if connection.party != LOCAL_CLIENT and (pause := self.vitals.heard(connection.client)):
                 await asyncio.sleep(pause)
@@ -440,159 +424,16 @@ class FederationServer(Generic[Served]):
             ends: streams to end once their outbox is empty.
         """
         for connection, content in contents:
-            connection.say(content)
+            connection.send(content)
         for connection in handled:
             connection.note_handled()
         for connection in ends:
             connection.end()
 
-    # --- the worker's part ---
-
-    def _handle(self) -> int:
-        """Handle all messages that have arrived and return their number.
-
-        Replies of one turn to one client are sent as one message, which saves both ends most of the cost of a
-        message. But replies wait at most `HELD_BACK` seconds of work for others. With a single client they
-        do not wait at all: it would only idle meanwhile.
-        """
-        batch = []
-        while self._inbox:
-            batch.append(self._inbox.popleft())
-        if not batch:
-            return 0  # the previous turn has handled these messages
-        replies: Replies = []
-        handled: list[Connection] = []
-        begin = self._worker.worked()
-        for connection, content in batch:
-            if handled and self._worker.worked() > begin + HELD_BACK:
-                self._send(replies, handled)
-                replies, handled, begin = [], [], self._worker.worked()
-            try:
-                frames = self._codec.frames(content)
-            except InvalidMessage as fault:
-                replies.append(self._refuse(connection, fault))
-                frames = []
-            for frame in frames:
-                if replies and len(self.connections) == 1:
-                    self._send(replies)
-                    replies = []
-                replies += self._receive(connection, frame)
-            handled.append(connection)
-        self._send(replies + self._addressed(self._after(self)), handled)
-        return len(batch)
-
-    def _attend(self) -> int:
-        """Send what `after` returns. Return 0, so that this does not count as a brief turn (see `Worker`)."""
-        self._send(self._addressed(self._after(self)))
-        return 0
-
-    def _leave(self, connection: Connection) -> None:
-        """Tell the protocol that a client's stream has closed."""
-        # The turn before this one may already have handled the Join of a newer stream, because a turn takes
-        # everything in the inbox. A Leave now would then remove a client that is connected.
-        newer = self.connections.get(connection.client)
-        if newer is not None and newer.joined:
-            return
-        replies = self.server.receive(Leave(connection.client))
-        # Call `after` at once: an evaluation may have been waiting for this client.
-        self._send(self._addressed([*replies, *self._after(self)]))
-
-    def _send(self, replies: Replies, handled: Sequence[Connection] = ()) -> None:
-        """Encode replies, all for one client together, and pass them to the event loop."""
-        by_connection: dict[Connection, list[ServerMessage]] = {}
-        for connection, reply in replies:
-            by_connection.setdefault(connection, []).append(reply)
-        contents = [
-            (connection, content)
-            for connection, messages in by_connection.items()
-            for content in self._codec.contents(messages)
-        ]
-        for connection, content in contents:
-            if connection.party != LOCAL_CLIENT:
-                self.traffic[connection.client].bytes_down += len(content)
-        ends = [each for each in set(handled) if each.violations >= MANY_VIOLATIONS]
-        if contents or handled:
-            self._worker.tell(self._deliver, contents, handled, ends)
-
-    def _addressed(self, replies: Sequence[ServerMessage]) -> Replies:
-        """Pair each reply with its client's stream.
-
-        Drop replies to clients that have not joined on their current stream. The protocol repeats what it
-        owes a client after that client's Welcome.
-        """
-        addressed: Replies = []
-        for reply in replies:
-            connection = self.connections.get(reply.client)
-            if connection is not None and connection.joined:
-                addressed.append((connection, reply))
-        return addressed
-
-    def _receive(self, connection: Connection, frame: Frame) -> Replies:
-        client = connection.client
-        if self.connections.get(client) is not connection:
-            return []  # a newer stream has replaced the one this frame came from
-        if connection.party != LOCAL_CLIENT:
-            self.traffic[client].bytes_up += len(frame)
-            self.traffic[client].messages_up += 1
-        try:
-            if self._settings.messages_per_second:
-                self._check_rate(connection)
-            message = self._codec.from_client(frame, client)
-            if isinstance(message, Join) is connection.joined:
-                state = "after the join" if connection.joined else "before the join"
-                raise InvalidMessage(
-                    "VFL-6125",
-                    "the first message of a stream must be Join, and no later one. Found "
-                    f"{type(message).__name__} {state}.",
-                )
-            if isinstance(message, (Upload, Refresh)):
-                self._check_size(client, message.embeddings)
-            replies = self.server.receive(message)
-        except InvalidMessage as fault:
-            return [self._refuse(connection, fault)]
-        connection.joined = True
-        return self._addressed(replies)
-
-    def _refuse(self, connection: Connection, fault: InvalidMessage) -> tuple[Connection, Refused]:
-        self._count(connection.party, fault)
-        self.vitals.refused(connection.client, str(fault))
-        connection.violations += 1
-        return connection, Refused(connection.client, str(fault))
-
-    def _check_rate(self, connection: Connection) -> None:
-        if not self._allowances[connection.client].take():
-            limit = self._settings.messages_per_second
-            raise InvalidMessage(
-                "VFL-6126",
-                f"a client may send at most {limit:g} messages a second (network.messages_per_second). Found "
-                f"more from {connection.party}.",
-            )
-
-    def _check_size(self, client: int, embeddings: Matrix) -> None:
-        """Raise InvalidMessage if embeddings exceed `largest_norm`, or the limit that the run has derived."""
-        limit = self._settings.largest_norm
-        if not limit:
-            self.vitals.check(client, embeddings)
-        elif len(embeddings):
-            with np.errstate(over="ignore"):
-                largest = float(np.linalg.norm(embeddings, axis=1).max())
-            if largest > limit:
-                raise InvalidMessage(
-                    "VFL-6127",
-                    f"an embedding's norm must be at most {limit:g} (network.largest_norm). Found "
-                    f"{largest:g}. Check the features and the step size of this client.",
-                )
-
     def _report_alarm(self, party: str, alarm: Alarm) -> None:
         """Log a new alarm. Refusals and expired requests are logged where they happen."""
         if alarm.kind not in ("refused", "silent"):
             log.warning("alarm: %s: %s (%s)", party, alarm.text, alarm.kind)
-
-    def _count(self, party: str, fault: Exception) -> None:
-        """Count a refusal. Limit how many are logged, so that a hostile party cannot fill the disk."""
-        count = self.violations[party] = self.violations.get(party, 0) + 1
-        if self._logged.setdefault(party, Allowance(_LOGGED)).take():
-            log.warning("refused from %s (%d so far): %s", party, count, fault)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

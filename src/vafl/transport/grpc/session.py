@@ -38,25 +38,25 @@ class Session(Stream):
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._alarm: asyncio.TimerHandle | None = None
 
-    async def converse(self, hear: Callable[[bytes], None]) -> str:
+    async def converse(self, receive: Callable[[bytes], None]) -> str:
         """Read and write until the run is over; return the server's reason for ending it.
 
         Args:
-            hear: called with each message of the server.
+            receive: called with each message of the server.
 
         Raises:
             grpc.aio.AioRpcError: the connection is lost.
             Exception: the error that `fail` was called with.
         """
         try:
-            await self.run(self._read_all(hear), self._ended)
+            await self.run(self._read_all(receive), self._ended)
             return self._ended.result()
         finally:
             if self._alarm is not None:
                 self._alarm.cancel()
             self._client_call.cancel()
 
-    def say(self, contents: Sequence[bytes], *, handled: bool = False) -> None:
+    def send(self, contents: Sequence[bytes], *, handled: bool = False) -> None:
         """Queue contents to be sent in order.
 
         Args:
@@ -87,7 +87,7 @@ class Session(Stream):
         self._alarm = None
         awake()
 
-    async def _read_all(self, hear: Callable[[bytes], None]) -> None:
+    async def _read_all(self, receive: Callable[[bytes], None]) -> None:
         while (content := await self.read()) is not None:
-            hear(content)
+            receive(content)
         self.fail(await status_of(self._client_call))

@@ -89,9 +89,11 @@ class Stream:
         Args:
             handled: messages that were handled since the last call.
         """
+        # Hold the credit back while too much is unsent. The writer calls this again after each content, so
+        # the credit is given as soon as the peer has read enough.
         self._handled += handled
         if self.is_full:
-            return  # the writer calls this again after each content
+            return
         if self._handled:
             self._credit.give(self._handled)
             self._handled = 0

@@ -75,7 +75,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Agreement(Terms):
+class RunTerms(Terms):
     """The terms of a run.
 
     Attributes:
@@ -85,7 +85,7 @@ class Agreement(Terms):
         clients: number of clients.
         schedule_digest: see `schedule_digest`.
         encoding: network.encoding.
-        settings: dotted name -> value, as `settled` writes them; empty if `model` determines them.
+        settings: dotted name -> value, as `flat_settings` writes them; empty if `model` determines them.
         model: the trained model that is used; empty while one is trained.
         from_earlier_run: the run whose models this one starts from; empty if all models are new. JOINS at a
             client that was not in that run.
@@ -118,7 +118,7 @@ class Agreement(Terms):
 
     def difference(self, other: Terms) -> str:
         """Describe the terms that differ. A client that joins agrees with any earlier run."""
-        if isinstance(other, Agreement) and self.from_earlier_run and other.from_earlier_run == JOINS:
+        if isinstance(other, RunTerms) and self.from_earlier_run and other.from_earlier_run == JOINS:
             other = replace(other, from_earlier_run=self.from_earlier_run)
         return super().difference(other)
 
@@ -134,7 +134,7 @@ def differing(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[tuple[
     return [entry for entry in entries if not entry[0].endswith("_digest")] or entries
 
 
-def settled(sections: Mapping[str, Any]) -> dict[str, str]:
+def flat_settings(sections: Mapping[str, Any]) -> dict[str, str]:
     """Return settings as text, by dotted name. A long one is cut and followed by a digest of all of it."""
     flat: dict[str, str] = {}
     for section, values in sections.items():

@@ -16,7 +16,9 @@ PATH = f"/{SERVICE}/{METHOD}"
 CLAIM = "vafl-party"  # metadata: the party that the client claims to be
 INSTANCE = "vafl-instance"  # metadata: the random id of the client's process
 TAKES_OVER = "vafl-takes-over"  # metadata: "yes" if it may take the place of another process of its party
-PROTOCOL = 6
+# The version of the messages. It is one of the terms, so the server refuses a client of another version and
+# says why. Raise it with every change of a message or of its layout, or the two would misread each other.
+PROTOCOL = 7
 LARGEST_TERMS = 16_384  # bytes
 MANY_VIOLATIONS = 100  # refused messages after which the server closes a stream
 _LONGEST_REASON = 1000  # characters of a peer's text that are shown

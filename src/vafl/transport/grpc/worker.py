@@ -22,9 +22,8 @@ from typing import Any, TypeVar
 
 import torch
 
-HELD_BACK = (
-    0.001  # seconds of work for which messages may wait to be sent together; longer, and the peer idles
-)
+# Seconds of work for which messages may wait so that they are sent together. With more, the peer would idle.
+HELD_BACK = 0.001
 BRIEF = 0.003  # CPU seconds per message below which a function in the thread counts as brief
 BEARABLE = 0.02  # seconds per message below which a function on the event loop counts as brief
 _PROVEN = 16  # brief functions in a row before work moves to the event loop
@@ -141,6 +140,8 @@ class Worker:
 
     def _advance(self) -> None:
         """Run pending work, or give it to the thread. `_take_back` continues when the thread is done."""
+        # Work moves to the event loop only when nothing is left in the thread, and to the thread at any time:
+        # the loop has then finished what it did, because work does not call `do`.
         while self._pending:
             if self._credit < _PROVEN:
                 self.hand_over(self._pending.popleft())
@@ -167,6 +168,7 @@ class Worker:
             self._ended = True
             failure = error if isinstance(error, Exception) else RuntimeError(f"ended by {error!r}")
             self.tell(self._failed, failure)
+        # The limit is per message: a turn that has handled many at once is not a long one.
         if clock() >= begin + limit * (messages or 1):
             self._credit = max(self._credit - _PROVEN, 0)
         elif messages != 0:

@@ -21,7 +21,7 @@ from vafl.transport.identity.authority import issue, make_authority
 from vafl.transport.identity.credentials import Credentials
 from vafl.transport.identity.handshake import closed_early, refusal
 from vafl.transport.identity.https import Https
-from vafl.transport.identity.key_signer import CertificateWitness
+from vafl.transport.identity.key_signer import CertificateSigner
 from vafl.transport.identity.loopback import LOOPBACK_OPTIONS, HttpAddress, is_loopback, require_loopback
 from vafl.transport.identity.names import SERVER_NAME, party_of
 
@@ -30,7 +30,7 @@ __all__ = [
     "SERVER",
     "SERVER_NAME",
     "Callers",
-    "CertificateWitness",
+    "CertificateSigner",
     "Credentials",
     "HttpAddress",
     "Https",

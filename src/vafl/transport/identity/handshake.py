@@ -42,7 +42,9 @@ _MEANINGS = (
     ),
 )
 _CLOSED = ("failed to connect to all addresses", "Socket closed")
-_UNANSWERED = "Handshake read failed"  # the server is down, and a proxy has closed the connection
+# gRPC's words if the connection was closed before the server answered the handshake: a forwarder has accepted
+# the connection, and its server is down. The server has not seen a certificate, so it has refused none.
+_UNANSWERED = "Handshake read failed"
 
 
 def refusal(details: str) -> Unauthenticated | None:

@@ -19,13 +19,13 @@ from vafl.transport.identity import pem
 from vafl.transport.identity.credentials import Credentials, check_name
 from vafl.transport.identity.usage import check_usage
 
-# Signed in front of every statement. TLS signs other prefixes with the same key, so that a signature made for
-# one purpose is never valid for the other.
+# Precedes every signed statement. TLS signs with the same key, but puts another prefix in front, so a
+# signature made for one purpose is never valid for the other.
 _CONTEXT = b"vafl statement\0"
 _LENGTH = struct.Struct("<H")
 
 
-class CertificateWitness:
+class CertificateSigner:
     """Sign statements with this party's key, and check the proofs of other parties.
 
     A proof is the length of a signature (uint16), the signature (ECDSA) and the certificate (DER).
@@ -44,7 +44,7 @@ class CertificateWitness:
         certificate = x509.load_pem_x509_certificate(credentials.certificate)
         self._certificate = certificate.public_bytes(Encoding.DER)
 
-    def vouch(self, statement: bytes) -> bytes:
+    def sign(self, statement: bytes) -> bytes:
         """Return a proof that this party made the statement."""
         signature = self._key.sign(_CONTEXT + statement, ec.ECDSA(SHA256()))
         return _LENGTH.pack(len(signature)) + signature + self._certificate
