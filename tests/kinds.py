@@ -95,7 +95,7 @@ def kinds_document(folder, *parties, sources=None, **sections):
         "evaluation": {"every": 50},
     }
     for name in clients:
-        whole["parties"][name]["embedding"] = MODELS[name]
+        whole["parties"][name]["embedding"] = dict(MODELS[name])  # tests may change it
     for name, values in sections.items():
         whole[name] = {**whole.get(name, {}), **values}
     return whole
